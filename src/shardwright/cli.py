@@ -1,0 +1,145 @@
+"""The command line. Everything heavy is imported by the command that needs it: `--help` is there at once.
+
+Exit status: 0 done, 1 it failed, 2 the input is wrong.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardwright import __version__
+
+if TYPE_CHECKING:
+    from shardwright.spec.job import JobSpec
+
+
+class _JobCommand(click.Command):
+    """A command on a job: its help ends with every field of a job, its default and its meaning."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from shardwright.spec.fields import job_fields
+
+        for section, rows in job_fields().items():
+            with formatter.section(f"[{section}]"):
+                formatter.write_dl(rows)
+
+
+def _job_options(command: Any) -> Any:
+    json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+    set_option = click.option(
+        "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
+    )
+    return click.argument("job")(set_option(json_option(command)))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Train large transformers with hybrid parallelism, and know beforehand what will happen.
+
+    JOB is a TOML file or a catalog name such as quickstart.
+    """
+
+
+@cli.command(cls=_JobCommand)
+@_job_options
+def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Train JOB. Starts the local ranks itself; under torchrun it is one of them."""
+    spec = _load(job, overrides)
+    from shardwright.spec.mesh import MeshShape
+    from shardwright.train.data import prepare_tokens
+    from shardwright.train.launch import launch
+    from shardwright.train.rank import Failure, Seat, run_rank
+    from shardwright.train.trainer import train as train_on_rank
+
+    folder = Path(spec.run.folder or Path("runs", spec.name))
+    seat = Seat.from_environment()
+
+    def tell(failure: Failure) -> None:
+        failure.leave(folder)
+        if failure.kind != "input" or (seat is not None and seat.rank == 0):  # all ranks refuse the same input
+            click.echo(failure.sentence(MeshShape.of(spec.plan)), err=True)
+
+    with _standard_output_for_json_alone(as_json):
+        if seat is not None:
+            result = run_rank(seat, train_on_rank, spec, folder, tell)
+        else:
+            prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
+            result = launch(train_on_rank, spec, folder)[0]
+    if as_json and (seat is None or seat.rank == 0):
+        click.echo(json.dumps(result.as_dict()))
+
+
+@cli.command(cls=_JobCommand)
+@_job_options
+@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Optimizer steps to compare.")
+@click.option("--tolerance", type=float, default=1e-5, show_default=True, help="Largest difference that passes.")
+def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tolerance: float) -> None:
+    """Run JOB's plan and one rank on the same data, and print the largest differences."""
+    spec = _load(job, overrides)
+    from shardwright.measure.verify import verify as compare_with_one_rank
+
+    verdict = compare_with_one_rank(spec, steps)
+    passed = verdict.within(tolerance)
+    if as_json:
+        click.echo(json.dumps(verdict.as_dict()))
+    else:
+        click.echo(
+            f"{verdict.world} ranks against one, {verdict.steps} steps of {spec.tokens_per_step:,} tokens:\n"
+            f"  loss           differs by at most {verdict.max_loss_difference:.2e} nats a token\n"
+            f"  gradient norm  differs by at most {verdict.max_grad_norm_relative_difference:.2e} of itself\n"
+            f"  parameters     differ by at most {verdict.max_parameter_relative_difference:.2e} of their norm\n"
+            f"  {'equal, bit for bit' if verdict.bitwise else 'equal' if passed else 'NOT equal'}"
+            + ("" if verdict.bitwise else f" to a tolerance of {tolerance:g}")
+        )
+    if not passed:
+        sys.exit(1)
+
+
+def _load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
+    from shardwright.spec.load import load_job
+
+    return load_job(job, list(overrides))
+
+
+class _standard_output_for_json_alone:  # noqa: N801 (reads as a verb in its with statement)
+    """While it lasts, what ranks print goes to standard error."""
+
+    def __init__(self, active: bool) -> None:
+        self._active = active
+        self._saved = -1
+
+    def __enter__(self) -> None:
+        if self._active:
+            import os
+
+            sys.stdout.flush()
+            self._saved = os.dup(1)
+            os.dup2(2, 1)
+
+    def __exit__(self, *_: object) -> None:
+        if self._active:
+            import os
+
+            sys.stdout.flush()
+            os.dup2(self._saved, 1)
+            os.close(self._saved)
+
+
+def main() -> None:
+    """Entry point: every error the user can mend is one message and no traceback."""
+    from shardwright.spec.base import PlanError
+
+    try:
+        cli()
+    except PlanError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
+    except RuntimeError as error:
+        if type(error).__name__ != "RunError":
+            raise
+        click.echo(f"failed: {error}", err=True)
+        sys.exit(1)

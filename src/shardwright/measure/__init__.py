@@ -1,0 +1,1 @@
+"""Was it so? Runs are compared with what they should have been."""

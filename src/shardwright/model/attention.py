@@ -1,0 +1,65 @@
+"""Causal self-attention with grouped queries. Vaswani et al. 2017; Ainslie et al. 2023 (arXiv 2305.13245).
+
+Heads are split over tp: each rank attends with its own, and the output projection sums over all.
+
+Shape suffixes: S sequence, B batch, H hidden, G key/value heads of this rank, Q query heads of a key/value head,
+N = G x Q query heads of this rank, D head width; s is S / tp under sequence parallel.
+"""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.model.rotary import rotary_angles, rotate
+from shardwright.parallel.collectives import Axis
+from shardwright.parallel.parameter import sharded
+from shardwright.parallel.tensor import ColumnLinear, RowLinear, residual_std
+from shardwright.spec.model import ModelSpec
+
+
+class Attention(nn.Module):
+    """Query, key and value are one matrix of full shape [kv_heads, Q + 2, D, H].
+
+    Each group along its first dim holds the queries that share a key/value head, then that key and that value. So a
+    range of the first dim is all that a tp rank needs.
+    """
+
+    def __init__(self, spec: ModelSpec, tp: Axis, sequence_parallel: bool) -> None:
+        super().__init__()
+        self.head_dim = spec.head_size
+        self.queries_per_group = spec.heads // spec.num_kv_heads
+        self.rotary_base = spec.rotary_base if spec.positions == "rotary" else None
+        groups = (spec.num_kv_heads, self.queries_per_group + 2, self.head_dim)
+        self.qkv = ColumnLinear(spec.hidden, groups, 0, tp, sequence_parallel, spec.init_std)
+        self.qkv_bias = sharded(groups, 0, tp, "zeros") if spec.bias else None
+        self.out = RowLinear(
+            spec.heads * self.head_dim, spec.hidden, spec.bias, tp, sequence_parallel,
+            residual_std(spec.init_std, spec.layers),
+        )  # fmt: skip
+
+    def forward(self, x_sBH: Tensor, positions_S: Tensor) -> Tensor:
+        """[s, B, H] to [s, B, H]; `positions_S` are those of the whole sequence."""
+        qkv = self.qkv(x_sBH)
+        S, B, _ = qkv.shape
+        qkv_SBGRD = qkv.view(S, B, -1, self.queries_per_group + 2, self.head_dim)
+        q_SBGQD, k_SBGD, v_SBGD = self._split(qkv_SBGRD)
+        q_SBND = q_SBGQD.reshape(S, B, -1, self.head_dim)
+        if self.rotary_base is not None:
+            cosine, sine = rotary_angles(positions_S, self.head_dim, self.rotary_base)
+            q_SBND, k_SBGD = rotate(q_SBND, cosine, sine), rotate(k_SBGD, cosine, sine)
+        out_BNSD = functional.scaled_dot_product_attention(
+            q_SBND.permute(1, 2, 0, 3), k_SBGD.permute(1, 2, 0, 3), v_SBGD.permute(1, 2, 0, 3),
+            is_causal=True, enable_gqa=self.queries_per_group > 1,
+        )  # fmt: skip
+        return self.out(out_BNSD.permute(2, 0, 1, 3).reshape(S, B, -1))
+
+    def _split(self, qkv_SBGRD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, with their biases."""
+        q, k, v = qkv_SBGRD.split((self.queries_per_group, 1, 1), dim=3)
+        if self.qkv_bias is not None:
+            q_bias, k_bias, v_bias = self.qkv_bias.split((self.queries_per_group, 1, 1), dim=1)
+            if self.rotary_base is None:
+                # Without rotary a key bias adds the same number to all scores of a query, which softmax cancels. Its
+                # gradient is zero; left to autograd it would be rounding noise, and Adam makes steps of that.
+                k_bias = k_bias.detach()
+            q, k, v = q + q_bias, k + k_bias, v + v_bias
+        return q, k.squeeze(3), v.squeeze(3)

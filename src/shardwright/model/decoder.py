@@ -1,0 +1,128 @@
+"""The decoder, or the stage of it that a pipeline rank holds.
+
+A stage takes token ids if it is the first and hidden states if not; it gives the loss if it is the last and hidden
+states if not. One rank holds the one stage that is first and last.
+
+Shape suffixes: S sequence, B batch, H hidden, V vocabulary rows of this rank; s is S / tp under sequence parallel.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.model.attention import Attention
+from shardwright.model.embedding import Embedding, LearnedPositions
+from shardwright.model.loss import vocabulary_cross_entropy
+from shardwright.model.mlp import MLP
+from shardwright.model.norm import Norm
+from shardwright.parallel.collectives import Axis
+from shardwright.parallel.parameter import materialise
+from shardwright.parallel.tensor import ColumnLinear
+from shardwright.spec.model import ModelSpec
+from shardwright.spec.plan import PlanSpec, split_evenly
+
+
+@dataclass(frozen=True)
+class StageSpan:
+    """What a stage holds: layers [first, end), and whether it is the first or the last of the pipeline."""
+
+    index: int
+    first_layer: int
+    end_layer: int
+    is_first: bool
+    is_last: bool
+
+
+def stage_span(plan: PlanSpec, layers: int, stage: int) -> StageSpan:
+    """The span of one stage of a plan."""
+    counts = plan.stage_layers(layers)
+    start = sum(counts[:stage])
+    return StageSpan(stage, start, start + counts[stage], stage == 0, stage == len(counts) - 1)
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, spec: ModelSpec, tp: Axis, sequence_parallel: bool) -> None:
+        super().__init__()
+        summed_over = tp if sequence_parallel else None
+        self.attention_norm = Norm(spec, summed_over)
+        self.attention = Attention(spec, tp, sequence_parallel)
+        self.mlp_norm = Norm(spec, summed_over)
+        self.mlp = MLP(spec, tp, sequence_parallel)
+
+    def forward(self, x_sBH: Tensor, positions_S: Tensor) -> Tensor:
+        """[s, B, H] to [s, B, H]."""
+        x_sBH = x_sBH + self.attention(self.attention_norm(x_sBH), positions_S)
+        return x_sBH + self.mlp(self.mlp_norm(x_sBH))
+
+
+class DecoderStage(nn.Module):
+    """One stage. Layers keep their number in the whole model, so that a parameter's name is the same in any plan."""
+
+    def __init__(self, spec: ModelSpec, span: StageSpan, tp: Axis, sequence_parallel: bool) -> None:
+        super().__init__()
+        self.spec, self.span, self.tp = spec, span, tp
+        self.is_sequence_sharded = sequence_parallel and tp.size > 1
+        learned = spec.positions == "learned"
+        self.embedding = Embedding(spec, tp, sequence_parallel) if span.is_first else None
+        self.positions = LearnedPositions(spec, tp, sequence_parallel) if span.is_first and learned else None
+        self.layers = nn.ModuleDict(
+            {str(i): Block(spec, tp, sequence_parallel) for i in range(span.first_layer, span.end_layer)}
+        )
+        self.norm = Norm(spec, tp if sequence_parallel else None) if span.is_last else None
+        self.head = (
+            ColumnLinear(spec.hidden, (spec.vocab,), 0, tp, sequence_parallel, spec.init_std) if span.is_last else None
+        )
+        if self.head is not None and spec.tied_embeddings:
+            # The same tensor by name: it starts from the same values wherever the last stage is.
+            self.head.weight.place = replace(self.head.weight.place, name="embedding.weight")
+
+    def initialise(self, seed: int, device: torch.device) -> "DecoderStage":
+        """Fill the parameters, and share the tied table's memory if both its uses are here. Returns itself."""
+        materialise(self, seed, device)
+        if self.tied_here():
+            assert self.head is not None and self.embedding is not None
+            self.head.weight.data = self.embedding.weight.data
+        return self
+
+    def tied_here(self) -> bool:
+        """Whether embedding and head are one tensor on this very stage.
+
+        They stay two leaves of autograd, each with its own gradient: the sum of the two is then the same, bit for
+        bit, whether they are on one rank or on two.
+        """
+        return self.spec.tied_embeddings and self.span.is_first and self.span.is_last
+
+    def hidden_shape(self, batch: int) -> tuple[int, int, int]:
+        """Shape [s, B, H] of what passes between stages."""
+        tokens = self.spec.sequence // (self.tp.size if self.is_sequence_sharded else 1)
+        return tokens, batch, self.spec.hidden
+
+    def forward(self, x: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+        """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.
+
+        The last stage gives [S x B] losses if `targets_BS` are given, else the hidden states before the head.
+        """
+        if self.embedding is not None:
+            x = self.embedding(x.t())
+        positions_S = torch.arange(self.spec.sequence, device=x.device)
+        if self.positions is not None:
+            x = self.positions(x, positions_S)
+        for layer in self.layers.values():
+            x = layer(x, positions_S)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x if targets_BS is None else self.token_losses(x, targets_BS)
+
+    def token_losses(self, x_sBH: Tensor, targets_BS: Tensor) -> Tensor:
+        """Cross entropy of each token, [S x B]."""
+        logits_SBV = self.logits(x_sBH)
+        first_row, _ = split_evenly(self.spec.vocab, self.tp.size, self.tp.index)
+        return vocabulary_cross_entropy(logits_SBV.flatten(0, 1), targets_BS.t().flatten(), first_row, self.tp)
+
+    def logits(self, x_sBH: Tensor) -> Tensor:
+        """This rank's rows of the logits, [S, B, V]."""
+        assert self.head is not None, "only the last stage has a head"
+        return self.head(x_sBH)

@@ -1,0 +1,51 @@
+"""Token and position embeddings. The table's rows are split over tp (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
+
+Each rank looks up the tokens whose rows it holds and leaves zeros for the others; the sum over tp is the embedding.
+
+Shape suffixes: S sequence, B batch, H hidden; s is S / tp under sequence parallel.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.parallel.collectives import Axis, reduce_from, scatter_to
+from shardwright.parallel.parameter import sharded, whole
+from shardwright.spec.model import ModelSpec
+from shardwright.spec.plan import split_evenly
+
+
+class Embedding(nn.Module):
+    """Vocabulary-parallel lookup."""
+
+    def __init__(self, spec: ModelSpec, tp: Axis, sequence_parallel: bool) -> None:
+        super().__init__()
+        self.tp = tp
+        self.sequence_parallel = sequence_parallel and tp.size > 1
+        self.first_row, self.end_row = split_evenly(spec.vocab, tp.size, tp.index)
+        self.weight = sharded((spec.vocab, spec.hidden), 0, tp, "normal", spec.init_std)
+
+    def forward(self, tokens_SB: Tensor) -> Tensor:
+        """[S, B] to [s, B, H]."""
+        if self.tp.size == 1:
+            return functional.embedding(tokens_SB, self.weight)
+        rows_SB = tokens_SB - self.first_row
+        elsewhere_SB = (tokens_SB < self.first_row) | (tokens_SB >= self.end_row)
+        x_SBH = functional.embedding(rows_SB.masked_fill(elsewhere_SB, 0), self.weight)
+        x_SBH = x_SBH.masked_fill(elsewhere_SB[..., None], 0.0)
+        return scatter_to(x_SBH, self.tp) if self.sequence_parallel else reduce_from(x_SBH, self.tp)
+
+
+class LearnedPositions(nn.Module):
+    """A trained vector for each position (Radford et al. 2019). Under sequence parallel a rank adds its part."""
+
+    def __init__(self, spec: ModelSpec, tp: Axis, sequence_parallel: bool) -> None:
+        super().__init__()
+        self.sharded_over = tp if sequence_parallel else None
+        self.weight = whole((spec.sequence, spec.hidden), "normal", spec.init_std, summed_over=self.sharded_over)
+
+    def forward(self, x_sBH: Tensor, positions_S: Tensor) -> Tensor:
+        """Add the vectors of this rank's positions."""
+        if self.sharded_over is not None:
+            positions_S = torch.chunk(positions_S, self.sharded_over.size)[self.sharded_over.index]
+        return x_sBH + self.weight[positions_S][:, None, :]

@@ -1,0 +1,28 @@
+"""Normalisation: RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) and LayerNorm (Ba et al. 2016, arXiv 1607.06450).
+
+Under sequence parallel each tp rank normalises its own tokens, and sees only their part of the weight's gradient.
+"""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.parallel.collectives import Axis
+from shardwright.parallel.parameter import whole
+from shardwright.spec.model import ModelSpec
+
+
+class Norm(nn.Module):
+    """Normalises the last dim. `summed_over` is the tp axis where sequence parallel shards the tokens over it."""
+
+    def __init__(self, spec: ModelSpec, summed_over: Axis | None) -> None:
+        super().__init__()
+        self.epsilon = spec.norm_epsilon
+        self.weight = whole((spec.hidden,), "ones", summed_over=summed_over)
+        is_layernorm = spec.norm == "layernorm"
+        self.bias = whole((spec.hidden,), "zeros", summed_over=summed_over) if is_layernorm else None
+
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        """[S, B, H] to [S, B, H]."""
+        if self.bias is None:
+            return functional.rms_norm(x_SBH, self.weight.shape, self.weight, self.epsilon)
+        return functional.layer_norm(x_SBH, self.weight.shape, self.weight, self.bias, self.epsilon)

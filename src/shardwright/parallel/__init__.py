@@ -1,0 +1,1 @@
+"""How each strategy runs: mesh, collectives, tensor, data and pipeline parallelism."""

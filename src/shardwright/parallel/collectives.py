@@ -1,0 +1,256 @@
+"""Every byte that crosses ranks passes here, and nothing else calls torch.distributed's collectives.
+
+So each one is named by its mesh axis, counted, timed and watched. An axis of size 1 communicates nothing and counts
+nothing. The first half works on tensors; the second half is differentiable.
+
+Shapes: leading dim is the one that is gathered and scattered, so that no copy is needed before or after.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.parallel.ledger import Ledger
+from shardwright.parallel.watch import Watch
+
+# torch 2.13 renamed these two and warns at the old names; 2.11 knows the old names alone.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the mesh, as one rank sees it: the ranks on its line along that axis, and its place among them."""
+
+    name: str
+    ranks: tuple[int, ...]
+    index: int
+    group: dist.ProcessGroup | None
+    ledger: Ledger
+    watch: Watch | None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks on the axis."""
+        return len(self.ranks)
+
+
+class Pending:
+    """A collective under way. `wait` blocks until its result may be used; the operands must live until then."""
+
+    def __init__(self, work: Any, axis: Axis, what: str, peers: tuple[int, ...], finish: Callable[[], None]) -> None:
+        self._work = work
+        self._axis = axis
+        self._what = what
+        self._peers = peers
+        self._finish = finish
+
+    def is_over(self) -> bool:
+        """Whether nothing is left to wait for. Does not block."""
+        return self._work is None or bool(self._work.is_completed())
+
+    def wait(self) -> None:
+        """Block, timed and watched. On CUDA only the stream waits."""
+        if self._work is None:
+            return
+        axis = self._axis
+        with axis.ledger.blocked(axis.name):
+            if axis.watch is None:
+                self._work.wait()
+            else:
+                with axis.watch.waiting(f"{self._what} on axis {axis.name}", self._peers):
+                    self._work.wait()
+        self._work = None
+        self._finish()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _start(
+    axis: Axis,
+    kind: str,
+    tensor: Tensor,
+    work: Any,
+    finish: Callable[[], None] = _nothing,
+    peer: int | None = None,
+) -> Pending:
+    axis.ledger.record(kind, axis.name, tensor)
+    peers = tuple(rank for i, rank in enumerate(axis.ranks) if i != axis.index) if peer is None else (peer,)
+    what = f"{kind} of {tensor.numel() * tensor.element_size()} bytes"
+    return Pending(work, axis, what, peers, finish)
+
+
+def _done(axis: Axis) -> Pending:
+    return Pending(None, axis, "", (), _nothing)
+
+
+def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
+    """Reduce `x` in place over the axis."""
+    if axis.size == 1:
+        return _done(axis)
+    return _start(axis, "all_reduce", x, dist.all_reduce(x, op, group=axis.group, async_op=True))
+
+
+def start_all_gather(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Concatenate each rank's `x` along dim 0 into `out`. Shapes [n, ...] and [n * size, ...]."""
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    return _start(axis, "all_gather", out, _all_gather(out, x.contiguous(), group=axis.group, async_op=True))
+
+
+def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Sum `x` over the axis and keep this rank's share of dim 0. Shapes [n, ...] and [n * size, ...].
+
+    Gloo's own reduce-scatter sends as much as an all-reduce, twice what is needed. There we exchange the shares
+    (all-to-all) and add them up here, in rank order.
+    """
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    x = x.contiguous()
+    if dist.get_backend(axis.group) != "gloo":
+        return _start(axis, "reduce_scatter", x, _reduce_scatter(out, x, group=axis.group, async_op=True))
+    shares = torch.empty_like(x)
+    work = dist.all_to_all_single(shares, x, group=axis.group, async_op=True)
+
+    def add_up() -> None:
+        torch.sum(shares.view(axis.size, *out.shape), dim=0, out=out)
+
+    return _start(axis, "reduce_scatter", x, work, add_up)
+
+
+def start_send(x: Tensor, axis: Axis, to: int, tag: int) -> Pending:
+    """Send `x` to index `to` of the axis."""
+    work = dist.isend(x, axis.ranks[to], group=axis.group, tag=tag)
+    return _start(axis, "send", x, work, peer=axis.ranks[to])
+
+
+def start_recv(out: Tensor, axis: Axis, source: int, tag: int) -> Pending:
+    """Receive into `out` from index `source` of the axis."""
+    work = dist.irecv(out, axis.ranks[source], group=axis.group, tag=tag)
+    return _start(axis, "recv", out, work, peer=axis.ranks[source])
+
+
+def all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Reduce `x` in place over the axis, and return it."""
+    start_all_reduce(x, axis, op).wait()
+    return x
+
+
+def all_reduce_max(x: Tensor, axis: Axis) -> Tensor:
+    """Elementwise maximum over the axis, in place."""
+    return all_reduce(x, axis, dist.ReduceOp.MAX)
+
+
+def all_gather(x: Tensor, axis: Axis) -> Tensor:
+    """Each rank's `x`, concatenated along dim 0."""
+    if axis.size == 1:
+        return x
+    out = x.new_empty(x.shape[0] * axis.size, *x.shape[1:])
+    start_all_gather(out, x, axis).wait()
+    return out
+
+
+def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
+    """This rank's share of dim 0 of the sum of `x` over the axis."""
+    if axis.size == 1:
+        return x
+    out = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
+    start_reduce_scatter(out, x, axis).wait()
+    return out
+
+
+def broadcast(x: Tensor, axis: Axis, source: int) -> Tensor:
+    """Overwrite `x` with that of index `source` of the axis, and return it."""
+    if axis.size > 1:
+        work = dist.broadcast(x, axis.ranks[source], group=axis.group, async_op=True)
+        _start(axis, "broadcast", x, work, peer=axis.ranks[source]).wait()
+    return x
+
+
+def barrier(axis: Axis) -> None:
+    """Wait until every rank of the axis is here."""
+    if axis.size > 1:
+        all_reduce(torch.zeros(1, device=axis.ledger.device), axis)
+
+
+# Differentiable. Names f, g and their sequence-parallel forms are those of Shoeybi et al. 2019 (arXiv 1909.08053,
+# figure 3) and Korthikanti et al. 2022 (arXiv 2205.05198, figure 5).
+
+
+class _CopyTo(torch.autograd.Function):
+    """f: forward moves nothing; backward all-reduces the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grads[0].contiguous().clone(), ctx.axis), None
+
+
+class _ReduceFrom(torch.autograd.Function):
+    """g: forward all-reduces; backward moves nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        return all_reduce(x.clone(), axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class _GatherFrom(torch.autograd.Function):
+    """g of sequence parallel: forward all-gathers dim 0; backward reduce-scatters the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return all_gather(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(grads[0], ctx.axis), None
+
+
+class _ScatterTo(torch.autograd.Function):
+    """Its conjugate: forward reduce-scatters dim 0; backward all-gathers the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return reduce_scatter(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return all_gather(grads[0], ctx.axis), None
+
+
+def copy_to(x: Tensor, axis: Axis) -> Tensor:
+    """Enter a region where each rank of the axis computes a part: gradients are summed on the way back."""
+    return x if axis.size == 1 else _CopyTo.apply(x, axis)
+
+
+def reduce_from(x: Tensor, axis: Axis) -> Tensor:
+    """Leave such a region: the parts are summed."""
+    return x if axis.size == 1 else _ReduceFrom.apply(x, axis)
+
+
+def gather_from(x: Tensor, axis: Axis) -> Tensor:
+    """Enter it from a tensor that is sharded over dim 0."""
+    return x if axis.size == 1 else _GatherFrom.apply(x, axis)
+
+
+def scatter_to(x: Tensor, axis: Axis) -> Tensor:
+    """Leave it into a tensor that is sharded over dim 0."""
+    return x if axis.size == 1 else _ScatterTo.apply(x, axis)

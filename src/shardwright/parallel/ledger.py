@@ -1,0 +1,79 @@
+"""The account of communication: how often, how many bytes, how long a rank was blocked; by collective and axis."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Tally:
+    """Calls of one collective on one axis, and their bytes."""
+
+    count: int = 0
+    num_bytes: int = 0
+
+
+@dataclass
+class Ledger:
+    """What one rank has communicated since the last `clear`.
+
+    Bytes are those of the full tensor that a collective is about: the operand of an all-reduce, the result of an
+    all-gather, the operand of a reduce-scatter, the message of a send or receive. What an algorithm puts on the
+    wire for it is the cost model's affair.
+
+    Blocked seconds are host time on a CPU. On CUDA the host does not wait, so events on the compute stream
+    bracket each wait; `blocked_s` resolves them.
+    """
+
+    device: torch.device
+    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    _host_blocked_s: dict[str, float] = field(default_factory=dict)
+    _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+
+    def record(self, kind: str, axis: str, tensor: torch.Tensor) -> None:
+        """Count one collective over `tensor`."""
+        tally = self.tallies.setdefault((kind, axis), Tally())
+        tally.count += 1
+        tally.num_bytes += tensor.numel() * tensor.element_size()
+
+    @contextmanager
+    def blocked(self, axis: str) -> Iterator[None]:
+        """Time in which this rank's computation stands still for `axis`."""
+        if self.device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            end.record()
+            self._events.append((axis, start, end))
+        else:
+            start_s = time.perf_counter()
+            yield
+            self._add(axis, time.perf_counter() - start_s)
+
+    def _add(self, axis: str, seconds: float) -> None:
+        self._host_blocked_s[axis] = self._host_blocked_s.get(axis, 0.0) + seconds
+
+    def blocked_s(self) -> dict[str, float]:
+        """Seconds blocked by axis. On CUDA this waits for the device."""
+        if self._events:
+            torch.cuda.synchronize(self.device)
+            for axis, start, end in self._events:
+                self._add(axis, start.elapsed_time(end) / 1e3)
+            self._events.clear()
+        return dict(self._host_blocked_s)
+
+    def table(self) -> dict[str, dict[str, int]]:
+        """{"all_reduce tp": {"count": ..., "bytes": ...}}, sorted: what tests and reports read."""
+        return {
+            f"{kind} {axis}": {"count": tally.count, "bytes": tally.num_bytes}
+            for (kind, axis), tally in sorted(self.tallies.items())
+        }
+
+    def clear(self) -> None:
+        """Start a new account."""
+        self.tallies.clear()
+        self._host_blocked_s.clear()
+        self._events.clear()

@@ -1,0 +1,128 @@
+"""A parameter knows its place: its name, its full shape, and the box of it that this rank holds.
+
+Initial weights are a function of (seed, name, element) alone. Every rank computes just its box, and every plan
+starts from the same model, bit for bit.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shardwright.parallel.collectives import Axis
+from shardwright.spec.plan import split_evenly
+
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which part of which tensor a parameter is.
+
+    `box` has a half-open range for each dim of `full_shape`. `sharded_over` names the axes that cut the tensor;
+    over all others it is replicated. `summed_over` names axes whose ranks each compute only a part of the gradient
+    of a replicated parameter (a norm under sequence parallel), so that the parts must be summed.
+    """
+
+    full_shape: tuple[int, ...]
+    box: Box
+    init: str  # "normal", "zeros" or "ones"
+    std: float = 0.0
+    name: str = ""
+    sharded_over: tuple[str, ...] = ()
+    summed_over: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the box."""
+        return tuple(stop - start for start, stop in self.box)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index into the full tensor."""
+        return tuple(slice(start, stop) for start, stop in self.box)
+
+
+class PlacedParameter(nn.Parameter):
+    """A parameter with a place. It is created without memory; `materialise` fills it."""
+
+    place: Place
+
+    def __new__(cls, data: Tensor, place: Place) -> "PlacedParameter":
+        self: PlacedParameter = super().__new__(cls, data, requires_grad=True)
+        self.place = place
+        return self
+
+
+def whole(shape: tuple[int, ...], init: str, std: float = 0.0, summed_over: Axis | None = None) -> PlacedParameter:
+    """A parameter that every rank holds whole."""
+    axes = (summed_over.name,) if summed_over is not None and summed_over.size > 1 else ()
+    place = Place(shape, tuple((0, size) for size in shape), init, std, summed_over=axes)
+    return PlacedParameter(torch.empty(shape, device="meta"), place)
+
+
+def sharded(shape: tuple[int, ...], dim: int, axis: Axis, init: str, std: float = 0.0) -> PlacedParameter:
+    """A parameter of full shape `shape`, of which each rank of `axis` holds a range of `dim`."""
+    box = [(0, size) for size in shape]
+    box[dim] = split_evenly(shape[dim], axis.size, axis.index)
+    place = Place(shape, tuple(box), init, std, sharded_over=(axis.name,) if axis.size > 1 else ())
+    return PlacedParameter(torch.empty(place.shape, device="meta"), place)
+
+
+def placed_parameters(module: nn.Module) -> dict[str, PlacedParameter]:
+    """All parameters by name. Fails if one does not know its place."""
+    found = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        assert isinstance(parameter, PlacedParameter), f"{name} does not know its place"
+        found[name] = parameter
+    return found
+
+
+def materialise(module: nn.Module, seed: int, device: torch.device) -> None:
+    """Give every parameter its name, its memory and its initial values."""
+    for path, child in module.named_modules():
+        for key, parameter in list(child.named_parameters(recurse=False)):
+            assert isinstance(parameter, PlacedParameter)
+            name = parameter.place.name or (f"{path}.{key}" if path else key)
+            place = replace(parameter.place, name=name)
+            setattr(child, key, PlacedParameter(initial_box(place, seed, device), place))
+
+
+def initial_box(place: Place, seed: int, device: torch.device) -> Tensor:
+    """Initial values of a box, float32."""
+    if place.init != "normal":
+        return torch.full(place.shape, 1.0 if place.init == "ones" else 0.0, device=device)
+    key = int.from_bytes(hashlib.blake2b(f"{seed} {place.name}".encode(), digest_size=8).digest(), "little")
+    values = np.empty(place.shape, dtype=np.float32)
+    strides = [math.prod(place.full_shape[dim + 1 :]) for dim in range(len(place.full_shape))]
+    # Row by row of dim 0, so that the working memory is that of a row and not of the tensor.
+    rest = np.zeros((1,), dtype=np.uint64)
+    for (start, stop), stride in zip(place.box[1:], strides[1:], strict=True):
+        rest = (rest[:, None] + np.arange(start, stop, dtype=np.uint64) * np.uint64(stride)).reshape(-1)
+    rows = values.reshape(place.shape[0], -1)
+    step = max(1, (1 << 18) // max(1, rest.size))
+    for first in range(0, place.shape[0], step):
+        index = np.arange(first, min(first + step, place.shape[0]), dtype=np.uint64) + np.uint64(place.box[0][0])
+        elements = index[:, None] * np.uint64(strides[0]) + rest
+        rows[first : first + step] = _normal(elements, key) * place.std
+    return torch.from_numpy(values).to(device)
+
+
+def _normal(elements: Any, key: int) -> Any:
+    """A standard normal number for each element number: two hashes to uniform, then Box-Muller (1958)."""
+    # 53 random bits each; the first uniform is in (0, 1], so that its logarithm is finite.
+    first = ((_hash(elements * np.uint64(2), key) >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
+    second = (_hash(elements * np.uint64(2) + np.uint64(1), key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * math.pi * second)
+
+
+def _hash(counter: Any, key: int) -> Any:
+    """SplitMix64 at position `counter` of the stream `key` (Steele, Lea and Flood 2014, figure 16)."""
+    z = counter * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

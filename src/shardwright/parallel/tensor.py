@@ -1,0 +1,129 @@
+"""Tensor parallel: the matrices of a layer, cut over the tp axis. Shoeybi et al. 2019 (arXiv 1909.08053).
+
+A column-parallel linear holds some of the outputs, a row-parallel one some of the inputs. In the pair
+row(act(column(x))) no rank needs another's intermediate, and one all-reduce at the end is enough. With sequence
+parallel (Korthikanti et al. 2022, arXiv 2205.05198) what stands between the pairs is sharded over the sequence, and
+the all-reduce becomes a reduce-scatter after and an all-gather before: the same bytes, less memory.
+
+Shape suffixes: S sequence, B batch, H hidden (input width), N output width; s is S / tp where the sequence is
+sharded, and equals S elsewhere.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.parallel.collectives import (
+    Axis,
+    Pending,
+    all_gather,
+    reduce_from,
+    scatter_to,
+    start_all_gather,
+    start_all_reduce,
+    start_reduce_scatter,
+)
+from shardwright.parallel.parameter import sharded, whole
+
+
+class ColumnLinear(nn.Module):
+    """x W^T of which each tp rank computes its share of the outputs.
+
+    The weight's full shape is (*out_shape, in_features); `dim` is the dim of out_shape that is cut. Several
+    matrices that share their input (query, key and value; gate and up) are one weight, one product and one
+    collective. The result is [S, B, N / tp], N = product of out_shape.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_shape: tuple[int, ...],
+        dim: int,
+        tp: Axis,
+        sequence_parallel: bool,
+        std: float,
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        self.sequence_parallel = sequence_parallel and tp.size > 1
+        self.weight = sharded((*out_shape, in_features), dim, tp, "normal", std)
+
+    def forward(self, x_sBH: Tensor) -> Tensor:
+        """[s, B, H] to [S, B, N / tp]."""
+        weight_NH = self.weight.view(-1, self.weight.shape[-1])
+        return column_product(x_sBH, weight_NH, self.tp, self.sequence_parallel)
+
+
+class RowLinear(nn.Module):
+    """x W^T of which each tp rank holds its share of the inputs; the partial products are summed over tp."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, tp: Axis, sequence_parallel: bool, std: float
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        self.sequence_parallel = sequence_parallel and tp.size > 1
+        self.weight = sharded((out_features, in_features), 1, tp, "normal", std)
+        # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
+        self.bias = whole((out_features,), "zeros", summed_over=tp if sequence_parallel else None) if bias else None
+
+    def forward(self, x_SBH: Tensor) -> Tensor:
+        """[S, B, H / tp] to [s, B, N]."""
+        partial_SBN = functional.linear(x_SBH, self.weight)
+        leave = scatter_to if self.sequence_parallel else reduce_from
+        y_sBN = leave(partial_SBN, self.tp)
+        return y_sBN if self.bias is None else y_sBN + self.bias
+
+
+class _ColumnProduct(torch.autograd.Function):
+    """Column-parallel product whose backward hides its communication under the weight gradient.
+
+    Forward: all-gather of x along the sequence under sequence parallel, else nothing. Only this rank's part of x is
+    kept. Backward: the input gradient is all-reduced (reduce-scattered under sequence parallel) while the weight
+    gradient is computed; under sequence parallel x is gathered again meanwhile, instead of having been kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_sBH: Tensor, weight_NH: Tensor, tp: Axis, sequence_parallel: bool) -> Tensor:
+        ctx.save_for_backward(x_sBH, weight_NH)
+        ctx.tp, ctx.sequence_parallel = tp, sequence_parallel
+        x_SBH = all_gather(x_sBH, tp) if sequence_parallel else x_sBH
+        return functional.linear(x_SBH, weight_NH)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (dy_SBN,) = grads
+        x_sBH, weight_NH = ctx.saved_tensors
+        tp: Axis = ctx.tp
+        gathered: Pending | None = None
+        x_SBH = x_sBH
+        if ctx.sequence_parallel:
+            x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
+            gathered = start_all_gather(x_SBH, x_sBH, tp)
+        dx_SBH = dy_SBN @ weight_NH
+        if ctx.sequence_parallel:
+            dx_sBH = torch.empty_like(x_sBH)
+            reduced = start_reduce_scatter(dx_sBH, dx_SBH, tp)
+        else:
+            dx_sBH = dx_SBH
+            reduced = start_all_reduce(dx_SBH, tp)
+        if gathered is not None:
+            gathered.wait()
+        dweight_NH = dy_SBN.flatten(0, 1).t() @ x_SBH.flatten(0, 1)
+        reduced.wait()
+        return dx_sBH, dweight_NH, None, None
+
+
+def column_product(x_sBH: Tensor, weight_NH: Tensor, tp: Axis, sequence_parallel: bool) -> Tensor:
+    """x W^T with this rank's rows of W. [s, B, H] and [N / tp, H] to [S, B, N / tp]."""
+    if tp.size == 1:
+        return functional.linear(x_sBH, weight_NH)
+    return _ColumnProduct.apply(x_sBH, weight_NH, tp, sequence_parallel)
+
+
+def residual_std(std: float, layers: int) -> float:
+    """Initial deviation of the outputs that are added to the residual stream (Radford et al. 2019, section 2.3)."""
+    return std / math.sqrt(2 * layers)

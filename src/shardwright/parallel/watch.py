@@ -1,0 +1,105 @@
+"""Who waits for whom: a thread on each rank that turns a hang into a sentence.
+
+Every second each rank publishes what it is doing in the rendezvous store. A rank that has waited longer than the
+timeout reads what the ranks it waits for last said, and ends the run with that. A rank that is dead, stuck in a loop
+or waiting itself shows up as such; no extra message travels between ranks.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+
+class Watch:
+    """Publishes this rank's doing, and reports the first wait that lasts longer than `timeout_s`."""
+
+    def __init__(
+        self, store: dist.Store, rank: int, timeout_s: float, describe: Callable[[int], str],
+        on_timeout: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._describe = describe
+        self._on_timeout = on_timeout
+        self._interval_s = min(1.0, timeout_s / 4)
+        self._doing = "starting"
+        self._wait: tuple[str, tuple[int, ...], float] | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to publish and to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; the store may be closed afterwards."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def doing(self, what: str) -> None:
+        """Note what this rank is at. Cheap: nothing is sent here."""
+        self._doing = what
+
+    @contextmanager
+    def waiting(self, what: str, peers: tuple[int, ...]) -> Iterator[None]:
+        """A wait for `peers`, which must end within the timeout."""
+        self._wait = (what, peers, time.monotonic())
+        try:
+            yield
+        finally:
+            self._wait = None
+
+    def silent_ranks(self, world: int) -> str:
+        """Who has not been heard of lately, in words: asked after a connection broke."""
+        silent = []
+        for rank in range(world):
+            try:
+                words = self._last_words(rank)
+            except RuntimeError:
+                return "the rendezvous store is gone too"
+            if "silent" in words or "never reported" in words:
+                silent.append(f"{self._describe(rank)} {words}")
+        return "; ".join(silent) or "every rank was heard of a moment ago"
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._interval_s):
+                wait = self._wait
+                waits_for = [wait[0], list(wait[1])] if wait else None
+                state = {"doing": self._doing, "waits": waits_for, "at": time.time()}
+                self._store.set(f"watch/{self._rank}", json.dumps(state))
+                if wait and time.monotonic() - wait[2] > self._timeout_s:
+                    self._on_timeout(self._sentence(*wait))
+                    return
+        except RuntimeError:  # the store is gone, and with it the run; the main thread hears of it itself
+            return
+
+    def _sentence(self, what: str, peers: tuple[int, ...], since: float) -> str:
+        waited_s = time.monotonic() - since
+        lines = [
+            f"{self._describe(self._rank)} waited {waited_s:.0f} s in {what} (at {self._doing}) for "
+            + " and ".join(self._describe(peer) for peer in peers)
+        ]
+        lines += [f"  {self._describe(peer)} {self._last_words(peer)}" for peer in peers]
+        lines.append("  if the work is slow and not stuck, raise run.timeout_s")
+        return "\n".join(lines)
+
+    def _last_words(self, rank: int) -> str:
+        key = f"watch/{rank}"
+        if not self._store.check([key]):
+            return "never reported: it did not start"
+        state: dict[str, Any] = json.loads(self._store.get(key))
+        age_s = time.time() - state["at"]
+        if age_s > 1.0 + 1.5 * self._interval_s:
+            return f"has been silent for {age_s:.0f} s: it is dead or its machine is; it was at {state['doing']}"
+        if state["waits"]:
+            what, peers = state["waits"]
+            return f"waits itself, in {what} (at {state['doing']}) for rank {', '.join(map(str, peers))}"
+        return f"is alive and busy at {state['doing']}: it waits for no one"

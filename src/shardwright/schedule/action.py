@@ -1,0 +1,94 @@
+"""The alphabet of a pipeline schedule: what one rank can do, as data.
+
+A schedule is a list of these for each rank. It is written and read as text, one token an action:
+
+    2F5      forward of microbatch 5 through stage 2
+    2B5      its whole backward; 2I5 and 2W5 are its two halves, input gradient and weight gradient
+    2SF5>1   send the output of stage 2 to rank 1          2RF5<0   receive the input of stage 2 from rank 0
+    2SB5>0   send the input gradient of stage 2 to rank 0  2RB5<1   receive its output gradient from rank 1
+    2G       gather the parameters of stage 2              2L       let the gathered parameters go
+    2R       reduce the gradients of stage 2 over its replicas
+    S        optimizer step
+    (3F5+3B2)  two compute actions that run as one, so that each hides the other's communication
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What an action does; the value is its letter in the text form."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_GRAD = "I"
+    WEIGHT_GRAD = "W"
+    SEND_FORWARD = "SF"
+    RECV_FORWARD = "RF"
+    SEND_BACKWARD = "SB"
+    RECV_BACKWARD = "RB"
+    GATHER = "G"
+    RELEASE = "L"
+    REDUCE = "R"
+    STEP = "S"
+    OVERLAP = "O"
+
+
+COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
+SEND = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})
+RECV = frozenset({Kind.RECV_FORWARD, Kind.RECV_BACKWARD})
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that one rank does.
+
+    `stage` and `microbatch` are -1 where the action is about none; `peer` is the rank at the other end of a
+    send or receive; `parts` are the two actions of an overlapped pair.
+    """
+
+    kind: Kind
+    stage: int = -1
+    microbatch: int = -1
+    peer: int = -1
+    parts: tuple["Action", ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind is Kind.OVERLAP:
+            return "(" + "+".join(map(str, self.parts)) + ")"
+        text = f"{'' if self.stage < 0 else self.stage}{self.kind}"
+        text += "" if self.microbatch < 0 else str(self.microbatch)
+        if self.peer >= 0:
+            text += (">" if self.kind in SEND else "<") + str(self.peer)
+        return text
+
+    def computes(self) -> tuple["Action", ...]:
+        """The compute actions in this action: itself, the parts of a pair, or none."""
+        if self.kind in COMPUTE:
+            return (self,)
+        return self.parts
+
+
+_TOKEN = re.compile(r"(?P<stage>\d+)?(?P<kind>SF|RF|SB|RB|F|B|I|W|G|L|R|S)(?P<microbatch>\d+)?([<>](?P<peer>\d+))?")
+
+
+def parse(text: str) -> Action:
+    """The action that `str` wrote. ValueError if the text is none."""
+    if text.startswith("(") and text.endswith(")"):
+        return Action(Kind.OVERLAP, parts=tuple(parse(part) for part in text[1:-1].split("+")))
+    match = _TOKEN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an action; write one as 2F5, 2SF5>1, (3F5+3B2), 2R or S")
+    stage, microbatch, peer = (int(match[key] or -1) for key in ("stage", "microbatch", "peer"))
+    return Action(Kind(match["kind"]), stage, microbatch, peer)
+
+
+def forward(stage: int, microbatch: int) -> Action:
+    """F of one microbatch through one stage."""
+    return Action(Kind.FORWARD, stage, microbatch)
+
+
+def backward(stage: int, microbatch: int) -> Action:
+    """B of one microbatch through one stage: input and weight gradient in one."""
+    return Action(Kind.BACKWARD, stage, microbatch)

@@ -1,0 +1,169 @@
+"""Is a program right? Any program, also one written by hand. Every fault says where.
+
+Checked: each microbatch passes every stage once, forward and back; on the rank that holds the stage; nothing runs
+before its input is there; every send has its receive, in the same order on both sides; no set of ranks waits in a
+circle even if sends block; and no rank keeps more microbatches alive than `most_alive`.
+"""
+
+from collections import Counter, deque
+
+from shardwright.schedule.action import RECV, SEND, Action, Kind
+from shardwright.schedule.schedule import Program, peak_activations
+
+_COMPUTE_ORDER = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
+_SENT_BY = {Kind.RECV_FORWARD: (Kind.SEND_FORWARD, -1), Kind.RECV_BACKWARD: (Kind.SEND_BACKWARD, +1)}
+
+
+def program_faults(program: Program, most_alive: int | None = None) -> list[str]:
+    """All faults of a program; empty if it is right."""
+    faults = _coverage_faults(program)
+    for rank in range(program.num_ranks):
+        faults += _local_faults(program, rank)
+    faults += _pairing_faults(program)
+    if not faults:  # the replay needs pairs and local order to be right
+        faults += _deadlock_faults(program)
+    if most_alive is not None:
+        faults += [
+            f"rank {rank} keeps {peak} microbatches alive, and {most_alive} are allowed; run backwards earlier"
+            for rank, peak in enumerate(peak_activations(program))
+            if peak > most_alive
+        ]
+    return faults
+
+
+def _computes(row: tuple[Action, ...]) -> list[tuple[int, Action]]:
+    return [(index, part) for index, action in enumerate(row) for part in action.computes()]
+
+
+def _coverage_faults(program: Program) -> list[str]:
+    faults = []
+    counts: Counter[tuple[Kind, int, int]] = Counter()
+    for rank, row in enumerate(program.ranks):
+        for index, action in _computes(row):
+            counts[action.kind, action.stage, action.microbatch] += 1
+            where = f"rank {rank}, action {index} ({action})"
+            if not (0 <= action.stage < program.num_stages and 0 <= action.microbatch < program.num_microbatches):
+                faults.append(
+                    f"{where}: there are {program.num_stages} stages and {program.num_microbatches} microbatches"
+                )
+            elif program.rank_of[action.stage] != rank:
+                faults.append(f"{where}: stage {action.stage} is held by rank {program.rank_of[action.stage]}")
+    trains = any(kind is not Kind.FORWARD for kind, _, _ in counts)
+    for stage in range(program.num_stages):
+        for i in range(program.num_microbatches):
+            f, b, ig, w = (counts[kind, stage, i] for kind in _COMPUTE_ORDER)
+            if f != 1:
+                faults.append(f"{stage}F{i} runs {f} times; once is right")
+            if trains and not ((b, ig, w) == (1, 0, 0) or (b, ig, w) == (0, 1, 1)):
+                faults.append(f"stage {stage}, microbatch {i}: B {b}, I {ig}, W {w} times; one B, or one I and one W")
+    return faults
+
+
+def _local_faults(program: Program, rank: int) -> list[str]:
+    """On one rank: inputs before use, gradients complete before they are reduced, the step last."""
+    faults = []
+    row = program.ranks[rank]
+    seen: set[tuple[Kind, int, int]] = set()
+    for index, entry in enumerate(row):
+        for action in entry.computes() or (entry,):
+            for needed in _needs(action, program):
+                if (needed.kind, needed.stage, needed.microbatch) not in seen:
+                    faults.append(f"rank {rank}, action {index} ({action}): {needed} has not run on this rank before")
+        for action in entry.computes() or (entry,):
+            seen.add((action.kind, action.stage, action.microbatch))
+    for stage in program.stages_of(rank):
+        adds = [i for i, a in _computes(row) if a.stage == stage and a.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)]
+        reduces = [i for i, a in enumerate(row) if a.kind is Kind.REDUCE and a.stage == stage]
+        if adds and (len(reduces) != 1 or reduces[0] < adds[-1]):
+            faults.append(
+                f"rank {rank}: the gradients of stage {stage} are complete after action {adds[-1]}, and {stage}R "
+                f"stands at {reduces or 'no place'}; reduce once, after that"
+            )
+        if adds and row[-1].kind is not Kind.STEP:
+            faults.append(f"rank {rank}: the last action is {row[-1]}; end with S, the optimizer step")
+    return faults
+
+
+def _needs(action: Action, program: Program) -> list[Action]:
+    """What must have happened on the same rank before."""
+    stage, i = action.stage, action.microbatch
+    last = program.num_stages - 1
+    holder = program.rank_of[stage] if 0 <= stage <= last else -1
+
+    def from_stage(other: int, recv: Kind, compute: Kind) -> list[Action]:
+        if program.rank_of[other] != holder:
+            return [Action(recv, stage, i)]
+        made_by = Kind.INPUT_GRAD if compute is Kind.BACKWARD and _is_split(program, other, i) else compute
+        return [Action(made_by, other, i)]
+
+    if action.kind is Kind.FORWARD:
+        return from_stage(stage - 1, Kind.RECV_FORWARD, Kind.FORWARD) if stage > 0 else []
+    if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
+        gradient = from_stage(stage + 1, Kind.RECV_BACKWARD, Kind.BACKWARD) if stage < last else []
+        return [Action(Kind.FORWARD, stage, i), *gradient]
+    if action.kind is Kind.WEIGHT_GRAD:
+        return [Action(Kind.INPUT_GRAD, stage, i)]
+    if action.kind is Kind.SEND_FORWARD:
+        return [Action(Kind.FORWARD, stage, i)]
+    if action.kind is Kind.SEND_BACKWARD:
+        return [Action(Kind.INPUT_GRAD if _is_split(program, stage, i) else Kind.BACKWARD, stage, i)]
+    return []
+
+
+def _is_split(program: Program, stage: int, microbatch: int) -> bool:
+    row = program.ranks[program.rank_of[stage]]
+    return any(
+        part.kind is Kind.INPUT_GRAD and (part.stage, part.microbatch) == (stage, microbatch)
+        for action in row
+        for part in action.computes()
+    )
+
+
+def _pairing_faults(program: Program) -> list[str]:
+    """Messages between two ranks must leave and arrive in the same order, for each direction of the pipeline."""
+    sent: dict[tuple[int, int, Kind], list[tuple[int, int]]] = {}
+    received: dict[tuple[int, int, Kind], list[tuple[int, int]]] = {}
+    for rank, row in enumerate(program.ranks):
+        for action in row:
+            if action.kind in SEND:
+                sent.setdefault((rank, action.peer, action.kind), []).append((action.stage, action.microbatch))
+            elif action.kind in RECV:
+                kind, step = _SENT_BY[action.kind]
+                key = (action.peer, rank, kind)
+                received.setdefault(key, []).append((action.stage + step, action.microbatch))
+    faults = []
+    for key in sorted(sent.keys() | received.keys()):
+        source, target, kind = key
+        out, into = sent.get(key, []), received.get(key, [])
+        if out != into:
+            pairs = zip(out, into, strict=False)
+            at = next((n for n, (left, right) in enumerate(pairs) if left != right), min(len(out), len(into)))
+            faults.append(
+                f"rank {source} to rank {target}, message {at} of {kind}: sent is {_message(out, at)}, "
+                f"received is {_message(into, at)}"
+            )
+    return faults
+
+
+def _message(row: list[tuple[int, int]], at: int) -> str:
+    return f"stage {row[at][0]}, microbatch {row[at][1]}" if at < len(row) else "nothing"
+
+
+def _deadlock_faults(program: Program) -> list[str]:
+    """Replay with sends that block until the other side reaches the receive: the strictest transport there is."""
+    queues = [deque(action for action in row if action.kind in SEND | RECV) for row in program.ranks]
+    moved = True
+    while moved:
+        moved = False
+        for rank, queue in enumerate(queues):
+            while queue and queue[0].kind in SEND:
+                peer = queues[queue[0].peer]
+                if not (peer and peer[0].kind in RECV and peer[0].peer == rank):
+                    break
+                queue.popleft()
+                peer.popleft()
+                moved = True
+    stuck = [f"rank {rank} waits at {queue[0]}" for rank, queue in enumerate(queues) if queue]
+    if not stuck:
+        return []
+    return ["deadlock: " + ", ".join(stuck) + "; issue these sends and receives in one common order"]

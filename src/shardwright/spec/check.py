@@ -1,0 +1,115 @@
+"""Does the plan fit the model, the batch and the cluster? Every fault, with its arithmetic and a way out.
+
+What only the machine can answer (free memory, CUDA devices, files) is checked where it is used; what is
+here is arithmetic on the job and needs nothing else.
+"""
+
+from shardwright.spec import catalog
+from shardwright.spec.job import JobSpec
+from shardwright.spec.model import all_divisors, divisors, nearest_divisors
+
+
+def job_faults(job: JobSpec) -> list[str]:
+    """All that is wrong with a job whose fields are each valid. Empty if it can run."""
+    return [
+        *job.model.faults(),
+        *_tensor_faults(job),
+        *_pipeline_faults(job),
+        *_batch_faults(job),
+        *_cluster_faults(job),
+        *_optimizer_faults(job),
+    ]
+
+
+def _tensor_faults(job: JobSpec) -> list[str]:
+    model, tp = job.model, job.plan.tp
+    faults = []
+    for what, count in (("heads", model.heads), ("kv heads", model.num_kv_heads), ("ffn", model.ffn_size)):
+        if count % tp:
+            faults.append(
+                f"plan.tp {tp} does not divide {count} {what} ({count} / {tp} = {count / tp:.2f}); "
+                f"use {all_divisors(count) if what != 'ffn' else nearest_divisors(count, tp)}"
+            )
+    if tp > model.vocab:
+        faults.append(f"plan.tp {tp} leaves ranks without a row of a vocabulary of {model.vocab}; use less tp")
+    if job.plan.sequence_parallel and model.sequence % tp:
+        faults.append(
+            f"sequence parallel shards {model.sequence} tokens over tp {tp} "
+            f"({model.sequence} / {tp} = {model.sequence / tp:.2f}); use a sequence that is a multiple of "
+            f"{tp}, such as {model.sequence // tp * tp or tp}, or plan.sequence_parallel = false"
+        )
+    return faults
+
+
+def _pipeline_faults(job: JobSpec) -> list[str]:
+    plan, layers = job.plan, job.model.layers
+    faults = []
+    if plan.virtual_stages > 1:
+        faults.append(
+            f"schedule {plan.schedule!r} runs one stage on each rank, and plan.virtual_stages is "
+            f"{plan.virtual_stages}; use 1"
+        )
+    if plan.layout:
+        if len(plan.layout) != plan.num_stages:
+            faults.append(
+                f"plan.layout names {len(plan.layout)} stages, and pp {plan.pp} x virtual_stages "
+                f"{plan.virtual_stages} = {plan.num_stages}; give {plan.num_stages} numbers"
+            )
+        elif sum(plan.layout) != layers:
+            faults.append(
+                f"plan.layout places {' + '.join(map(str, plan.layout))} = {sum(plan.layout)} layers, and the "
+                f"model has {layers}; for example {plan.model_copy(update={'layout': []}).stage_layers(layers)}"
+            )
+    elif plan.num_stages > layers:
+        faults.append(
+            f"pp {plan.pp} x virtual_stages {plan.virtual_stages} = {plan.num_stages} stages for {layers} "
+            f"layers leaves stages without a layer; use at most {layers}, or say so in plan.layout"
+        )
+    return faults
+
+
+def _batch_faults(job: JobSpec) -> list[str]:
+    plan, batch = job.plan, job.batch.global_batch_size
+    share = plan.dp * plan.microbatch_size
+    if batch % share == 0:
+        return []
+    sizes = [size for size in divisors(batch) if size % plan.dp == 0]
+    by_microbatch = f"plan.microbatch_size {max(s // plan.dp for s in sizes)}" if sizes else "another plan.dp"
+    return [
+        f"batch.global_batch_size {batch} does not split into dp {plan.dp} x microbatch_size "
+        f"{plan.microbatch_size} = {share} ({batch} / {share} = {batch / share:.2f}); "
+        f"use a batch of {max(batch // share, 1) * share}, or {by_microbatch}"
+    ]
+
+
+def _cluster_faults(job: JobSpec) -> list[str]:
+    cluster, plan = job.cluster, job.plan
+    faults = []
+    if cluster.device != "unknown" and cluster.device not in catalog.names("devices"):
+        faults.append(
+            f"cluster.device {cluster.device!r} is not in the catalog of devices; "
+            + catalog.did_you_mean(cluster.device, catalog.names("devices"))
+        )
+    if cluster.num_devices and plan.world != cluster.num_devices:
+        rest = plan.tp * plan.pp
+        way_out = (
+            f"use dp {cluster.num_devices // rest}"
+            if cluster.num_devices % rest == 0
+            else f"use degrees whose product is {cluster.num_devices}"
+        )
+        faults.append(
+            f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} = {plan.world} ranks, and cluster "
+            f"{cluster.name!r} has {cluster.nodes} nodes x {cluster.devices_per_node} devices = "
+            f"{cluster.num_devices}; {way_out}"
+        )
+    return faults
+
+
+def _optimizer_faults(job: JobSpec) -> list[str]:
+    optimizer = job.optimizer
+    if optimizer.warmup_steps > optimizer.steps:
+        return [
+            f"optimizer.warmup_steps {optimizer.warmup_steps} is more than optimizer.steps "
+            f"{optimizer.steps}, so the peak learning rate is never reached; use at most {optimizer.steps}"
+        ]
+    return []

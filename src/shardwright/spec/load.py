@@ -1,0 +1,140 @@
+"""From a TOML file or a catalog name, and `--set` overrides, to a checked JobSpec."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from shardwright.spec import catalog
+from shardwright.spec.base import PlanError
+from shardwright.spec.check import job_faults
+from shardwright.spec.job import JobSpec
+
+
+def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
+    """Read, override, validate and check a job.
+
+    `job` is the path of a TOML file or a catalog name; `overrides` are "section.field=value" strings.
+    Raises PlanError with every fault found.
+    """
+    subject = f"job {job}"
+    fields = _read_fields(job, subject)
+    faults = [fault for override in overrides or [] for fault in _apply_override(fields, override)]
+    faults += _resolve_catalog_names(fields)
+    if faults:
+        raise PlanError(subject, faults)
+    return make_job(fields, subject)
+
+
+def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
+    """Validate and check nested fields. Raises PlanError with every fault found."""
+    try:
+        # By way of JSON, in which pydantic's strict mode accepts a list for a list and an int for a float.
+        job = JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True)
+    except ValidationError as error:
+        raise PlanError(subject, [_describe(details) for details in error.errors()]) from None
+    faults = job_faults(job)
+    if faults:
+        raise PlanError(subject, faults)
+    return job
+
+
+def _read_fields(job: str, subject: str) -> dict[str, Any]:
+    if job in catalog.names("jobs"):
+        return catalog.read("jobs", job)
+    path = Path(job)
+    if not path.exists():
+        if path.suffix == ".toml" or "/" in job:
+            raise PlanError(subject, [f"there is no file {job} (looked from {Path.cwd()}); check the path"])
+        raise PlanError(
+            subject,
+            [f"{job!r} is neither a file nor a catalog job; " + catalog.did_you_mean(job, catalog.names("jobs"))],
+        )
+    try:
+        return {"name": path.stem} | tomllib.loads(path.read_bytes().decode("utf-8"))
+    except IsADirectoryError:
+        raise PlanError(subject, [f"{job} is a folder; name the TOML file in it"]) from None
+    except UnicodeDecodeError as error:
+        raise PlanError(subject, [f"{job} is not UTF-8 text (byte {error.start}); a job is a TOML file"]) from None
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(subject, [f"{job} is not valid TOML: {error}; mend that line"]) from None
+    except OSError as error:
+        raise PlanError(subject, [f"{job} can't be read: {error.strerror}; check its permissions"]) from None
+
+
+def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
+    """Set one "a.b=value" in place. The value is TOML; what is no TOML value is taken as a string."""
+    path, equals, text = override.partition("=")
+    keys = [key.strip() for key in path.split(".")]
+    if not equals or not all(keys):
+        return [f"--set {override!r} is not of the form section.field=value, such as plan.tp=4"]
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    target = fields
+    for key in keys[:-1]:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            return [f"--set {override!r}: {key} is a value, not a section"]
+    target[keys[-1]] = value
+    return []
+
+
+def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
+    """Fill the fields of a named model or cluster in; fields beside the name override the catalog's."""
+    faults = []
+    for section, kind in (("model", "models"), ("cluster", "clusters")):
+        given = fields.get(section)
+        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+            continue
+        if given["name"] in catalog.names(kind):  # type: ignore[arg-type]
+            fields[section] = catalog.read(kind, given["name"]) | given  # type: ignore[arg-type]
+        elif len(given) == 1:  # a name and nothing else can only mean the catalog
+            faults.append(
+                f"{section}.name {given['name']!r} is not in the catalog; "
+                + catalog.did_you_mean(given["name"], catalog.names(kind))  # type: ignore[arg-type]
+                + f"; or describe the {section} by its fields"
+            )
+    return faults
+
+
+def _describe(details: ErrorDetails) -> str:
+    """One fault of pydantic's in our words: where, what was given, what is asked for, a way out."""
+    where = ".".join(str(part) for part in details["loc"])
+    given = details["input"]
+    if details["type"] == "extra_forbidden":
+        section = _section(details["loc"][:-1])
+        known = sorted(section.model_fields) if section else []
+        kind = "section" if section is JobSpec else "field"
+        return f"{where} is not a known {kind}; {catalog.did_you_mean(str(details['loc'][-1]), known)}"
+    message = details["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:].replace("Input should", "it should")
+    message = message.replace("input should", "it should")
+    field = _field_help(details["loc"])
+    return f"{where} = {_short(given)}: {message}{f' ({field})' if field else ''}"
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _section(location: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The spec class that a location such as ("plan",) is in."""
+    section: Any = JobSpec
+    for part in location:
+        field = section.model_fields.get(part)
+        section = field.annotation if field else None
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return None
+    return section  # type: ignore[no-any-return]
+
+
+def _field_help(location: tuple[int | str, ...]) -> str:
+    section = _section(location[:-1])
+    field = section.model_fields.get(str(location[-1])) if section else None
+    return (field.description or "").rstrip(".") if field else ""

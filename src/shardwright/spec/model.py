@@ -1,0 +1,110 @@
+"""The model: one decoder-only transformer, Llama-like or GPT-like by its fields."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwright.spec.base import Spec
+
+Count = Annotated[int, Field(gt=0)]
+
+
+class ModelSpec(Spec):
+    """Shape of a decoder. The defaults of `kind` fields are Llama's; see catalog/models for GPT's."""
+
+    name: str = Field("custom", description="Catalog name, or any name for your own shape.")
+    layers: Count = Field(4, description="Number of transformer blocks.")
+    hidden: Count = Field(128, description="Width of the residual stream.")
+    heads: Count = Field(8, description="Number of query heads.")
+    kv_heads: Annotated[int, Field(ge=0)] = Field(
+        0, description="Number of key/value heads (grouped-query attention); 0 means as many as heads."
+    )
+    head_dim: Annotated[int, Field(ge=0)] = Field(0, description="Width of a head; 0 means hidden / heads.")
+    ffn: Annotated[int, Field(ge=0)] = Field(0, description="Width inside the MLP; 0 means 4 x hidden.")
+    gated_mlp: bool = Field(True, description="Multiply act(gate) with up (SwiGLU) instead of act(up) alone.")
+    activation: Literal["silu", "gelu", "gelu-tanh"] = Field("silu", description="Activation of the MLP.")
+    norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="Kind of normalisation.")
+    norm_epsilon: Annotated[float, Field(gt=0)] = Field(1e-5, description="Added to the variance.")
+    positions: Literal["rotary", "learned"] = Field("rotary", description="How a token knows its position.")
+    rotary_base: Annotated[float, Field(gt=0)] = Field(10000.0, description="Base of the rotary frequencies.")
+    bias: bool = Field(False, description="Biases in the linear layers of attention and MLP.")
+    tied_embeddings: bool = Field(False, description="The output head uses the embedding table.")
+    vocab: Annotated[int, Field(gt=1)] = Field(256, description="Number of token ids.")
+    sequence: Count = Field(256, description="Tokens in one sample.")
+    init_std: Annotated[float, Field(gt=0)] = Field(
+        0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
+    )
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads with the default filled in."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head with the default filled in."""
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def ffn_size(self) -> int:
+        """Width inside the MLP with the default filled in."""
+        return self.ffn or 4 * self.hidden
+
+    def faults(self) -> list[str]:
+        """What contradicts itself within the model alone."""
+        faults = []
+        if not self.head_dim and self.hidden % self.heads:
+            faults.append(
+                f"model.hidden {self.hidden} does not split into {self.heads} heads "
+                f"({self.hidden} = {self.hidden // self.heads} x {self.heads} + {self.hidden % self.heads}); "
+                f"use heads = {nearest_divisors(self.hidden, self.heads)}, or set model.head_dim"
+            )
+        if self.heads % self.num_kv_heads:
+            faults.append(
+                f"model.kv_heads {self.num_kv_heads} does not divide model.heads {self.heads} "
+                f"(each key/value head serves heads / kv_heads query heads); "
+                f"use {nearest_divisors(self.heads, self.num_kv_heads)}"
+            )
+        if self.positions == "rotary" and self.head_size % 2:
+            faults.append(
+                f"rotary positions turn pairs of elements, and a head has {self.head_size}; "
+                f'use an even model.head_dim, or positions = "learned"'
+            )
+        return faults
+
+
+def matrix_parameters(model: ModelSpec) -> int:
+    """Elements of the matrices that each token is multiplied with: all layers and the head, no lookups."""
+    attention = model.hidden * model.head_size * (2 * model.heads + 2 * model.num_kv_heads)
+    mlp = (3 if model.gated_mlp else 2) * model.hidden * model.ffn_size
+    return model.layers * (attention + mlp) + model.vocab * model.hidden
+
+
+def flops_per_token(model: ModelSpec) -> float:
+    """Model FLOPs of one token, forward and backward: 6 a matrix element, and attention over the full sequence.
+
+    Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B): 6 N + 12 x layers x heads x head_dim x sequence.
+    Causality is not discounted and recomputation not counted.
+    """
+    attention = 12 * model.layers * model.heads * model.head_size * model.sequence
+    return 6 * matrix_parameters(model) + attention
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending: the legal values of a degree that must divide `number`."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def nearest_divisors(number: int, wanted: int) -> str:
+    """The divisors of `number` just below and above `wanted`, in words: the way out of most faults."""
+    legal = divisors(number)
+    below = [d for d in legal if d <= wanted][-1:]
+    above = [d for d in legal if d > wanted][:1]
+    return " or ".join(str(d) for d in below + above)
+
+
+def all_divisors(number: int, most: int = 8) -> str:
+    """Divisors of `number` in words: "1, 2, 4 or 8"."""
+    legal = [str(d) for d in divisors(number)[:most]]
+    return legal[0] if len(legal) == 1 else ", ".join(legal[:-1]) + " or " + legal[-1]

@@ -1,0 +1,63 @@
+"""The plan: how one training step is cut over the ranks."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwright.spec.base import Spec
+from shardwright.spec.model import Count
+
+
+class PlanSpec(Spec):
+    """Degrees and order of work. The product dp x pp x tp is the number of ranks."""
+
+    dp: Count = Field(1, description="Data-parallel degree: replicas that see different samples.")
+    tp: Count = Field(1, description="Tensor-parallel degree: ranks that share each layer's matrices.")
+    pp: Count = Field(1, description="Pipeline-parallel degree: ranks that hold different layers.")
+    microbatch_size: Count = Field(1, description="Sequences in one forward pass of one rank.")
+    schedule: Literal["sequential", "gpipe", "1f1b"] = Field(
+        "1f1b", description="Order of forward and backward passes in the pipeline."
+    )
+    virtual_stages: Count = Field(1, description="Pieces of the model that each pipeline rank holds.")
+    sequence_parallel: bool = Field(
+        False, description="Also shard norms and residuals over the sequence among the tp ranks."
+    )
+    layout: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list,
+        description="Layers of each stage, first to last; empty means as even as possible.",
+    )
+    bucket_mib: Annotated[float, Field(gt=0)] = Field(
+        25.0, description="Gradients are reduced over dp in buckets of this many MiB, during the backward."
+    )
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.tp * self.pp
+
+    @property
+    def num_stages(self) -> int:
+        """Pieces that the model is cut into."""
+        return self.pp * self.virtual_stages
+
+    def stage_layers(self, layers: int) -> list[int]:
+        """How many layers each stage holds.
+
+        What does not divide goes to the middle stages first: the first stage also embeds and the last one
+        also holds the head and the loss.
+        """
+        if self.layout:
+            return list(self.layout)
+        stages = self.num_stages
+        counts = [layers // stages] * stages
+        first_to_grow = [*range(1, stages - 1), 0, stages - 1]
+        for stage in first_to_grow[: layers % stages]:
+            counts[stage] += 1
+        return counts
+
+
+def split_evenly(total: int, parts: int, index: int) -> tuple[int, int]:
+    """Half-open range `index` of `parts` nearly equal ones; the first `total % parts` are one longer."""
+    size, longer = divmod(total, parts)
+    start = index * size + min(index, longer)
+    return start, start + size + (index < longer)

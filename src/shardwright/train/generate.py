@@ -1,0 +1,68 @@
+"""Text from the model as it is sharded: every token passes the pipeline once, on the ranks that trained it.
+
+No cache of keys and values: this is a look at what was learned, not a server.
+
+Shape suffixes: S sequence, B batch, H hidden, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from shardwright.model.decoder import DecoderStage
+from shardwright.parallel.collectives import all_gather, broadcast, start_recv, start_send
+from shardwright.parallel.mesh import Mesh
+from shardwright.schedule.schedule import Program
+from shardwright.spec.plan import split_evenly
+
+
+@torch.no_grad()
+def generate(
+    stages: dict[int, DecoderStage], program: Program, mesh: Mesh, prompt: list[int], num_tokens: int,
+    seed: int, temperature: float = 0.8,
+) -> list[int]:  # fmt: skip
+    """The prompt and `num_tokens` sampled tokens, on every rank of the pipeline. It sees the last `sequence` tokens."""
+    assert prompt, "there must be a token to begin with"
+    generator = torch.Generator().manual_seed(seed)  # alike on all ranks, so that tensor ranks draw the same token
+    tokens = list(prompt)
+    sequence = next(iter(stages.values())).spec.sequence
+    for _ in range(num_tokens):
+        window = tokens[-sequence:]
+        inputs_BS = torch.zeros(1, sequence, dtype=torch.int64, device=mesh.device)
+        inputs_BS[0, : len(window)] = torch.tensor(window)
+        logits_V = _forward(stages, program, mesh, inputs_BS, len(window) - 1)
+        drawn = torch.zeros(1, dtype=torch.int64, device=mesh.device)
+        if logits_V is not None:
+            weights_V = torch.softmax(logits_V.float().cpu() / temperature, dim=-1)
+            drawn[0] = torch.multinomial(weights_V, 1, generator=generator)
+        broadcast(drawn, mesh.pp, program.rank_of[-1])
+        tokens.append(int(drawn))
+    return tokens
+
+
+def _forward(
+    stages: dict[int, DecoderStage], program: Program, mesh: Mesh, inputs_BS: Tensor, position: int
+) -> Tensor | None:
+    """Logits [V] of one position on the ranks of the last stage, None elsewhere."""
+    x = inputs_BS
+    here = mesh.pp.index
+    for index, stage in stages.items():
+        if index > 0 and program.rank_of[index - 1] != here:
+            x = torch.empty(stage.hidden_shape(1), device=mesh.device)
+            start_recv(x, mesh.forward, program.rank_of[index - 1], tag=index).wait()
+        x = stage(x)
+        if index + 1 < program.num_stages and program.rank_of[index + 1] != here:
+            start_send(x, mesh.forward, program.rank_of[index + 1], tag=index + 1).wait()
+    last = program.num_stages - 1
+    if last not in stages:
+        return None
+    mine_V = stages[last].logits(x)[position, 0]
+    return _gather_vocabulary(mine_V, stages[last].spec.vocab, mesh)
+
+
+def _gather_vocabulary(mine_V: Tensor, vocab: int, mesh: Mesh) -> Tensor:
+    """All ranks' rows of the logits; shares may differ by one row, so they travel padded."""
+    shares = [split_evenly(vocab, mesh.tp.size, i) for i in range(mesh.tp.size)]
+    longest = max(end - start for start, end in shares)
+    padded = torch.nn.functional.pad(mine_V, (0, longest - mine_V.shape[0]))
+    rows = all_gather(padded, mesh.tp).view(mesh.tp.size, longest)
+    return torch.cat([row[: end - start] for row, (start, end) in zip(rows, shares, strict=True)])

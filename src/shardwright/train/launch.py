@@ -1,0 +1,136 @@
+"""Start the local ranks through torch's elastic launcher, and say what went wrong if they fail.
+
+On a CPU the ranks are forked from this process, which has torch loaded already: eight of them are up in a fraction
+of a second. CUDA does not survive a fork, so there they are spawned.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.mesh import MeshShape
+from shardwright.train.rank import Failure, Seat, Work, choose_device, failures_in, run_rank
+
+RANKS_PER_CORE = 16
+RANK_MEMORY_MIB = 250
+
+
+class RunError(RuntimeError):
+    """Ranks failed. The message says which and why."""
+
+
+def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list[Any]:
+    """Run `work` on every rank of the job's plan, on this machine. Returns what each rank returned.
+
+    Raises PlanError if this machine can't host the ranks or they refuse their input, RunError if a rank fails.
+    """
+    faults = machine_faults(job)
+    if faults:
+        raise PlanError("this machine", faults)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "failures", ignore_errors=True)
+    on_cpu = choose_device(job.run.device, 0).type == "cpu"
+    _load_before_fork()
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=job.plan.world,
+        run_id=f"shardwright-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"localhost:{job.run.port}",
+        rdzv_configs={"timeout": 60},
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="fork" if on_cpu else "spawn",
+    )
+    try:
+        results = elastic_launch(config, _as_rank)(work, job, folder, num_threads)
+    except ChildFailedError as error:
+        raise _explain(error.failures, job, folder) from None
+    return [results[rank] for rank in sorted(results)]
+
+
+def _as_rank(work: Work, job: JobSpec, folder: Path, num_threads: int) -> Any:
+    seat = Seat.from_environment()
+    assert seat is not None, "the launcher sets the environment of its ranks"
+    return run_rank(seat, work, job, folder, partial(Failure.leave, folder=folder), num_threads)
+
+
+def _load_before_fork() -> None:
+    """Import what the first optimizer would import, once here and not in every rank."""
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+
+
+def machine_faults(job: JobSpec) -> list[str]:
+    """What this machine can't do for the job."""
+    world, faults = job.plan.world, []
+    if choose_device(job.run.device, 0).type == "cuda":
+        if world > torch.cuda.device_count():
+            faults.append(
+                f"the plan needs {world} ranks and this machine has {torch.cuda.device_count()} CUDA devices; "
+                f'use less dp, tp or pp, torchrun over several machines, or run.device = "cpu"'
+            )
+    else:
+        cores = os.cpu_count() or 1
+        by_memory = _available_mib() // RANK_MEMORY_MIB
+        if world > min(cores * RANKS_PER_CORE, by_memory):
+            faults.append(
+                f"the plan needs {world} ranks, and this machine hosts at most "
+                f"{min(cores * RANKS_PER_CORE, by_memory)}: {cores} cores x {RANKS_PER_CORE} = "
+                f"{cores * RANKS_PER_CORE}, {_available_mib()} MiB free / {RANK_MEMORY_MIB} = {by_memory}; "
+                f"use less dp, tp or pp, or torchrun over several machines"
+            )
+    if job.run.port and not _is_free(job.run.port):
+        faults.append(f"run.port {job.run.port} is taken by another program; use another, or 0 for any free one")
+    return faults
+
+
+def _available_mib() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 2**30  # no such file on this system: do not limit
+    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable")), 2**30)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _explain(failures: dict[int, ProcessFailure], job: JobSpec, folder: Path) -> Exception:
+    """One message from all that is known: signals first, then what the ranks noted themselves."""
+    shape, world = MeshShape.of(job.plan), job.plan.world
+    notes = failures_in(folder)
+    inputs = [note for note in notes if note.kind == "input"]
+    if inputs:
+        return PlanError("input", [inputs[0].message])
+    killed = [(r, f) for r, f in failures.items() if f.exitcode < 0 and -f.exitcode != signal.SIGTERM]
+    if killed:
+        rank, failure = killed[0]
+        name = signal.Signals(-failure.exitcode).name
+        return RunError(
+            f"{shape.describe(rank)} was killed by {name}; the other {world - 1} ranks were ended"
+            + (". The system ends processes so when memory runs out" if name == "SIGKILL" else "")
+        )
+    if notes:
+        return RunError(notes[0].sentence(shape))
+    rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
+    return RunError(f"{shape.describe(rank)} ended with status {failure.exitcode} and left no note")

@@ -1,0 +1,144 @@
+"""What a run says while it goes: a JSONL file, TensorBoard, and a line with the time that is left.
+
+Only rank 0 writes. Shares of the step are means over all ranks: computing, blocked in collectives (communication
+that nothing hid), and idle in the pipeline (waiting for another stage).
+"""
+
+import json
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from shardwright.parallel.collectives import all_reduce, all_reduce_max
+from shardwright.parallel.mesh import Mesh
+from shardwright.spec import catalog
+from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.job import JobSpec
+from shardwright.spec.model import flops_per_token
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One line of metrics.jsonl. `mfu` is None where the device's rate is not known."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    step_s: float
+    tokens_per_s: float
+    mfu: float | None
+    compute_share: float
+    exposed_communication_share: float
+    pipeline_idle_share: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How the ranks spent a step, on average, and the largest memory of any."""
+
+    compute: float
+    exposed_communication: float
+    pipeline_idle: float
+    peak_memory_bytes: int
+
+
+def measure_shares(mesh: Mesh, step_s: float) -> Shares:
+    """Collect the ranks' ledgers. Moves two small all-reduces over the world."""
+    blocked_s = mesh.ledger.blocked_s()
+    idle_s = blocked_s.pop("pp", 0.0)
+    mine = torch.tensor([sum(blocked_s.values()), idle_s, step_s], dtype=torch.float64, device=mesh.device)
+    peak = torch.tensor([peak_memory_bytes(mesh.device)], dtype=torch.int64, device=mesh.device)
+    exposed_s, idle_s, total_s = all_reduce(mine, mesh.world).tolist()
+    all_reduce_max(peak, mesh.world)
+    exposed, idle = exposed_s / total_s, idle_s / total_s
+    return Shares(1.0 - exposed - idle, exposed, idle, int(peak))
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory held so far: the allocator's on CUDA, the whole process's on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def known_device(job: JobSpec, device: torch.device) -> DeviceSpec | None:
+    """The catalog's entry of the device that runs this, None if it has none."""
+    specs = [DeviceSpec(**catalog.read("devices", name)) for name in catalog.names("devices")]
+    if device.type != "cuda":
+        return next((spec for spec in specs if spec.name == job.cluster.device), None)
+    name = torch.cuda.get_device_name(device)
+    return next((spec for spec in specs if name in spec.cuda_names), None)
+
+
+class MetricsLog:
+    """Writes metrics of steps and evaluations to a run's folder and the progress line to `out`."""
+
+    def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, out: TextIO = sys.stdout) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # a second of imports that only rank 0 pays
+
+        self._job = job
+        self._out = out
+        device = known_device(job, mesh.device)
+        rate = device.peak_tflops.get("float32") if device else None
+        self._peak_flops = rate * 1e12 * job.plan.world if rate else None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+        self._board = SummaryWriter(str(folder / "tensorboard"))
+        self._recent_s: list[float] = []
+        if self._peak_flops is None:
+            where = "this CPU" if mesh.device.type == "cpu" else torch.cuda.get_device_name(mesh.device)
+            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {where}")
+
+    def say(self, text: str) -> None:
+        """A line for the user."""
+        print(text, file=self._out, flush=True)
+
+    def step(self, step: int, loss: float, grad_norm: float, rate: float, step_s: float, shares: Shares) -> None:
+        """Record one step; every run.log_every steps, show it."""
+        tokens_per_s = self._job.tokens_per_step / step_s
+        mfu = flops_per_token(self._job.model) * tokens_per_s / self._peak_flops if self._peak_flops else None
+        metrics = StepMetrics(
+            step, loss, grad_norm, rate, step_s, tokens_per_s, mfu,
+            shares.compute, shares.exposed_communication, shares.pipeline_idle, shares.peak_memory_bytes,
+        )  # fmt: skip
+        self._write(asdict(metrics))
+        self._recent_s = [*self._recent_s[-19:], step_s]
+        total = self._job.optimizer.steps
+        if step % self._job.run.log_every == 0 or step == total:
+            left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
+            rate_text = f"{tokens_per_s:,.0f} tok/s" + (f" mfu {mfu:.1%}" if mfu is not None else "")
+            self.say(
+                f"step {step:>{len(str(total))}}/{total}  loss {loss:.4f}  grad {grad_norm:.3f}  lr {rate:.2e}  "
+                f"{rate_text}  compute {shares.compute:.0%} communication {shares.exposed_communication:.0%} "
+                f"idle {shares.pipeline_idle:.0%}  {shares.peak_memory_bytes / 2**20:,.0f} MiB  "
+                f"left {_minutes(left_s)}"
+            )
+
+    def evaluation(self, step: int, loss: float) -> None:
+        """Record an evaluation on held-out text."""
+        self._write({"step": step, "validation_loss": loss})
+        self.say(f"step {step}: held-out loss {loss:.4f}")
+
+    def _write(self, values: dict[str, Any]) -> None:
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            if name != "step" and value is not None:
+                self._board.add_scalar(name, value, values["step"])
+
+    def close(self) -> None:
+        """Finish the files."""
+        self._file.close()
+        self._board.close()
+
+
+def _minutes(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,166 @@
+"""The life of one rank: device, process group, mesh, the work, and an end that says why.
+
+A rank that fails leaves a note in the run's folder `failures/`; whoever started the ranks reads the notes and tells
+the user once, from the one that failed first in cause and not in time.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.parallel.mesh import Mesh, make_mesh
+from shardwright.parallel.watch import Watch
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.mesh import MeshShape
+
+Work = Callable[[JobSpec, Mesh, Path], Any]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where the launcher put this rank. Both ours and torchrun say it in these environment variables."""
+
+    rank: int
+    local_rank: int
+    world: int
+    local_world: int
+    node: int
+
+    @classmethod
+    def from_environment(cls) -> "Seat | None":
+        """The seat of this process, or None if no launcher started it."""
+        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+            return None
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return cls(
+            rank=rank,
+            local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+            world=world,
+            local_world=int(os.environ.get("LOCAL_WORLD_SIZE", world)),
+            node=int(os.environ.get("GROUP_RANK", 0)),
+        )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank ended. Kinds, from cause to consequence: input, error, timeout, lost."""
+
+    rank: int
+    kind: str
+    message: str
+    traceback: str = ""
+
+    def sentence(self, shape: MeshShape) -> str:
+        """As the user reads it."""
+        if self.kind in ("timeout", "input"):
+            return self.message
+        return f"{shape.describe(self.rank)} failed: {self.message}" + (f"\n{self.traceback}" if self.traceback else "")
+
+    def leave(self, folder: Path) -> None:
+        """Write the note."""
+        with suppress(OSError):
+            (folder / "failures").mkdir(parents=True, exist_ok=True)
+            (folder / "failures" / f"rank{self.rank}.json").write_text(json.dumps(asdict(self)))
+
+
+def failures_in(folder: Path) -> list[Failure]:
+    """The notes that ranks left, causes first."""
+    order = ("input", "error", "timeout", "lost")
+    notes = []
+    for path in sorted((folder / "failures").glob("rank*.json")):
+        with suppress(ValueError):
+            notes.append(Failure(**json.loads(path.read_text())))
+    return sorted(notes, key=lambda note: order.index(note.kind))
+
+
+def run_rank(
+    seat: Seat, work: Work, job: JobSpec, folder: Path, tell: Callable[[Failure], None], num_threads: int = 0
+) -> Any:
+    """Join the other ranks, do the work, leave. If that fails, `tell` and end the process with status 1 or 2."""
+    shape = MeshShape.of(job.plan)
+    watch: Watch | None = None
+    try:
+        torch.set_num_threads(num_threads or max(1, (os.cpu_count() or 1) // seat.local_world))
+        device = choose_device(job.run.device, seat.local_rank)
+        store = _join(seat, job, device)
+        if store is not None:
+            watch = Watch(
+                store, seat.rank, job.run.timeout_s, shape.describe,
+                lambda message: _give_up(Failure(seat.rank, "timeout", message), tell),
+            )  # fmt: skip
+            watch.start()
+        mesh = make_mesh(shape, seat.rank, device, job.run.timeout_s, watch, job.model.tied_embeddings)
+        result = work(job, mesh, folder)
+        if watch is not None:
+            watch.stop()
+            dist.destroy_process_group()
+        return result
+    except PlanError as error:
+        tell(Failure(seat.rank, "input", str(error)))
+        raise SystemExit(2) from None
+    except Exception as error:
+        failure = Failure(seat.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
+        if watch is not None and _is_lost_connection(error):
+            # Another rank is gone. Whoever started us ends us in a moment, unless that rank was on another machine.
+            time.sleep(4.0)
+            failure = Failure(seat.rank, "lost", f"lost its connection; {watch.silent_ranks(seat.world)}")
+        _give_up(failure, tell)
+
+
+def _give_up(failure: Failure, tell: Callable[[Failure], None]) -> None:
+    """End the process at once: other threads may be stuck in a collective that will never return."""
+    tell(failure)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Gloo and NCCL raise plain RuntimeErrors when the other end of a connection goes away."""
+    text = str(error)
+    signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed", "NCCL", "Timed out")
+    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+
+
+def choose_device(wanted: str, local_rank: int) -> torch.device:
+    """The device of a local rank. PlanError where CUDA is asked for and there is none."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise PlanError("run.device", ["cuda is asked for and torch sees no CUDA device here; use auto or cpu"])
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(seat: Seat, job: JobSpec, device: torch.device) -> dist.Store | None:
+    """Enter the process group. Returns a connection to the rendezvous store for the watch; one rank needs neither."""
+    if seat.world != job.plan.world:
+        plan = job.plan
+        raise PlanError(
+            "launch",
+            [
+                f"{seat.world} ranks were started, and the plan needs dp {plan.dp} x tp {plan.tp} x pp {plan.pp} = "
+                f"{plan.world}; start {plan.world}, or change the plan"
+            ],
+        )
+    if seat.world == 1:
+        return None
+    bound = timedelta(seconds=2 * job.run.timeout_s + 10)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=bound)
+    # A connection of its own: the watch must be able to speak while the main thread waits in the store.
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
+    return dist.PrefixStore(f"shardwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -1,0 +1,72 @@
+"""One training step and one evaluation of a rank's part of a job."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardwright.parallel.collectives import all_reduce
+from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.tied import sum_tied_gradients
+from shardwright.spec.job import JobSpec
+from shardwright.train.build import Replica
+from shardwright.train.optimizer import learning_rate
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+
+
+def microbatches(tokens_BS: Tensor, microbatch_size: int) -> list[Tensor]:
+    """A replica's samples, cut into microbatches."""
+    return list(tokens_BS.split(microbatch_size))
+
+
+def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> StepResult:
+    """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica."""
+    optimizer_spec = job.optimizer
+    rate = learning_rate(optimizer_spec, step)
+    norm = 0.0
+
+    def update() -> None:
+        nonlocal norm
+        for buckets in replica.buckets.values():
+            buckets.wait()
+        if job.model.tied_embeddings:
+            sum_tied_gradients(*replica.tied(), mesh.ends)
+        # Gradients are sums over microbatches and replicas, each of a mean over tokens.
+        mean = 1.0 / (job.num_microbatches * job.plan.dp)
+        norm = float(replica.gradient_norm()) * mean
+        clip = optimizer_spec.clip_grad_norm
+        clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+        for buckets in replica.buckets.values():
+            buckets.scale(mean * clipped)
+        for group in replica.optimizer.param_groups:
+            group["lr"] = rate
+        replica.optimizer.step()
+
+    for buckets in replica.buckets.values():
+        buckets.zero()
+    losses = replica.executor.run(replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update)
+    return StepResult(mean_loss(losses, job, mesh), norm, rate)
+
+
+def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
+    """Mean loss of one global batch, without gradients."""
+    losses = replica.executor.run(replica.evaluation, microbatches(tokens_BS, job.plan.microbatch_size))
+    return mean_loss(losses, job, mesh)
+
+
+def mean_loss(losses: list[Tensor], job: JobSpec, mesh: Mesh) -> float:
+    """The mean over microbatches and replicas, on every rank. Ranks without the last stage give no losses."""
+    total = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    for loss in losses:
+        total += loss
+    all_reduce(total, mesh.pp)
+    all_reduce(total, mesh.dp)
+    return float(total) / (job.num_microbatches * job.plan.dp)

@@ -1,0 +1,430 @@
+"""Text to token ids: which files the data are, the documents in them, and the tokenizer.
+
+A fault is not raised where it is met but appended to a list, so that the caller can report all at once.
+"""
+
+import glob
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import DataSpec
+
+if TYPE_CHECKING:
+    import tokenizers
+
+STDLIB = "python-stdlib"
+# Enough for a model that learns on a laptop, and read in a second.
+_STDLIB_MOST_BYTES = 8_000_000
+_STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+_FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".bin": "tokens", ".npy": "tokens"}
+_PACKED = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"}
+# Text is read and tokenized in pieces of about this size, so that memory doesn't grow with a document.
+_PIECE_BYTES = 1 << 20
+# A wrong text_field is a fault in every line; nobody reads a million of them.
+_MOST_FAULTS = 10
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of the data set. `name` is its path within data.path, the same on every machine."""
+
+    path: Path
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    format: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: `name` says where in the data it is; `pieces` are its text, to be read once."""
+
+    name: str
+    pieces: Iterable[str]
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back.
+
+    `num_ids` is 1 + the largest id it can give, `end_of_text` the ids that follow each document, and
+    `fingerprint` tells tokenizers apart.
+    """
+
+    num_ids: int
+    end_of_text: tuple[int, ...]
+    fingerprint: str
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Ids of `text`: [n]. Raises ValueError for what it can't encode, such as a lone surrogate."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """`encode` of each text, in parallel where the tokenizer can."""
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        """Text of `ids`. What is no text (an unknown id, half a character) is replaced or left out."""
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0 to 255.
+
+    A newline follows each document: all 256 ids are bytes, so there is no id to spare for an end of text,
+    and generated text stays printable. After a document that itself ends in a newline that is a blank line.
+    """
+
+    num_ids = 256
+    end_of_text: tuple[int, ...] = (ord("\n"),)
+    fingerprint = "bytes"
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        # 255 occurs in no UTF-8, so an id that is no byte comes out as the replacement character.
+        return bytes(int(i) if 0 <= i < 256 else 255 for i in ids).decode(errors="replace")
+
+
+class FileTokenizer:
+    """A tokenizer.json of Hugging Face tokenizers.
+
+    Its end of text is the first of `names` that it has, or nothing. No token is added at the beginning, and
+    truncation and padding that the file may ask for are turned off: they would lose or invent text.
+    """
+
+    names = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+
+    def __init__(self, text: str) -> None:
+        """From the contents of the file. Raises whatever the library does if they are not a tokenizer."""
+        from tokenizers import Tokenizer as Library
+
+        self._library: tokenizers.Tokenizer = Library.from_str(text)
+        self._library.no_truncation()
+        self._library.no_padding()
+        ids = self._library.get_vocab(with_added_tokens=True)
+        self.num_ids = 1 + max(ids.values(), default=-1)  # ids may have gaps, so not the number of entries
+        self.end_of_text = tuple(ids[name] for name in self.names if name in ids)[:1]
+        self.fingerprint = blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        try:
+            encodings = self._library.encode_batch(list(texts), add_special_tokens=False)
+        except Exception as error:  # again a bare one, as for a word outside a vocabulary without "unknown"
+            raise ValueError(str(error)) from None
+        return [np.array(encoding.ids, np.int64) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+def load_tokenizer(data: DataSpec) -> Tokenizer:
+    """The tokenizer that `data` names. Raises PlanError if its file is missing or broken."""
+    if data.tokenizer == "bytes":
+        return ByteTokenizer()
+    path = Path(os.path.expanduser(data.tokenizer))
+    way_out = 'name a tokenizer.json of Hugging Face tokenizers, or use data.tokenizer = "bytes"'
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        fault = f"there is no tokenizer file {data.tokenizer} (looked from {Path.cwd()}); {way_out}"
+        raise PlanError("data", [fault]) from None
+    except IsADirectoryError:
+        fault = f"data.tokenizer {data.tokenizer} is a folder; name the tokenizer.json in it"
+        raise PlanError("data", [fault]) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or contents that are not UTF-8
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PlanError("data", [f"tokenizer file {path} can't be read: {reason}; {way_out}"]) from None
+    try:
+        return FileTokenizer(text)
+    except Exception as error:  # the library raises bare Exception for a file that is no tokenizer
+        raise PlanError("data", [f"{path} is not a tokenizer: {error}; {way_out}"]) from None
+
+
+def find_files(data: DataSpec, faults: list[str]) -> list[SourceFile]:
+    """The files that data.path means, in a sorted order; what is wrong goes to `faults`.
+
+    A folder is searched recursively, links to folders included; names that begin with a dot are skipped,
+    in a glob too. "python-stdlib" is the .py files of this Python's standard library without its tests,
+    generated build settings and retired editor; of more than 8 MB, a part picked by a hash of the names.
+    """
+    try:
+        root, paths = _list_paths(data.path, faults)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        faults.append(f"data.path {data.path!r} can't be read: {reason}; check the path and its permissions")
+        return []
+    files = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError as error:
+            faults.append(_unreadable(path, error))
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            faults.append(f"{path} is not a regular file; copy its contents to one, or leave it out")
+            continue
+        format_ = _FORMATS.get(path.suffix.lower(), "text") if data.format == "auto" else data.format
+        name = path.relative_to(root).as_posix()
+        files.append(SourceFile(path.absolute(), name, status.st_size, status.st_mtime_ns, format_))
+    if data.path == STDLIB:
+        files = _pick(files, _STDLIB_MOST_BYTES)
+    if files and not any(file.size_bytes for file in files):
+        what = f"{data.path} is empty" if len(files) == 1 else f"all {len(files)} files of {data.path} are empty"
+        faults.append(f"{what} (0 bytes); name files with text in them, or data.path = {STDLIB!r}")
+        return []
+    return files
+
+
+def read_documents(files: Sequence[SourceFile], text_field: str, faults: list[str]) -> Iterator[Document]:
+    """The documents of `files` in their order; what is wrong goes to `faults`, and reading goes on.
+
+    The pieces of a document must be read before the next document is asked for.
+    """
+    for file in files:
+        yield from _READERS[file.format](file, text_field, faults)
+        if len(faults) >= _MOST_FAULTS:
+            faults.append(f"reading stopped after {len(faults)} faults; there may be more behind them")
+            return
+
+
+def _list_paths(text: str, faults: list[str]) -> tuple[Path, list[Path]]:
+    """The folder that names are relative to, and all files, sorted. Raises OSError or ValueError."""
+    if text == STDLIB:
+        root = Path(os.__file__).parent
+        # Build settings hold paths of the machine that Python was built on.
+        found = [
+            path
+            for path in _walk(root, faults, _STDLIB_LEFT_OUT)
+            if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
+        ]
+        if not found:
+            faults.append(f"this Python keeps no .py files in {root}; set data.path to files of your own")
+        return root, found
+    if not text:
+        raise ValueError("it is empty")
+    path = Path(os.path.expanduser(text))
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return _list_glob(path, text, faults)
+    if not stat.S_ISDIR(mode):
+        return path.parent, [path]
+    num_faults = len(faults)
+    found = list(_walk(path, faults, set()))
+    if not found and len(faults) == num_faults:
+        faults.append(f"folder {path} holds no files (hidden ones are skipped); name one with text in it")
+    return path, found
+
+
+def _list_glob(pattern: Path, text: str, faults: list[str]) -> tuple[Path, list[Path]]:
+    parts = pattern.parts
+    fixed = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), len(parts))
+    if fixed == len(parts):
+        way_out = f"check the path, or use data.path = {STDLIB!r}"
+        faults.append(f"there is no file or folder {text} (looked from {Path.cwd()}); {way_out}")
+        return pattern, []
+    matches = [Path(match) for match in glob.glob(str(pattern), recursive=True)]
+    found = sorted(path for path in matches if not path.is_dir())
+    if not found:
+        also = "matches folders and no file" if matches else "matches nothing"
+        way_out = "check it, or name a folder, which is searched recursively"
+        faults.append(f"glob {text} {also} (looked from {Path.cwd()}); {way_out}")
+    return Path(*parts[:fixed]), found
+
+
+def _walk(root: Path, faults: list[str], left_out: set[str]) -> Iterator[Path]:
+    """All files under `root`, folder by folder in sorted order, without hidden ones."""
+    seen = set()
+
+    def unreadable(error: OSError) -> None:
+        faults.append(_unreadable(error.filename, error))
+
+    for folder, folders, names in os.walk(root, onerror=unreadable, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:  # a link back to a folder above, or a second link to this one
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in left_out)
+        yield from (Path(folder, name) for name in sorted(names) if name[0] != ".")
+
+
+def _pick(files: list[SourceFile], most_bytes: int) -> list[SourceFile]:
+    """Files of at most `most_bytes` in all, spread evenly over the names, in their order."""
+    picked, total_bytes = set(), 0
+    for file in sorted(files, key=lambda file: blake2b(file.name.encode()).digest()):
+        if total_bytes + file.size_bytes <= most_bytes:
+            picked.add(file.name)
+            total_bytes += file.size_bytes
+    return [file for file in files if file.name in picked]
+
+
+def _unreadable(path: Path | str, error: OSError) -> str:
+    way_out = "check its permissions, or leave it out of data.path"
+    return f"{path} can't be read: {error.strerror or error}; {way_out}"
+
+
+class _FaultError(Exception):
+    """What ends the reading of one file; the message is the fault."""
+
+
+@contextmanager
+def _collect(file: SourceFile, faults: list[str]) -> Iterator[None]:
+    """Turn what ends the reading of `file` into a fault."""
+    try:
+        yield
+    except _FaultError as fault:
+        faults.append(str(fault))
+    except OSError as error:
+        faults.append(_unreadable(file.path, error))
+
+
+def _decode(raw: bytes, file: SourceFile, position: int) -> str:
+    """The text of `raw`, which begins at byte `position` of the file. Raises _FaultError if it is binary."""
+    way_out = "unpack it first" if file.path.suffix.lower() in _PACKED else "save it as UTF-8"
+    way_out += ", set data.format to what it is, or leave it out of data.path"
+    if (nul := raw.find(b"\0")) >= 0:
+        raise _FaultError(f"{file.path} is not text: byte {position + nul} is NUL; {way_out}")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        byte = f"byte {position + error.start} (0x{raw[error.start]:02x})"
+        raise _FaultError(f"{file.path} is not UTF-8 text: {error.reason} at {byte}; {way_out}") from None
+
+
+def _read_text(file: SourceFile, text_field: str, faults: list[str]) -> Iterator[Document]:
+    """The file as one document."""
+    yield Document(file.name, _text_pieces(file, faults))
+
+
+def _text_pieces(file: SourceFile, faults: list[str]) -> Iterator[str]:
+    with _collect(file, faults), file.path.open("rb") as stream:
+        rest, position = b"", 0
+        while block := stream.read(_PIECE_BYTES):
+            raw = rest + block
+            if position == 0 and raw.startswith(b"\xef\xbb\xbf"):  # a byte order mark is not text
+                raw, position = raw[3:], 3
+            # Cut behind the last line; in a line longer than a piece, in front of a character.
+            cut = raw.rfind(b"\n") + 1
+            if not cut:
+                last = range(len(raw) - 1, max(len(raw) - 5, -1), -1)  # a character has up to 4 bytes
+                cut = next((i for i in last if raw[i] & 0xC0 != 0x80), len(raw))
+            if text := _decode(raw[:cut], file, position):
+                yield text
+            rest, position = raw[cut:], position + cut
+        if rest:
+            yield _decode(rest, file, position)
+
+
+def _read_jsonl(file: SourceFile, text_field: str, faults: list[str]) -> Iterator[Document]:
+    """A document a line; blank lines are skipped."""
+    with _collect(file, faults), file.path.open("rb") as stream:
+        position = 0
+        for number, raw in enumerate(stream, 1):
+            text = _decode(raw, file, position).removeprefix("\ufeff" if number == 1 else "")
+            position += len(raw)
+            if not text.strip():
+                continue
+            where = f"{file.path}, line {number}"
+            try:
+                value = _field(json.loads(text), text_field, where)
+            except (ValueError, RecursionError) as error:
+                faults.append(f"{where} is not JSON: {error}; mend that line, or drop it")
+            except _FaultError as fault:
+                faults.append(str(fault))
+            else:
+                yield Document(f"{file.name}:{number}", _cut(value))
+            if len(faults) >= _MOST_FAULTS:
+                return
+
+
+def _field(record: object, text_field: str, where: str) -> str:
+    """The text of one JSON record. Raises _FaultError."""
+    if not isinstance(record, dict):
+        kind = f"of type {type(record).__name__}"
+        raise _FaultError(f'{where} is {kind}; each line must be an object such as {{"{text_field}": "..."}}')
+    if text_field not in record:
+        raise _FaultError(f"{where} has no field {text_field!r}; {_one_of(list(record))}")
+    return _valid(record[text_field], text_field, where)
+
+
+def _one_of(names: list[str], most: int = 12) -> str:
+    present = ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return f"it has {present}: set data.text_field to one of them" if names else "it has none at all"
+
+
+def _valid(value: object, text_field: str, where: str) -> str:
+    if not isinstance(value, str):
+        kind = "null" if value is None else f"of type {type(value).__name__}"
+        way_out = "set data.text_field to a field of text, or drop that record"
+        raise _FaultError(f"{where}: field {text_field!r} is {kind}, not a string; {way_out}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        what = f"half a surrogate pair ({value[error.start]!r}) at character {error.start}"
+        raise _FaultError(f"{where}: field {text_field!r} has {what}; mend that record, or drop it") from None
+    return value
+
+
+def _read_parquet(file: SourceFile, text_field: str, faults: list[str]) -> Iterator[Document]:
+    """A document a row, a bounded number of rows in memory."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _collect(file, faults):
+        try:
+            with pq.ParquetFile(file.path) as table:
+                columns = table.schema_arrow.names
+                if text_field not in columns:
+                    raise _FaultError(f"{file.path} has no column {text_field!r}; {_one_of(columns)}")
+                row = 0
+                for batch in table.iter_batches(batch_size=256, columns=[text_field]):
+                    for value in batch.column(0).to_pylist():
+                        row += 1
+                        where = f"{file.path}, row {row}"
+                        try:
+                            yield Document(f"{file.name}:{row}", _cut(_valid(value, text_field, where)))
+                        except _FaultError as fault:
+                            faults.append(str(fault))
+                            if len(faults) >= _MOST_FAULTS:
+                                return
+        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno:  # the system's; without a number it is the library's
+                raise
+            reason = str(error).splitlines()[0]
+            way_out = "write it again, or leave it out of data.path"
+            raise _FaultError(f"{file.path} is a broken parquet file: {reason}; {way_out}") from None
+
+
+def _cut(text: str) -> list[str]:
+    """`text` in pieces of at most _PIECE_BYTES characters, cut behind a newline where there is one."""
+    pieces, start = [], 0
+    while start < len(text):
+        stop = start + _PIECE_BYTES
+        if stop < len(text):
+            stop = text.rfind("\n", start, stop) + 1 or stop
+        pieces.append(text[start:stop])
+        start = stop
+    return pieces
+
+
+_READERS: dict[str, Callable[[SourceFile, str, list[str]], Iterator[Document]]] = {
+    "text": _read_text,
+    "jsonl": _read_jsonl,
+    "parquet": _read_parquet,
+}
