@@ -23,7 +23,7 @@ class _JobCommand(click.Command):
         from shardwright.spec.fields import job_fields
 
         for section, rows in job_fields().items():
-            with formatter.section(f"[{section}]"):
+            with formatter.section(f"Fields of [{section}]" if section else "Fields of a job"):
                 formatter.write_dl(rows)
 
 
@@ -35,7 +35,7 @@ def _job_options(command: Any) -> Any:
     return click.argument("job")(set_option(json_option(command)))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__)
 def cli() -> None:
     """Train large transformers with hybrid parallelism, and know beforehand what will happen.
@@ -51,7 +51,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     spec = _load(job, overrides)
     from shardwright.spec.mesh import MeshShape
     from shardwright.train.data import prepare_tokens
-    from shardwright.train.launch import launch
+    from shardwright.train.launch import check_machine, launch
     from shardwright.train.rank import Failure, Seat, run_rank
     from shardwright.train.trainer import train as train_on_rank
 
@@ -67,6 +67,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
         if seat is not None:
             result = run_rank(seat, train_on_rank, spec, folder, tell)
         else:
+            check_machine(spec, folder)  # before much text is read
             prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
             result = launch(train_on_rank, spec, folder)[0]
     if as_json and (seat is None or seat.rank == 0):

@@ -28,6 +28,7 @@ class Watch:
         self._describe = describe
         self._on_timeout = on_timeout
         self._interval_s = min(1.0, timeout_s / 4)
+        self._step = ""
         self._doing = "starting"
         self._wait: tuple[str, tuple[int, ...], float] | None = None
         self._stop = threading.Event()
@@ -43,9 +44,13 @@ class Watch:
         if self._thread.is_alive():
             self._thread.join()
 
+    def step(self, number: int) -> None:
+        """Note the step that this rank is at. Cheap: nothing is sent here."""
+        self._step = f"step {number}, "
+
     def doing(self, what: str) -> None:
-        """Note what this rank is at. Cheap: nothing is sent here."""
-        self._doing = what
+        """Note what this rank is at within the step."""
+        self._doing = self._step + what
 
     @contextmanager
     def waiting(self, what: str, peers: tuple[int, ...]) -> Iterator[None]:
@@ -61,11 +66,10 @@ class Watch:
         silent = []
         for rank in range(world):
             try:
-                words = self._last_words(rank)
+                if self._is_silent(rank):
+                    silent.append(f"{self._describe(rank)} {self._last_words(rank)}")
             except RuntimeError:
                 return "the rendezvous store is gone too"
-            if "silent" in words or "never reported" in words:
-                silent.append(f"{self._describe(rank)} {words}")
         return "; ".join(silent) or "every rank was heard of a moment ago"
 
     def _run(self) -> None:
@@ -82,23 +86,40 @@ class Watch:
             return
 
     def _sentence(self, what: str, peers: tuple[int, ...], since: float) -> str:
+        """Who waited for whom, down the chain to a rank that waits for no one: there the fault is."""
         waited_s = time.monotonic() - since
         lines = [
             f"{self._describe(self._rank)} waited {waited_s:.0f} s in {what} (at {self._doing}) for "
             + " and ".join(self._describe(peer) for peer in peers)
         ]
-        lines += [f"  {self._describe(peer)} {self._last_words(peer)}" for peer in peers]
+        chain, seen = list(peers), {self._rank}
+        while chain:
+            peer = chain.pop(0)
+            if peer not in seen:
+                seen.add(peer)
+                lines.append(f"  {self._describe(peer)} {self._last_words(peer)}")
+                waits = self._state(peer).get("waits")
+                chain += waits[1] if waits and not self._is_silent(peer) else []
         lines.append("  if the work is slow and not stuck, raise run.timeout_s")
         return "\n".join(lines)
 
-    def _last_words(self, rank: int) -> str:
+    def _state(self, rank: int) -> dict[str, Any]:
+        """What a rank last published; empty if it never did."""
         key = f"watch/{rank}"
-        if not self._store.check([key]):
+        return json.loads(self._store.get(key)) if self._store.check([key]) else {}
+
+    def _is_silent(self, rank: int) -> bool:
+        return time.time() - self._state(rank).get("at", 0.0) > 1.0 + 1.5 * self._interval_s
+
+    def _last_words(self, rank: int) -> str:
+        state = self._state(rank)
+        if not state:
             return "never reported: it did not start"
-        state: dict[str, Any] = json.loads(self._store.get(key))
-        age_s = time.time() - state["at"]
-        if age_s > 1.0 + 1.5 * self._interval_s:
-            return f"has been silent for {age_s:.0f} s: it is dead or its machine is; it was at {state['doing']}"
+        if self._is_silent(rank):
+            age_s = time.time() - state["at"]
+            return (
+                f"has been silent for {age_s:.0f} s: it is dead, stopped, or its machine is; it was at {state['doing']}"
+            )
         if state["waits"]:
             what, peers = state["waits"]
             return f"waits itself, in {what} (at {state['doing']}) for rank {', '.join(map(str, peers))}"

@@ -6,7 +6,7 @@ here is arithmetic on the job and needs nothing else.
 
 from shardwright.spec import catalog
 from shardwright.spec.job import JobSpec
-from shardwright.spec.model import all_divisors, divisors, nearest_divisors
+from shardwright.spec.model import all_divisors, nearest_divisors
 
 
 def job_faults(job: JobSpec) -> list[str]:
@@ -21,6 +21,10 @@ def job_faults(job: JobSpec) -> list[str]:
     ]
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _tensor_faults(job: JobSpec) -> list[str]:
     model, tp = job.model, job.plan.tp
     faults = []
@@ -31,7 +35,7 @@ def _tensor_faults(job: JobSpec) -> list[str]:
                 f"use {all_divisors(count) if what != 'ffn' else nearest_divisors(count, tp)}"
             )
     if tp > model.vocab:
-        faults.append(f"plan.tp {tp} leaves ranks without a row of a vocabulary of {model.vocab}; use less tp")
+        faults.append(f"plan.tp {tp} leaves ranks without a row of a vocabulary of {model.vocab}; use at most {model.vocab}")
     if job.plan.sequence_parallel and model.sequence % tp:
         faults.append(
             f"sequence parallel shards {model.sequence} tokens over tp {tp} "
@@ -52,18 +56,28 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
     if plan.layout:
         if len(plan.layout) != plan.num_stages:
             faults.append(
-                f"plan.layout names {len(plan.layout)} stages, and pp {plan.pp} x virtual_stages "
-                f"{plan.virtual_stages} = {plan.num_stages}; give {plan.num_stages} numbers"
+                f"plan.layout names {_count(len(plan.layout), 'stage')}, and pp {plan.pp} x virtual_stages "
+                f"{plan.virtual_stages} = {plan.num_stages}; give {_count(plan.num_stages, 'number')}"
             )
         elif sum(plan.layout) != layers:
             faults.append(
                 f"plan.layout places {' + '.join(map(str, plan.layout))} = {sum(plan.layout)} layers, and the "
                 f"model has {layers}; for example {plan.model_copy(update={'layout': []}).stage_layers(layers)}"
             )
+        else:
+            empty = [stage for stage, count in enumerate(plan.layout) if count == 0]
+            faults += [
+                f"plan.layout leaves stage {stage} with nothing to do; only the first stage (embedding) and the last "
+                f"(head and loss) can be without layers"
+                for stage in empty
+                if 0 < stage < plan.num_stages - 1
+            ]
     elif plan.num_stages > layers:
+        # Embedding and head make work for two stages, but only where the user asks for that.
+        by_layout = ", or say so in plan.layout" if plan.num_stages <= layers + 2 else ""
         faults.append(
-            f"pp {plan.pp} x virtual_stages {plan.virtual_stages} = {plan.num_stages} stages for {layers} "
-            f"layers leaves stages without a layer; use at most {layers}, or say so in plan.layout"
+            f"pp {plan.pp} x virtual_stages {plan.virtual_stages} = {plan.num_stages} stages for "
+            f"{_count(layers, 'layer')} leaves stages without a layer; use at most {layers}{by_layout}"
         )
     return faults
 
@@ -73,12 +87,16 @@ def _batch_faults(job: JobSpec) -> list[str]:
     share = plan.dp * plan.microbatch_size
     if batch % share == 0:
         return []
-    sizes = [size for size in divisors(batch) if size % plan.dp == 0]
-    by_microbatch = f"plan.microbatch_size {max(s // plan.dp for s in sizes)}" if sizes else "another plan.dp"
+    batches = " or ".join(str(b) for b in (batch // share * share, (batch // share + 1) * share) if b)
+    by_plan = (
+        "another plan.dp"
+        if batch % plan.dp
+        else f"plan.microbatch_size {nearest_divisors(batch // plan.dp, plan.microbatch_size)}"
+    )
     return [
         f"batch.global_batch_size {batch} does not split into dp {plan.dp} x microbatch_size "
         f"{plan.microbatch_size} = {share} ({batch} / {share} = {batch / share:.2f}); "
-        f"use a batch of {max(batch // share, 1) * share}, or {by_microbatch}"
+        f"use a batch of {batches}, or {by_plan}"
     ]
 
 

@@ -1,19 +1,30 @@
 """Every field of a job with its default and meaning, for help texts: written nowhere twice."""
 
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
 from shardwright.spec.base import Spec
 from shardwright.spec.job import JobSpec
 
 
 def job_fields() -> dict[str, list[tuple[str, str]]]:
-    """By section: (field = default, meaning)."""
-    sections = {}
+    """By section: (field = default, meaning). The first section, called "", has what stands above all sections."""
+    sections: dict[str, list[tuple[str, str]]] = {"": []}
     for section, field in JobSpec.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Spec):
-            sections[section] = [
-                (f"{name} = {_shown(inner.get_default(call_default_factory=True))}", inner.description or "")
-                for name, inner in field.annotation.model_fields.items()
-            ]
+            sections[section] = [_row(name, inner) for name, inner in field.annotation.model_fields.items()]
+        else:
+            sections[""].append(_row(section, field))
     return sections
+
+
+def _row(name: str, field: FieldInfo) -> tuple[str, str]:
+    meaning = field.description or ""
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    if len(choices) > 1:
+        meaning += " One of " + ", ".join(choices) + "."
+    return f"{name} = {_shown(field.get_default(call_default_factory=True))}", meaning
 
 
 def _shown(value: object) -> str:

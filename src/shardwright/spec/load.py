@@ -13,6 +13,9 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.check import job_faults
 from shardwright.spec.job import JobSpec
 
+# A TOMLDecodeError is a ValueError. The others are for numbers too long and nesting too deep for Python.
+_TOML_ERRORS = (ValueError, RecursionError)
+
 
 def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
     """Read, override, validate and check a job.
@@ -24,45 +27,61 @@ def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
     fields = _read_fields(job, subject)
     faults = [fault for override in overrides or [] for fault in _apply_override(fields, override)]
     faults += _resolve_catalog_names(fields)
-    if faults:
-        raise PlanError(subject, faults)
+    if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
+        raise PlanError(subject, faults + _validate(fields)[1])
     return make_job(fields, subject)
 
 
 def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
     """Validate and check nested fields. Raises PlanError with every fault found."""
-    try:
-        # By way of JSON, in which pydantic's strict mode accepts a list for a list and an int for a float.
-        job = JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True)
-    except ValidationError as error:
-        raise PlanError(subject, [_describe(details) for details in error.errors()]) from None
-    faults = job_faults(job)
+    job, faults = _validate(fields)
+    faults = faults or job_faults(job)
     if faults:
         raise PlanError(subject, faults)
     return job
 
 
+def _validate(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
+    """The job, and what is wrong with single fields; the default job if something is."""
+    try:
+        # By way of JSON, in which pydantic's strict mode accepts a list for a list and an int for a float.
+        return JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True), []
+    except ValidationError as error:
+        return JobSpec(), [_describe(details) for details in error.errors()]
+
+
 def _read_fields(job: str, subject: str) -> dict[str, Any]:
     if job in catalog.names("jobs"):
         return catalog.read("jobs", job)
-    path = Path(job)
-    if not path.exists():
-        if path.suffix == ".toml" or "/" in job:
-            raise PlanError(subject, [f"there is no file {job} (looked from {Path.cwd()}); check the path"])
-        raise PlanError(
-            subject,
-            [f"{job!r} is neither a file nor a catalog job; " + catalog.did_you_mean(job, catalog.names("jobs"))],
-        )
     try:
-        return {"name": path.stem} | tomllib.loads(path.read_bytes().decode("utf-8"))
-    except IsADirectoryError:
-        raise PlanError(subject, [f"{job} is a folder; name the TOML file in it"]) from None
-    except UnicodeDecodeError as error:
-        raise PlanError(subject, [f"{job} is not UTF-8 text (byte {error.start}); a job is a TOML file"]) from None
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(subject, [f"{job} is not valid TOML: {error}; mend that line"]) from None
+        return _read_toml(job)
     except OSError as error:
-        raise PlanError(subject, [f"{job} can't be read: {error.strerror}; check its permissions"]) from None
+        fault = f"{job} can't be read: {error.strerror}; check the path and its permissions"
+    except ValueError as error:
+        fault = str(error)
+    raise PlanError(subject, [fault])
+
+
+def _read_toml(job: str) -> dict[str, Any]:
+    """The fields in a file. Raises ValueError with the fault, or OSError."""
+    path = Path(job)
+    try:
+        if not job:
+            raise FileNotFoundError
+        contents = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if path.suffix == ".toml" or "/" in job:
+            raise ValueError(f"there is no file {job} (looked from {Path.cwd()}); check the path") from None
+        known = catalog.did_you_mean(job, catalog.names("jobs"))
+        raise ValueError(f"{job!r} is neither a file nor a catalog job; {known}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{job} is a folder; name the TOML file in it") from None
+    try:
+        return {"name": path.stem} | tomllib.loads(contents.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{job} is not UTF-8 text (byte {error.start}); a job is a TOML file") from None
+    except _TOML_ERRORS as error:
+        raise ValueError(f"{job} is not valid TOML: {error}; mend that line") from None
 
 
 def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
@@ -72,9 +91,10 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
     if not equals or not all(keys):
         return [f"--set {override!r} is not of the form section.field=value, such as plan.tp=4"]
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
+        parsed = tomllib.loads(f"value = {text}")
+    except _TOML_ERRORS:
+        parsed = {}
+    value = parsed["value"] if len(parsed) == 1 else text  # a line break in the text could begin another key
     target = fields
     for key in keys[:-1]:
         target = target.setdefault(key, {})
@@ -94,10 +114,10 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
         if given["name"] in catalog.names(kind):  # type: ignore[arg-type]
             fields[section] = catalog.read(kind, given["name"]) | given  # type: ignore[arg-type]
         elif len(given) == 1:  # a name and nothing else can only mean the catalog
+            hint = catalog.did_you_mean(given["name"], catalog.names(kind))  # type: ignore[arg-type]
             faults.append(
-                f"{section}.name {given['name']!r} is not in the catalog; "
-                + catalog.did_you_mean(given["name"], catalog.names(kind))  # type: ignore[arg-type]
-                + f"; or describe the {section} by its fields"
+                f"{section}.name {given['name']!r} is not in the catalog; {hint.removesuffix('?')}, "
+                f"or describe the {section} by its fields" + "?" * hint.endswith("?")
             )
     return faults
 
@@ -111,6 +131,10 @@ def _describe(details: ErrorDetails) -> str:
         known = sorted(section.model_fields) if section else []
         kind = "section" if section is JobSpec else "field"
         return f"{where} is not a known {kind}; {catalog.did_you_mean(str(details['loc'][-1]), known)}"
+    if details["type"] == "model_type":
+        first = next(iter((_section(details["loc"]) or JobSpec).model_fields))
+        example = f"{where}.{first}" + (f" = {_short(given)}" if first == "name" and isinstance(given, str) else "")
+        return f"{where} = {_short(given)}: it should be a section; set fields in it, such as {example}"
     message = details["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:].replace("Input should", "it should")
     message = message.replace("input should", "it should")
@@ -119,7 +143,7 @@ def _describe(details: ErrorDetails) -> str:
 
 
 def _short(value: object) -> str:
-    text = json.dumps(value, default=str)
+    text = str(value) if isinstance(value, float) else json.dumps(value, default=str)  # TOML has nan, not NaN
     return text if len(text) <= 60 else text[:57] + "..."
 
 

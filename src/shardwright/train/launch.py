@@ -5,11 +5,16 @@ of a second. CUDA does not survive a fork, so there they are spawned.
 """
 
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
 import socket
+import tempfile
+import threading
+import time
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ from shardwright.train.rank import Failure, Seat, Work, choose_device, failures_
 
 RANKS_PER_CORE = 16
 RANK_MEMORY_MIB = 250
+ENDING_S = 8.0
 
 
 class RunError(RuntimeError):
@@ -33,16 +39,14 @@ class RunError(RuntimeError):
 def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list[Any]:
     """Run `work` on every rank of the job's plan, on this machine. Returns what each rank returned.
 
-    Raises PlanError if this machine can't host the ranks or they refuse their input, RunError if a rank fails.
+    Raises PlanError if check_machine does or the ranks refuse their input, RunError if a rank fails.
     """
-    faults = machine_faults(job)
-    if faults:
-        raise PlanError("this machine", faults)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_machine(job, folder)
     shutil.rmtree(folder / "failures", ignore_errors=True)
     on_cpu = choose_device(job.run.device, 0).type == "cpu"
     _load_before_fork()
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # we say ourselves what went wrong
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -55,11 +59,31 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
         monitor_interval=0.1,
         start_method="fork" if on_cpu else "spawn",
     )
+    threading.Thread(target=_kill_the_stuck, args=(job.plan.world,), name="reaper", daemon=True).start()
     try:
         results = elastic_launch(config, _as_rank)(work, job, folder, num_threads)
     except ChildFailedError as error:
         raise _explain(error.failures, job, folder) from None
     return [results[rank] for rank in sorted(results)]
+
+
+def _kill_the_stuck(world: int) -> None:
+    """After a rank failed, end those that do not end when asked: a stopped process never hears the question.
+
+    torch would wait 30 s for them.
+    """
+    ranks: list[BaseProcess] = []
+    while len(ranks) < world:
+        time.sleep(0.2)
+        ranks = list(multiprocessing.active_children())
+    while any(rank.is_alive() for rank in ranks):
+        time.sleep(0.2)
+        if any(rank.exitcode for rank in ranks):
+            time.sleep(ENDING_S)
+            for rank in ranks:
+                if rank.is_alive():
+                    rank.kill()
+            return
 
 
 def _as_rank(work: Work, job: JobSpec, folder: Path, num_threads: int) -> Any:
@@ -71,6 +95,13 @@ def _as_rank(work: Work, job: JobSpec, folder: Path, num_threads: int) -> Any:
 def _load_before_fork() -> None:
     """Import what the first optimizer would import, once here and not in every rank."""
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+
+
+def check_machine(job: JobSpec, folder: Path) -> None:
+    """Make the run's folder. Raises PlanError with all that keeps this machine from running the job."""
+    faults = machine_faults(job) + _folder_faults(folder)
+    if faults:
+        raise PlanError("this machine", faults)
 
 
 def machine_faults(job: JobSpec) -> list[str]:
@@ -92,9 +123,25 @@ def machine_faults(job: JobSpec) -> list[str]:
                 f"{cores * RANKS_PER_CORE}, {_available_mib()} MiB free / {RANK_MEMORY_MIB} = {by_memory}; "
                 f"use less dp, tp or pp, or torchrun over several machines"
             )
-    if job.run.port and not _is_free(job.run.port):
-        faults.append(f"run.port {job.run.port} is taken by another program; use another, or 0 for any free one")
+    if job.run.port and (refusal := _port_refusal(job.run.port)):
+        faults.append(f"run.port {job.run.port} {refusal}; use another, or 0 for any free one")
     return faults
+
+
+def _folder_faults(folder: Path) -> list[str]:
+    """Make the folder and write to it: what else could tell that it can be done?"""
+    way_out = "name another folder in run.folder"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (FileExistsError, NotADirectoryError):
+        file = next((path for path in (folder, *folder.parents) if path.is_file()), folder)
+        return [f"run.folder {folder} can't be made: {file} is a file; {way_out}"]
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        return [f"run.folder {folder} can't be written to: {reason}; {way_out}, or mend its permissions"]
+    return []
 
 
 def _available_mib() -> int:
@@ -105,14 +152,17 @@ def _available_mib() -> int:
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable")), 2**30)
 
 
-def _is_free(port: int) -> bool:
+def _port_refusal(port: int) -> str:
+    """Why the system does not give us this port; empty if it does."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
+        except PermissionError:
+            return "is not for ordinary users, as all below 1024 are"
         except OSError:
-            return False
-    return True
+            return "is taken by another program"
+    return ""
 
 
 def _explain(failures: dict[int, ProcessFailure], job: JobSpec, folder: Path) -> Exception:

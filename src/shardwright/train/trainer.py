@@ -17,7 +17,7 @@ from shardwright.train.generate import generate
 from shardwright.train.metrics import MetricsLog, measure_shares
 from shardwright.train.samples import Samples, unigram_loss
 from shardwright.train.step import evaluate, train_step
-from shardwright.train.tokens import load_tokenizer
+from shardwright.train.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ def train(job: JobSpec, mesh: Mesh, folder: Path) -> RunResult:
     for step in range(job.optimizer.steps):
         step_start_s = time.perf_counter()
         mesh.ledger.clear()
+        if mesh.watch is not None:
+            mesh.watch.step(step + 1)
         result = train_step(job, replica, mesh, step, my_share(train_samples, step * batch, job, mesh))
         step_s = time.perf_counter() - step_start_s
         if not math.isfinite(result.loss):

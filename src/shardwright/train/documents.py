@@ -1,4 +1,4 @@
-"""Text to token ids: which files the data are, the documents in them, and the tokenizer.
+"""Which files the data are, and the documents in them.
 
 A fault is not raised where it is met but appended to a list, so that the caller can report all at once.
 """
@@ -12,16 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from shardwright.spec.base import PlanError
 from shardwright.spec.job import DataSpec
-
-if TYPE_CHECKING:
-    import tokenizers
 
 STDLIB = "python-stdlib"
 # Enough for a model that learns on a laptop, and read in a second.
@@ -52,107 +44,6 @@ class Document:
 
     name: str
     pieces: Iterable[str]
-
-
-class Tokenizer(Protocol):
-    """Text to token ids and back.
-
-    `num_ids` is 1 + the largest id it can give, `end_of_text` the ids that follow each document, and
-    `fingerprint` tells tokenizers apart.
-    """
-
-    num_ids: int
-    end_of_text: tuple[int, ...]
-    fingerprint: str
-
-    def encode(self, text: str) -> NDArray[np.int64]:
-        """Ids of `text`: [n]. Raises ValueError for what it can't encode, such as a lone surrogate."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """`encode` of each text, in parallel where the tokenizer can."""
-
-    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        """Text of `ids`. What is no text (an unknown id, half a character) is replaced or left out."""
-
-
-class ByteTokenizer:
-    """UTF-8 bytes as ids 0 to 255.
-
-    A newline follows each document: all 256 ids are bytes, so there is no id to spare for an end of text,
-    and generated text stays printable. After a document that itself ends in a newline that is a blank line.
-    """
-
-    num_ids = 256
-    end_of_text: tuple[int, ...] = (ord("\n"),)
-    fingerprint = "bytes"
-
-    def encode(self, text: str) -> NDArray[np.int64]:
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        # 255 occurs in no UTF-8, so an id that is no byte comes out as the replacement character.
-        return bytes(int(i) if 0 <= i < 256 else 255 for i in ids).decode(errors="replace")
-
-
-class FileTokenizer:
-    """A tokenizer.json of Hugging Face tokenizers.
-
-    Its end of text is the first of `names` that it has, or nothing. No token is added at the beginning, and
-    truncation and padding that the file may ask for are turned off: they would lose or invent text.
-    """
-
-    names = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
-
-    def __init__(self, text: str) -> None:
-        """From the contents of the file. Raises whatever the library does if they are not a tokenizer."""
-        from tokenizers import Tokenizer as Library
-
-        self._library: tokenizers.Tokenizer = Library.from_str(text)
-        self._library.no_truncation()
-        self._library.no_padding()
-        ids = self._library.get_vocab(with_added_tokens=True)
-        self.num_ids = 1 + max(ids.values(), default=-1)  # ids may have gaps, so not the number of entries
-        self.end_of_text = tuple(ids[name] for name in self.names if name in ids)[:1]
-        self.fingerprint = blake2b(text.encode(), digest_size=16).hexdigest()
-
-    def encode(self, text: str) -> NDArray[np.int64]:
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        try:
-            encodings = self._library.encode_batch(list(texts), add_special_tokens=False)
-        except Exception as error:  # again a bare one, as for a word outside a vocabulary without "unknown"
-            raise ValueError(str(error)) from None
-        return [np.array(encoding.ids, np.int64) for encoding in encodings]
-
-    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
-
-
-def load_tokenizer(data: DataSpec) -> Tokenizer:
-    """The tokenizer that `data` names. Raises PlanError if its file is missing or broken."""
-    if data.tokenizer == "bytes":
-        return ByteTokenizer()
-    path = Path(os.path.expanduser(data.tokenizer))
-    way_out = 'name a tokenizer.json of Hugging Face tokenizers, or use data.tokenizer = "bytes"'
-    try:
-        text = path.read_bytes().decode()
-    except FileNotFoundError:
-        fault = f"there is no tokenizer file {data.tokenizer} (looked from {Path.cwd()}); {way_out}"
-        raise PlanError("data", [fault]) from None
-    except IsADirectoryError:
-        fault = f"data.tokenizer {data.tokenizer} is a folder; name the tokenizer.json in it"
-        raise PlanError("data", [fault]) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or contents that are not UTF-8
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise PlanError("data", [f"tokenizer file {path} can't be read: {reason}; {way_out}"]) from None
-    try:
-        return FileTokenizer(text)
-    except Exception as error:  # the library raises bare Exception for a file that is no tokenizer
-        raise PlanError("data", [f"{path} is not a tokenizer: {error}; {way_out}"]) from None
 
 
 def find_files(data: DataSpec, faults: list[str]) -> list[SourceFile]:

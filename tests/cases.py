@@ -1,0 +1,72 @@
+"""Small jobs on made-up tokens, and the steps that tests run on them."""
+
+from typing import Any
+
+import torch
+
+from shardwright.measure.verify import Record, Verdict, compare
+from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.parameter import placed_parameters
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+from shardwright.train.build import build
+from shardwright.train.step import train_step
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"kv_heads": 4, "ffn": 48},
+    "llama-tied": {"kv_heads": 8, "ffn": 48, "tied_embeddings": True},
+    "gpt": {
+        "norm": "layernorm", "positions": "learned", "gated_mlp": False, "activation": "gelu-tanh", "bias": True,
+    },
+    "gpt-tied": {
+        "norm": "layernorm", "positions": "learned", "gated_mlp": False, "activation": "gelu-tanh", "bias": True,
+        "tied_embeddings": True, "kv_heads": 4,
+    },
+}  # fmt: skip
+
+
+def small_job(kind: str = "llama", batch: int = 8, layers: int = 4, **plan: Any) -> JobSpec:
+    """A model of some thousand parameters, whose vocabulary does not divide by 2 or 4."""
+    model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | KINDS[kind]
+    return make_job(
+        {
+            "model": model,
+            "plan": plan,
+            "batch": {"global_batch_size": batch},
+            # A norm that clips, and a rate that moves the weights visibly in a few steps. Adam divides a gradient by
+            # its own size: with a tiny epsilon, elements that are nearly zero would turn rounding into full steps.
+            "optimizer": {
+                "learning_rate": 3e-3, "warmup_steps": 2, "steps": 10, "clip_grad_norm": 0.5, "epsilon": 1e-5,
+            },
+        }
+    )  # fmt: skip
+
+
+def made_up_tokens(job: JobSpec, step: int) -> torch.Tensor:
+    """The global batch of a step, [B, S + 1]: skewed, so that there is something to learn."""
+    generator = torch.Generator().manual_seed(step)
+    shape = (job.batch.global_batch_size, job.model.sequence + 1)
+    return (torch.rand(shape, generator=generator).square() * job.model.vocab).long()
+
+
+def record(mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
+    """Train some steps; what this rank then holds, gradients of the last step included."""
+    replica = build(job, mesh)
+    share = job.batch.global_batch_size // job.plan.dp
+    steps = []
+    for step in range(num_steps):
+        mine = made_up_tokens(job, step)[mesh.dp.index * share :][:share]
+        steps.append(train_step(job, replica, mesh, step, mine))
+    boxes = []
+    for stage in replica.stages.values():
+        boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
+    return Record(steps, boxes)
+
+
+def against_one_rank(job: JobSpec, num_steps: int = 3) -> Verdict:
+    """Run a plan on Gloo ranks, and one rank in this process, and compare."""
+    from ranks import run_on_mesh
+
+    tied = job.model.tied_embeddings
+    one = run_on_mesh(job.as_one_rank().plan, record, job.as_one_rank(), num_steps)[0]
+    return compare(run_on_mesh(job.plan, record, job, num_steps, tied=tied), one)

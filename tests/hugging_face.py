@@ -1,0 +1,177 @@
+"""The same model in transformers, as a reference that was written by others.
+
+`reference_model` makes it from a ModelSpec, `our_layout` names and fuses its tensors as we do. The way from their
+layout to ours only moves elements, so weights and gradients take the same way.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.model.decoder import DecoderStage
+from shardwright.parallel.parameter import placed_parameters
+from shardwright.spec.model import ModelSpec
+
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu-tanh": "gelu_new"}
+
+
+def reference_model(spec: ModelSpec, seed: int) -> Any:
+    """LlamaForCausalLM or GPT2LMHeadModel of the shape of `spec`, with random values in every parameter.
+
+    Biases and norm weights too: at their usual zeros and ones, one that is left out would not be noticed. The
+    deviations keep activations near one, where rounding is small and a wrong formula is not.
+
+    Attention is "eager", a plain softmax of a masked product, and not the fused kernel that we call ourselves.
+    """
+    model = _llama(spec) if _is_llama(spec) else _gpt2(spec)
+    assert model.config._attn_implementation == "eager"
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_norm_weight = parameter.dim() == 1 and name.endswith("weight")
+            mean, std = (1.0, 0.3) if is_norm_weight else (0.0, 0.2)
+            parameter.copy_(mean + std * torch.randn(parameter.shape, generator=generator))
+    return model.eval()  # no dropout
+
+
+def copy_weights(stage: DecoderStage, model: nn.Module) -> None:
+    """Give an initialised stage the weights of `model`: its layers of them, and its boxes of those."""
+    weights = our_layout(dict(model.named_parameters()), stage.spec)
+    with torch.no_grad():
+        for parameter in placed_parameters(stage).values():
+            weight = weights[parameter.place.name]
+            assert weight.shape == parameter.place.full_shape, parameter.place.name
+            parameter.copy_(weight[parameter.place.slices])
+
+
+def our_layout(theirs: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+    """Tensors by the names of `model.named_parameters()`, as full tensors by our names.
+
+    Fails if one of theirs has no place with us. A tied table is one tensor, "embedding.weight".
+    """
+    rest = dict(theirs)
+    ours = (_from_llama if _is_llama(spec) else _from_gpt2)(rest.pop, spec)
+    assert not rest, f"not taken over: {sorted(rest)}"
+    return ours
+
+
+def reference_gradients(model: nn.Module, spec: ModelSpec) -> dict[str, Tensor]:
+    """The gradients of `model` as full tensors by our names."""
+    return our_layout({name: parameter.grad for name, parameter in model.named_parameters()}, spec)
+
+
+def our_gradients(stage: DecoderStage) -> dict[str, Tensor]:
+    """The gradients of a stage by the name of the tensor; those of the two uses of a tied table are summed."""
+    gradients: dict[str, Tensor] = {}
+    for parameter in placed_parameters(stage).values():
+        name = parameter.place.name
+        gradients[name] = gradients[name] + parameter.grad if name in gradients else parameter.grad
+    return gradients
+
+
+def _is_llama(spec: ModelSpec) -> bool:
+    kind = (spec.positions, spec.norm, spec.gated_mlp)
+    assert kind in (("rotary", "rmsnorm", True), ("learned", "layernorm", False)), f"transformers has no {kind}"
+    return spec.positions == "rotary"
+
+
+def _llama(spec: ModelSpec) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds, and most tests do without
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=spec.vocab,
+            hidden_size=spec.hidden,
+            intermediate_size=spec.ffn_size,
+            num_hidden_layers=spec.layers,
+            num_attention_heads=spec.heads,
+            num_key_value_heads=spec.num_kv_heads,
+            head_dim=spec.head_size,
+            hidden_act=ACTIVATIONS[spec.activation],
+            max_position_embeddings=spec.sequence,
+            rms_norm_eps=spec.norm_epsilon,
+            rope_theta=spec.rotary_base,
+            attention_bias=spec.bias,
+            mlp_bias=spec.bias,
+            tie_word_embeddings=spec.tied_embeddings,
+            use_cache=False,
+            attn_implementation="eager",
+        )
+    )
+
+
+def _gpt2(spec: ModelSpec) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    assert spec.bias and spec.num_kv_heads == spec.heads and spec.head_size * spec.heads == spec.hidden
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=spec.vocab,
+            n_positions=spec.sequence,
+            n_embd=spec.hidden,
+            n_layer=spec.layers,
+            n_head=spec.heads,
+            n_inner=spec.ffn_size,
+            activation_function=ACTIVATIONS[spec.activation],
+            layer_norm_epsilon=spec.norm_epsilon,
+            tie_word_embeddings=spec.tied_embeddings,
+            bos_token_id=None,  # the usual id is past the end of a small vocabulary
+            eos_token_id=None,
+            use_cache=False,
+            attn_implementation="eager",
+        )
+    )
+
+
+def _from_llama(take: Callable[[str], Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+    ours = {"embedding.weight": take("model.embed_tokens.weight"), "norm.weight": take("model.norm.weight")}
+    if not spec.tied_embeddings:
+        ours["head.weight"] = take("lm_head.weight")
+    for layer in range(spec.layers):
+        block, block_theirs = f"layers.{layer}", f"model.layers.{layer}"
+        ours[f"{block}.attention_norm.weight"] = take(f"{block_theirs}.input_layernorm.weight")
+        ours[f"{block}.mlp_norm.weight"] = take(f"{block_theirs}.post_attention_layernorm.weight")
+        for part, fused in (("weight", ".weight"), ("bias", "_bias")) if spec.bias else (("weight", ".weight"),):
+            q, k, v = (take(f"{block_theirs}.self_attn.{which}_proj.{part}") for which in "qkv")
+            gate, up = (take(f"{block_theirs}.mlp.{which}_proj.{part}") for which in ("gate", "up"))
+            ours[f"{block}.attention.qkv{fused}"] = _fuse_qkv(q, k, v, spec)
+            ours[f"{block}.attention.out.{part}"] = take(f"{block_theirs}.self_attn.o_proj.{part}")
+            ours[f"{block}.mlp.up{fused}"] = torch.stack((gate, up))
+            ours[f"{block}.mlp.down.{part}"] = take(f"{block_theirs}.mlp.down_proj.{part}")
+    return ours
+
+
+def _from_gpt2(take: Callable[[str], Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+    ours = {"embedding.weight": take("transformer.wte.weight"), "positions.weight": take("transformer.wpe.weight")}
+    if not spec.tied_embeddings:
+        ours["head.weight"] = take("lm_head.weight")
+    for part, fused in (("weight", ".weight"), ("bias", "_bias")):
+        ours[f"norm.{part}"] = take(f"transformer.ln_f.{part}")
+        for layer in range(spec.layers):
+            block, block_theirs = f"layers.{layer}", f"transformer.h.{layer}"
+            # Their Conv1D computes x W + b, so that its weight is [in, out]; its bias is a vector, as ours.
+            qkv, out, up, down = (
+                tensor.t() if part == "weight" else tensor
+                for tensor in (
+                    take(f"{block_theirs}.{which}.{part}")
+                    for which in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+                )
+            )
+            ours[f"{block}.attention_norm.{part}"] = take(f"{block_theirs}.ln_1.{part}")
+            ours[f"{block}.attention.qkv{fused}"] = _fuse_qkv(*qkv.chunk(3), spec)
+            ours[f"{block}.attention.out.{part}"] = out
+            ours[f"{block}.mlp_norm.{part}"] = take(f"{block_theirs}.ln_2.{part}")
+            ours[f"{block}.mlp.up{fused}"] = up[None]
+            ours[f"{block}.mlp.down.{part}"] = down
+    return ours
+
+
+def _fuse_qkv(q: Tensor, k: Tensor, v: Tensor, spec: ModelSpec) -> Tensor:
+    """[heads x D, ...] of queries and [kv_heads x D, ...] of keys and values, to [kv_heads, Q + 2, D, ...].
+
+    Their query head n attends with key/value head n // Q, so neighbours along the first dim share one.
+    """
+    groups = [x.reshape(spec.num_kv_heads, -1, spec.head_size, *x.shape[1:]) for x in (q, k, v)]
+    return torch.cat(groups, dim=1)

@@ -1,0 +1,114 @@
+"""A rank that dies or hangs ends the whole run quickly, and the command says which rank it was."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    """A long run on 4 ranks, in its steps when this returns."""
+    fields = [
+        "plan.dp=1", "model.layers=2", "model.hidden=32", "model.ffn=64", "optimizer.steps=100000",
+        f'run.folder="{folder}"', *overrides,
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
+    command += [part for field in fields for part in ("--set", field)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = folder / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and metrics.read_text().count("\n") > 3:
+            return process
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError(f"no step after a minute: {process.communicate()}")
+
+
+def rank_processes(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the ranks: they are forked in their order."""
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+
+
+def ends(process: subprocess.Popen[str], within_s: float) -> tuple[int, str, float]:
+    start_s = time.monotonic()
+    try:
+        _, err = process.communicate(timeout=within_s)
+    finally:
+        process.kill()
+    return process.returncode, err, time.monotonic() - start_s
+
+
+linux_only = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks under /proc")
+
+
+@linux_only
+@pytest.mark.parametrize("rank", [0, 3])
+def test_killed_rank_is_named(tmp_path: Path, rank: int) -> None:
+    process = start(tmp_path)
+    ranks = rank_processes(process)
+    assert len(ranks) == 4
+    signal_to(ranks[rank], signal.SIGKILL)
+    status, err, _ = ends(process, within_s=20)
+    assert status == 1
+    assert f"rank {rank} (" in err
+    assert "was killed by SIGKILL; the other 3 ranks were ended" in err
+    assert "Traceback" not in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+@linux_only
+def test_hanging_rank_is_named_by_those_who_wait(tmp_path: Path) -> None:
+    process = start(tmp_path, "run.timeout_s=3")
+    ranks = rank_processes(process)
+    signal_to(ranks[2], signal.SIGSTOP)
+    status, err, _ = ends(process, within_s=20)
+    assert status == 1
+    assert "waited" in err
+    assert "rank 2 (pp 1, dp 0, tp 0) has been silent" in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+def signal_to(pid: int, number: signal.Signals) -> None:
+    import os
+
+    os.kill(pid, number)
+
+
+@pytest.mark.parametrize("ranks", [4, 2])
+def test_under_torchrun(tmp_path: Path, ranks: int) -> None:
+    """The same command is one rank of torchrun's; a wrong number of them is refused."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+        "-m", "shardwright", "train", "quickstart", "--json", "--set", "plan.dp=1", "--set", "optimizer.steps=2",
+        "--set", "optimizer.warmup_steps=1", "--set", "run.sample_tokens=2", "--set", "run.eval_batches=1",
+        "--set", f'run.folder="{tmp_path}"',
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if ranks == 4:
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert result["steps"] == 2
+        assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3  # two steps and an evaluation
+    else:
+        assert done.returncode != 0
+        assert "2 ranks were started, and the plan needs dp 1 x tp 2 x pp 2 = 4" in done.stderr
+        assert done.stdout == ""
+
+
+def test_diverging_loss_is_said(tmp_path: Path) -> None:
+    overrides = ["optimizer.learning_rate=1e30", "optimizer.clip_grad_norm=0", "optimizer.warmup_steps=0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardwright", "train", "quickstart", "--set", "plan.dp=1"]
+        + [part for o in [*overrides, f'run.folder="{tmp_path}"'] for part in ("--set", o)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    status, err, _ = ends(process, within_s=60)
+    assert status == 1
+    assert "the loss is nan in step" in err
+    assert "lower optimizer.learning_rate" in err

@@ -1,0 +1,170 @@
+"""Our decoder is Llama and GPT-2, not something like them: same weights, same logits, loss and gradients.
+
+The reference is transformers' model of the same shape, whose code shares nothing with ours.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.testing import assert_close
+
+from hugging_face import copy_weights, our_gradients, reference_gradients, reference_model
+from shardwright.model.decoder import DecoderStage, stage_span
+from shardwright.parallel.mesh import make_mesh
+from shardwright.parallel.parameter import placed_parameters
+from shardwright.spec import catalog
+from shardwright.spec.mesh import MeshShape
+from shardwright.spec.model import ModelSpec
+from shardwright.spec.plan import PlanSpec
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+# No two sizes are the same, so that hardly a matrix fits in the wrong place or the wrong way round.
+SHAPE = {"layers": 2, "hidden": 48, "heads": 6, "ffn": 80, "vocab": 61, "sequence": 13}
+LLAMA = ModelSpec(**SHAPE)
+GPT = ModelSpec(
+    **SHAPE, norm="layernorm", positions="learned", bias=True, gated_mlp=False, activation="gelu-tanh",
+    tied_embeddings=True,
+)  # fmt: skip
+
+LLAMAS = {
+    "multi-head": {},
+    "grouped": {"kv_heads": 2},
+    "one-kv-head": {"kv_heads": 1},
+    "tied": {"tied_embeddings": True},
+    "grouped-tied": {"kv_heads": 3, "tied_embeddings": True},
+    "base-500000": {"kv_heads": 2, "rotary_base": 500000.0},
+    "base-100": {"rotary_base": 100.0},
+    "head-dim": {"kv_heads": 2, "head_dim": 14},
+    "epsilon": {"norm_epsilon": 1e-2},
+    "gelu": {"activation": "gelu"},
+    "biases": {"kv_heads": 2, "bias": True},
+}
+GPTS = {
+    "gpt2": {},
+    "untied": {"tied_embeddings": False},
+    "epsilon": {"norm_epsilon": 1e-2},
+    "gelu": {"activation": "gelu"},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """The matrices are tiny: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def whole_model(spec: ModelSpec) -> DecoderStage:
+    """The stage that is first and last, without memory yet."""
+    mesh = make_mesh(MeshShape.of(PlanSpec()), 0, torch.device("cpu"), 30)
+    return DecoderStage(spec, stage_span(PlanSpec(), spec.layers, 0), mesh.tp, sequence_parallel=False)
+
+
+def both_models(spec: ModelSpec):
+    """Ours and theirs, with the same weights."""
+    theirs = reference_model(spec, seed=1)
+    ours = whole_model(spec).initialise(0, torch.device("cpu"))
+    copy_weights(ours, theirs)
+    return ours, theirs
+
+
+def sample(spec: ModelSpec, batch: int = 3) -> tuple[Tensor, Tensor]:
+    """Tokens and targets, each [B, S]."""
+    text = torch.randint(spec.vocab, (batch, spec.sequence + 1), generator=torch.Generator().manual_seed(2))
+    return text[:, :-1], text[:, 1:]
+
+
+def logits_of(ours: DecoderStage, tokens: Tensor) -> Tensor:
+    """[B, S, V], as theirs."""
+    return ours.logits(ours(tokens)).transpose(0, 1)
+
+
+def assert_equal(spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Compare logits, loss and all gradients; returns the gradients, ours and theirs.
+
+    Gradients of this loss are smaller than one. So beside the tolerance in absolute numbers, a tensor's largest
+    deviation must be small against its own largest element.
+    """
+    ours, theirs = both_models(spec)
+    tokens, targets = sample(spec)
+    their_logits = theirs(tokens).logits
+    with torch.no_grad():
+        assert_close(logits_of(ours, tokens), their_logits.detach(), **TOLERANCE)
+    assert their_logits.std() > 0.5, "logits are too small for the tolerance to say something"
+
+    their_loss = functional.cross_entropy(their_logits.flatten(0, 1), targets.flatten())
+    our_loss = ours(tokens, targets).mean()
+    assert_close(our_loss, their_loss, **TOLERANCE)
+
+    their_loss.backward()
+    our_loss.backward()
+    expected, actual = reference_gradients(theirs, spec), our_gradients(ours)
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert_close(actual[name], gradient, **TOLERANCE, msg=lambda text, name=name: f"gradient of {name}: {text}")
+        largest = gradient.abs().max()
+        assert (actual[name] - gradient).abs().max() < 1e-5 * largest, f"gradient of {name}"
+    return actual, expected
+
+
+@pytest.mark.parametrize("fields", LLAMAS.values(), ids=LLAMAS.keys())
+def test_llama_is_llama(fields):
+    assert_equal(LLAMA.model_copy(update=fields))
+
+
+@pytest.mark.parametrize("fields", GPTS.values(), ids=GPTS.keys())
+def test_gpt_is_gpt2(fields):
+    spec = GPT.model_copy(update=fields)
+    actual, expected = assert_equal(spec)
+    for layer in range(spec.layers):
+        # [kv_heads, Q + 2, D]: the last but one along the second dim is the key. Its bias has no effect on the
+        # softmax, so that their gradient is rounding noise; ours must not be, for Adam would follow it.
+        name = f"layers.{layer}.attention.qkv_bias"
+        assert actual[name][:, -2].count_nonzero() == 0
+        assert expected[name][:, -2].abs().max() < 1e-6
+        assert expected[name][:, :-2].abs().max() > 1e-4  # the queries' bias does have one
+
+
+def test_rotary_gives_the_key_bias_a_gradient():
+    """With rotary the scores do depend on it: nothing may detach it there."""
+    spec = LLAMA.model_copy(update={"bias": True})
+    actual, _ = assert_equal(spec)
+    assert actual["layers.0.attention.qkv_bias"][:, -2].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", [LLAMA, GPT], ids=["llama", "gpt"])
+def test_tied_table_is_one_memory_with_two_gradients(kind):
+    """The comparison above sums the gradients of its two uses: that is right only for one tensor, used twice."""
+    spec = kind.model_copy(update={"tied_embeddings": True})
+    ours, _ = both_models(spec)
+    table, head = ours.embedding.weight, ours.head.weight
+    assert table.data_ptr() == head.data_ptr()
+    ours(*sample(spec)).mean().backward()
+    assert table.grad.data_ptr() != head.grad.data_ptr()
+    assert not torch.equal(table.grad, head.grad)
+
+
+def test_gate_and_up_are_not_interchangeable():
+    """What the tests above compare does depend on the order of a fused weight."""
+    ours, theirs = both_models(LLAMA)
+    tokens, _ = sample(LLAMA)
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        assert_close(logits_of(ours, tokens), expected, **TOLERANCE)
+        for block in ours.layers.values():
+            block.mlp.up.weight.copy_(block.mlp.up.weight.flip(0))
+        assert (logits_of(ours, tokens) - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("name", "count"), [("gpt2", 124_439_808), ("llama3-8b", 8_030_261_248)])
+def test_catalog_models_have_the_published_number_of_parameters(name, count):
+    """Counted from the shapes of the modules, without memory; the two uses of a tied table are one tensor."""
+    stage = whole_model(ModelSpec(**catalog.read("models", name)))
+    shapes = {p.place.name or path: p.place.full_shape for path, p in placed_parameters(stage).items()}
+    assert all(p.is_meta for p in stage.parameters())
+    assert sum(math.prod(shape) for shape in shapes.values()) == count
