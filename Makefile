@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOB    ?= quickstart
+ARGS   ?=
 
-.PHONY: help train verify test lint install clean
+.PHONY: help train test lint install clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,11 +21,9 @@ $(VENV)/installed-test: $(VENV)/installed
 
 install: $(VENV)/installed  ## make the virtual environment and install the package
 
-train: $(VENV)/installed  ## train the catalog job JOB (default quickstart) in 3-D parallel on this machine
-	$(BIN)/shardwright train $(JOB)
-
-verify: $(VENV)/installed  ## run five steps of JOB beside one rank and print the largest difference
-	$(BIN)/shardwright verify $(JOB) --steps 5
+train: $(VENV)/installed  ## prove that JOB (default quickstart) computes what one rank would, and train it here
+	$(BIN)/shardwright verify $(JOB) --steps 5 $(ARGS)
+	$(BIN)/shardwright train $(JOB) $(ARGS)
 
 lint: $(VENV)/installed-test  ## ruff, mypy and the import contract
 	$(BIN)/ruff check .

@@ -1,9 +1,9 @@
 """The executor does what the program says, and the bytes it moves are those of a table derived by hand."""
 
 import pytest
+
 from cases import made_up_tokens, small_job
 from ranks import run_on_mesh
-
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.generate import training_program
 from shardwright.spec.job import JobSpec

@@ -4,6 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
+
 from cases import KINDS, against_one_rank, small_job
 
 SCHEDULES = ("1f1b", "gpipe", "sequential")

@@ -132,11 +132,13 @@ class _standard_output_for_json_alone:  # noqa: N801 (reads as a verb in its wit
 
 def main() -> None:
     """Entry point: every error the user can mend is one message and no traceback."""
-    from shardwright.spec.base import PlanError
-
     try:
         cli()
-    except PlanError as error:
+    except ValueError as error:
+        from shardwright.spec.base import PlanError  # not before: it takes pydantic, and --help does not
+
+        if not isinstance(error, PlanError):
+            raise
         click.echo(str(error), err=True)
         sys.exit(2)
     except RuntimeError as error:

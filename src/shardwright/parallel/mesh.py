@@ -34,6 +34,15 @@ class Mesh:
     ledger: Ledger
     watch: Watch | None
 
+    def to_host(self, value: torch.Tensor) -> float:
+        """The number in a tensor. On CUDA this is where the host waits for the device, and so for other ranks."""
+        if self.watch is None or self.device.type == "cpu":
+            return float(value)
+        with self.watch.waiting(
+            "the device's work, a collective in it", tuple(r for r in self.world.ranks if r != self.rank)
+        ):
+            return float(value)
+
 
 def make_mesh(
     shape: MeshShape,

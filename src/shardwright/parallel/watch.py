@@ -14,6 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+NAMED_PEERS = 8  # a sentence that names thousands of ranks says nothing
+
 
 class Watch:
     """Publishes this rank's doing, and reports the first wait that lasts longer than `timeout_s`."""
@@ -88,18 +90,23 @@ class Watch:
     def _sentence(self, what: str, peers: tuple[int, ...], since: float) -> str:
         """Who waited for whom, down the chain to a rank that waits for no one: there the fault is."""
         waited_s = time.monotonic() - since
-        lines = [
-            f"{self._describe(self._rank)} waited {waited_s:.0f} s in {what} (at {self._doing}) for "
-            + " and ".join(self._describe(peer) for peer in peers)
-        ]
-        chain, seen = list(peers), {self._rank}
+        named = " and ".join(self._describe(peer) for peer in peers[:NAMED_PEERS])
+        named += f" and {len(peers) - NAMED_PEERS} more" if len(peers) > NAMED_PEERS else ""
+        lines = [f"{self._describe(self._rank)} waited {waited_s:.0f} s in {what} (at {self._doing}) for {named}"]
+        chain, seen, waiting, at_fault = list(peers), {self._rank}, [], []
         while chain:
             peer = chain.pop(0)
-            if peer not in seen:
-                seen.add(peer)
-                lines.append(f"  {self._describe(peer)} {self._last_words(peer)}")
-                waits = self._state(peer).get("waits")
-                chain += waits[1] if waits and not self._is_silent(peer) else []
+            if peer in seen:
+                continue
+            seen.add(peer)
+            words = f"  {self._describe(peer)} {self._last_words(peer)}"
+            waits = self._state(peer).get("waits")
+            if waits and not self._is_silent(peer):
+                waiting.append(words)
+                chain += waits[1]
+            else:
+                at_fault.append(words)
+        lines += waiting[:NAMED_PEERS] + at_fault[:NAMED_PEERS]
         lines.append("  if the work is slow and not stuck, raise run.timeout_s")
         return "\n".join(lines)
 

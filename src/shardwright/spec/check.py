@@ -35,7 +35,9 @@ def _tensor_faults(job: JobSpec) -> list[str]:
                 f"use {all_divisors(count) if what != 'ffn' else nearest_divisors(count, tp)}"
             )
     if tp > model.vocab:
-        faults.append(f"plan.tp {tp} leaves ranks without a row of a vocabulary of {model.vocab}; use at most {model.vocab}")
+        faults.append(
+            f"plan.tp {tp} leaves ranks without a row of a vocabulary of {model.vocab}; use at most {model.vocab}"
+        )
     if job.plan.sequence_parallel and model.sequence % tp:
         faults.append(
             f"sequence parallel shards {model.sequence} tokens over tp {tp} "

@@ -140,7 +140,7 @@ def _folder_faults(folder: Path) -> list[str]:
         return [f"run.folder {folder} can't be made: {file} is a file; {way_out}"]
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else error
-        return [f"run.folder {folder} can't be written to: {reason}; {way_out}, or mend its permissions"]
+        return [f"run.folder {folder} can't be written to: {reason}; {way_out}"]
     return []
 
 

@@ -41,7 +41,7 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
             sum_tied_gradients(*replica.tied(), mesh.ends)
         # Gradients are sums over microbatches and replicas, each of a mean over tokens.
         mean = 1.0 / (job.num_microbatches * job.plan.dp)
-        norm = float(replica.gradient_norm()) * mean
+        norm = mesh.to_host(replica.gradient_norm()) * mean
         clip = optimizer_spec.clip_grad_norm
         clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
         for buckets in replica.buckets.values():
@@ -69,4 +69,4 @@ def mean_loss(losses: list[Tensor], job: JobSpec, mesh: Mesh) -> float:
         total += loss
     all_reduce(total, mesh.pp)
     all_reduce(total, mesh.dp)
-    return float(total) / (job.num_microbatches * job.plan.dp)
+    return mesh.to_host(total) / (job.num_microbatches * job.plan.dp)

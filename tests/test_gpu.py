@@ -1,0 +1,55 @@
+"""What one GPU can show: the same job on CUDA as on the CPU, timed by events and within its memory."""
+
+import pytest
+import torch
+
+from cases import KINDS, made_up_tokens, small_job
+from shardwright.measure.verify import Record, compare
+from shardwright.parallel.mesh import make_mesh
+from shardwright.parallel.parameter import placed_parameters
+from shardwright.spec.job import JobSpec
+from shardwright.spec.mesh import MeshShape
+from shardwright.train.build import build
+from shardwright.train.metrics import known_device, measure_shares, peak_memory_bytes
+from shardwright.train.step import evaluate, train_step
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def record_on(device: torch.device, job: JobSpec) -> Record:
+    mesh = make_mesh(MeshShape.of(job.plan), 0, device, 30)
+    replica = build(job, mesh)
+    steps = [train_step(job, replica, mesh, i, made_up_tokens(job, i).to(device)) for i in range(3)]
+    evaluate(job, replica, mesh, made_up_tokens(job, 9).to(device))
+    held = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
+    return Record(steps, [(p.place, p.detach().cpu()) for p in held])
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_cuda_trains_to_what_the_cpu_does(kind: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    job = small_job(kind, microbatch_size=2)
+    verdict = compare([record_on(torch.device("cuda", 0), job)], record_on(torch.device("cpu"), job))
+    assert verdict.max_loss_difference < 1e-5
+    assert verdict.max_grad_norm_relative_difference < 1e-5
+    assert verdict.max_parameter_relative_difference < 1e-4
+
+
+def test_shares_and_memory_are_measured() -> None:
+    device = torch.device("cuda", 0)
+    job = small_job()
+    mesh = make_mesh(MeshShape.of(job.plan), 0, device, 30)
+    replica = build(job, mesh)
+    train_step(job, replica, mesh, 0, made_up_tokens(job, 0).to(device))
+    with mesh.ledger.blocked("tp"):
+        torch.cuda._sleep(10_000_000)  # device time, which the host does not feel
+    assert mesh.ledger.blocked_s()["tp"] > 1e-3
+    assert 0.0 < measure_shares(mesh, 1.0).compute < 1.0
+    weights = sum(p.numel() * 4 for stage in replica.stages.values() for p in stage.parameters())
+    assert peak_memory_bytes(device) > 4 * weights  # weights, gradients and two moments
+
+
+def test_device_is_recognised_or_said_to_be_unknown() -> None:
+    found = known_device(small_job(), torch.device("cuda", 0))
+    name = torch.cuda.get_device_name(0)
+    assert found is None or name in found.cuda_names

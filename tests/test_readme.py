@@ -1,0 +1,76 @@
+"""The README's commands work, its job is the file it names, and what it shows is what is printed."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BIN = Path(sys.executable).parent
+SHORT = (
+    "--set optimizer.steps=3 --set optimizer.warmup_steps=1 --set run.eval_every=0 --set run.eval_batches=1 "
+    "--set run.sample_tokens=4"
+)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [line for block in blocks("sh") for line in block.splitlines()]
+
+
+def shortened(command: str, folder: Path) -> list[str]:
+    """The command as it is typed, with fewer steps and a folder of its own."""
+    extra = f"{SHORT} --set run.folder={shlex.quote(str(folder))}"
+    if command.startswith("make "):
+        # The environment that runs the tests is the one that make would use.
+        stamps = f"-o {BIN.parent}/installed -o {BIN.parent}/installed-test VENV={BIN.parent}"
+        if command == "make test":  # this suite is what it runs: see which commands it would give
+            return shlex.split(f"make -n {stamps} test")
+        return [*shlex.split(f"{command} {stamps}"), f"ARGS={extra}"]
+    return shlex.split(command if "--help" in command else f"{command} {extra}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command: str, tmp_path: Path) -> None:
+    words = shortened(command, tmp_path)
+    if not words[0].startswith("make"):
+        words[0] = str(BIN / words[0])
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+def test_make_test_runs_the_whole_suite() -> None:
+    done = subprocess.run(shortened("make test", ROOT), cwd=ROOT, capture_output=True, text=True, check=True)
+    for part in ("ruff check", "ruff format --check", "mypy", "lint-imports", "pytest"):
+        assert part in done.stdout
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_make_help_lists_the_targets() -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {line.split()[0] for line in done.stdout.splitlines()} >= {"train", "test", "lint", "install", "clean"}
+
+
+def test_job_in_the_readme_is_the_file() -> None:
+    assert blocks("toml") == [(ROOT / "docs" / "job.toml").read_text(encoding="utf-8")]
+
+
+def test_message_in_the_readme_is_what_is_printed() -> None:
+    (shown,) = blocks("text")
+    command = [str(BIN / "shardwright"), "train", "quickstart", "--set", "plan.tp=3"]
+    fitting = ["--set", "model.ffn=354", "--set", "plan.sequence_parallel=false"]
+    done = subprocess.run(command + fitting, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == shown
+
+
+def test_folders_in_the_readme_exist() -> None:
+    for path in re.findall(r"`((?:src|tests|benchmarks|docs)/[\w./]+)`", README):
+        assert (ROOT / path).exists(), path
