@@ -10,6 +10,7 @@ from shardwright.schedule.action import Action, Kind, parse
 from shardwright.schedule.check import program_faults
 from shardwright.schedule.generate import GENERATORS, forward_program, training_program
 from shardwright.schedule.lower import lower
+from shardwright.schedule.placement import in_line, vee
 from shardwright.schedule.schedule import Program, Schedule, peak_activations
 
 names = st.sampled_from(sorted(GENERATORS))
@@ -71,16 +72,16 @@ def test_what_is_no_action_is_refused(text: str) -> None:
         parse(text)
 
 
-def program_of(*rows: str, num_microbatches: int, rank_of: tuple[int, ...] | None = None) -> Program:
+def program_of(*rows: str, num_microbatches: int) -> Program:
     lists = tuple(tuple(parse(token) for token in row.split()) for row in rows)
-    return Program("by hand", num_microbatches, rank_of or tuple(range(len(rows))), lists)
+    return Program("by hand", num_microbatches, in_line(len(rows)), lists)
 
 
 def test_split_backward_v_placement_and_pairs_can_be_said_and_lowered() -> None:
     """What later schedules need: I and W apart, two stages a rank in a V, a forward and a backward as one."""
     rows = ("0F0 0F1 3F0 (3F1+3I0) 3W0 0I0 3B1 0W0 0B1", "1F0 2F0 1F1 2F1 2I0 1I0 2W0 2B1 1W0 1B1")
     lists = tuple(tuple(parse(token) for token in row.split()) for row in rows)
-    program = lower(Schedule("by hand", 2, (0, 1, 1, 0), lists))
+    program = lower(Schedule("by hand", 2, vee(2), lists))
     assert program_faults(program) == []
     assert peak_activations(program) == [4, 4]
     # Stages 1 and 2 share a rank: nothing is sent between them.
@@ -98,9 +99,9 @@ RIGHT = ("0F0 0SF0>1 0RB0<1 0B0 0R S", "1RF0<0 1F0 1B0 1R 1SB0>0 S")
         ((RIGHT[0], "1F0 1B0 1R 1SB0>0 S"), "1RF0 has not run"),
         (("0F0 0SF0>1 0RB0<1 0B0 0B0 0R S", RIGHT[1]), "B 2, I 0, W 0"),
         (("0F0 0SF0>1 0RB0<1 0R S", RIGHT[1]), "B 0, I 0, W 0"),
-        (("0F0 0SF0>1 0RB0<1 0B0 S", RIGHT[1]), "reduce once"),
-        (("0F0 0SF0>1 0RB0<1 0R 0B0 S", RIGHT[1]), "reduce once"),
-        (("0F0 0SF0>1 0RB0<1 0B0 0R", RIGHT[1]), "end with S"),
+        (("0F0 0SF0>1 0RB0<1 0B0 S", RIGHT[1]), "reduce after the last of them"),
+        (("0F0 0SF0>1 0RB0<1 0R 0B0 S", RIGHT[1]), "reduce after the last of them"),
+        (("0F0 0SF0>1 0RB0<1 0B0 0R", RIGHT[1]), "at no place; reduce after"),
         (("1F0 0F0 0SF0>1 0RB0<1 0B0 0R S", RIGHT[1]), "stage 1 is held by rank 1"),
         (("0F7 0F0 0SF0>1 0RB0<1 0B0 0R S", RIGHT[1]), "1 microbatches"),
         (("0SF0>1 0F0 0RB0<1 0B0 0R S", RIGHT[1]), "0F0 has not run"),

@@ -145,7 +145,7 @@ class PipelineExecutor:
             output = loss
         else:
             output = self._stages[stage](x)
-            if step.program.rank_of[stage + 1] == self._mesh.pp.index:
+            if step.program.placement.rank(stage + 1, i) == self._mesh.pp.index:
                 step.inputs[stage + 1, i] = output.detach(), None
             else:
                 step.outputs[key] = output.detach()
@@ -167,7 +167,7 @@ class PipelineExecutor:
         if stage > 0:
             dx = step.leaves.pop(key).grad
             assert dx is not None, "the input of a stage has a gradient"
-            if step.program.rank_of[stage - 1] == self._mesh.pp.index:
+            if step.program.placement.rank(stage - 1, i) == self._mesh.pp.index:
                 step.gradients[stage - 1, i] = dx, None
             else:
                 step.input_gradients[key] = dx

@@ -46,15 +46,14 @@ def _coverage_faults(program: Program) -> list[str]:
                 faults.append(
                     f"{where}: there are {program.num_stages} stages and {program.num_microbatches} microbatches"
                 )
-            elif program.rank_of[action.stage] != rank:
-                faults.append(f"{where}: stage {action.stage} is held by rank {program.rank_of[action.stage]}")
-    trains = any(kind is not Kind.FORWARD for kind, _, _ in counts)
+            elif (holder := program.placement.rank(action.stage, action.microbatch)) != rank:
+                faults.append(f"{where}: stage {action.stage} is held by rank {holder}")
     for stage in range(program.num_stages):
         for i in range(program.num_microbatches):
             f, b, ig, w = (counts[kind, stage, i] for kind in _COMPUTE_ORDER)
             if f != 1:
                 faults.append(f"{stage}F{i} runs {f} times; once is right")
-            if trains and not ((b, ig, w) == (1, 0, 0) or (b, ig, w) == (0, 1, 1)):
+            if program.trains and not ((b, ig, w) == (1, 0, 0) or (b, ig, w) == (0, 1, 1)):
                 faults.append(f"stage {stage}, microbatch {i}: B {b}, I {ig}, W {w} times; one B, or one I and one W")
     return faults
 
@@ -71,16 +70,16 @@ def _local_faults(program: Program, rank: int) -> list[str]:
                     faults.append(f"rank {rank}, action {index} ({action}): {needed} has not run on this rank before")
         for action in entry.computes() or (entry,):
             seen.add((action.kind, action.stage, action.microbatch))
-    for stage in program.stages_of(rank):
+    for stage in program.placement.stages_of(rank):
         adds = [i for i, a in _computes(row) if a.stage == stage and a.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)]
         reduces = [i for i, a in enumerate(row) if a.kind is Kind.REDUCE and a.stage == stage]
-        if adds and (len(reduces) != 1 or reduces[0] < adds[-1]):
+        steps = [i for i, a in enumerate(row) if a.kind is Kind.STEP and a.stage in (stage, -1)]
+        if adds and not (reduces and adds[-1] < reduces[-1] < max(steps, default=-1)):
             faults.append(
-                f"rank {rank}: the gradients of stage {stage} are complete after action {adds[-1]}, and {stage}R "
-                f"stands at {reduces or 'no place'}; reduce once, after that"
+                f"rank {rank}: the gradients of stage {stage} are complete after action {adds[-1]}, they are reduced "
+                f"({stage}R) at {reduces or 'no place'} and the optimizer steps (S) at {steps or 'no place'}; reduce "
+                f"after the last of them, and end with the step"
             )
-        if adds and row[-1].kind is not Kind.STEP:
-            faults.append(f"rank {rank}: the last action is {row[-1]}; end with S, the optimizer step")
     return faults
 
 
@@ -88,12 +87,12 @@ def _needs(action: Action, program: Program) -> list[Action]:
     """What must have happened on the same rank before."""
     stage, i = action.stage, action.microbatch
     last = program.num_stages - 1
-    holder = program.rank_of[stage] if 0 <= stage <= last else -1
+    holder = program.placement.rank(stage, i) if 0 <= stage <= last and i >= 0 else -1
 
     def from_stage(other: int, recv: Kind, compute: Kind) -> list[Action]:
-        if program.rank_of[other] != holder:
+        if program.placement.rank(other, i) != holder:
             return [Action(recv, stage, i)]
-        made_by = Kind.INPUT_GRAD if compute is Kind.BACKWARD and _is_split(program, other, i) else compute
+        made_by = Kind.INPUT_GRAD if compute is Kind.BACKWARD and (other, i) in program.split_backwards else compute
         return [Action(made_by, other, i)]
 
     if action.kind is Kind.FORWARD:
@@ -106,17 +105,8 @@ def _needs(action: Action, program: Program) -> list[Action]:
     if action.kind is Kind.SEND_FORWARD:
         return [Action(Kind.FORWARD, stage, i)]
     if action.kind is Kind.SEND_BACKWARD:
-        return [Action(Kind.INPUT_GRAD if _is_split(program, stage, i) else Kind.BACKWARD, stage, i)]
+        return [Action(Kind.INPUT_GRAD if (stage, i) in program.split_backwards else Kind.BACKWARD, stage, i)]
     return []
-
-
-def _is_split(program: Program, stage: int, microbatch: int) -> bool:
-    row = program.ranks[program.rank_of[stage]]
-    return any(
-        part.kind is Kind.INPUT_GRAD and (part.stage, part.microbatch) == (stage, microbatch)
-        for action in row
-        for part in action.computes()
-    )
 
 
 def _pairing_faults(program: Program) -> list[str]:

@@ -25,4 +25,4 @@ def forward_program(num_ranks: int, num_microbatches: int) -> Program:
     """The forward passes alone, as in evaluation and generation."""
     schedule = gpipe(num_ranks, num_microbatches)
     rows = tuple(tuple(action for action in row if action.kind is Kind.FORWARD) for row in schedule.ranks)
-    return lower(Schedule("forward", num_microbatches, schedule.rank_of, rows))
+    return lower(Schedule("forward", num_microbatches, schedule.placement, rows))

@@ -6,6 +6,7 @@ summed in the order in which one rank would sum them.
 """
 
 from shardwright.schedule.action import backward, forward
+from shardwright.schedule.placement import in_line
 from shardwright.schedule.schedule import Schedule
 
 
@@ -15,4 +16,4 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
         tuple(make(rank, i) for make in (forward, backward) for i in range(num_microbatches))
         for rank in range(num_ranks)
     )
-    return Schedule("gpipe", num_microbatches, tuple(range(num_ranks)), ranks)
+    return Schedule("gpipe", num_microbatches, in_line(num_ranks), ranks)

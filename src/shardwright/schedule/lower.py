@@ -10,19 +10,21 @@ can exist.
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program, Schedule
 
+Event = tuple[Kind, int, int]  # (F or B, stage, microbatch): this has its input; or (kind, ...): this has run
+
 
 def lower(schedule: Schedule) -> Program:
     """The program of a schedule. ValueError if its order of compute actions can't be carried out."""
     rows: list[list[Action]] = [[] for _ in schedule.ranks]
     position = [0] * schedule.num_ranks
-    arrived: set[tuple[Kind, int, int]] = set()  # (F or B, stage, microbatch) whose input is on its rank
-    done: set[tuple[Kind, int, int]] = set()
-    while any(position[rank] < len(row) for rank, row in enumerate(schedule.ranks)):
+    arrived: set[Event] = set()
+    done: set[Event] = set()
+    unfinished = {rank for rank, row in enumerate(schedule.ranks) if row}
+    while unfinished:
         ready = [
             rank
-            for rank, row in enumerate(schedule.ranks)
-            if position[rank] < len(row)
-            and all(_can_run(part, schedule, arrived, done) for part in row[position[rank]].computes())
+            for rank in sorted(unfinished)
+            if _can_run(schedule.ranks[rank][position[rank]], schedule, arrived, done)
         ]
         if not ready:
             raise ValueError(_stuck(schedule, position))
@@ -30,53 +32,56 @@ def lower(schedule: Schedule) -> Program:
         for rank in ready:
             action = schedule.ranks[rank][position[rank]]
             position[rank] += 1
+            if position[rank] == len(schedule.ranks[rank]):
+                unfinished.discard(rank)
             rows[rank].append(action)
             for part in action.computes():
                 done.add((part.kind, part.stage, part.microbatch))
                 messages += _products(part, schedule)
         # What this round produced travels before the next round begins.
         for sender, send, receiver, recv in messages:
-            arrived.add((_consumer(recv.kind), recv.stage, recv.microbatch))
+            consumer = Kind.FORWARD if recv.kind is Kind.RECV_FORWARD else Kind.BACKWARD
+            arrived.add((consumer, recv.stage, recv.microbatch))
             if sender != receiver:
                 rows[sender].append(send)
                 rows[receiver].append(recv)
-    trains = any(part.kind is not Kind.FORWARD for row in schedule.ranks for a in row for part in a.computes())
-    if trains:
+    updates_itself = any(action.kind is Kind.STEP for row in schedule.ranks for action in row)
+    if schedule.trains and not updates_itself:
         for rank, row in enumerate(rows):
-            _add_reductions(row, schedule.stages_of(rank))
+            _add_reductions(row, schedule.placement.stages_of(rank))
             row.append(Action(Kind.STEP))
-    return Program(schedule.name, schedule.num_microbatches, schedule.rank_of, tuple(map(tuple, rows)))
+    ranks = tuple(map(tuple, rows))
+    return Program(schedule.name, schedule.num_microbatches, schedule.placement, ranks, schedule.weights)
 
 
-def _can_run(
-    action: Action, schedule: Schedule, arrived: set[tuple[Kind, int, int]], done: set[tuple[Kind, int, int]]
-) -> bool:
-    stage, i = action.stage, action.microbatch
-    if action.kind is Kind.FORWARD:
-        return stage == 0 or (Kind.FORWARD, stage, i) in arrived
-    if action.kind is Kind.WEIGHT_GRAD:
-        return (Kind.INPUT_GRAD, stage, i) in done
-    last = stage == schedule.num_stages - 1
-    return (Kind.FORWARD, stage, i) in done and (last or (Kind.BACKWARD, stage, i) in arrived)
+def _can_run(entry: Action, schedule: Schedule, arrived: set[Event], done: set[Event]) -> bool:
+    last = schedule.num_stages - 1
+    for action in entry.computes():
+        kind, stage, i = action.kind, action.stage, action.microbatch
+        if kind is Kind.FORWARD:
+            ready = stage == 0 or (Kind.FORWARD, stage, i) in arrived
+        elif kind is Kind.WEIGHT_GRAD:
+            ready = (Kind.INPUT_GRAD, stage, i) in done
+        else:
+            ready = (Kind.FORWARD, stage, i) in done and (stage == last or (Kind.BACKWARD, stage, i) in arrived)
+        if not ready:
+            return False
+    return True
 
 
 def _products(action: Action, schedule: Schedule) -> list[tuple[int, Action, int, Action]]:
     """What a compute action sends on: (sender, its send, receiver, its receive)."""
-    stage, i = action.stage, action.microbatch
-    here = schedule.rank_of[stage]
+    stage, i, rank_of = action.stage, action.microbatch, schedule.placement.rank
+    here = rank_of(stage, i)
     if action.kind is Kind.FORWARD and stage + 1 < schedule.num_stages:
-        there = schedule.rank_of[stage + 1]
+        there = rank_of(stage + 1, i)
         send = Action(Kind.SEND_FORWARD, stage, i, peer=there)
         return [(here, send, there, Action(Kind.RECV_FORWARD, stage + 1, i, peer=here))]
     if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and stage > 0:
-        there = schedule.rank_of[stage - 1]
+        there = rank_of(stage - 1, i)
         send = Action(Kind.SEND_BACKWARD, stage, i, peer=there)
         return [(here, send, there, Action(Kind.RECV_BACKWARD, stage - 1, i, peer=here))]
     return []
-
-
-def _consumer(recv: Kind) -> Kind:
-    return Kind.FORWARD if recv is Kind.RECV_FORWARD else Kind.BACKWARD
 
 
 def _add_reductions(row: list[Action], stages: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ section 3). The bubble is GPipe's, (p - 1)(F + B), but rank r keeps only min(m, 
 """
 
 from shardwright.schedule.action import Action, backward, forward
+from shardwright.schedule.placement import in_line
 from shardwright.schedule.schedule import Schedule
 
 
@@ -18,4 +19,4 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
             row += [forward(rank, warmup + i), backward(rank, i)]
         row += [backward(rank, i) for i in range(num_microbatches - warmup, num_microbatches)]
         ranks.append(tuple(row))
-    return Schedule("1f1b", num_microbatches, tuple(range(num_ranks)), tuple(ranks))
+    return Schedule("1f1b", num_microbatches, in_line(num_ranks), tuple(ranks))

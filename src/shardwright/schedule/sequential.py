@@ -5,6 +5,7 @@ accumulates gradients, so it is what the other schedules are compared with.
 """
 
 from shardwright.schedule.action import backward, forward
+from shardwright.schedule.placement import in_line
 from shardwright.schedule.schedule import Schedule
 
 
@@ -14,4 +15,4 @@ def sequential(num_ranks: int, num_microbatches: int) -> Schedule:
         tuple(make(rank, i) for i in range(num_microbatches) for make in (forward, backward))
         for rank in range(num_ranks)
     )
-    return Schedule("sequential", num_microbatches, tuple(range(num_ranks)), ranks)
+    return Schedule("sequential", num_microbatches, in_line(num_ranks), ranks)

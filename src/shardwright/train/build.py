@@ -45,7 +45,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         stage: DecoderStage(
             job.model, stage_span(plan, job.model.layers, stage), mesh.tp, plan.sequence_parallel
         ).initialise(job.run.seed, mesh.device)
-        for stage in program.stages_of(mesh.pp.index)
+        for stage in program.placement.stages_of(mesh.pp.index)
     }
     parameters = {stage: list(placed_parameters(module).values()) for stage, module in stages.items()}
     buckets = {stage: GradientBuckets(held, mesh, plan.bucket_mib) for stage, held in parameters.items()}

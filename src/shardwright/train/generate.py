@@ -34,7 +34,7 @@ def generate(
         if logits_V is not None:
             weights_V = torch.softmax(logits_V.float().cpu() / temperature, dim=-1)
             drawn[0] = torch.multinomial(weights_V, 1, generator=generator)
-        broadcast(drawn, mesh.pp, program.rank_of[-1])
+        broadcast(drawn, mesh.pp, program.placement.rank(program.num_stages - 1, 0))
         tokens.append(int(drawn))
     return tokens
 
@@ -46,12 +46,12 @@ def _forward(
     x = inputs_BS
     here = mesh.pp.index
     for index, stage in stages.items():
-        if index > 0 and program.rank_of[index - 1] != here:
+        if index > 0 and program.placement.rank(index - 1, 0) != here:
             x = torch.empty(stage.hidden_shape(1), device=mesh.device)
-            start_recv(x, mesh.forward, program.rank_of[index - 1], tag=index).wait()
+            start_recv(x, mesh.forward, program.placement.rank(index - 1, 0), tag=index).wait()
         x = stage(x)
-        if index + 1 < program.num_stages and program.rank_of[index + 1] != here:
-            start_send(x, mesh.forward, program.rank_of[index + 1], tag=index + 1).wait()
+        if index + 1 < program.num_stages and program.placement.rank(index + 1, 0) != here:
+            start_send(x, mesh.forward, program.placement.rank(index + 1, 0), tag=index + 1).wait()
     last = program.num_stages - 1
     if last not in stages:
         return None

@@ -1,0 +1,68 @@
+"""Which pipeline rank holds which stage of the model."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Stage to rank, for each copy of the parameters.
+
+    Most schedules have one copy. A bidirectional one (DualPipe) has two, laid out in opposite directions; each
+    microbatch passes through one of them: `copy_of[i]`, or copy 0 where that is empty.
+    """
+
+    holders: tuple[tuple[int, ...], ...]
+    copy_of: tuple[int, ...] = ()
+
+    @property
+    def num_stages(self) -> int:
+        """Pieces that the model is cut into."""
+        return len(self.holders[0])
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the pipeline."""
+        return 1 + max(rank for row in self.holders for rank in row)
+
+    @property
+    def num_copies(self) -> int:
+        """How often the parameters exist in one pipeline."""
+        return len(self.holders)
+
+    def copy(self, microbatch: int) -> int:
+        """The copy that a microbatch passes through."""
+        return self.copy_of[microbatch] if self.copy_of else 0
+
+    def rank(self, stage: int, microbatch: int) -> int:
+        """The rank that runs a stage for a microbatch."""
+        return self.holders[self.copy(microbatch)][stage]
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a rank holds, first to last, whichever the copy."""
+        return tuple(sorted({s for row in self.holders for s, holder in enumerate(row) if holder == rank}))
+
+    def replicas(self, stage: int) -> tuple[int, ...]:
+        """The ranks that hold a copy of a stage."""
+        return tuple(row[stage] for row in self.holders)
+
+
+def in_line(num_ranks: int) -> Placement:
+    """Stage s on rank s."""
+    return Placement((tuple(range(num_ranks)),))
+
+
+def looped(num_ranks: int, num_chunks: int) -> Placement:
+    """Stage s on rank s mod p: each rank holds `num_chunks` pieces, p stages apart."""
+    return Placement((tuple(stage % num_ranks for stage in range(num_ranks * num_chunks)),))
+
+
+def vee(num_ranks: int) -> Placement:
+    """Two stages a rank, down and back up: stage s and stage 2p - 1 - s on rank s. First and last share rank 0."""
+    return Placement(((*range(num_ranks), *reversed(range(num_ranks))),))
+
+
+def bidirectional(num_ranks: int, num_microbatches: int) -> Placement:
+    """Two copies in opposite directions; the first half of the microbatches goes down, the second half up."""
+    down = tuple(range(num_ranks))
+    half = num_microbatches // 2
+    return Placement((down, down[::-1]), (0,) * half + (1,) * (num_microbatches - half))
