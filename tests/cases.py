@@ -67,6 +67,5 @@ def against_one_rank(job: JobSpec, num_steps: int = 3) -> Verdict:
     """Run a plan on Gloo ranks, and one rank in this process, and compare."""
     from ranks import run_on_mesh
 
-    tied = job.model.tied_embeddings
-    one = run_on_mesh(job.as_one_rank().plan, record, job.as_one_rank(), num_steps)[0]
-    return compare(run_on_mesh(job.plan, record, job, num_steps, tied=tied), one)
+    one = run_on_mesh(job.as_one_rank(), record, job.as_one_rank(), num_steps)[0]
+    return compare(run_on_mesh(job, record, job, num_steps), one)

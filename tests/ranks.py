@@ -91,28 +91,27 @@ def _collect(ranks: list[tuple[Any, Any]], deadline: float) -> list[Any]:
     return [results[rank] for rank in range(len(ranks))]
 
 
-def run_on_mesh(plan: Any, function: Callable[..., Any], *args: Any, tied: bool = False, timeout_s: float = 60) -> list:
-    """Call `function(mesh, *args)` on every rank of a plan; one rank runs in this process."""
-    if plan.world == 1:
-        return [_on_mesh(0, "", plan, tied, function, *args)]
-    return run_ranks(plan.world, _on_mesh, plan, tied, function, *args, timeout_s=timeout_s)
+def run_on_mesh(job: Any, function: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
+    """Call `function(mesh, *args)` on every rank of a job's plan; one rank runs in this process."""
+    if job.plan.world == 1:
+        return [_on_mesh(0, "", job, function, *args)]
+    return run_ranks(job.plan.world, _on_mesh, job, function, *args, timeout_s=timeout_s)
 
 
-def _on_mesh(rank: int, store: str, plan: Any, tied: bool, function: Callable[..., Any], *args: Any) -> Any:
+def _on_mesh(rank: int, store: str, job: Any, function: Callable[..., Any], *args: Any) -> Any:
     import torch
     import torch.distributed as dist
 
-    from shardwright.parallel.mesh import make_mesh
-    from shardwright.spec.mesh import MeshShape
+    from shardwright.train.build import job_mesh
 
     torch.set_num_threads(1)
-    if plan.world > 1:
+    world = job.plan.world
+    if world > 1:
+        timeout = timedelta(seconds=30)
         dist.init_process_group(
-            "gloo", store=dist.FileStore(store, plan.world), rank=rank, world_size=plan.world,
-            timeout=timedelta(seconds=30),
-        )  # fmt: skip
-    mesh = make_mesh(MeshShape.of(plan), rank, torch.device("cpu"), 30, tied=tied)
-    result = function(mesh, *args)
-    if plan.world > 1:
+            "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout
+        )
+    result = function(job_mesh(job, rank, torch.device("cpu")), *args)
+    if world > 1:
         dist.destroy_process_group()
     return result

@@ -31,7 +31,7 @@ def reductions(mesh: Mesh, job: JobSpec) -> tuple[list[int], list[bool]]:
 
 def test_reductions_overlap_the_last_backward() -> None:
     job = small_job(dp=2, bucket_mib=0.02, batch=8)
-    results = run_on_mesh(job.plan, reductions, job)
+    results = run_on_mesh(job, reductions, job)
     sizes, during = results[0]
     assert results[1][0] == sizes
     assert len(sizes) > 4
@@ -40,6 +40,6 @@ def test_reductions_overlap_the_last_backward() -> None:
 
 def test_partial_sums_come_last_and_only_after_the_backward() -> None:
     job = small_job(dp=2, tp=2, sequence_parallel=True, bucket_mib=0.02, batch=8)
-    for sizes, during in run_on_mesh(job.plan, reductions, job):
+    for sizes, during in run_on_mesh(job, reductions, job):
         assert during[:-1] == [True] * (len(sizes) - 1)
         assert not during[-1]  # the norms', which are summed over tp first

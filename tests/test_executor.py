@@ -25,7 +25,7 @@ def performed_and_counted(mesh: Mesh, job: JobSpec) -> tuple[list[str], dict[str
 def test_order_performed_is_the_order_planned(schedule: str) -> None:
     job = small_job(pp=4, schedule=schedule, batch=6)
     program = training_program(schedule, 4, 6)
-    for rank, (performed, _) in enumerate(run_on_mesh(job.plan, performed_and_counted, job)):
+    for rank, (performed, _) in enumerate(run_on_mesh(job, performed_and_counted, job)):
         assert performed == [str(action) for action in program.ranks[rank]]
 
 
@@ -97,13 +97,13 @@ def test_bytes_counted_are_bytes_derived(sequence_parallel: bool) -> None:
     job = small_job(
         dp=2, tp=2, pp=2, sequence_parallel=sequence_parallel, microbatch_size=BATCH, batch=2 * BATCH * MICROBATCHES
     )
-    for rank, (_, table) in enumerate(run_on_mesh(job.plan, performed_and_counted, job)):
+    for rank, (_, table) in enumerate(run_on_mesh(job, performed_and_counted, job)):
         assert table == expected_table(rank, sequence_parallel)
 
 
 def test_tied_table_is_summed_over_the_ends_alone() -> None:
     job = small_job("gpt-tied", pp=3, batch=2)
-    tables = [table for _, table in run_on_mesh(job.plan, performed_and_counted, job, tied=True)]
+    tables = [table for _, table in run_on_mesh(job, performed_and_counted, job)]
     table_bytes = VOCAB * HIDDEN * FLOAT
     assert [t.get("all_reduce ends") for t in tables] == [
         {"count": 1, "bytes": table_bytes},
@@ -124,5 +124,5 @@ def accumulate(mesh: Mesh, job: JobSpec) -> tuple[int, int]:
 
 
 def test_nothing_is_reduced_while_microbatches_accumulate() -> None:
-    once, four_times = (run_on_mesh(job.plan, accumulate, job) for job in (small_job(dp=2, batch=n) for n in (2, 8)))
+    once, four_times = (run_on_mesh(job, accumulate, job) for job in (small_job(dp=2, batch=n) for n in (2, 8)))
     assert once == four_times == [(2, 1)] * 2  # one bucket and the loss; the loss alone

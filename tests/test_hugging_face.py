@@ -15,6 +15,8 @@ from hugging_face import copy_weights, our_gradients, reference_gradients, refer
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.mesh import make_mesh
 from shardwright.parallel.parameter import placed_parameters
+from shardwright.parallel.tensor import Cut
+from shardwright.parallel.tied import TiedEmbedding
 from shardwright.spec import catalog
 from shardwright.spec.mesh import MeshShape
 from shardwright.spec.model import ModelSpec
@@ -62,13 +64,15 @@ def _one_thread():
 def whole_model(spec: ModelSpec) -> DecoderStage:
     """The stage that is first and last, without memory yet."""
     mesh = make_mesh(MeshShape.of(PlanSpec()), 0, torch.device("cpu"), 30)
-    return DecoderStage(spec, stage_span(PlanSpec(), spec.layers, 0), mesh.tp, sequence_parallel=False)
+    return DecoderStage(spec, stage_span(PlanSpec(), spec.layers, 0), Cut(mesh.tp))
 
 
 def both_models(spec: ModelSpec):
     """Ours and theirs, with the same weights."""
     theirs = reference_model(spec, seed=1)
     ours = whole_model(spec).initialise(0, torch.device("cpu"))
+    if spec.tied_embeddings:
+        TiedEmbedding(ours.embedding.weight, ours.head.weight, ours.cut.tp).share_memory()
     copy_weights(ours, theirs)
     return ours, theirs
 

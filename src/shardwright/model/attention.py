@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwright.model.rotary import rotary_angles, rotate
-from shardwright.parallel.collectives import Axis
 from shardwright.parallel.parameter import sharded
-from shardwright.parallel.tensor import ColumnLinear, RowLinear, residual_std
+from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear, residual_std
 from shardwright.spec.model import ModelSpec
 
 
@@ -23,16 +22,16 @@ class Attention(nn.Module):
     range of the first dim is all that a tp rank needs.
     """
 
-    def __init__(self, spec: ModelSpec, tp: Axis, sequence_parallel: bool) -> None:
+    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
         super().__init__()
         self.head_dim = spec.head_size
         self.queries_per_group = spec.heads // spec.num_kv_heads
         self.rotary_base = spec.rotary_base if spec.positions == "rotary" else None
         groups = (spec.num_kv_heads, self.queries_per_group + 2, self.head_dim)
-        self.qkv = ColumnLinear(spec.hidden, groups, 0, tp, sequence_parallel, spec.init_std)
-        self.qkv_bias = sharded(groups, 0, tp, "zeros") if spec.bias else None
+        self.qkv = ColumnLinear(spec.hidden, groups, 0, cut, spec.init_std)
+        self.qkv_bias = sharded(groups, 0, cut.tp, "zeros") if spec.bias else None
         self.out = RowLinear(
-            spec.heads * self.head_dim, spec.hidden, spec.bias, tp, sequence_parallel,
+            spec.heads * self.head_dim, spec.hidden, spec.bias, cut,
             residual_std(spec.init_std, spec.layers),
         )  # fmt: skip
 

@@ -16,9 +16,9 @@ from shardwright.model.embedding import Embedding, LearnedPositions
 from shardwright.model.loss import vocabulary_cross_entropy
 from shardwright.model.mlp import MLP
 from shardwright.model.norm import Norm
-from shardwright.parallel.collectives import Axis
+from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.parameter import materialise
-from shardwright.parallel.tensor import ColumnLinear
+from shardwright.parallel.tensor import ColumnLinear, Cut
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import PlanSpec, split_evenly
 
@@ -44,13 +44,12 @@ def stage_span(plan: PlanSpec, layers: int, stage: int) -> StageSpan:
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, spec: ModelSpec, tp: Axis, sequence_parallel: bool) -> None:
+    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
         super().__init__()
-        summed_over = tp if sequence_parallel else None
-        self.attention_norm = Norm(spec, summed_over)
-        self.attention = Attention(spec, tp, sequence_parallel)
-        self.mlp_norm = Norm(spec, summed_over)
-        self.mlp = MLP(spec, tp, sequence_parallel)
+        self.attention_norm = Norm(spec, cut)
+        self.attention = Attention(spec, cut)
+        self.mlp_norm = Norm(spec, cut)
+        self.mlp = MLP(spec, cut)
 
     def forward(self, x_sBH: Tensor, positions_S: Tensor) -> Tensor:
         """[s, B, H] to [s, B, H]."""
@@ -61,43 +60,32 @@ class Block(nn.Module):
 class DecoderStage(nn.Module):
     """One stage. Layers keep their number in the whole model, so that a parameter's name is the same in any plan."""
 
-    def __init__(self, spec: ModelSpec, span: StageSpan, tp: Axis, sequence_parallel: bool) -> None:
+    def __init__(self, spec: ModelSpec, span: StageSpan, cut: Cut) -> None:
         super().__init__()
-        self.spec, self.span, self.tp = spec, span, tp
-        self.is_sequence_sharded = sequence_parallel and tp.size > 1
+        self.spec, self.span, self.cut = spec, span, cut
         learned = spec.positions == "learned"
-        self.embedding = Embedding(spec, tp, sequence_parallel) if span.is_first else None
-        self.positions = LearnedPositions(spec, tp, sequence_parallel) if span.is_first and learned else None
-        self.layers = nn.ModuleDict(
-            {str(i): Block(spec, tp, sequence_parallel) for i in range(span.first_layer, span.end_layer)}
-        )
-        self.norm = Norm(spec, tp if sequence_parallel else None) if span.is_last else None
-        self.head = (
-            ColumnLinear(spec.hidden, (spec.vocab,), 0, tp, sequence_parallel, spec.init_std) if span.is_last else None
-        )
+        self.embedding = Embedding(spec, cut) if span.is_first else None
+        self.positions = LearnedPositions(spec, cut) if span.is_first and learned else None
+        self.layers = nn.ModuleDict({str(i): Block(spec, cut) for i in range(span.first_layer, span.end_layer)})
+        self.norm = Norm(spec, cut) if span.is_last else None
+        self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, cut, spec.init_std) if span.is_last else None
         if self.head is not None and spec.tied_embeddings:
             # The same tensor by name: it starts from the same values wherever the last stage is.
             self.head.weight.place = replace(self.head.weight.place, name="embedding.weight")
 
+    @property
+    def deferred(self) -> DeferredGradients:
+        """Weight gradients of this stage that wait for their W."""
+        return self.cut.deferred
+
     def initialise(self, seed: int, device: torch.device) -> "DecoderStage":
-        """Fill the parameters, and share the tied table's memory if both its uses are here. Returns itself."""
+        """Fill the parameters. Returns itself."""
         materialise(self, seed, device)
-        if self.tied_here():
-            assert self.head is not None and self.embedding is not None
-            self.head.weight.data = self.embedding.weight.data
         return self
-
-    def tied_here(self) -> bool:
-        """Whether embedding and head are one tensor on this very stage.
-
-        They stay two leaves of autograd, each with its own gradient: the sum of the two is then the same, bit for
-        bit, whether they are on one rank or on two.
-        """
-        return self.spec.tied_embeddings and self.span.is_first and self.span.is_last
 
     def hidden_shape(self, batch: int) -> tuple[int, int, int]:
         """Shape [s, B, H] of what passes between stages."""
-        tokens = self.spec.sequence // (self.tp.size if self.is_sequence_sharded else 1)
+        tokens = self.spec.sequence // (self.cut.tp.size if self.cut.shards_sequence else 1)
         return tokens, batch, self.spec.hidden
 
     def forward(self, x: Tensor, targets_BS: Tensor | None = None) -> Tensor:
@@ -119,8 +107,8 @@ class DecoderStage(nn.Module):
     def token_losses(self, x_sBH: Tensor, targets_BS: Tensor) -> Tensor:
         """Cross entropy of each token, [S x B]."""
         logits_SBV = self.logits(x_sBH)
-        first_row, _ = split_evenly(self.spec.vocab, self.tp.size, self.tp.index)
-        return vocabulary_cross_entropy(logits_SBV.flatten(0, 1), targets_BS.t().flatten(), first_row, self.tp)
+        first_row, _ = split_evenly(self.spec.vocab, self.cut.tp.size, self.cut.tp.index)
+        return vocabulary_cross_entropy(logits_SBV.flatten(0, 1), targets_BS.t().flatten(), first_row, self.cut.tp)
 
     def logits(self, x_sBH: Tensor) -> Tensor:
         """This rank's rows of the logits, [S, B, V]."""

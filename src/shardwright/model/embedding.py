@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.parallel.collectives import Axis, reduce_from, scatter_to
+from shardwright.parallel.collectives import reduce_from, scatter_to
 from shardwright.parallel.parameter import sharded, whole
+from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import split_evenly
 
@@ -18,30 +19,30 @@ from shardwright.spec.plan import split_evenly
 class Embedding(nn.Module):
     """Vocabulary-parallel lookup."""
 
-    def __init__(self, spec: ModelSpec, tp: Axis, sequence_parallel: bool) -> None:
+    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
         super().__init__()
-        self.tp = tp
-        self.sequence_parallel = sequence_parallel and tp.size > 1
-        self.first_row, self.end_row = split_evenly(spec.vocab, tp.size, tp.index)
-        self.weight = sharded((spec.vocab, spec.hidden), 0, tp, "normal", spec.init_std)
+        self.cut = cut
+        self.first_row, self.end_row = split_evenly(spec.vocab, cut.tp.size, cut.tp.index)
+        self.weight = sharded((spec.vocab, spec.hidden), 0, cut.tp, "normal", spec.init_std)
 
     def forward(self, tokens_SB: Tensor) -> Tensor:
         """[S, B] to [s, B, H]."""
-        if self.tp.size == 1:
+        if self.cut.tp.size == 1:
             return functional.embedding(tokens_SB, self.weight)
         rows_SB = tokens_SB - self.first_row
         elsewhere_SB = (tokens_SB < self.first_row) | (tokens_SB >= self.end_row)
         x_SBH = functional.embedding(rows_SB.masked_fill(elsewhere_SB, 0), self.weight)
         x_SBH = x_SBH.masked_fill(elsewhere_SB[..., None], 0.0)
-        return scatter_to(x_SBH, self.tp) if self.sequence_parallel else reduce_from(x_SBH, self.tp)
+        leave = scatter_to if self.cut.shards_sequence else reduce_from
+        return leave(x_SBH, self.cut.tp)
 
 
 class LearnedPositions(nn.Module):
     """A trained vector for each position (Radford et al. 2019). Under sequence parallel a rank adds its part."""
 
-    def __init__(self, spec: ModelSpec, tp: Axis, sequence_parallel: bool) -> None:
+    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
         super().__init__()
-        self.sharded_over = tp if sequence_parallel else None
+        self.sharded_over = cut.summed_over
         self.weight = whole((spec.sequence, spec.hidden), "normal", spec.init_std, summed_over=self.sharded_over)
 
     def forward(self, x_sBH: Tensor, positions_S: Tensor) -> Tensor:

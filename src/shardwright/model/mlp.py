@@ -9,9 +9,8 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.parallel.collectives import Axis
 from shardwright.parallel.parameter import sharded
-from shardwright.parallel.tensor import ColumnLinear, RowLinear, residual_std
+from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear, residual_std
 from shardwright.spec.model import ModelSpec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -24,19 +23,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """Gate and up are one matrix of full shape [2, ffn, H], so that they share their input's collective."""
 
-    def __init__(self, spec: ModelSpec, tp: Axis, sequence_parallel: bool) -> None:
+    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
         super().__init__()
         self.gated = spec.gated_mlp
         self.activation = ACTIVATIONS[spec.activation]
         inner = (2, spec.ffn_size) if self.gated else (1, spec.ffn_size)
-        self.up = ColumnLinear(spec.hidden, inner, 1, tp, sequence_parallel, spec.init_std)
-        self.up_bias = sharded(inner, 1, tp, "zeros") if spec.bias else None
+        self.up = ColumnLinear(spec.hidden, inner, 1, cut, spec.init_std)
+        self.up_bias = sharded(inner, 1, cut.tp, "zeros") if spec.bias else None
         self.down = RowLinear(
             spec.ffn_size,
             spec.hidden,
             spec.bias,
-            tp,
-            sequence_parallel,
+            cut,
             residual_std(spec.init_std, spec.layers),
         )
 

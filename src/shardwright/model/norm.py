@@ -6,20 +6,20 @@ Under sequence parallel each tp rank normalises its own tokens, and sees only th
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.parallel.collectives import Axis
 from shardwright.parallel.parameter import whole
+from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
 
 
 class Norm(nn.Module):
-    """Normalises the last dim. `summed_over` is the tp axis where sequence parallel shards the tokens over it."""
+    """Normalises the last dim."""
 
-    def __init__(self, spec: ModelSpec, summed_over: Axis | None) -> None:
+    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
         super().__init__()
         self.epsilon = spec.norm_epsilon
-        self.weight = whole((spec.hidden,), "ones", summed_over=summed_over)
+        self.weight = whole((spec.hidden,), "ones", summed_over=cut.summed_over)
         is_layernorm = spec.norm == "layernorm"
-        self.bias = whole((spec.hidden,), "zeros", summed_over=summed_over) if is_layernorm else None
+        self.bias = whole((spec.hidden,), "zeros", summed_over=cut.summed_over) if is_layernorm else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """[S, B, H] to [S, B, H]."""

@@ -7,7 +7,7 @@ Shapes: leading dim is the one that is gathered and scattered, so that no copy i
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,16 @@ class Axis:
     group: dist.ProcessGroup | None
     ledger: Ledger
     watch: Watch | None
+    backward_group: dist.ProcessGroup | None = None
+
+    @property
+    def for_backward(self) -> "Axis":
+        """The same axis for collectives of a backward pass.
+
+        Where a forward and a backward run side by side, each needs a communicator of its own: on one, ranks would
+        have to issue the collectives of both in a common order.
+        """
+        return self if self.backward_group is None else replace(self, group=self.backward_group)
 
     @property
     def size(self) -> int:
@@ -195,7 +205,7 @@ class _CopyTo(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grads[0].contiguous().clone(), ctx.axis), None
+        return all_reduce(grads[0].contiguous().clone(), ctx.axis.for_backward), None
 
 
 class _ReduceFrom(torch.autograd.Function):
@@ -220,7 +230,7 @@ class _GatherFrom(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grads[0], ctx.axis), None
+        return reduce_scatter(grads[0], ctx.axis.for_backward), None
 
 
 class _ScatterTo(torch.autograd.Function):
@@ -233,7 +243,7 @@ class _ScatterTo(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grads[0], ctx.axis), None
+        return all_gather(grads[0], ctx.axis.for_backward), None
 
 
 def copy_to(x: Tensor, axis: Axis) -> Tensor:

@@ -6,6 +6,7 @@ a bucket is reduced where it lies. Nothing is reduced while microbatches accumul
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,8 +33,8 @@ class GradientBuckets:
     In a step: `zero`, backwards, `arm` before the last of them, `reduce` after it, `wait` before the optimizer.
     """
 
-    def __init__(self, parameters: list[PlacedParameter], mesh: Mesh, bucket_mib: float) -> None:
-        self._dp = mesh.dp
+    def __init__(self, parameters: list[PlacedParameter], mesh: Mesh, replicas: Axis, bucket_mib: float) -> None:
+        self._replicas = replicas
         self._armed = False
         self._next = 0
         self._buckets: list[_Bucket] = []
@@ -59,8 +60,8 @@ class GradientBuckets:
         for parameter in parameters:
             parameter.grad = flat[offset : offset + parameter.numel()].view_as(parameter)
             offset += parameter.numel()
-            if self._dp.size > 1:
-                parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
+            if self._replicas.size > 1:
+                parameter.when_gradient_arrives(partial(self._arrived, bucket))
 
     def zero(self) -> None:
         """Begin a step."""
@@ -69,7 +70,7 @@ class GradientBuckets:
 
     def arm(self) -> None:
         """The next backward is the last of the step: reduce each bucket as soon as it is complete."""
-        self._armed = self._dp.size > 1
+        self._armed = self._replicas.size > 1
         self._next = 0
         for bucket in self._buckets:
             bucket.missing = bucket.size
@@ -89,7 +90,7 @@ class GradientBuckets:
         self._next += 1
         for axis in bucket.first_over:
             all_reduce(bucket.gradients, axis)
-        bucket.reductions.append(start_all_reduce(bucket.gradients, self._dp))
+        bucket.reductions.append(start_all_reduce(bucket.gradients, self._replicas))
 
     def reduce(self) -> None:
         """Start what has not been started: buckets with a parameter that got no gradient, and partial sums."""

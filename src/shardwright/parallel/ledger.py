@@ -1,5 +1,6 @@
 """The account of communication: how often, how many bytes, how long a rank was blocked; by collective and axis."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,20 +25,25 @@ class Ledger:
     all-gather, the operand of a reduce-scatter, the message of a send or receive. What an algorithm puts on the
     wire for it is the cost model's affair.
 
-    Blocked seconds are host time on a CPU. On CUDA the host does not wait, so events on the compute stream
-    bracket each wait; `blocked_s` resolves them.
+    Blocked seconds are host time on a CPU; where two passes run side by side, time in which both are blocked. On
+    CUDA the host does not wait, so events on the compute stream bracket each wait; `blocked_s` resolves them.
     """
 
     device: torch.device
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
     _host_blocked_s: dict[str, float] = field(default_factory=dict)
     _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _num_lanes: int = 1
+    _num_blocked: int = 0
+    _blocked_since_s: float = 0.0
 
     def record(self, kind: str, axis: str, tensor: torch.Tensor) -> None:
         """Count one collective over `tensor`."""
-        tally = self.tallies.setdefault((kind, axis), Tally())
-        tally.count += 1
-        tally.num_bytes += tensor.numel() * tensor.element_size()
+        with self._lock:
+            tally = self.tallies.setdefault((kind, axis), Tally())
+            tally.count += 1
+            tally.num_bytes += tensor.numel() * tensor.element_size()
 
     @contextmanager
     def blocked(self, axis: str) -> Iterator[None]:
@@ -49,9 +55,28 @@ class Ledger:
             end.record()
             self._events.append((axis, start, end))
         else:
-            start_s = time.perf_counter()
+            with self._lock:
+                self._num_blocked += 1
+                self._blocked_since_s = time.perf_counter()
             yield
-            self._add(axis, time.perf_counter() - start_s)
+            with self._lock:
+                self._add_if_all_blocked(axis)
+                self._num_blocked -= 1
+
+    @contextmanager
+    def lanes(self, more: int) -> Iterator[None]:
+        """While this lasts, so many more passes compute side by side: the rank stands still if all are blocked."""
+        with self._lock:
+            self._num_lanes += more
+            self._blocked_since_s = time.perf_counter()
+        yield
+        with self._lock:
+            self._num_lanes -= more
+            self._blocked_since_s = time.perf_counter()
+
+    def _add_if_all_blocked(self, axis: str) -> None:
+        if self._num_blocked >= self._num_lanes:
+            self._add(axis, time.perf_counter() - self._blocked_since_s)
 
     def _add(self, axis: str, seconds: float) -> None:
         self._host_blocked_s[axis] = self._host_blocked_s.get(axis, 0.0) + seconds

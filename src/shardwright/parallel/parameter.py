@@ -6,6 +6,7 @@ starts from the same model, bit for bit.
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,11 +52,25 @@ class PlacedParameter(nn.Parameter):
     """A parameter with a place. It is created without memory; `materialise` fills it."""
 
     place: Place
+    arrived: Callable[[], None] | None  # told when a gradient was added
 
     def __new__(cls, data: Tensor, place: Place) -> "PlacedParameter":
         self: PlacedParameter = super().__new__(cls, data, requires_grad=True)
         self.place = place
+        self.arrived = None
         return self
+
+    def when_gradient_arrives(self, arrived: Callable[[], None]) -> None:
+        """Call `arrived` after each addition to the gradient, by autograd or by `accumulate`."""
+        self.arrived = arrived
+        self.register_post_accumulate_grad_hook(lambda _: arrived())
+
+    def accumulate(self, gradient: Tensor) -> None:
+        """Add to the gradient what autograd was not given."""
+        assert self.grad is not None, "gradients live in buckets, which are made before the first backward"
+        self.grad.add_(gradient.view_as(self.grad))
+        if self.arrived is not None:
+            self.arrived()
 
 
 def whole(shape: tuple[int, ...], init: str, std: float = 0.0, summed_over: Axis | None = None) -> PlacedParameter:

@@ -9,6 +9,8 @@ waited for by the compute that needs it: that wait is the pipeline's idle time.
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,13 +20,23 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.parallel.collectives import Axis, Pending, start_recv, start_send
 from shardwright.parallel.data import GradientBuckets
+from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.stash import StashedWeights
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
+from shardwright.schedule.versions import weight_versions
+
+Key = tuple[int, int]  # (stage, microbatch)
 
 
 class Stage(Protocol):
     """What the executor needs of a stage of the model."""
+
+    @property
+    def deferred(self) -> DeferredGradients:
+        """Where I leaves weight gradients for W."""
+        ...
 
     def __call__(self, x: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """Hidden states, or the loss of each token where there are targets."""
@@ -45,19 +57,21 @@ class Performed:
 
 
 @dataclass
-class _Step:
-    """What one run of a program holds; gone when it ends. Keys are (stage, microbatch)."""
+class _Run:
+    """What one run of a program holds; gone when it ends."""
 
     program: Program
     tokens: Sequence[Tensor]
-    outputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # forward done, not yet sent on
-    inputs: dict[tuple[int, int], tuple[Tensor, Pending | None]] = field(default_factory=dict)
-    gradients: dict[tuple[int, int], tuple[Tensor, Pending | None]] = field(default_factory=dict)
-    leaves: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # stage inputs whose gradient is wanted
-    edges: dict[tuple[int, int], GradientEdge] = field(default_factory=dict)  # where a backward begins
-    input_gradients: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    versions: dict[Key, int]
+    outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
+    inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
+    gradients: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
+    leaves: dict[Key, Tensor] = field(default_factory=dict)  # stage inputs whose gradient is wanted
+    edges: dict[Key, GradientEdge] = field(default_factory=dict)  # where a backward begins
+    input_gradients: dict[Key, Tensor] = field(default_factory=dict)
     sends: list[tuple[Tensor, Pending]] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    alive: set[Key] = field(default_factory=set)
 
 
 class PipelineExecutor:
@@ -65,125 +79,187 @@ class PipelineExecutor:
 
     A microbatch's loss is the mean over its tokens; gradients add up over microbatches and replicas, and are divided
     by their number once, at the optimizer step.
+
+    After a run, `performed` is what was done and when, `peak_alive` the most (stage, microbatch) pairs whose
+    activations were kept at once, and `versions_seen` the weights that each pair was computed with.
     """
 
-    def __init__(self, stages: dict[int, Stage], buckets: dict[int, GradientBuckets], mesh: Mesh) -> None:
+    def __init__(
+        self, stages: dict[int, Stage], buckets: dict[int, GradientBuckets], mesh: Mesh,
+        stashes: dict[int, StashedWeights] | None = None,
+    ) -> None:  # fmt: skip
         self._stages = stages
         self._buckets = buckets
         self._mesh = mesh
+        self._stashes = stashes or {}
+        self._side: ThreadPoolExecutor | None = None
         self.performed: list[Performed] = []
+        self.peak_alive = 0
+        self.versions_seen: dict[Key, int] = {}
 
     def run(
-        self, program: Program, tokens: Sequence[Tensor], optimizer_step: Callable[[], None] | None = None
-    ) -> list[Tensor]:
-        """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1].
+        self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None
+    ) -> dict[int, Tensor]:
+        """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
 
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
-        step = _Step(program, tokens)
+        stashed = program.weights != "current" and program.trains
+        run = _Run(program, tokens, weight_versions(program) if stashed else {})
         row = program.ranks[self._mesh.pp.index]
-        last_backward = {
-            part.stage: index
-            for index, action in enumerate(row)
-            for part in action.computes()
-            if part.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)
-        }
-        trains = bool(last_backward)
-        self.performed = []
-        with torch.set_grad_enabled(trains):
+        for stage, stash in self._stashes.items() if stashed else ():
+            stash.expect([version for (s, _), version in run.versions.items() if s == stage])
+        arming = _before_reductions(row)
+        self.performed, self.peak_alive, self.versions_seen = [], 0, {}
+        with torch.set_grad_enabled(program.trains):
             for index, action in enumerate(row):
                 if self._mesh.watch is not None:
                     self._mesh.watch.doing(f"action {index}, {action}")
-                if last_backward.get(action.stage) == index:
-                    self._buckets[action.stage].arm()
+                for stage in arming.get(index, ()):
+                    self._buckets[stage].arm()
                 start_s = time.perf_counter()
                 if action.kind is Kind.STEP:
-                    assert optimizer_step is not None, "a program that ends in a step needs an optimizer"
-                    optimizer_step()
+                    assert update is not None, "a program that ends in a step needs an optimizer"
+                    update(action)
                 else:
-                    self._do(action, step, trains)
+                    self._do(action, run)
                 self.performed.append(Performed(action, start_s, time.perf_counter()))
-        for _, pending in step.sends:
+                self.peak_alive = max(self.peak_alive, len(run.alive))
+        for _, pending in run.sends:
             pending.wait()
-        return step.losses
+        for stash in self._stashes.values() if stashed else ():
+            stash.load(stash.newest)
+        return run.losses
 
-    def _do(self, action: Action, step: _Step, trains: bool) -> None:
+    def _do(self, action: Action, run: _Run) -> None:
+        key = stage, i = action.stage, action.microbatch
         match action.kind:
             case Kind.FORWARD:
-                self._forward(action, step, trains)
-            case Kind.BACKWARD:
-                self._backward(action, step)
+                self._forward(key, run)
+            case Kind.BACKWARD | Kind.INPUT_GRAD:
+                self._backward(key, run, action.kind)
+            case Kind.WEIGHT_GRAD:
+                self._stages[stage].deferred.compute(i)
+                run.alive.discard(key)
+            case Kind.OVERLAP:
+                self._overlap(action, run)
             case Kind.SEND_FORWARD:
-                key = action.stage, action.microbatch
-                self._send(step.outputs.pop(key), self._mesh.forward, action, action.stage + 1, step)
+                self._send(run.outputs.pop(key), self._mesh.forward, action, stage + 1, run)
             case Kind.SEND_BACKWARD:
-                key = action.stage, action.microbatch
-                self._send(step.input_gradients.pop(key), self._mesh.backward, action, action.stage - 1, step)
+                self._send(run.input_gradients.pop(key), self._mesh.backward, action, stage - 1, run)
             case Kind.RECV_FORWARD:
-                step.inputs[action.stage, action.microbatch] = self._receive(action, self._mesh.forward, step)
+                run.inputs[key] = self._receive(action, self._mesh.forward, run)
             case Kind.RECV_BACKWARD:
-                step.gradients[action.stage, action.microbatch] = self._receive(action, self._mesh.backward, step)
+                run.gradients[key] = self._receive(action, self._mesh.backward, run)
             case Kind.REDUCE:
-                self._buckets[action.stage].reduce()
+                self._buckets[stage].reduce()
             case _:
-                raise NotImplementedError(f"the executor can't perform {action} yet")
+                raise NotImplementedError(f"the executor can't perform {action}")
 
-    def _forward(self, action: Action, step: _Step, trains: bool) -> None:
-        key = stage, i = action.stage, action.microbatch
-        last = step.program.num_stages - 1
+    def _forward(self, key: Key, run: _Run) -> None:
+        stage, i = key
+        trains, here = run.program.trains, self._mesh.pp.index
+        if run.versions:
+            self._stashes[stage].load(run.versions[key])
+            self.versions_seen[key] = run.versions[key]
         if stage == 0:
-            x = step.tokens[i][:, :-1]
+            x = run.tokens[i][:, :-1]
         else:
-            x, arrival = step.inputs.pop(key)
+            x, arrival = run.inputs.pop(key)
             if arrival is not None:
                 arrival.wait()
-            x.requires_grad_(trains)
-            step.leaves[key] = x
-        if stage == last:
-            loss = self._stages[stage](x, step.tokens[i][:, 1:]).mean()
-            step.losses.append(loss.detach())
-            output = loss
+            if trains:
+                run.leaves[key] = x.requires_grad_()
+        if stage == run.program.num_stages - 1:
+            output = self._stages[stage](x, run.tokens[i][:, 1:]).mean()
+            run.losses[i] = output.detach()
         else:
             output = self._stages[stage](x)
-            if step.program.placement.rank(stage + 1, i) == self._mesh.pp.index:
-                step.inputs[stage + 1, i] = output.detach(), None
+            if run.program.placement.rank(stage + 1, i) == here:
+                run.inputs[stage + 1, i] = output.detach(), None
             else:
-                step.outputs[key] = output.detach()
+                run.outputs[key] = output.detach()
         if trains:
             # The edge alone is kept: the output's memory is free as soon as it is sent.
-            step.edges[key] = get_gradient_edge(output)
-        else:
-            step.leaves.pop(key, None)
+            run.edges[key] = get_gradient_edge(output)
+            run.alive.add(key)
 
-    def _backward(self, action: Action, step: _Step) -> None:
-        key = stage, i = action.stage, action.microbatch
-        if stage == step.program.num_stages - 1:
+    def _backward(self, key: Key, run: _Run, kind: Kind) -> None:
+        stage, i = key
+        if run.versions:
+            self._stashes[stage].load(run.versions[key])
+        if stage == run.program.num_stages - 1:
             gradient = torch.ones((), device=self._mesh.device)
         else:
-            gradient, arrival = step.gradients.pop(key)
+            gradient, arrival = run.gradients.pop(key)
             if arrival is not None:
                 arrival.wait()
-        torch.autograd.backward(step.edges.pop(key), gradient)
+        split = kind is Kind.INPUT_GRAD
+        with self._stages[stage].deferred.keeping(i) if split else nullcontext():
+            torch.autograd.backward(run.edges.pop(key), gradient)
+        if not split:
+            run.alive.discard(key)
+        if run.versions:
+            self._stashes[stage].release(run.versions[key])
         if stage > 0:
-            dx = step.leaves.pop(key).grad
+            dx = run.leaves.pop(key).grad
             assert dx is not None, "the input of a stage has a gradient"
-            if step.program.placement.rank(stage - 1, i) == self._mesh.pp.index:
-                step.gradients[stage - 1, i] = dx, None
+            if run.program.placement.rank(stage - 1, i) == self._mesh.pp.index:
+                run.gradients[stage - 1, i] = dx, None
             else:
-                step.input_gradients[key] = dx
+                run.input_gradients[key] = dx
 
-    def _send(self, tensor: Tensor, axis: Axis, action: Action, to_stage: int, step: _Step) -> None:
-        step.sends = [(kept, pending) for kept, pending in step.sends if not pending.is_over()]
+    def _overlap(self, pair: Action, run: _Run) -> None:
+        """A forward and a backward side by side: while one waits for its communication, the other computes.
+
+        On a CPU two threads do it, and each pass has a communicator of its own. On CUDA the two passes are issued one
+        after the other; side by side they would need streams of their own.
+        """
+        first, second = pair.parts
+        if self._mesh.device.type != "cpu":
+            self._do(first, run)
+            self._do(second, run)
+            return
+        if self._side is None:
+            threads = torch.get_num_threads()
+            self._side = ThreadPoolExecutor(1, "overlap", torch.set_num_threads, (threads,))
+        run.alive.add((first.stage, first.microbatch))  # from its begin: both are alive at once
+        self.peak_alive = max(self.peak_alive, len(run.alive))
+        beside = self._side.submit(self._do_beside, first, run)
+        self._do(second, run)
+        with self._mesh.ledger.lanes(-1):
+            beside.result()
+
+    def _do_beside(self, action: Action, run: _Run) -> None:
+        with self._mesh.ledger.lanes(+1), torch.enable_grad():  # a thread begins with its own grad mode
+            self._do(action, run)
+
+    def _send(self, tensor: Tensor, axis: Axis, action: Action, to_stage: int, run: _Run) -> None:
+        run.sends = [(kept, pending) for kept, pending in run.sends if not pending.is_over()]
         tensor = tensor.contiguous()
-        pending = start_send(tensor, axis, action.peer, self._tag(to_stage, action.microbatch, step))
-        step.sends.append((tensor, pending))
+        pending = start_send(tensor, axis, action.peer, self._tag(action, to_stage, run))
+        run.sends.append((tensor, pending))
 
-    def _receive(self, action: Action, axis: Axis, step: _Step) -> tuple[Tensor, Pending]:
-        batch = step.tokens[action.microbatch].shape[0]
+    def _receive(self, action: Action, axis: Axis, run: _Run) -> tuple[Tensor, Pending]:
+        batch = run.tokens[action.microbatch].shape[0]
         buffer = torch.empty(self._stages[action.stage].hidden_shape(batch), device=self._mesh.device)
-        return buffer, start_recv(buffer, axis, action.peer, self._tag(action.stage, action.microbatch, step))
+        return buffer, start_recv(buffer, axis, action.peer, self._tag(action, action.stage, run))
 
     @staticmethod
-    def _tag(to_stage: int, microbatch: int, step: _Step) -> int:
-        """Names a message between two ranks; forward and backward differ by their receiving stage and sender."""
-        return to_stage * step.program.num_microbatches + microbatch
+    def _tag(action: Action, to_stage: int, run: _Run) -> int:
+        """Names a message: two stages may talk both ways over one pair of ranks."""
+        is_backward = action.kind in (Kind.SEND_BACKWARD, Kind.RECV_BACKWARD)
+        return (to_stage * run.program.num_microbatches + action.microbatch) * 2 + is_backward
+
+
+def _before_reductions(row: tuple[Action, ...]) -> dict[int, list[int]]:
+    """Index of the last action that adds to a stage's gradients before they are reduced, and those stages."""
+    latest: dict[int, int] = {}
+    found: dict[int, list[int]] = {}
+    for index, action in enumerate(row):
+        for part in action.computes():
+            if part.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+                latest[part.stage] = index
+        if action.kind is Kind.REDUCE:
+            found.setdefault(latest[action.stage], []).append(action.stage)
+    return found

@@ -10,6 +10,7 @@ sharded, and equals S elsewhere.
 """
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +27,28 @@ from shardwright.parallel.collectives import (
     start_all_reduce,
     start_reduce_scatter,
 )
-from shardwright.parallel.parameter import sharded, whole
+from shardwright.parallel.deferred import DeferredGradients
+from shardwright.parallel.parameter import PlacedParameter, sharded, whole
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the layers of one stage are cut: the tp axis, whether the sequence is sharded over it between the layers,
+    and where weight gradients wait if the schedule puts them off."""
+
+    tp: Axis
+    sequence_parallel: bool = False
+    deferred: DeferredGradients = field(default_factory=DeferredGradients)
+
+    @property
+    def shards_sequence(self) -> bool:
+        """Whether a rank holds only its part of the sequence between layers."""
+        return self.sequence_parallel and self.tp.size > 1
+
+    @property
+    def summed_over(self) -> Axis | None:
+        """The axis whose ranks each see a part of the tokens, and so of a replicated parameter's gradient."""
+        return self.tp if self.shards_sequence else None
 
 
 class ColumnLinear(nn.Module):
@@ -37,44 +59,31 @@ class ColumnLinear(nn.Module):
     collective. The result is [S, B, N / tp], N = product of out_shape.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_shape: tuple[int, ...],
-        dim: int,
-        tp: Axis,
-        sequence_parallel: bool,
-        std: float,
-    ) -> None:
+    def __init__(self, in_features: int, out_shape: tuple[int, ...], dim: int, cut: Cut, std: float) -> None:
         super().__init__()
-        self.tp = tp
-        self.sequence_parallel = sequence_parallel and tp.size > 1
-        self.weight = sharded((*out_shape, in_features), dim, tp, "normal", std)
+        self.cut = cut
+        self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std)
 
     def forward(self, x_sBH: Tensor) -> Tensor:
         """[s, B, H] to [S, B, N / tp]."""
-        weight_NH = self.weight.view(-1, self.weight.shape[-1])
-        return column_product(x_sBH, weight_NH, self.tp, self.sequence_parallel)
+        return _ColumnProduct.apply(x_sBH, self.weight, self.cut)
 
 
 class RowLinear(nn.Module):
     """x W^T of which each tp rank holds its share of the inputs; the partial products are summed over tp."""
 
-    def __init__(
-        self, in_features: int, out_features: int, bias: bool, tp: Axis, sequence_parallel: bool, std: float
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool, cut: Cut, std: float) -> None:
         super().__init__()
-        self.tp = tp
-        self.sequence_parallel = sequence_parallel and tp.size > 1
-        self.weight = sharded((out_features, in_features), 1, tp, "normal", std)
+        self.cut = cut
+        self.weight = sharded((out_features, in_features), 1, cut.tp, "normal", std)
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
-        self.bias = whole((out_features,), "zeros", summed_over=tp if sequence_parallel else None) if bias else None
+        self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """[S, B, H / tp] to [s, B, N]."""
-        partial_SBN = functional.linear(x_SBH, self.weight)
-        leave = scatter_to if self.sequence_parallel else reduce_from
-        y_sBN = leave(partial_SBN, self.tp)
+        partial_SBN = _RowProduct.apply(x_SBH, self.weight, self.cut)
+        leave = scatter_to if self.cut.shards_sequence else reduce_from
+        y_sBN = leave(partial_SBN, self.cut.tp)
         return y_sBN if self.bias is None else y_sBN + self.bias
 
 
@@ -87,41 +96,59 @@ class _ColumnProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_sBH: Tensor, weight_NH: Tensor, tp: Axis, sequence_parallel: bool) -> Tensor:
-        ctx.save_for_backward(x_sBH, weight_NH)
-        ctx.tp, ctx.sequence_parallel = tp, sequence_parallel
-        x_SBH = all_gather(x_sBH, tp) if sequence_parallel else x_sBH
-        return functional.linear(x_SBH, weight_NH)
+    def forward(ctx: Any, x_sBH: Tensor, weight: PlacedParameter, cut: Cut) -> Tensor:
+        ctx.save_for_backward(x_sBH, weight)
+        ctx.weight, ctx.cut = weight, cut
+        x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
+        return functional.linear(x_SBH, weight.view(-1, weight.shape[-1]))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (dy_SBN,) = grads
-        x_sBH, weight_NH = ctx.saved_tensors
-        tp: Axis = ctx.tp
+        x_sBH, weight = ctx.saved_tensors
+        cut: Cut = ctx.cut
+        tp = cut.tp.for_backward
         gathered: Pending | None = None
         x_SBH = x_sBH
-        if ctx.sequence_parallel:
+        if cut.shards_sequence:
             x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
             gathered = start_all_gather(x_SBH, x_sBH, tp)
-        dx_SBH = dy_SBN @ weight_NH
-        if ctx.sequence_parallel:
+        dx_SBH = dy_SBN @ weight.view(-1, weight.shape[-1])
+        if cut.shards_sequence:
             dx_sBH = torch.empty_like(x_sBH)
             reduced = start_reduce_scatter(dx_sBH, dx_SBH, tp)
         else:
             dx_sBH = dx_SBH
             reduced = start_all_reduce(dx_SBH, tp)
-        if gathered is not None:
-            gathered.wait()
-        dweight_NH = dy_SBN.flatten(0, 1).t() @ x_SBH.flatten(0, 1)
+
+        def weight_gradient() -> Tensor:
+            if gathered is not None:
+                gathered.wait()
+            return (dy_SBN.flatten(0, 1).t() @ x_SBH.flatten(0, 1)).view_as(weight)
+
+        dweight = cut.deferred.now_or_later(ctx.weight, weight_gradient)
         reduced.wait()
-        return dx_sBH, dweight_NH, None, None
+        return dx_sBH, dweight, None
 
 
-def column_product(x_sBH: Tensor, weight_NH: Tensor, tp: Axis, sequence_parallel: bool) -> Tensor:
-    """x W^T with this rank's rows of W. [s, B, H] and [N / tp, H] to [S, B, N / tp]."""
-    if tp.size == 1:
-        return functional.linear(x_sBH, weight_NH)
-    return _ColumnProduct.apply(x_sBH, weight_NH, tp, sequence_parallel)
+class _RowProduct(torch.autograd.Function):
+    """This rank's part of a row-parallel product. Moves nothing: its caller sums the parts."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SBH: Tensor, weight_NH: PlacedParameter, cut: Cut) -> Tensor:
+        ctx.save_for_backward(x_SBH, weight_NH)
+        ctx.weight, ctx.cut = weight_NH, cut
+        return functional.linear(x_SBH, weight_NH)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (dy_SBN,) = grads
+        x_SBH, weight_NH = ctx.saved_tensors
+
+        def weight_gradient() -> Tensor:
+            return dy_SBN.flatten(0, 1).t() @ x_SBH.flatten(0, 1)
+
+        return dy_SBN @ weight_NH, ctx.cut.deferred.now_or_later(ctx.weight, weight_gradient), None
 
 
 def residual_std(std: float, layers: int) -> float:

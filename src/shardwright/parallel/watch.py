@@ -32,7 +32,7 @@ class Watch:
         self._interval_s = min(1.0, timeout_s / 4)
         self._step = ""
         self._doing = "starting"
-        self._wait: tuple[str, tuple[int, ...], float] | None = None
+        self._waits: dict[int, tuple[str, tuple[int, ...], float]] = {}  # by thread
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -57,11 +57,12 @@ class Watch:
     @contextmanager
     def waiting(self, what: str, peers: tuple[int, ...]) -> Iterator[None]:
         """A wait for `peers`, which must end within the timeout."""
-        self._wait = (what, peers, time.monotonic())
+        thread = threading.get_ident()
+        self._waits[thread] = (what, peers, time.monotonic())
         try:
             yield
         finally:
-            self._wait = None
+            del self._waits[thread]
 
     def silent_ranks(self, world: int) -> str:
         """Who has not been heard of lately, in words: asked after a connection broke."""
@@ -77,7 +78,7 @@ class Watch:
     def _run(self) -> None:
         try:
             while not self._stop.wait(self._interval_s):
-                wait = self._wait
+                wait = min(list(self._waits.values()), key=lambda wait: wait[2], default=None)  # the longest
                 waits_for = [wait[0], list(wait[1])] if wait else None
                 state = {"doing": self._doing, "waits": waits_for, "at": time.time()}
                 self._store.set(f"watch/{self._rank}", json.dumps(state))

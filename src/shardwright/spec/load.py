@@ -115,9 +115,9 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
             fields[section] = catalog.read(kind, given["name"]) | given  # type: ignore[arg-type]
         elif len(given) == 1:  # a name and nothing else can only mean the catalog
             hint = catalog.did_you_mean(given["name"], catalog.names(kind))  # type: ignore[arg-type]
-            hint = f"{hint[:-1]}, or" if hint.endswith("?") else f"{hint}; or"
             faults.append(
-                f"{section}.name {given['name']!r} is not in the catalog; {hint} describe the {section} by its fields"
+                f"{section}.name {given['name']!r} is not in the catalog, and no other field describes the {section}; "
+                + hint
             )
     return faults
 

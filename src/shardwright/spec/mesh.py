@@ -41,6 +41,14 @@ class MeshShape:
             groups.setdefault(tuple(place[a] for a in AXES if a not in along), []).append(rank)
         return list(groups.values())
 
+    def mirrored(self) -> list[list[int]]:
+        """Ranks that hold the same stages of a bidirectional pipeline: positions i and pp - 1 - i, and all of dp."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for line in self.lines("dp"):
+            place = self.coordinates(line[0])
+            groups.setdefault((min(place["pp"], self.sizes["pp"] - 1 - place["pp"]), place["tp"]), []).extend(line)
+        return list(groups.values())
+
     def describe(self, rank: int) -> str:
         """ "rank 3 (pp 0, dp 1, tp 1)"."""
         return f"rank {rank} ({', '.join(f'{a} {i}' for a, i in self.coordinates(rank).items())})"

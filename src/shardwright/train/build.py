@@ -6,61 +6,106 @@ import torch
 
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.data import GradientBuckets
-from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.mesh import Mesh, make_mesh
 from shardwright.parallel.parameter import PlacedParameter, placed_parameters
 from shardwright.parallel.pipeline import PipelineExecutor
+from shardwright.parallel.stash import StashedWeights
+from shardwright.parallel.tensor import Cut
+from shardwright.parallel.tied import TiedEmbedding
+from shardwright.parallel.watch import Watch
+from shardwright.schedule.action import Kind
 from shardwright.schedule.generate import forward_program, training_program
 from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
+from shardwright.spec.mesh import MeshShape
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
 
 @dataclass(frozen=True)
 class Replica:
-    """One rank's part of a job, ready to run."""
+    """One rank's part of a job, ready to run.
+
+    `optimizers` has one for each stage: schedules that update without draining the pipeline step each stage on its
+    own. `stashes` is empty unless the program needs several versions of the weights.
+    """
 
     stages: dict[int, DecoderStage]
     buckets: dict[int, GradientBuckets]
     executor: PipelineExecutor
     program: Program
     evaluation: Program
-    optimizer: torch.optim.AdamW
+    optimizers: dict[int, torch.optim.AdamW]
+    stashes: dict[int, StashedWeights]
     gradient_norm: GradientNorm
+    tied: TiedEmbedding
 
-    def tied(self) -> tuple[PlacedParameter | None, PlacedParameter | None]:
-        """The table and the head of a tied embedding, as far as this rank holds them."""
-        table = head = None
-        for stage in self.stages.values():
-            if stage.spec.tied_embeddings:
-                table = stage.embedding.weight if stage.embedding is not None else table
-                head = stage.head.weight if stage.head is not None else head
-        return table, head
+
+def job_program(job: JobSpec) -> Program:
+    """One optimizer step of the job, or of an asynchronous schedule one global batch, all communication written out."""
+    plan = job.plan
+    return training_program(plan.schedule, plan.pp, job.num_microbatches)
+
+
+def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None) -> Mesh:
+    """The process groups that the job's plan needs. Every rank of the job calls this."""
+    program = job_program(job)
+    pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
+    return make_mesh(
+        MeshShape.of(job.plan), rank, device, job.run.timeout_s, watch,
+        job.model.tied_embeddings, program.placement, side_by_side=pairs,
+    )  # fmt: skip
 
 
 def build(job: JobSpec, mesh: Mesh) -> Replica:
     """Make this rank's part of the job, with its initial weights."""
-    plan = job.plan
-    program = training_program(plan.schedule, plan.pp, job.num_microbatches)
+    plan, program = job.plan, job_program(job)
+    placement, here = program.placement, mesh.pp.index
     stages = {
         stage: DecoderStage(
-            job.model, stage_span(plan, job.model.layers, stage), mesh.tp, plan.sequence_parallel
+            job.model, stage_span(plan, job.model.layers, stage), Cut(mesh.tp, plan.sequence_parallel)
         ).initialise(job.run.seed, mesh.device)
-        for stage in program.placement.stages_of(mesh.pp.index)
+        for stage in placement.stages_of(here)
     }
+    tied = _tied(job, stages, mesh)
+    tied.share_memory()
     parameters = {stage: list(placed_parameters(module).values()) for stage, module in stages.items()}
-    buckets = {stage: GradientBuckets(held, mesh, plan.bucket_mib) for stage, held in parameters.items()}
-    # The head of a tied embedding is updated where it has memory of its own, and counted nowhere.
-    counted, updated = {}, []
-    for stage, module in stages.items():
-        head = module.head.weight if module.head is not None and job.model.tied_embeddings else None
-        counted[stage] = [p for p in parameters[stage] if p is not head]
-        updated += counted[stage] if module.tied_here() else parameters[stage]
+    buckets = {
+        stage: GradientBuckets(held, mesh, mesh.replicas(stage, program.num_stages), plan.bucket_mib)
+        for stage, held in parameters.items()
+    }
+    # Each tensor is counted once in the norm: in the first copy of its stage, and a tied one as the table.
+    counted = {
+        stage: [p for p in held if p is not tied.head] if placement.holders[0][stage] == here else []
+        for stage, held in parameters.items()
+    }
+    stashes = {}
+    if program.weights != "current":
+        stashes = {stage: StashedWeights(held) for stage, held in parameters.items()}
+    optimizers = {
+        stage: make_adamw(
+            job.optimizer,
+            [p for p in held if not tied.is_second_use(p)],
+            stashes[stage].masters if stashes else None,
+        )
+        for stage, held in parameters.items()
+    }
     return Replica(
         stages=stages,
         buckets=buckets,
-        executor=PipelineExecutor(dict(stages), buckets, mesh),
+        executor=PipelineExecutor(dict(stages), buckets, mesh, stashes),
         program=program,
         evaluation=forward_program(plan.pp, job.num_microbatches),
-        optimizer=make_adamw(job.optimizer, updated),
+        optimizers=optimizers,
+        stashes=stashes,
         gradient_norm=GradientNorm(counted, program.num_stages, mesh),
+        tied=tied,
     )
+
+
+def _tied(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> TiedEmbedding:
+    table: PlacedParameter | None = None
+    head: PlacedParameter | None = None
+    for module in stages.values() if job.model.tied_embeddings else ():
+        table = module.embedding.weight if module.embedding is not None else table
+        head = module.head.weight if module.head is not None else head
+    return TiedEmbedding(table, head, mesh.ends)

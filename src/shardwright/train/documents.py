@@ -233,7 +233,7 @@ def _read_jsonl(file: SourceFile, text_field: str, faults: list[str]) -> Iterato
                 continue
             where = f"{file.path}, line {number}"
             try:
-                value = _field(json.loads(text.rstrip()), text_field, where)
+                value = _field(json.loads(text.rstrip("\r\n")), text_field, where)
             except json.JSONDecodeError as error:  # its own words name a line, too: always the first
                 faults.append(f"{where} is not JSON: {error.msg} at character {error.pos}; mend that line, or drop it")
             except (ValueError, RecursionError) as error:

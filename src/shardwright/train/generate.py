@@ -45,7 +45,8 @@ def _forward(
     """Logits [V] of one position on the ranks of the last stage, None elsewhere."""
     x = inputs_BS
     here = mesh.pp.index
-    for index, stage in stages.items():
+    mine = [(index, stage) for index, stage in stages.items() if program.placement.rank(index, 0) == here]
+    for index, stage in mine:
         if index > 0 and program.placement.rank(index - 1, 0) != here:
             x = torch.empty(stage.hidden_shape(1), device=mesh.device)
             start_recv(x, mesh.forward, program.placement.rank(index - 1, 0), tag=index).wait()
@@ -53,7 +54,7 @@ def _forward(
         if index + 1 < program.num_stages and program.placement.rank(index + 1, 0) != here:
             start_send(x, mesh.forward, program.placement.rank(index + 1, 0), tag=index + 1).wait()
     last = program.num_stages - 1
-    if last not in stages:
+    if program.placement.rank(last, 0) != here:
         return None
     mine_V = stages[last].logits(x)[position, 0]
     return _gather_vocabulary(mine_V, stages[last].spec.vocab, mesh)

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardwright.parallel.collectives import all_reduce
 from shardwright.parallel.mesh import Mesh
@@ -11,10 +11,16 @@ from shardwright.parallel.parameter import PlacedParameter
 from shardwright.spec.job import OptimizerSpec
 
 
-def make_adamw(spec: OptimizerSpec, parameters: list[PlacedParameter]) -> torch.optim.AdamW:
-    """Decay for what is drawn at random (matrices and embeddings), none for norms and biases."""
-    decayed = [p for p in parameters if p.place.init == "normal"]
-    plain = [p for p in parameters if p.place.init != "normal"]
+def make_adamw(
+    spec: OptimizerSpec, parameters: list[PlacedParameter], masters: list[nn.Parameter] | None = None
+) -> torch.optim.AdamW:
+    """Decay for what is drawn at random (matrices and embeddings), none for norms and biases.
+
+    `masters` are updated in place of the parameters, where these change under the optimizer's hands.
+    """
+    updated: list[nn.Parameter] = list(parameters) if masters is None else masters
+    decayed = [m for p, m in zip(parameters, updated, strict=True) if p.place.init == "normal"]
+    plain = [m for p, m in zip(parameters, updated, strict=True) if p.place.init != "normal"]
     groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],

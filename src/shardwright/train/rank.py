@@ -19,11 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.parallel.mesh import Mesh, make_mesh
+from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.watch import Watch
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
+from shardwright.train.build import job_mesh
 
 Work = Callable[[JobSpec, Mesh, Path], Any]
 
@@ -101,7 +102,7 @@ def run_rank(
                 lambda message: _give_up(Failure(seat.rank, "timeout", message), tell),
             )  # fmt: skip
             watch.start()
-        mesh = make_mesh(shape, seat.rank, device, job.run.timeout_s, watch, job.model.tied_embeddings)
+        mesh = job_mesh(job, seat.rank, device, watch)
         result = work(job, mesh, folder)
         if watch is not None:
             watch.stop()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shardwright.parallel.collectives import all_reduce
 from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.tied import sum_tied_gradients
+from shardwright.schedule.action import Action
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import Replica
 from shardwright.train.optimizer import learning_rate
@@ -33,12 +33,11 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
     rate = learning_rate(optimizer_spec, step)
     norm = 0.0
 
-    def update() -> None:
+    def update(_: Action) -> None:
         nonlocal norm
         for buckets in replica.buckets.values():
             buckets.wait()
-        if job.model.tied_embeddings:
-            sum_tied_gradients(*replica.tied(), mesh.ends)
+        replica.tied.sum_gradients()
         # Gradients are sums over microbatches and replicas, each of a mean over tokens.
         mean = 1.0 / (job.num_microbatches * job.plan.dp)
         norm = mesh.to_host(replica.gradient_norm()) * mean
@@ -46,14 +45,20 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
         clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
         for buckets in replica.buckets.values():
             buckets.scale(mean * clipped)
-        for group in replica.optimizer.param_groups:
-            group["lr"] = rate
-        replica.optimizer.step()
+        for optimizer in replica.optimizers.values():
+            apply_update(optimizer, rate)
 
     for buckets in replica.buckets.values():
         buckets.zero()
     losses = replica.executor.run(replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update)
     return StepResult(mean_loss(losses, job, mesh), norm, rate)
+
+
+def apply_update(optimizer: torch.optim.AdamW, rate: float) -> None:
+    """One update at a learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
 
 
 def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
@@ -62,11 +67,11 @@ def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> f
     return mean_loss(losses, job, mesh)
 
 
-def mean_loss(losses: list[Tensor], job: JobSpec, mesh: Mesh) -> float:
+def mean_loss(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh) -> float:
     """The mean over microbatches and replicas, on every rank. Ranks without the last stage give no losses."""
     total = torch.zeros((), dtype=torch.float64, device=mesh.device)
-    for loss in losses:
-        total += loss
+    for i in sorted(losses):
+        total += losses[i]
     all_reduce(total, mesh.pp)
     all_reduce(total, mesh.dp)
     return mesh.to_host(total) / (job.num_microbatches * job.plan.dp)

@@ -1,0 +1,60 @@
+"""Stashed weights: several versions of a stage's weights at once, for pipelines that update without draining.
+
+When a microbatch comes back, the weights it was computed with may have been updated since. Harlap et al. 2018
+(PipeDream, arXiv 1806.03377, section 3.3): keep the version of its forward for its backward. Narayanan et al. 2021
+(PipeDream-2BW, arXiv 2006.09503, section 3.1): two versions are enough if gradients are gathered over a batch.
+
+A version is a set of tensors that is put into the parameters before each pass. The optimizer works on parameters of
+its own, so that autograd never sees a weight change between a forward and its backward.
+"""
+
+from collections import Counter
+
+from torch import Tensor, nn
+
+from shardwright.parallel.parameter import PlacedParameter
+
+
+class StashedWeights:
+    """The versions of one stage's weights that some microbatch may still need."""
+
+    def __init__(self, parameters: list[PlacedParameter]) -> None:
+        self._parameters = parameters
+        self.masters = [nn.Parameter(p.data, requires_grad=True) for p in parameters]
+        self._versions: dict[int, list[Tensor]] = {0: [p.data for p in parameters]}
+        self._to_come: Counter[int] = Counter()
+        self.newest = 0
+        self.most_alive = 1
+
+    def expect(self, versions: list[int]) -> None:
+        """Which version each microbatch of the coming run sees, counted from the newest one at its begin."""
+        self._versions = {0: self._versions[self.newest]}
+        self.newest = 0
+        self._to_come = Counter(versions)
+
+    def load(self, version: int) -> None:
+        """Put a version into the parameters."""
+        for parameter, data in zip(self._parameters, self._versions[version], strict=True):
+            parameter.data = data
+
+    def release(self, version: int) -> None:
+        """A microbatch that saw this version has come back."""
+        self._to_come[version] -= 1
+        self._drop_unneeded()
+
+    def before_update(self) -> None:
+        """Let the optimizer's parameters hold what will be the next version, and their gradients."""
+        newest = self._versions[self.newest]
+        if self._to_come[self.newest] > 0:  # somebody still needs it as it is
+            newest = [data.clone() for data in newest]
+        self.newest += 1
+        self._versions[self.newest] = newest
+        for master, parameter, data in zip(self.masters, self._parameters, newest, strict=True):
+            master.data = data
+            master.grad = parameter.grad
+        self._drop_unneeded()
+        self.most_alive = max(self.most_alive, len(self._versions))
+
+    def _drop_unneeded(self) -> None:
+        for version in [v for v in self._versions if v < self.newest and self._to_come[v] <= 0]:
+            del self._versions[version]

@@ -1,0 +1,57 @@
+"""Which version of its weights a microbatch sees, in schedules that update while the pipeline is full.
+
+Version k is the weights after k updates. A synchronous schedule has one version a step: 0.
+"""
+
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.schedule import Schedule
+
+
+def weight_versions(schedule: Schedule) -> dict[tuple[int, int], int]:
+    """(stage, microbatch) to the number of updates in the weights that its forward and its backward see.
+
+    Stashed: those at its forward. Double-buffered: batch k sees version k - 1, and batches 0 and 1 the initial one.
+    """
+    versions: dict[tuple[int, int], int] = {}
+    for row in schedule.ranks:
+        updates: dict[int, list[int]] = {}  # by stage: the last microbatch in each update so far
+        for action in row:
+            if action.kind is Kind.STEP:
+                updates.setdefault(action.stage, []).append(action.microbatch)
+            for part in _forwards(action):
+                versions[part.stage, part.microbatch] = len(updates.get(part.stage, ()))
+        if schedule.weights == "double-buffered":
+            for stage, last_of_batch in updates.items():
+                for i in range(schedule.num_microbatches):
+                    batch = sum(last < i for last in last_of_batch)
+                    versions[stage, i] = max(batch - 1, 0)
+    return dict.fromkeys(versions, 0) if schedule.weights == "current" else versions
+
+
+def stashed_versions(schedule: Schedule) -> list[int]:
+    """Most versions of a stage's weights that are alive at once, by rank: the newest, and all that a backward awaits.
+
+    Double-buffered it is always 2: the newest, and the one before that the next batch will use.
+    """
+    if schedule.weights != "stashed":
+        return [1 if schedule.weights == "current" else 2] * schedule.num_ranks
+    seen_by = weight_versions(schedule)
+    most = []
+    for row in schedule.ranks:
+        updates = 0
+        awaited: dict[tuple[int, int], int] = {}
+        peak = 1
+        for action in row:
+            for part in _forwards(action):
+                awaited[part.stage, part.microbatch] = seen_by[part.stage, part.microbatch]
+            peak = max(peak, len({*awaited.values(), updates}))
+            if action.kind is Kind.STEP:
+                updates += 1
+            elif action.kind is Kind.BACKWARD:
+                del awaited[action.stage, action.microbatch]
+        most.append(peak)
+    return most
+
+
+def _forwards(action: Action) -> list[Action]:
+    return [part for part in action.computes() if part.kind is Kind.FORWARD]
