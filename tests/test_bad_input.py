@@ -158,7 +158,7 @@ def test_the_job_itself_is_not_refused(here: Path, no_rank: None, monkeypatch: p
         ("plan.pp=0", "plan.pp = 0: it should be greater than 0 (Pipeline-parallel degree"),
         ("plan.microbatch_size=0", "plan.microbatch_size = 0: it should be greater than 0"),
         ("model.layers=0", "model.layers = 0: it should be greater than 0"),
-        ("plan.schedule=zigzag", "plan.schedule = \"zigzag\": it should be 'sequential', 'gpipe' or '1f1b'"),
+        ("plan.schedule=zigzag", "plan.schedule = \"zigzag\": it should be 'sequential', 'gpipe', '1f1b'"),
         ("run.device=tpu", "run.device = \"tpu\": it should be 'auto', 'cpu' or 'cuda'"),
         ("optimizer.learning_rate=nan", "optimizer.learning_rate = nan: it should be a finite number"),
         ("optimizer.learning_rate=inf", "optimizer.learning_rate = inf: it should be a finite number"),

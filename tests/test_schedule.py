@@ -13,7 +13,7 @@ from shardwright.schedule.lower import lower
 from shardwright.schedule.placement import in_line, vee
 from shardwright.schedule.schedule import Program, Schedule, peak_activations
 
-names = st.sampled_from(sorted(GENERATORS))
+names = st.sampled_from(["sequential", "gpipe", "1f1b"])
 ranks = st.integers(1, 12)
 microbatches = st.integers(1, 24)
 
@@ -23,7 +23,7 @@ microbatches = st.integers(1, 24)
 def test_programs_are_right(name: str, num_ranks: int, num_microbatches: int) -> None:
     program = training_program(name, num_ranks, num_microbatches)
     assert program_faults(program, most_alive=num_microbatches) == []
-    assert program_faults(forward_program(num_ranks, num_microbatches)) == []
+    assert program_faults(forward_program(name, num_ranks, num_microbatches)) == []
 
 
 @settings(max_examples=60, deadline=None)

@@ -101,9 +101,14 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
 
 
 def _load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
+    from shardwright.schedule.admit import plan_faults
+    from shardwright.spec.base import PlanError
     from shardwright.spec.load import load_job
 
-    return load_job(job, list(overrides))
+    spec = load_job(job, list(overrides))
+    if faults := plan_faults(spec):
+        raise PlanError(f"job {job}", faults)
+    return spec
 
 
 class _standard_output_for_json_alone:  # noqa: N801 (reads as a verb in its with statement)

@@ -8,6 +8,7 @@ its weight-gradient product here instead of computing it; W computes what was le
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from shardwright.parallel.parameter import PlacedParameter
@@ -39,6 +40,7 @@ class DeferredGradients:
         self._kept[self._microbatch].append((weight, product))
         return None
 
+    @torch.no_grad()
     def compute(self, microbatch: int) -> None:
         """W: compute what I left, in the order in which it was left, and add it to the gradients."""
         for weight, product in self._kept.pop(microbatch):

@@ -34,6 +34,9 @@ class Kind(StrEnum):
     STEP = "S"
     OVERLAP = "O"
 
+    # Enum's own hash is a Python function, and schedules of a million actions are keyed by these.
+    __hash__ = str.__hash__
+
 
 COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
 SEND = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})

@@ -1,28 +1,189 @@
-"""The generators by name."""
+"""The generators by name: what each makes, the bubble that its paper gives it, and which shapes it admits."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from shardwright.schedule.action import Kind
+from shardwright.schedule.dualpipe import dualpipe, dualpipe_faults
+from shardwright.schedule.dualpipev import dualpipev, dualpipev_faults
 from shardwright.schedule.gpipe import gpipe
+from shardwright.schedule.interleaved import interleaved, interleaved_faults
+from shardwright.schedule.looped_bfs import looped_bfs
 from shardwright.schedule.lower import lower
 from shardwright.schedule.one_f_one_b import one_f_one_b
+from shardwright.schedule.pipedream import pipedream
+from shardwright.schedule.pipedream_2bw import pipedream_2bw, pipedream_2bw_faults
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.sequential import sequential
+from shardwright.schedule.v_half import v_half
+from shardwright.schedule.v_min import v_min
+from shardwright.schedule.zb_h1 import zb_h1
+from shardwright.schedule.zb_h2 import zb_h2
+from shardwright.schedule.zb_v import zb_v
+from shardwright.spec.plan import STAGES_PER_RANK
 
-GENERATORS: dict[str, Callable[[int, int], Schedule]] = {
-    "sequential": sequential,
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
+
+@dataclass(frozen=True)
+class Shape:
+    """What a schedule is made for. The last three are each understood by some schedules only."""
+
+    num_ranks: int
+    num_microbatches: int  # of one optimizer step
+    virtual_stages: int = 1
+    extra_warmup: int = 0  # 1f1b: more forwards before the first backward
+    group: int = 0  # interleaved-1f1b: microbatches that take turns on a chunk; 0 is p
+    num_steps: int = 1  # asynchronous schedules: optimizer steps in one stream, with no flush between
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A schedule by name.
+
+    `bubble` is how long a rank idles in one step, with equal stages and free communication, and `when` where the
+    formula holds; `repeated` is the same for a step that others precede and follow with no barrier between, where it
+    is less. p ranks, m microbatches, v stages a rank; F, I, W and B = I + W are times of all layers of a rank, FB of
+    an overlapped pair. Empty: there is no formula; simulate it.
+    """
+
+    make: Callable[[Shape], Schedule]
+    bubble: str = ""
+    when: str = ""
+    repeated: str = ""
+    faults: Callable[[Shape], list[str]] = lambda shape: []
+    understands: tuple[str, ...] = ()
+
+    def __call__(self, num_ranks: int, num_microbatches: int, virtual_stages: int = 1) -> Schedule:
+        """The schedule of a shape that is admitted."""
+        return self.make(Shape(num_ranks, num_microbatches, virtual_stages))
+
+
+GENERATORS: dict[str, Entry] = {
+    "sequential": Entry(
+        lambda shape: sequential(shape.num_ranks, shape.num_microbatches),
+        bubble="m * (p - 1) * (F + B)",
+    ),
+    "gpipe": Entry(
+        lambda shape: gpipe(shape.num_ranks, shape.num_microbatches),
+        bubble="(p - 1) * (F + B)",
+    ),
+    "1f1b": Entry(
+        lambda shape: one_f_one_b(shape.num_ranks, shape.num_microbatches, shape.extra_warmup),
+        bubble="(p - 1) * (F + B)",
+        understands=("extra_warmup",),
+    ),
+    "interleaved-1f1b": Entry(
+        lambda shape: interleaved(shape.num_ranks, shape.num_microbatches, shape.virtual_stages, shape.group),
+        bubble="(p - 1) * (F + B) / v",
+        when="m >= p",
+        faults=lambda shape: interleaved_faults(shape.num_ranks, shape.group),
+        understands=("group",),
+    ),
+    "looped-bfs": Entry(
+        lambda shape: looped_bfs(shape.num_ranks, shape.num_microbatches, shape.virtual_stages),
+        bubble="(p - 1) * (F + B) / v",
+        when="m >= p",
+    ),
+    "zb-h1": Entry(
+        lambda shape: zb_h1(shape.num_ranks, shape.num_microbatches),
+        bubble="(p - 1) * (F + I - W)",
+        when="m >= p and W <= I",
+    ),
+    "zb-h2": Entry(
+        lambda shape: zb_h2(shape.num_ranks, shape.num_microbatches),
+        bubble="(p - 1) * F",
+        when="m >= 2 * p - 1 and I <= 2 * W <= F + I",
+        repeated="(p - 1) * (F + I - 2 * W)",
+    ),
+    "zb-v": Entry(
+        lambda shape: zb_v(shape.num_ranks, shape.num_microbatches),
+        bubble="(p - 1) * F / 2",
+        when="m >= 2 * p - 1 and F == I == W",
+        repeated="0",
+    ),
+    "v-half": Entry(lambda shape: v_half(shape.num_ranks, shape.num_microbatches)),
+    "v-min": Entry(lambda shape: v_min(shape.num_ranks, shape.num_microbatches)),
+    "dualpipe": Entry(
+        lambda shape: dualpipe(shape.num_ranks, shape.num_microbatches),
+        bubble="(p / 2 - 1) * (FB + B - 3 * W)",
+        when="F == I and W <= I",
+        faults=lambda shape: dualpipe_faults(shape.num_ranks, shape.num_microbatches),
+    ),
+    "dualpipev": Entry(
+        lambda shape: dualpipev(shape.num_ranks, shape.num_microbatches),
+        bubble="(p - 1) * (FB + B - 3 * W) / 2",
+        when="F == I and W <= I",
+        faults=lambda shape: dualpipev_faults(shape.num_ranks, shape.num_microbatches),
+    ),
+    "pipedream": Entry(
+        lambda shape: pipedream(shape.num_ranks, shape.num_microbatches * shape.num_steps),
+        bubble="(p - 1) * (F + B)",
+        repeated="0",
+        understands=("num_steps",),
+    ),
+    "pipedream-2bw": Entry(
+        lambda shape: pipedream_2bw(shape.num_ranks, shape.num_microbatches, shape.num_steps),
+        bubble="(p - 1) * (F + B)",
+        repeated="0",
+        faults=lambda shape: pipedream_2bw_faults(shape.num_ranks, shape.num_microbatches),
+        understands=("num_steps",),
+    ),
 }
 
 
-def training_program(name: str, num_ranks: int, num_microbatches: int) -> Program:
-    """One optimizer step under a named schedule, all communication written out."""
-    return lower(GENERATORS[name](num_ranks, num_microbatches))
+def schedule_faults(
+    name: str, num_ranks: int, num_microbatches: int, virtual_stages: int = 1, *, extra_warmup: int = 0,
+    group: int = 0, num_steps: int = 1,
+) -> list[str]:  # fmt: skip
+    """Why a schedule does not admit a shape, each with its arithmetic and a way out. Empty if it does."""
+    shape = Shape(num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps)
+    entry = GENERATORS[name]
+    faults = [
+        f"schedule {name!r} has no {field}, and it is {getattr(shape, field)}; leave it out, or use "
+        + " or ".join(other for other, its in GENERATORS.items() if field in its.understands)
+        for field in ("extra_warmup", "group", "num_steps")
+        if getattr(shape, field) != getattr(Shape, field) and field not in entry.understands
+    ]
+    return _stage_faults(name, virtual_stages) + faults + entry.faults(shape)
 
 
-def forward_program(num_ranks: int, num_microbatches: int) -> Program:
-    """The forward passes alone, as in evaluation and generation."""
-    schedule = gpipe(num_ranks, num_microbatches)
-    rows = tuple(tuple(action for action in row if action.kind is Kind.FORWARD) for row in schedule.ranks)
+def _stage_faults(name: str, virtual_stages: int) -> list[str]:
+    stages = STAGES_PER_RANK.get(name, 1)
+    if stages == 0:
+        if virtual_stages > 1:
+            return []
+        plain = "gpipe" if name == "looped-bfs" else "1f1b"
+        return [
+            f"schedule {name!r} runs several stages on each rank, and plan.virtual_stages is {virtual_stages}; "
+            f"use 2 or more, or schedule {plain!r}"
+        ]
+    if virtual_stages in (1, stages):
+        return []
+    count = "two stages" if stages == 2 else "one stage" + (" of each direction" if name == "dualpipe" else "")
+    return [f"schedule {name!r} runs {count} on each rank, and plan.virtual_stages is {virtual_stages}; use {stages}"]
+
+
+def training_program(
+    name: str, num_ranks: int, num_microbatches: int, virtual_stages: int = 1, *, extra_warmup: int = 0,
+    group: int = 0, num_steps: int = 1,
+) -> Program:  # fmt: skip
+    """One optimizer step under a named schedule, all communication written out.
+
+    An asynchronous schedule can write `num_steps` of them, with no flush between. ValueError says why a shape is not
+    admitted.
+    """
+    options = {"extra_warmup": extra_warmup, "group": group, "num_steps": num_steps}
+    if faults := schedule_faults(name, num_ranks, num_microbatches, virtual_stages, **options):
+        raise ValueError("; ".join(faults))
+    return lower(GENERATORS[name].make(Shape(num_ranks, num_microbatches, virtual_stages, **options)))
+
+
+def forward_program(name: str, num_ranks: int, num_microbatches: int, virtual_stages: int = 1) -> Program:
+    """The forward passes alone, as in evaluation and generation, on the stages of a schedule and in its order."""
+    if faults := schedule_faults(name, num_ranks, num_microbatches, virtual_stages):
+        raise ValueError("; ".join(faults))
+    schedule = GENERATORS[name](num_ranks, num_microbatches, virtual_stages)
+    rows = tuple(
+        tuple(part for action in row for part in action.computes() if part.kind is Kind.FORWARD)
+        for row in schedule.ranks
+    )
     return lower(Schedule("forward", num_microbatches, schedule.placement, rows))

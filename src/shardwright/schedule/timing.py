@@ -10,7 +10,7 @@ Units of time are the caller's: F = 1 for a table of bubbles, seconds for a pred
 
 from dataclasses import dataclass
 
-from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.action import COMPUTE, Action, Kind
 from shardwright.schedule.schedule import Program
 
 
@@ -42,19 +42,17 @@ class Costs:
 
     def compute(self, action: Action) -> float:
         """What a compute action takes; an overlapped pair less than its parts, maybe."""
-        stage = action.stage
-        match action.kind:
-            case Kind.FORWARD:
-                return self.forward[stage]
-            case Kind.BACKWARD:
-                return self.input_grad[stage] + self.weight_grad[stage]
-            case Kind.INPUT_GRAD:
-                return self.input_grad[stage]
-            case Kind.WEIGHT_GRAD:
-                return self.weight_grad[stage]
-            case Kind.OVERLAP:
-                return self.pair * sum(self.compute(part) for part in action.parts)
-        raise ValueError(f"{action} computes nothing")
+        kind, stage = action.kind, action.stage
+        if kind is Kind.FORWARD:
+            return self.forward[stage]
+        if kind is Kind.BACKWARD:
+            return self.input_grad[stage] + self.weight_grad[stage]
+        if kind is Kind.INPUT_GRAD:
+            return self.input_grad[stage]
+        if kind is Kind.WEIGHT_GRAD:
+            return self.weight_grad[stage]
+        assert kind is Kind.OVERLAP, f"{action} computes nothing"
+        return self.pair * sum(self.compute(part) for part in action.parts)
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,8 @@ class Times:
 
 
 _COMPUTE, _FORWARD_LINK, _BACKWARD_LINK, _COLLECTIVES = range(4)
+_NUMBER = {kind: number for number, kind in enumerate(Kind)}
+_STAGE = len(Kind)
 _LINK = {Kind.SEND_FORWARD: _FORWARD_LINK, Kind.SEND_BACKWARD: _BACKWARD_LINK}
 
 
@@ -92,102 +92,108 @@ def play(program: Program, costs: Costs, num_steps: int = 1) -> Times:
 
 
 class _Graph:
-    """A program as flat lists: node n is an action, with its resource, its cost and the nodes it needs."""
+    """A program as flat lists: node n is an action, with its resource, its cost and the nodes it needs.
+
+    A rank's actions are consecutive nodes; `first_of_rank` says where they begin.
+    """
 
     def __init__(self, program: Program, costs: Costs, num_steps: int) -> None:
+        self._program = program
+        self._num_steps = num_steps
         self.resource: list[int] = []
         self.cost: list[float] = []
         self.needs: list[tuple[int, ...]] = []
-        self.first_of_rank: list[int] = []
-        self._program = program
-        rows = [row * num_steps for row in program.ranks]
-        made: dict[tuple[Kind, int, int, int], int] = {}  # (what, stage, microbatch, step) to its node
-        node = 0
-        for row in rows:
-            self.first_of_rank.append(node)
-            length = len(row) // num_steps
-            for index, action in enumerate(row):
-                for part in action.computes() or (action,):
-                    made[part.kind, part.stage, part.microbatch, index // length] = node
-                node += 1
-        self.num_nodes = node
-        self.first_of_rank.append(node)
-        last_compute = self._last_computes(rows, num_steps)
-        for rank, row in enumerate(rows):
-            length = len(row) // num_steps
-            reductions: list[int] = []
-            for index, action in enumerate(row):
-                self._add(rank, index // length, action, costs, made, last_compute, reductions)
+        self.first_of_rank = [0]
+        for row in program.ranks:
+            self.first_of_rank.append(self.first_of_rank[-1] + len(row) * num_steps)
+        self.num_nodes = self.first_of_rank[-1]
+        self._place()
+        for rank, row in enumerate(program.ranks):
+            for step in range(num_steps):
+                self._add_row(rank, row, step, costs)
 
-    def _last_computes(self, rows: list[tuple[Action, ...]], num_steps: int) -> dict[tuple[int, int, int], int]:
-        """(rank, stage, step) to the node of the last action that adds to the stage's gradient there."""
-        found = {}
-        for rank, row in enumerate(rows):
-            length = len(row) // num_steps
-            for index, action in enumerate(row):
-                for part in action.computes():
-                    if part.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
-                        found[rank, part.stage, index // length] = self.first_of_rank[rank] + index
-        return found
+    def _base(self, action: Action, step: int) -> int:
+        """A number for (step, microbatch, stage); plus a kind's number it is the key of a node.
 
-    def _add(
-        self, rank: int, step: int, action: Action, costs: Costs, made: dict[tuple[Kind, int, int, int], int],
-        last_compute: dict[tuple[int, int, int], int], reductions: list[int],
-    ) -> None:  # fmt: skip
-        kind, stage, i = action.kind, action.stage, action.microbatch
-        node = len(self.cost)
-        resource, cost, needs = 4 * rank + _COMPUTE, 0.0, []
-        if parts := action.computes():
-            cost = costs.compute(action)
-            needs = [made[key] for part in parts for key in self._inputs(part, rank, step)]
-        elif kind in _LINK:
-            resource = 4 * rank + _LINK[kind]
-            border = stage if kind is Kind.SEND_FORWARD else stage - 1
-            cost = costs.transfer[border] if costs.transfer else 0.0
-            needs = [made[self._producer(kind, stage, i), stage, i, step]]
-        elif kind is Kind.RECV_FORWARD:
-            resource, cost, needs = -1, costs.latency, [made[Kind.SEND_FORWARD, stage - 1, i, step]]
-        elif kind is Kind.RECV_BACKWARD:
-            resource, cost, needs = -1, costs.latency, [made[Kind.SEND_BACKWARD, stage + 1, i, step]]
-        elif kind is Kind.REDUCE:
-            resource = 4 * rank + _COLLECTIVES
-            cost = costs.reduce[stage] if costs.reduce else 0.0
-            if i < 0:  # the gradients of every copy of the stage are complete
-                holders = set(self._program.placement.replicas(stage))
-                needs = [last_compute[holder, stage, step] for holder in holders]
-            else:
-                needs = [node - 1]
-            reductions.append(node)
-        elif kind is Kind.STEP:
-            cost, needs = costs.step, list(reductions)
-            reductions.clear()
-        self.resource.append(resource)
-        self.cost.append(cost)
-        self.needs.append(tuple(needs))
+        Far cheaper to look up than a tuple. The same microbatch one stage on is _STAGE higher.
+        """
+        program = self._program
+        return ((step * program.num_microbatches + action.microbatch) * program.num_stages + action.stage) * _STAGE
 
-    def _producer(self, send: Kind, stage: int, microbatch: int) -> Kind:
-        if send is Kind.SEND_FORWARD:
-            return Kind.FORWARD
-        split = (stage, microbatch) in self._program.split_backwards
-        return Kind.INPUT_GRAD if split else Kind.BACKWARD
+    def _place(self) -> None:
+        """Find the node of every action, and the last that adds to each stage's gradient on each rank."""
+        self._node_of: dict[int, int] = {}
+        self._last_addition: dict[tuple[int, int, int], int] = {}
+        for rank, row in enumerate(self._program.ranks):
+            node = self.first_of_rank[rank]
+            for step in range(self._num_steps):
+                for action in row:
+                    for part in action.parts or (action,):
+                        self._node_of[self._base(part, step) + _NUMBER[part.kind]] = node
+                        if part.kind is Kind.BACKWARD or part.kind is Kind.WEIGHT_GRAD:
+                            self._last_addition[rank, part.stage, step] = node
+                    node += 1
 
-    def _inputs(self, part: Action, rank: int, step: int) -> list[tuple[Kind, int, int, int]]:
-        """What a compute action needs, as keys of `made`."""
-        stage, i, placement = part.stage, part.microbatch, self._program.placement
-        if part.kind is Kind.FORWARD:
+    def _add_row(self, rank: int, row: tuple[Action, ...], step: int, costs: Costs) -> None:
+        node_of, reductions = self._node_of, []
+        for action in row:
+            kind, stage = action.kind, action.stage
+            resource, cost = 4 * rank + _COMPUTE, 0.0
+            needs: tuple[int, ...] = ()
+            if kind in COMPUTE:
+                cost, needs = costs.compute(action), self._inputs(action, rank, step)
+            elif kind is Kind.RECV_FORWARD:
+                resource, cost = -1, costs.latency
+                needs = (node_of[self._base(action, step) - _STAGE + _NUMBER[Kind.SEND_FORWARD]],)
+            elif kind is Kind.RECV_BACKWARD:
+                resource, cost = -1, costs.latency
+                needs = (node_of[self._base(action, step) + _STAGE + _NUMBER[Kind.SEND_BACKWARD]],)
+            elif kind in _LINK:
+                resource = 4 * rank + _LINK[kind]
+                if costs.transfer:
+                    cost = costs.transfer[stage if kind is Kind.SEND_FORWARD else stage - 1]
+                made_by = Kind.FORWARD if kind is Kind.SEND_FORWARD else self._makes_gradient(stage, action.microbatch)
+                needs = (node_of[self._base(action, step) + _NUMBER[made_by]],)
+            elif kind is Kind.OVERLAP:
+                cost = costs.compute(action)
+                needs = tuple(need for part in action.parts for need in self._inputs(part, rank, step))
+            elif kind is Kind.REDUCE:
+                resource = 4 * rank + _COLLECTIVES
+                cost = costs.reduce[stage] if costs.reduce else 0.0
+                if action.microbatch < 0:  # once a step: the gradients of every copy of the stage must be complete
+                    holders = set(self._program.placement.replicas(stage))
+                    needs = tuple(self._last_addition[holder, stage, step] for holder in holders)
+                else:
+                    needs = (len(self.cost) - 1,)
+                reductions.append(len(self.cost))
+            elif kind is Kind.STEP:
+                cost, needs, reductions = costs.step, tuple(reductions), []
+            self.resource.append(resource)
+            self.cost.append(cost)
+            self.needs.append(needs)
+
+    def _makes_gradient(self, stage: int, microbatch: int) -> Kind:
+        """Which action makes the input gradient of a stage."""
+        return Kind.INPUT_GRAD if (stage, microbatch) in self._program.split_backwards else Kind.BACKWARD
+
+    def _inputs(self, part: Action, rank: int, step: int) -> tuple[int, ...]:
+        """The nodes that a compute action needs."""
+        kind, stage, i = part.kind, part.stage, part.microbatch
+        node_of, rank_of, base = self._node_of, self._program.placement.rank, self._base(part, step)
+        if kind is Kind.FORWARD:
             if stage == 0:
-                return []
-            remote = placement.rank(stage - 1, i) != rank
-            return [(Kind.RECV_FORWARD, stage, i, step) if remote else (Kind.FORWARD, stage - 1, i, step)]
-        if part.kind is Kind.WEIGHT_GRAD:
-            return [(Kind.INPUT_GRAD, stage, i, step)]
-        needs = [(Kind.FORWARD, stage, i, step)]
-        if stage < self._program.num_stages - 1:
-            if placement.rank(stage + 1, i) != rank:
-                needs.append((Kind.RECV_BACKWARD, stage, i, step))
-            else:
-                needs.append((self._producer(Kind.SEND_BACKWARD, stage + 1, i), stage + 1, i, step))
-        return needs
+                return ()
+            if rank_of(stage - 1, i) != rank:
+                return (node_of[base + _NUMBER[Kind.RECV_FORWARD]],)
+            return (node_of[base - _STAGE + _NUMBER[Kind.FORWARD]],)
+        if kind is Kind.WEIGHT_GRAD:
+            return (node_of[base + _NUMBER[Kind.INPUT_GRAD]],)
+        forward = node_of[base + _NUMBER[Kind.FORWARD]]
+        if stage == self._program.num_stages - 1:
+            return (forward,)
+        if rank_of(stage + 1, i) != rank:
+            return forward, node_of[base + _NUMBER[Kind.RECV_BACKWARD]]
+        return forward, node_of[base + _STAGE + _NUMBER[self._makes_gradient(stage + 1, i)]]
 
     def run(self) -> tuple[list[float], list[float]]:
         """Start and end of each node."""

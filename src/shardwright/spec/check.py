@@ -50,16 +50,15 @@ def _tensor_faults(job: JobSpec) -> list[str]:
 def _pipeline_faults(job: JobSpec) -> list[str]:
     plan, layers = job.plan, job.model.layers
     faults = []
-    if plan.virtual_stages > 1:
-        faults.append(
-            f"schedule {plan.schedule!r} runs one stage on each rank, and plan.virtual_stages is "
-            f"{plan.virtual_stages}; use 1"
-        )
+    if plan.stages_per_rank == plan.virtual_stages:
+        product = f"pp {plan.pp} x virtual_stages {plan.virtual_stages} = {plan.num_stages}"
+    else:
+        product = f"pp {plan.pp} x {plan.stages_per_rank} stages a rank with {plan.schedule} = {plan.num_stages}"
     if plan.layout:
         if len(plan.layout) != plan.num_stages:
             faults.append(
-                f"plan.layout names {_count(len(plan.layout), 'stage')}, and pp {plan.pp} x virtual_stages "
-                f"{plan.virtual_stages} = {plan.num_stages}; give {_count(plan.num_stages, 'number')}"
+                f"plan.layout names {_count(len(plan.layout), 'stage')}, and {product}; "
+                f"give {_count(plan.num_stages, 'number')}"
             )
         elif sum(plan.layout) != layers:
             faults.append(
@@ -78,8 +77,8 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
         # Embedding and head make work for two stages, but only where the user asks for that.
         by_layout = ", or say so in plan.layout" if plan.num_stages <= layers + 2 else ""
         faults.append(
-            f"pp {plan.pp} x virtual_stages {plan.virtual_stages} = {plan.num_stages} stages for "
-            f"{_count(layers, 'layer')} leaves stages without a layer; use at most {layers}{by_layout}"
+            f"{product} stages for {_count(layers, 'layer')} leaves stages without a layer; "
+            f"use at most {layers}{by_layout}"
         )
     return faults
 

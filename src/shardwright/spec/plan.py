@@ -7,6 +7,26 @@ from pydantic import Field
 from shardwright.spec.base import Spec
 from shardwright.spec.model import Count
 
+ScheduleName = Literal[
+    "sequential",
+    "gpipe",
+    "1f1b",
+    "interleaved-1f1b",
+    "looped-bfs",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipe",
+    "dualpipev",
+    "pipedream",
+    "pipedream-2bw",
+]
+
+# Pieces of the model for each pipeline rank, where that is not 1; 0 is as many as plan.virtual_stages.
+STAGES_PER_RANK = {"interleaved-1f1b": 0, "looped-bfs": 0, "zb-v": 2, "v-half": 2, "v-min": 2, "dualpipev": 2}
+
 
 class PlanSpec(Spec):
     """Degrees and order of work. The product dp x pp x tp is the number of ranks."""
@@ -15,10 +35,12 @@ class PlanSpec(Spec):
     tp: Count = Field(1, description="Tensor-parallel degree: ranks that share each layer's matrices.")
     pp: Count = Field(1, description="Pipeline-parallel degree: ranks that hold different layers.")
     microbatch_size: Count = Field(1, description="Sequences in one forward pass of one rank.")
-    schedule: Literal["sequential", "gpipe", "1f1b"] = Field(
-        "1f1b", description="Order of forward and backward passes in the pipeline."
+    schedule: ScheduleName = Field("1f1b", description="Order of forward and backward passes in the pipeline.")
+    virtual_stages: Count = Field(
+        1,
+        description="Pieces of the model that each pipeline rank holds, where the schedule lets you choose: "
+        "interleaved-1f1b and looped-bfs.",
     )
-    virtual_stages: Count = Field(1, description="Pieces of the model that each pipeline rank holds.")
     sequence_parallel: bool = Field(
         False, description="Also shard norms and residuals over the sequence among the tp ranks."
     )
@@ -36,9 +58,14 @@ class PlanSpec(Spec):
         return self.dp * self.tp * self.pp
 
     @property
+    def stages_per_rank(self) -> int:
+        """Pieces of the model for each pipeline rank. DualPipe's ranks hold two, but each piece is there twice."""
+        return STAGES_PER_RANK.get(self.schedule, 1) or self.virtual_stages
+
+    @property
     def num_stages(self) -> int:
         """Pieces that the model is cut into."""
-        return self.pp * self.virtual_stages
+        return self.pp * self.stages_per_rank
 
     def stage_layers(self, layers: int) -> list[int]:
         """How many layers each stage holds.

@@ -40,10 +40,10 @@ class Replica:
     tied: TiedEmbedding
 
 
-def job_program(job: JobSpec) -> Program:
-    """One optimizer step of the job, or of an asynchronous schedule one global batch, all communication written out."""
+def job_program(job: JobSpec, num_steps: int = 1) -> Program:
+    """One optimizer step of the job, all communication written out; of an asynchronous schedule, several."""
     plan = job.plan
-    return training_program(plan.schedule, plan.pp, job.num_microbatches)
+    return training_program(plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages, num_steps=num_steps)
 
 
 def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None) -> Mesh:
@@ -94,7 +94,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         buckets=buckets,
         executor=PipelineExecutor(dict(stages), buckets, mesh, stashes),
         program=program,
-        evaluation=forward_program(plan.pp, job.num_microbatches),
+        evaluation=forward_program(plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages),
         optimizers=optimizers,
         stashes=stashes,
         gradient_norm=GradientNorm(counted, program.num_stages, mesh),

@@ -19,15 +19,16 @@ from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.job import JobSpec
 from shardwright.spec.model import flops_per_token
+from shardwright.train.step import StepResult
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One line of metrics.jsonl. `mfu` is None where the device's rate is not known."""
+    """One line of metrics.jsonl. `mfu` is None where the device's rate is unknown, `grad_norm` where there is none."""
 
     step: int
     loss: float
-    grad_norm: float
+    grad_norm: float | None
     learning_rate: float
     step_s: float
     tokens_per_s: float
@@ -99,12 +100,12 @@ class MetricsLog:
         """A line for the user."""
         print(text, file=self._out, flush=True)
 
-    def step(self, step: int, loss: float, grad_norm: float, rate: float, step_s: float, shares: Shares) -> None:
+    def step(self, step: int, result: StepResult, step_s: float, shares: Shares) -> None:
         """Record one step; every run.log_every steps, show it."""
         tokens_per_s = self._job.tokens_per_step / step_s
         mfu = flops_per_token(self._job.model) * tokens_per_s / self._peak_flops if self._peak_flops else None
         metrics = StepMetrics(
-            step, loss, grad_norm, rate, step_s, tokens_per_s, mfu,
+            step, result.loss, result.grad_norm, result.learning_rate, step_s, tokens_per_s, mfu,
             shares.compute, shares.exposed_communication, shares.pipeline_idle, shares.peak_memory_bytes,
         )  # fmt: skip
         self._write(asdict(metrics))
@@ -114,7 +115,9 @@ class MetricsLog:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
             rate_text = f"{tokens_per_s:,.0f} tok/s" + (f" mfu {mfu:.1%}" if mfu is not None else "")
             self.say(
-                f"step {step:>{len(str(total))}}/{total}  loss {loss:.4f}  grad {grad_norm:.3f}  lr {rate:.2e}  "
+                f"step {step:>{len(str(total))}}/{total}  loss {result.loss:.4f}  "
+                + (f"grad {result.grad_norm:.3f}  " if result.grad_norm is not None else "")
+                + f"lr {result.learning_rate:.2e}  "
                 f"{rate_text}  compute {shares.compute:.0%} communication {shares.exposed_communication:.0%} "
                 f"idle {shares.pipeline_idle:.0%}  {shares.peak_memory_bytes / 2**20:,.0f} MiB  "
                 f"left {_minutes(left_s)}"

@@ -15,10 +15,13 @@ from shardwright.train.optimizer import learning_rate
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch."""
+    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch.
+
+    There is no `grad_norm` where stages are updated at different times.
+    """
 
     loss: float
-    grad_norm: float
+    grad_norm: float | None
     learning_rate: float
 
 

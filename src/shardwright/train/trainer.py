@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from torch import Tensor
 from shardwright.parallel.collectives import barrier
 from shardwright.parallel.mesh import Mesh
 from shardwright.spec.job import JobSpec
-from shardwright.train.build import Replica, build
+from shardwright.train.build import Replica, build, job_program
 from shardwright.train.data import TokenFiles, prepare_tokens
 from shardwright.train.generate import generate
 from shardwright.train.metrics import MetricsLog, measure_shares
 from shardwright.train.samples import Samples, unigram_loss
-from shardwright.train.step import evaluate, train_step
+from shardwright.train.step import StepResult, evaluate, train_step
+from shardwright.train.stream import train_stream
 from shardwright.train.tokenizer import load_tokenizer
 
 
@@ -54,30 +56,27 @@ def train(job: JobSpec, mesh: Mesh, folder: Path) -> RunResult:
     log = MetricsLog(job, mesh, folder) if mesh.rank == 0 else None
     if log is not None:
         introduce(job, mesh, tokens, log)
-    batch = job.batch.global_batch_size
     losses: list[float] = []
     validation_loss = None
-    for step in range(job.optimizer.steps):
-        step_start_s = time.perf_counter()
+    for first, num_steps in spans(job, replica):
+        start_of_span_s = time.perf_counter()
         mesh.ledger.clear()
         if mesh.watch is not None:
-            mesh.watch.step(step + 1)
-        result = train_step(job, replica, mesh, step, my_share(train_samples, step * batch, job, mesh))
-        step_s = time.perf_counter() - step_start_s
-        if not math.isfinite(result.loss):
-            raise RuntimeError(
-                f"the loss is {result.loss} in step {step + 1} (gradient norm {result.grad_norm}); lower "
-                f"optimizer.learning_rate ({job.optimizer.learning_rate:g}) or raise optimizer.warmup_steps"
-            )
-        losses.append(result.loss)
-        shares = measure_shares(mesh, step_s)
-        if log is not None:
-            log.step(step + 1, result.loss, result.grad_norm, result.learning_rate, step_s, shares)
-        due = job.run.eval_every and (step + 1) % job.run.eval_every == 0
-        if held_out is not None and (due or step + 1 == job.optimizer.steps):
+            mesh.watch.step(first + 1)
+        results = train_span(job, replica, mesh, first, num_steps, train_samples)
+        step_s = (time.perf_counter() - start_of_span_s) / num_steps
+        shares = measure_shares(mesh, step_s * num_steps)
+        for step, result in enumerate(results, first + 1):
+            refuse_divergence(job, step, result)
+            losses.append(result.loss)
+            if log is not None:
+                log.step(step, result, step_s, shares)
+        done = first + num_steps
+        due = job.run.eval_every and done % job.run.eval_every == 0
+        if held_out is not None and (due or done == job.optimizer.steps):
             validation_loss = held_out_loss(job, replica, mesh, held_out)
             if log is not None:
-                log.evaluation(step + 1, validation_loss)
+                log.evaluation(done, validation_loss)
     sample = sample_text(job, replica, mesh)
     barrier(mesh.world)
     baseline = unigram_loss(tokens.train, tokens.validation, job.model.vocab) if log and tokens.validation else None
@@ -99,6 +98,44 @@ def _tokens_after_rank_0(job: JobSpec, mesh: Mesh, folder: Path) -> TokenFiles:
     if mesh.rank == 0:
         barrier(mesh.world)
     return tokens
+
+
+def spans(job: JobSpec, replica: Replica) -> Iterator[tuple[int, int]]:
+    """(first step, number of steps) of what runs without draining the pipeline.
+
+    One step, or of a schedule that need not drain, all steps up to the next progress line or evaluation.
+    """
+    step, total = 0, job.optimizer.steps
+    while step < total:
+        ends = [total]
+        if replica.program.weights == "current":
+            ends.append(step + 1)
+        else:
+            ends += [step // every * every + every for every in (job.run.log_every, job.run.eval_every) if every]
+        yield step, min(ends) - step
+        step = min(ends)
+
+
+def train_span(
+    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, samples: Samples
+) -> list[StepResult]:
+    """The steps of one span."""
+
+    def batch_of(step: int) -> Tensor:
+        return my_share(samples, (first + step) * job.batch.global_batch_size, job, mesh)
+
+    if replica.program.weights == "current":
+        return [train_step(job, replica, mesh, first, batch_of(0))]
+    return train_stream(job, replica, mesh, job_program(job, num_steps), first, batch_of)
+
+
+def refuse_divergence(job: JobSpec, step: int, result: StepResult) -> None:
+    """RuntimeError if a loss is no number."""
+    if not math.isfinite(result.loss):
+        raise RuntimeError(
+            f"the loss is {result.loss} in step {step} (gradient norm {result.grad_norm}); lower "
+            f"optimizer.learning_rate ({job.optimizer.learning_rate:g}) or raise optimizer.warmup_steps"
+        )
 
 
 def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles, log: MetricsLog) -> None:

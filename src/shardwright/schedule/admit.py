@@ -1,0 +1,35 @@
+"""Does a job's schedule admit its ranks, microbatches and stages? What spec/check.py, below schedules, can't say."""
+
+from shardwright.schedule.generate import schedule_faults
+from shardwright.spec.job import JobSpec
+
+
+def plan_faults(job: JobSpec) -> list[str]:
+    """All that is wrong with the schedule of a job that is right otherwise."""
+    plan = job.plan
+    letters = (
+        f"p is plan.pp {plan.pp}; m is batch.global_batch_size {job.batch.global_batch_size} / (plan.dp {plan.dp} x "
+        f"plan.microbatch_size {plan.microbatch_size}) = {job.num_microbatches}"
+    )
+    return _asynchronous_faults(job) + [
+        f"{fault} ({letters})" if " m " in fault or " p " in fault else fault
+        for fault in schedule_faults(plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages)
+    ]
+
+
+def _asynchronous_faults(job: JobSpec) -> list[str]:
+    """What needs all stages to have the same number of updates at some moment."""
+    schedule, faults = job.plan.schedule, []
+    if schedule not in ("pipedream", "pipedream-2bw"):
+        return []
+    if job.optimizer.clip_grad_norm > 0:
+        faults.append(
+            f"schedule {schedule!r} updates each stage on its own, so there is no global gradient norm to clip, and "
+            f"optimizer.clip_grad_norm is {job.optimizer.clip_grad_norm:g}; set it to 0"
+        )
+    if job.model.tied_embeddings and job.plan.pp > 1:
+        faults.append(
+            f"schedule {schedule!r} updates the first and the last stage at different times, and a tied embedding is "
+            f"one tensor on both; set model.tied_embeddings = false"
+        )
+    return faults

@@ -1,0 +1,95 @@
+"""Schedules from a building block: how long a block lives decides how much memory it takes. Qi et al. 2024
+(arXiv 2405.15362).
+
+Time is cut into slots that hold one action each. A building block says in which slots one microbatch runs on each
+rank, and is repeated every 6 slots: a rank holds two stages in a V, so a microbatch has two F, two I and two W there.
+The actions of all microbatches then never collide, and because each microbatch keeps its activations for as long as
+its block lasts, the rank's peak is the block's length over 6, in halves of its layers. Design a short block, and you
+have a schedule with little memory.
+
+Only F and I have their slots in the block (`starts`: chunk 0's F, chunk 1's F, chunk 1's I, chunk 0's I). Then
+1. before the first block is complete and after the last one has begun there are holes: whatever its inputs and the
+   peak allow moves to an earlier hole ("squeeze"; between the two the pattern is tight, and stays),
+2. each hole that is left takes the weight gradient that has waited longest.
+Only the order that results is kept: when actions really run is up to their real costs.
+"""
+
+from collections.abc import Callable
+
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.placement import vee
+from shardwright.schedule.schedule import Schedule
+
+PERIOD = 6
+Block = tuple[int, int, int, int]
+Work = tuple[int, int]  # (0 F0, 1 F1, 2 I1, 3 I0, 4 W1, 5 W0; microbatch)
+_KINDS = (Kind.FORWARD, Kind.FORWARD, Kind.INPUT_GRAD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.WEIGHT_GRAD)
+_CHUNK = (0, 1, 1, 0, 1, 0)
+
+
+def from_building_block(
+    name: str, num_ranks: int, num_microbatches: int, starts: Callable[[int, int], Block]
+) -> Schedule:
+    """Repeat the block, squeeze both ends, fill the holes. `starts(rank, num_ranks)` are a rank's four slots."""
+    slots = [
+        {(n, i): start + PERIOD * i for n, start in enumerate(starts(rank, num_ranks)) for i in range(num_microbatches)}
+        for rank in range(num_ranks)
+    ]
+    _squeeze(slots, num_microbatches)
+    rows = []
+    for rank, mine in enumerate(slots):
+        stages = (rank, 2 * num_ranks - 1 - rank)
+        rows.append(tuple(Action(_KINDS[n], stages[_CHUNK[n]], i) for n, i in _with_weight_grads(mine)))
+    return Schedule(name, num_microbatches, vee(num_ranks), tuple(rows))
+
+
+def _squeeze(slots: list[dict[Work, int]], num_microbatches: int) -> None:
+    """Move work of both ends to earlier holes, in place, earliest first."""
+    allowed = max(_peak(mine) for mine in slots)
+    steady = range(slots[0][3, 0], 1 + max(mine[0, num_microbatches - 1] for mine in slots))
+    for slot, rank, work in sorted(
+        (slot, rank, work) for rank, mine in enumerate(slots) for work, slot in mine.items()
+    ):
+        if slot in steady:
+            continue
+        mine = slots[rank]
+        taken = set(mine.values())
+        for earlier in range(_earliest(slots, rank, work), slot):
+            if earlier not in taken:
+                mine[work] = earlier
+                if _peak(mine) <= allowed:
+                    break
+                mine[work] = slot
+
+
+def _earliest(slots: list[dict[Work, int]], rank: int, work: Work) -> int:
+    """The slot after the last of what must run before."""
+    n, i = work
+    source = rank - 1 if n % 2 == 0 else rank + 1  # F0 and I1 go down the V, F1 and I0 up
+    before = [slots[rank].get((n - 1, i), -1), slots[rank].get((n, i - 1), -1)]
+    if 0 <= source < len(slots):
+        before.append(slots[source][work])
+    return 1 + max(before)
+
+
+def _with_weight_grads(mine: dict[Work, int]) -> list[Work]:
+    """A rank's work in order, with a weight gradient in each hole as long as one waits."""
+    at = {slot: work for work, slot in mine.items()}
+    order, waiting = [], []
+    for slot in range(max(at) + 1):
+        if work := at.get(slot):
+            order.append(work)
+            if work[0] in (2, 3):
+                waiting.append((work[0] + 2, work[1]))
+        elif waiting:
+            order.append(waiting.pop(0))
+    return order + waiting
+
+
+def _peak(mine: dict[Work, int]) -> int:
+    """Most halves alive at once."""
+    alive = peak = 0
+    for n, _ in _with_weight_grads(mine):
+        alive += (n < 2) - (n > 3)
+        peak = max(peak, alive)
+    return peak

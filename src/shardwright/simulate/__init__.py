@@ -1,0 +1,1 @@
+"""What will happen: programs in time, without torch and without ranks."""

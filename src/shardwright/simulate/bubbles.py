@@ -1,0 +1,122 @@
+"""How long ranks idle under a schedule, how much they keep, how much they send: the columns of a table of schedules.
+
+"Zero bubble" can mean three things, so a schedule is measured in three ways. One step alone: from the first action to
+the last, less the work; what you pay if all ranks meet at the optimizer step. One rank's own span: from its first
+action to its last. And a step among others, with no barrier between: how much later each further step ends than the
+one before, less the work. ZB-H2 idles (p - 1)F by the first, and not at all by the others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shardwright.schedule.action import SEND
+from shardwright.schedule.generate import training_program
+from shardwright.schedule.schedule import Program, peak_activations
+from shardwright.schedule.timing import Costs, Times, play
+from shardwright.schedule.versions import stashed_versions
+
+_STEADY = 3  # steps after which each further one takes equally long
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one microbatch costs on one rank, through all the layers it holds; so the same for any number of stages.
+
+    `latency` is how much longer than its sending a message takes to be there; `pair` what an overlapped pair takes of
+    the sum of its parts.
+    """
+
+    forward: float = 1.0
+    input_grad: float = 1.0
+    weight_grad: float = 1.0
+    latency: float = 0.0
+    pair: float = 1.0
+
+    def costs(self, program: Program) -> Costs:
+        """The same by stage: a chunk is a v-th of a rank's layers."""
+        v = program.num_stages / program.num_ranks
+        forward, input_grad, weight_grad = self.forward / v, self.input_grad / v, self.weight_grad / v
+        equal = Costs.uniform(program.num_stages, forward, input_grad, weight_grad, self.latency)
+        return replace(equal, pair=self.pair)
+
+
+@dataclass(frozen=True)
+class Bubbles:
+    """A row of the table. Times are in the units of the costs; tuples are by rank.
+
+    `bubble` is one step's makespan less a rank's busy time: the mean over ranks, which are equally busy if stages
+    are equal. `span_bubble` is the largest idle time of a rank between its own first and last compute action.
+    `period_bubble` is the mean idle time of a rank in a step that others precede and follow without a barrier.
+    `peak_activations` are microbatches of all layers of a rank, and `parameter_copies` how much of the model a rank
+    holds, older versions of weights included; 1 is its p-th part. `messages` are the sends of one step.
+    """
+
+    makespan: float
+    bubble: float
+    span_bubble: float
+    period_bubble: float
+    peak_activations: tuple[float, ...]
+    parameter_copies: tuple[float, ...]
+    messages: int
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of one step in which a rank idles."""
+        return self.bubble / self.makespan
+
+
+def measure(
+    name: str, num_ranks: int, num_microbatches: int, work: Work | None = None, virtual_stages: int = 1, *,
+    extra_warmup: int = 0, group: int = 0,
+) -> Bubbles:  # fmt: skip
+    """A named schedule. ValueError says why it does not admit a shape."""
+
+    def stream(num_steps: int) -> Program:
+        return training_program(
+            name, num_ranks, num_microbatches, virtual_stages,
+            extra_warmup=extra_warmup, group=group, num_steps=num_steps,
+        )  # fmt: skip
+
+    one = stream(1)
+    return measure_program(one, (work or Work()).costs(one), stream)
+
+
+def measure_program(program: Program, costs: Costs, stream: Callable[[int], Program] | None = None) -> Bubbles:
+    """Any program of one step, also one written by hand.
+
+    Steps that follow one another are the program again; but of an asynchronous one they are `stream(number of
+    steps)`, because a flush between steps is just what it does without.
+    """
+    alone = play(program, costs)
+    if program.weights == "current" or stream is None:
+        kept = program
+        shorter, longer = play(program, costs, _STEADY), play(program, costs, _STEADY + 1)
+    else:
+        kept = stream(_STEADY)
+        shorter, longer = play(kept, costs), play(stream(_STEADY + 1), costs)
+    busy = _busy(program, costs)
+    mean_busy = sum(busy) / len(busy)
+    share = program.num_stages / program.num_ranks  # stages of a rank that holds its part of the model once
+    held = [len(program.placement.stages_of(rank)) / share for rank in range(program.num_ranks)]
+    return Bubbles(
+        makespan=alone.makespan,
+        bubble=alone.makespan - mean_busy,
+        span_bubble=max(span - work for span, work in zip(_spans(alone), busy, strict=True)),
+        period_bubble=longer.makespan - shorter.makespan - mean_busy,
+        peak_activations=tuple(peak / share for peak in peak_activations(kept)),
+        parameter_copies=tuple(n * versions for n, versions in zip(held, stashed_versions(kept), strict=True)),
+        messages=sum(action.kind in SEND for row in program.ranks for action in row),
+    )
+
+
+def _busy(program: Program, costs: Costs) -> list[float]:
+    return [sum(costs.compute(action) for action in row if action.computes()) for row in program.ranks]
+
+
+def _spans(times: Times) -> list[float]:
+    """From the start of a rank's first compute action to the end of its last."""
+    spans = []
+    for row, start, end in zip(times.rows, times.start, times.end, strict=True):
+        computes = [index for index, action in enumerate(row) if action.computes()]
+        spans.append(end[computes[-1]] - start[computes[0]] if computes else 0.0)
+    return spans

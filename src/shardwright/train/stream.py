@@ -1,0 +1,78 @@
+"""Training without draining the pipeline: each stage updates its own weights while microbatches keep coming.
+
+What PipeDream and PipeDream-2BW do (schedule/pipedream.py, schedule/pipedream_2bw.py). There is no moment at which
+all stages have the same number of updates, so there is no global gradient norm, and nothing is clipped.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+from torch import Tensor
+
+from shardwright.parallel.mesh import Mesh
+from shardwright.schedule.action import Action
+from shardwright.schedule.schedule import Program
+from shardwright.spec.job import JobSpec
+from shardwright.train.build import Replica
+from shardwright.train.optimizer import learning_rate
+from shardwright.train.step import StepResult, apply_update, mean_loss, microbatches
+
+
+class MicrobatchStream(Sequence[Tensor]):
+    """The microbatches of consecutive global batches, read when they are asked for. The last two batches are kept."""
+
+    def __init__(self, job: JobSpec, num_batches: int, batch_of: Callable[[int], Tensor]) -> None:
+        self._job = job
+        self._num_batches = num_batches
+        self._batch_of = batch_of
+        self._read: dict[int, list[Tensor]] = {}
+
+    def __len__(self) -> int:
+        return self._num_batches * self._job.num_microbatches
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        batch, i = divmod(index, self._job.num_microbatches)
+        if batch not in self._read:
+            self._read = {kept: self._read[kept] for kept in sorted(self._read)[-1:]}
+            self._read[batch] = microbatches(self._batch_of(batch), self._job.plan.microbatch_size)
+        return self._read[batch][i]
+
+
+def train_stream(
+    job: JobSpec, replica: Replica, mesh: Mesh, program: Program, first_step: int, batch_of: Callable[[int], Tensor]
+) -> list[StepResult]:
+    """Run a stream of global batches, drained only at its end. `batch_of(n)` is this replica's n-th, [B, S + 1].
+
+    Returns a result for each batch; its gradient norm is None. A batch's learning rate holds for all its updates.
+    """
+    per_batch = job.num_microbatches
+    num_batches = program.num_microbatches // per_batch
+    updates_per_batch = per_batch if program.weights == "stashed" else 1
+    mean = updates_per_batch / (per_batch * job.plan.dp)
+
+    def update(action: Action) -> None:
+        stage = action.stage
+        buckets, stash = replica.buckets[stage], replica.stashes[stage]
+        buckets.wait()
+        buckets.scale(mean)
+        stash.before_update()
+        apply_update(
+            replica.optimizers[stage], learning_rate(job.optimizer, first_step + action.microbatch // per_batch)
+        )
+        buckets.zero()
+
+    for buckets in replica.buckets.values():
+        buckets.zero()
+    losses = replica.executor.run(program, MicrobatchStream(job, num_batches, batch_of), update)
+    results = []
+    for batch in range(num_batches):
+        mine = {i: losses[i] for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses}
+        step = first_step + batch
+        results.append(StepResult(mean_loss(mine, job, mesh), None, learning_rate(job.optimizer, step)))
+    return results

@@ -1,0 +1,136 @@
+"""PipeDream and PipeDream-2BW against a serial model of what their papers say, and whether they train."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from cases import made_up_tokens, small_job
+from ranks import run_on_mesh
+from shardwright.cli import cli
+from shardwright.model.decoder import DecoderStage, stage_span
+from shardwright.parallel.mesh import Mesh, make_mesh
+from shardwright.parallel.parameter import placed_parameters
+from shardwright.parallel.tensor import Cut
+from shardwright.schedule.versions import stashed_versions
+from shardwright.spec.job import JobSpec
+from shardwright.spec.mesh import MeshShape
+from shardwright.spec.plan import PlanSpec
+from shardwright.train.build import build, job_program
+from shardwright.train.optimizer import learning_rate, make_adamw
+from shardwright.train.stream import train_stream
+
+BATCHES = 3
+
+
+def job_for(schedule: str, pp: int, **fields: Any) -> JobSpec:
+    job = small_job(pp=pp, schedule=schedule, batch=4 * fields.get("dp", 1), layers=2 * pp, **fields)
+    return job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"clip_grad_norm": 0.0})})
+
+
+def streamed(mesh: Mesh, job: JobSpec) -> tuple[dict, dict, int, list[float], list[str]]:
+    """Weights after a stream of batches, the versions that were seen, the most that were alive, losses, actions."""
+    replica = build(job, mesh)
+    share = job.batch.global_batch_size // job.plan.dp
+    mine = slice(mesh.dp.index * share, (mesh.dp.index + 1) * share)
+    program = job_program(job, BATCHES)
+    results = train_stream(job, replica, mesh, program, 0, lambda n: made_up_tokens(job, n)[mine])
+    held = {p.place.name: p.detach().clone() for s in replica.stages.values() for p in placed_parameters(s).values()}
+    alive = max(stash.most_alive for stash in replica.stashes.values())
+    performed = [str(entry.action) for entry in replica.executor.performed]
+    return held, replica.executor.versions_seen, alive, [r.loss for r in results], performed
+
+
+def serial(job: JobSpec) -> tuple[dict[str, torch.Tensor], dict[tuple[int, int], int], list[float]]:
+    """The same on one rank, written from the papers: a list of weight versions for each stage."""
+    torch.set_num_threads(1)
+    pp, per_batch = job.plan.pp, job.batch.global_batch_size // job.plan.microbatch_size
+    mesh = make_mesh(MeshShape.of(PlanSpec()), 0, torch.device("cpu"), 30)
+    stages, optimizers, history = [], [], []
+    for s in range(pp):
+        stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, s), Cut(mesh.tp))
+        stage.initialise(job.run.seed, torch.device("cpu"))
+        parameters = list(placed_parameters(stage).values())
+        masters = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+        stages.append((stage, parameters, masters))
+        optimizers.append(make_adamw(job.optimizer, parameters, masters))
+        history.append([[m.detach().clone() for m in masters]])
+    seen, losses = {}, []
+    for i in range(BATCHES * per_batch):
+        batch = i // per_batch
+        tokens = made_up_tokens(job, batch).split(job.plan.microbatch_size)[i % per_batch]
+        x = tokens[:, :-1]
+        for s, (stage, parameters, _) in enumerate(stages):
+            # PipeDream: before its forward of microbatch i a stage has run all backwards but the last p - 1 - s.
+            version = max(0, i - (pp - 1 - s) if job.plan.schedule == "pipedream" else batch - 1)
+            seen[s, i] = version
+            for parameter, data in zip(parameters, history[s][version], strict=True):
+                parameter.data = data
+            x = stage(x) if s < pp - 1 else stage(x, tokens[:, 1:]).mean()
+        losses.append(x.item())
+        x.backward()
+        for s, (_, parameters, masters) in enumerate(stages):
+            if job.plan.schedule == "pipedream-2bw" and (i + 1) % per_batch:
+                continue
+            updated = 1 if job.plan.schedule == "pipedream" else per_batch
+            for parameter, master in zip(parameters, masters, strict=True):
+                master.grad = parameter.grad * (1.0 / updated)
+                parameter.grad = None
+            for group in optimizers[s].param_groups:
+                group["lr"] = learning_rate(job.optimizer, batch)
+            optimizers[s].step()
+            history[s].append([m.detach().clone() for m in masters])
+    final = {p.place.name: m.detach() for _, ps, ms in stages for p, m in zip(ps, ms, strict=True)}
+    means = [sum(losses[b * per_batch : (b + 1) * per_batch]) / per_batch for b in range(BATCHES)]
+    return final, seen, means
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_equals_the_serial_model(schedule: str, pp: int) -> None:
+    job = job_for(schedule, pp)
+    expected, seen, losses = serial(job)
+    program = job_program(job, BATCHES)
+    weights: dict[str, torch.Tensor] = {}
+    for rank, (held, versions, alive, mine, performed) in enumerate(run_on_mesh(job, streamed, job)):
+        weights |= held
+        assert versions == {key: version for key, version in seen.items() if key[0] == rank}
+        assert alive == stashed_versions(program)[rank]
+        assert mine == pytest.approx(losses, abs=2e-6)
+        assert performed == [str(action) for action in program.ranks[rank]]
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(weights[name], value), name
+
+
+def test_pipedream_keeps_one_version_for_each_microbatch_on_the_way() -> None:
+    assert stashed_versions(job_program(job_for("pipedream", 4), BATCHES)) == [4, 3, 2, 1]
+    assert stashed_versions(job_program(job_for("pipedream-2bw", 4), BATCHES)) == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_replicas_stay_equal(schedule: str) -> None:
+    job = job_for(schedule, 2, dp=2)
+    results = run_on_mesh(job, streamed, job)
+    for stage in (0, 1):
+        left, right = (results[2 * stage + replica][0] for replica in (0, 1))
+        assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_it_trains(schedule: str, tmp_path: Any) -> None:
+    from click.testing import CliRunner
+
+    fields = {
+        "plan.dp": 1, "plan.tp": 1, "plan.pp": 2, "plan.sequence_parallel": "false", "plan.schedule": schedule,
+        "optimizer.clip_grad_norm": 0, "optimizer.steps": 40, "optimizer.warmup_steps": 5, "run.log_every": 20,
+        "run.eval_every": 0, "run.sample_tokens": 0, "model.layers": 2, "model.hidden": 64, "model.ffn": 128,
+        "model.sequence": 64, "batch.global_batch_size": 16, "run.folder": f'"{tmp_path}"',
+    }  # fmt: skip
+    arguments = [part for name, value in fields.items() for part in ("--set", f"{name}={value}")]
+    result = CliRunner().invoke(cli, ["train", "quickstart", "--json", *arguments], catch_exceptions=False)
+    outcome = json.loads(result.stdout.splitlines()[-1])
+    assert outcome["steps"] == 40
+    assert outcome["last_loss"] < outcome["first_loss"] - 1.0
+    assert outcome["validation_loss"] < outcome["unigram_loss"] + 0.3

@@ -1,0 +1,88 @@
+"""Every synchronous schedule, run for real: gradients of one rank, order as planned, activations as predicted."""
+
+from typing import Any
+
+import pytest
+
+from cases import made_up_tokens, record, small_job
+from ranks import run_on_mesh
+from shardwright.measure.verify import Record, compare
+from shardwright.parallel.mesh import Mesh
+from shardwright.schedule.action import Kind
+from shardwright.schedule.schedule import peak_activations
+from shardwright.spec.job import JobSpec
+from shardwright.train.build import build, job_program
+from shardwright.train.step import evaluate, train_step
+
+# Those that run every stage's backwards, and its weight gradients, in the order of the microbatches.
+IN_ORDER = ("sequential", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
+SYNCHRONOUS = (*IN_ORDER, "looped-bfs", "dualpipe")
+LOOPED = ("interleaved-1f1b", "looped-bfs")
+
+
+def job_for(schedule: str, pp: int, kind: str = "llama", **fields: Any) -> JobSpec:
+    plan = {"pp": pp, "schedule": schedule, "layers": 2 * pp, "batch": 4 * pp * fields.get("dp", 1)} | fields
+    if schedule in LOOPED:
+        plan["virtual_stages"] = 2
+    return small_job(kind, **plan)
+
+
+def run_and_watch(mesh: Mesh, job: JobSpec) -> tuple[Record, list[str], int, float]:
+    """What was trained, done and kept in the last of two steps, and an evaluation afterwards."""
+    trained = record(mesh, job, 2)
+    replica = build(job, mesh)
+    share = job.batch.global_batch_size // job.plan.dp
+    mine = slice(mesh.dp.index * share, (mesh.dp.index + 1) * share)
+    train_step(job, replica, mesh, 0, made_up_tokens(job, 0)[mine])
+    performed = [str(entry.action) for entry in replica.executor.performed]
+    peak = replica.executor.peak_alive
+    assert all(stage.deferred.num_kept() == 0 for stage in replica.stages.values())
+    return trained, performed, peak, evaluate(job, replica, mesh, made_up_tokens(job, 1)[mine])
+
+
+def check(job: JobSpec, bitwise: bool) -> None:
+    one_job = job.as_one_rank()
+    one, _, _, one_evaluation = run_on_mesh(one_job, run_and_watch, one_job)[0]
+    results = run_on_mesh(job, run_and_watch, job, timeout_s=120)
+    verdict = compare([trained for trained, _, _, _ in results], one)
+    if bitwise:
+        assert verdict.bitwise
+    assert verdict.max_loss_difference <= 2e-6
+    assert verdict.max_grad_norm_relative_difference <= 1e-6
+    assert verdict.max_parameter_relative_difference <= 1e-5
+    program = job_program(job)
+    peaks = peak_activations(program)
+    for rank, (_, performed, peak, evaluation) in enumerate(results):
+        position = rank // (job.plan.dp * job.plan.tp)
+        assert performed == [str(action) for action in program.ranks[position]]
+        assert peak == peaks[position]
+        assert evaluation == pytest.approx(one_evaluation, abs=2e-6)
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_equals_one_rank(schedule: str, pp: int) -> None:
+    check(job_for(schedule, pp), bitwise=schedule in IN_ORDER)
+
+
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipev", "interleaved-1f1b", "zb-h2"])
+def test_tied_embeddings_and_learned_positions(schedule: str) -> None:
+    """Where the placement is a V both uses of the table are on rank 0; elsewhere they are on two ranks."""
+    check(job_for(schedule, 2, "gpt-tied"), bitwise=True)
+
+
+def test_tied_embeddings_in_two_directions() -> None:
+    check(job_for("dualpipe", 2, "gpt-tied"), bitwise=False)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-v", "dualpipev", "dualpipe"])
+@pytest.mark.parametrize("fields", [{"tp": 2, "sequence_parallel": True}, {"dp": 2}], ids=["tp2", "dp2"])
+def test_with_tensor_and_data_parallel(schedule: str, fields: dict[str, Any]) -> None:
+    check(job_for(schedule, 2, **fields), bitwise=False)
+
+
+def test_zero_bubble_schedules_really_split() -> None:
+    kinds = {action.kind for row in job_program(job_for("zb-v", 2)).ranks for action in row}
+    assert {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD} <= kinds
+    pairs = [a for row in job_program(job_for("dualpipev", 4)).ranks for a in row if a.kind is Kind.OVERLAP]
+    assert pairs
