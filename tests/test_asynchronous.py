@@ -13,11 +13,12 @@ from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.mesh import Mesh, make_mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.parallel.tensor import Cut
+from shardwright.schedule.job import job_program
 from shardwright.schedule.versions import stashed_versions
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
 from shardwright.spec.plan import PlanSpec
-from shardwright.train.build import build, job_program
+from shardwright.train.build import build
 from shardwright.train.optimizer import learning_rate, make_adamw
 from shardwright.train.stream import train_stream
 

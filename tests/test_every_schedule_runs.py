@@ -9,9 +9,10 @@ from ranks import run_on_mesh
 from shardwright.measure.verify import Record, compare
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.action import Kind
+from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import peak_activations
 from shardwright.spec.job import JobSpec
-from shardwright.train.build import build, job_program
+from shardwright.train.build import build
 from shardwright.train.step import evaluate, train_step
 
 # Those that run every stage's backwards, and its weight gradients, in the order of the microbatches.

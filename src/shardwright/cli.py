@@ -100,8 +100,79 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         sys.exit(1)
 
 
+def _drawing_options(command: Any) -> Any:
+    """Where a timeline goes."""
+    file = click.Path(dir_okay=False, path_type=Path)
+    for option in (
+        click.option("--no-colour", is_flag=True, help="Letters instead of colours, as where there is no terminal."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        click.option("--trace", type=file, metavar="FILE", help="Write a trace for Perfetto (ui.perfetto.dev)."),
+        click.option("--svg", type=file, metavar="FILE", help="Write a picture."),
+        click.option("--html", type=file, metavar="FILE", help="Write a page to zoom and pan; it needs no network."),
+        click.option("--steps", type=int, default=1, show_default=True, help="Steps to draw, back to back."),
+        click.option(
+            "--communication", type=float, default=0.0, show_default=True,
+            help="Time until a message is there; only its receiver waits.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--compare", is_flag=True, help="All schedules that admit the shape, in one table; NAME may be left out.")
+@click.option(
+    "--stages", type=int, default=4, show_default=True,
+    help="Pipeline ranks (devices), p in the papers; some schedules hold several pieces of the model on each.",
+)  # fmt: skip
+@click.option("--microbatches", type=int, default=8, show_default=True, help="Microbatches in one step, m.")
+@click.option(
+    "--virtual", type=int, default=None, metavar="V",
+    help="Pieces of the model on each rank, for interleaved-1f1b and looped-bfs.  [default: 2 there, else 1]",
+)  # fmt: skip
+@click.option(
+    "--forward", type=float, default=1.0, show_default=True,
+    help="F: time of one microbatch through all layers of a rank; one of V pieces takes a V-th of it.",
+)  # fmt: skip
+@click.option("--input-grad", type=float, default=1.0, show_default=True, help="I: the same of the input gradients.")
+@click.option("--weight-grad", type=float, default=1.0, show_default=True, help="W: the same of the weight gradients.")
+@_drawing_options
+def schedule(
+    name: str | None, compare: bool, stages: int, microbatches: int, virtual: int | None, forward: float,
+    input_grad: float, weight_grad: float, communication: float, steps: int, **output: Any,
+) -> None:  # fmt: skip
+    """Draw the pipeline schedule NAME, with its bubble, its memory and its messages.
+
+    Times have no unit. What is drawn is the order that `train` would execute.
+    """
+    from shardwright.report.show import Output, Request, show_schedule
+    from shardwright.simulate.bubbles import Work
+
+    work = Work(forward, input_grad, weight_grad, latency=communication)
+    request = Request(stages, microbatches, virtual, steps, work)
+    show_schedule(name, request, compare, Output(**output))
+
+
+@cli.command(cls=_JobCommand)
+@click.argument("job")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
+)
+@_drawing_options
+def simulate(job: str, overrides: tuple[str, ...], communication: float, steps: int, **output: Any) -> None:
+    """Draw the timeline of a step of JOB.
+
+    Stages cost what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
+    """
+    spec = _load(job, overrides)
+    from shardwright.report.show import Output, show_job
+
+    show_job(spec, communication, steps, Output(**output))
+
+
 def _load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
-    from shardwright.schedule.admit import plan_faults
+    from shardwright.schedule.job import plan_faults
     from shardwright.spec.base import PlanError
     from shardwright.spec.load import load_job
 

@@ -19,9 +19,11 @@ from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.collectives import barrier, start_recv, start_send
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.pipeline import Performed
+from shardwright.schedule.action import Kind
+from shardwright.schedule.job import job_program
 from shardwright.schedule.timing import Costs, Times, play
 from shardwright.spec.job import JobSpec
-from shardwright.train.build import Replica, build, job_program
+from shardwright.train.build import Replica, build
 from shardwright.train.launch import launch
 from shardwright.train.step import train_step
 
@@ -32,7 +34,7 @@ ROUNDS = 9  # of which the median counts; the first is a warm-up
 class RankTimes:
     """What one rank measured. Seconds; by stage (forward, input gradient, weight gradient, whole backward)."""
 
-    stages: dict[int, tuple[float, float, float, float]]
+    stages: dict[int, tuple[float, ...]]
     message_s: float
     update_s: float
     steps_s: list[float]
@@ -53,6 +55,34 @@ class Comparison:
     def simulated_s(self) -> float:
         """What the simulation says."""
         return self.simulated.makespan
+
+    def executed(self) -> Times:
+        """The last step that was run, as the simulation would say it: times from the first action's start."""
+        first_s = min(row[0].start_s for row in self.performed)
+        consumed_s = {
+            (part.kind, part.stage, part.microbatch): entry.began_s
+            for row in self.performed
+            for entry in row
+            for part in entry.action.computes()
+        }
+        starts, ends = [], []
+        for row in self.performed:
+            starts.append([self._span(entry, consumed_s)[0] - first_s for entry in row])
+            ends.append([self._span(entry, consumed_s)[1] - first_s for entry in row])
+        return Times(tuple(tuple(entry.action for entry in row) for row in self.performed), starts, ends)
+
+    @staticmethod
+    def _span(entry: Performed, consumed_s: dict[tuple[Kind, int, int], float]) -> tuple[float, float]:
+        """Start and end of an action. A receive is over when its consumer begins: nobody looks before."""
+        action = entry.action
+        if action.kind is Kind.RECV_FORWARD:
+            arrived_s = consumed_s[Kind.FORWARD, action.stage, action.microbatch]
+        elif action.kind is Kind.RECV_BACKWARD:
+            keys = [(kind, action.stage, action.microbatch) for kind in (Kind.BACKWARD, Kind.INPUT_GRAD)]
+            arrived_s = next(consumed_s[key] for key in keys if key in consumed_s)
+        else:
+            return entry.began_s, entry.end_s
+        return arrived_s, arrived_s
 
     @property
     def error(self) -> float:
@@ -97,17 +127,33 @@ def measured_costs(job: JobSpec, ranks: list[RankTimes]) -> Costs:
 
 
 def measure_rank(job: JobSpec, mesh: Mesh, folder: Path) -> RankTimes:
-    """Every rank of the job calls this: time the stages, a message, the update; then run whole steps."""
+    """Every rank of the job calls this: time a whole step, each stage, a message and the update, in turn.
+
+    In turn, so that a machine that is slow for a while is slow for all of them.
+    """
     replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
     generator = torch.Generator().manual_seed(mesh.dp.index)
     shape = (share, job.model.sequence + 1)
     tokens_BS = torch.randint(job.model.vocab, shape, generator=generator).to(mesh.device)
-    steps_s = [_timed(lambda: train_step(job, replica, mesh, 0, tokens_BS), mesh) for _ in range(ROUNDS)]
-    performed = replica.executor.performed
     microbatch_BS = tokens_BS[: job.plan.microbatch_size]
-    stages = {stage: _time_stage(module, microbatch_BS, mesh) for stage, module in replica.stages.items()}
-    return RankTimes(stages, _time_message(job, replica, mesh), _time_update(replica, mesh), steps_s[1:], performed)
+    steps_s, messages_s, updates_s = [], [], []
+    stages: dict[int, list[tuple[float, ...]]] = {stage: [] for stage in replica.stages}
+    performed: list[Performed] = []
+    for _ in range(ROUNDS):
+        steps_s.append(_timed(lambda: train_step(job, replica, mesh, 0, tokens_BS), mesh))
+        performed = replica.executor.performed
+        for stage, module in replica.stages.items():
+            stages[stage].append(_time_stage(module, microbatch_BS, mesh))
+        messages_s.append(_time_message(job, replica, mesh))
+        updates_s.append(_time_update(replica, mesh))
+    medians = {
+        stage: tuple(statistics.median(column[1:]) for column in zip(*rounds, strict=True))
+        for stage, rounds in stages.items()
+    }
+    return RankTimes(
+        medians, statistics.median(messages_s[1:]), statistics.median(updates_s[1:]), steps_s[1:], performed
+    )
 
 
 def _timed(work: Callable[[], object], mesh: Mesh) -> float:
@@ -120,30 +166,27 @@ def _timed(work: Callable[[], object], mesh: Mesh) -> float:
 
 
 def _time_stage(stage: DecoderStage, tokens_BS: Tensor, mesh: Mesh) -> tuple[float, float, float, float]:
-    """Medians of F, I, W and B of one stage."""
-    rounds = []
-    for _ in range(ROUNDS):
-        row = []
-        for split in (True, False):
-            if stage.span.is_first:
-                x = tokens_BS[:, :-1]
-            else:
-                x = torch.randn(stage.hidden_shape(len(tokens_BS)), device=mesh.device, requires_grad=True)
-            outputs: list[Tensor] = []
+    """F, I, W and B of one stage, once."""
+    found = []
+    for split in (True, False):
+        if stage.span.is_first:
+            x = tokens_BS[:, :-1]
+        else:
+            x = torch.randn(stage.hidden_shape(len(tokens_BS)), device=mesh.device, requires_grad=True)
+        outputs: list[Tensor] = []
 
-            def forward(x: Tensor = x, outputs: list[Tensor] = outputs) -> None:
-                outputs.append(stage(x, tokens_BS[:, 1:]).mean() if stage.span.is_last else stage(x))
+        def forward(x: Tensor = x, outputs: list[Tensor] = outputs) -> None:
+            outputs.append(stage(x, tokens_BS[:, 1:]).mean() if stage.span.is_last else stage(x))
 
-            def backward(split: bool = split, outputs: list[Tensor] = outputs) -> None:
-                with stage.deferred.keeping(0) if split else nullcontext():
-                    torch.autograd.backward(get_gradient_edge(outputs[0]), torch.ones_like(outputs[0]))
+        def backward(split: bool = split, outputs: list[Tensor] = outputs) -> None:
+            with stage.deferred.keeping(0) if split else nullcontext():
+                torch.autograd.backward(get_gradient_edge(outputs[0]), torch.ones_like(outputs[0]))
 
-            row += [_timed(forward, mesh), _timed(backward, mesh)]
-            if split:
-                row.append(_timed(lambda: stage.deferred.compute(0), mesh))
-        rounds.append(row)
-    f_split, i, w, f, b = (statistics.median(column[1:]) for column in zip(*rounds, strict=True))
-    return min(f_split, f), i, w, b
+        found += [_timed(forward, mesh), _timed(backward, mesh)]
+        if split:
+            found.append(_timed(lambda: stage.deferred.compute(0), mesh))
+    forward_1_s, input_grad_s, weight_grad_s, forward_2_s, backward_s = found
+    return (forward_1_s + forward_2_s) / 2, input_grad_s, weight_grad_s, backward_s
 
 
 def _time_message(job: JobSpec, replica: Replica, mesh: Mesh) -> float:
@@ -155,7 +198,7 @@ def _time_message(job: JobSpec, replica: Replica, mesh: Mesh) -> float:
     message = torch.zeros(shape, device=mesh.device)
     neighbour = pp.index ^ 1
     if neighbour >= pp.size:  # the last of an odd number has nobody to play with, but keeps step
-        return statistics.median(_timed(lambda: None, mesh) for _ in range(ROUNDS))
+        return _timed(lambda: None, mesh)
 
     def there_and_back() -> None:
         for sends in (pp.index < neighbour, pp.index > neighbour):
@@ -164,7 +207,7 @@ def _time_message(job: JobSpec, replica: Replica, mesh: Mesh) -> float:
             else:
                 start_recv(message, pp, neighbour, tag=0).wait()
 
-    return statistics.median([_timed(there_and_back, mesh) for _ in range(ROUNDS)][1:]) / 2
+    return _timed(there_and_back, mesh) / 2
 
 
 def _time_update(replica: Replica, mesh: Mesh) -> float:
@@ -179,4 +222,4 @@ def _time_update(replica: Replica, mesh: Mesh) -> float:
         for buckets in replica.buckets.values():
             buckets.zero()
 
-    return statistics.median([_timed(update, mesh) for _ in range(ROUNDS)][1:])
+    return _timed(update, mesh)

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import Place, placed_parameters
+from shardwright.schedule.job import job_program
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
-from shardwright.train.build import build, job_program
+from shardwright.train.build import build
 from shardwright.train.data import prepare_tokens
 from shardwright.train.launch import launch
 from shardwright.train.step import StepResult, train_step

@@ -49,10 +49,14 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Performed:
-    """An action that was carried out, and when (seconds of the host's clock)."""
+    """An action that was carried out, and when (seconds of the host's clock, which all ranks of a machine share).
+
+    A compute action may wait for its input first; from `began_s` on it computes.
+    """
 
     action: Action
     start_s: float
+    began_s: float
     end_s: float
 
 
@@ -93,6 +97,7 @@ class PipelineExecutor:
         self._mesh = mesh
         self._stashes = stashes or {}
         self._side: ThreadPoolExecutor | None = None
+        self._began_s = 0.0
         self.performed: list[Performed] = []
         self.peak_alive = 0
         self.versions_seen: dict[Key, int] = {}
@@ -117,13 +122,13 @@ class PipelineExecutor:
                     self._mesh.watch.doing(f"action {index}, {action}")
                 for stage in arming.get(index, ()):
                     self._buckets[stage].arm()
-                start_s = time.perf_counter()
+                start_s = self._began_s = time.perf_counter()
                 if action.kind is Kind.STEP:
                     assert update is not None, "a program that ends in a step needs an optimizer"
                     update(action)
                 else:
                     self._do(action, run)
-                self.performed.append(Performed(action, start_s, time.perf_counter()))
+                self.performed.append(Performed(action, start_s, self._began_s, time.perf_counter()))
                 self.peak_alive = max(self.peak_alive, len(run.alive))
         for _, pending in run.sends:
             pending.wait()
@@ -168,6 +173,7 @@ class PipelineExecutor:
             x, arrival = run.inputs.pop(key)
             if arrival is not None:
                 arrival.wait()
+                self._began_s = time.perf_counter()
             if trains:
                 run.leaves[key] = x.requires_grad_()
         if stage == run.program.num_stages - 1:
@@ -194,6 +200,7 @@ class PipelineExecutor:
             gradient, arrival = run.gradients.pop(key)
             if arrival is not None:
                 arrival.wait()
+                self._began_s = time.perf_counter()
         split = kind is Kind.INPUT_GRAD
         with self._stages[stage].deferred.keeping(i) if split else nullcontext():
             torch.autograd.backward(run.edges.pop(key), gradient)

@@ -10,7 +10,8 @@ have a schedule with little memory.
 Only F and I have their slots in the block (`starts`: chunk 0's F, chunk 1's F, chunk 1's I, chunk 0's I). Then
 1. before the first block is complete and after the last one has begun there are holes: whatever its inputs and the
    peak allow moves to an earlier hole ("squeeze"; between the two the pattern is tight, and stays),
-2. each hole that is left takes the weight gradient that has waited longest.
+2. between the two ends goes the pattern as often as there are microbatches,
+3. each hole that is left takes the weight gradient that has waited longest.
 Only the order that results is kept: when actions really run is up to their real costs.
 """
 
@@ -31,20 +32,22 @@ def from_building_block(
     name: str, num_ranks: int, num_microbatches: int, starts: Callable[[int, int], Block]
 ) -> Schedule:
     """Repeat the block, squeeze both ends, fill the holes. `starts(rank, num_ranks)` are a rank's four slots."""
+    drawn = min(num_microbatches, 2 * num_ranks + 2)  # enough that neither end reaches the other
     slots = [
-        {(n, i): start + PERIOD * i for n, start in enumerate(starts(rank, num_ranks)) for i in range(num_microbatches)}
+        {(n, i): start + PERIOD * i for n, start in enumerate(starts(rank, num_ranks)) for i in range(drawn)}
         for rank in range(num_ranks)
     ]
-    _squeeze(slots, num_microbatches)
+    steady = _squeeze(slots, drawn)
     rows = []
     for rank, mine in enumerate(slots):
         stages = (rank, 2 * num_ranks - 1 - rank)
-        rows.append(tuple(Action(_KINDS[n], stages[_CHUNK[n]], i) for n, i in _with_weight_grads(mine)))
+        work = _with_weight_grads(_stretched(mine, steady.start, num_microbatches - drawn))
+        rows.append(tuple(Action(_KINDS[n], stages[_CHUNK[n]], i) for n, i in work))
     return Schedule(name, num_microbatches, vee(num_ranks), tuple(rows))
 
 
-def _squeeze(slots: list[dict[Work, int]], num_microbatches: int) -> None:
-    """Move work of both ends to earlier holes, in place, earliest first."""
+def _squeeze(slots: list[dict[Work, int]], num_microbatches: int) -> range:
+    """Move work of both ends to earlier holes, in place, earliest first. Returns the slots between the ends."""
     allowed = max(_peak(mine) for mine in slots)
     steady = range(slots[0][3, 0], 1 + max(mine[0, num_microbatches - 1] for mine in slots))
     for slot, rank, work in sorted(
@@ -60,6 +63,17 @@ def _squeeze(slots: list[dict[Work, int]], num_microbatches: int) -> None:
                 if _peak(mine) <= allowed:
                     break
                 mine[work] = slot
+    return steady
+
+
+def _stretched(mine: dict[Work, int], start: int, more: int) -> dict[Work, int]:
+    """The same for `more` microbatches more: the period that begins at slot `start` is repeated as often."""
+    longer = {}
+    for (n, i), slot in mine.items():
+        first, last = 0 if slot < start + PERIOD else more, more if slot >= start else 0
+        for again in range(first, last + 1):
+            longer[n, i + again] = slot + PERIOD * again
+    return longer
 
 
 def _earliest(slots: list[dict[Work, int]], rank: int, work: Work) -> int:

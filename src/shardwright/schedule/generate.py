@@ -102,6 +102,7 @@ GENERATORS: dict[str, Entry] = {
     ),
     "v-half": Entry(lambda shape: v_half(shape.num_ranks, shape.num_microbatches)),
     "v-min": Entry(lambda shape: v_min(shape.num_ranks, shape.num_microbatches)),
+    # Where a pair takes less than its parts, these are the bubbles of the ranks at the turn: they run most pairs.
     "dualpipe": Entry(
         lambda shape: dualpipe(shape.num_ranks, shape.num_microbatches),
         bubble="(p / 2 - 1) * (FB + B - 3 * W)",

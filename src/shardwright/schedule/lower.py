@@ -47,9 +47,7 @@ def lower(schedule: Schedule) -> Program:
                 rows[receiver].append(recv)
     updates_itself = any(action.kind is Kind.STEP for row in schedule.ranks for action in row)
     if schedule.trains and not updates_itself:
-        for rank, row in enumerate(rows):
-            _add_reductions(row, schedule.placement.stages_of(rank))
-            row.append(Action(Kind.STEP))
+        rows = [[*_with_reductions(row), Action(Kind.STEP)] for row in rows]
     ranks = tuple(map(tuple, rows))
     return Program(schedule.name, schedule.num_microbatches, schedule.placement, ranks, schedule.weights)
 
@@ -84,15 +82,21 @@ def _products(action: Action, schedule: Schedule) -> list[tuple[int, Action, int
     return []
 
 
-def _add_reductions(row: list[Action], stages: tuple[int, ...]) -> None:
+def _with_reductions(row: list[Action]) -> list[Action]:
     """Reduce a stage's gradients right after the last action that adds to them."""
-    for stage in stages:
-        adds = [
-            index
-            for index, action in enumerate(row)
-            if any(p.stage == stage and p.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD) for p in action.computes())
-        ]
-        row.insert(adds[-1] + 1, Action(Kind.REDUCE, stage))
+    adds_last: dict[int, int] = {}
+    for index, action in enumerate(row):
+        for part in action.computes():
+            if part.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+                adds_last[part.stage] = index
+    complete: dict[int, list[int]] = {}
+    for stage, index in sorted(adds_last.items()):
+        complete.setdefault(index, []).append(stage)
+    with_them: list[Action] = []
+    for index, action in enumerate(row):
+        with_them.append(action)
+        with_them += [Action(Kind.REDUCE, stage) for stage in complete.get(index, ())]
+    return with_them
 
 
 def _stuck(schedule: Schedule, position: list[int]) -> str:

@@ -163,8 +163,10 @@ class _Graph:
                 if action.microbatch < 0:  # once a step: the gradients of every copy of the stage must be complete
                     holders = set(self._program.placement.replicas(stage))
                     needs = tuple(self._last_addition[holder, stage, step] for holder in holders)
-                else:
-                    needs = (len(self.cost) - 1,)
+                else:  # after an update of an asynchronous schedule: its own microbatch's
+                    split = (stage, action.microbatch) in self._program.split_backwards
+                    adds = Kind.WEIGHT_GRAD if split else Kind.BACKWARD
+                    needs = (node_of[self._base(action, step) + _NUMBER[adds]],)
                 reductions.append(len(self.cost))
             elif kind is Kind.STEP:
                 cost, needs, reductions = costs.step, tuple(reductions), []

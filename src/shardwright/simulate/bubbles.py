@@ -44,8 +44,9 @@ class Work:
 class Bubbles:
     """A row of the table. Times are in the units of the costs; tuples are by rank.
 
-    `bubble` is one step's makespan less a rank's busy time: the mean over ranks, which are equally busy if stages
-    are equal. `span_bubble` is the largest idle time of a rank between its own first and last compute action.
+    `bubble` is one step's makespan less a rank's busy time: the mean over ranks. They are equally busy if stages are
+    equal; only where overlapped pairs save time, those ranks of DualPipe are less so that run more pairs.
+    `span_bubble` is the largest idle time of a rank between its own first and last compute action.
     `period_bubble` is the mean idle time of a rank in a step that others precede and follow without a barrier.
     `peak_activations` are microbatches of all layers of a rank, and `parameter_copies` how much of the model a rank
     holds, older versions of weights included; 1 is its p-th part. `messages` are the sends of one step.

@@ -14,7 +14,8 @@ from shardwright.parallel.tensor import Cut
 from shardwright.parallel.tied import TiedEmbedding
 from shardwright.parallel.watch import Watch
 from shardwright.schedule.action import Kind
-from shardwright.schedule.generate import forward_program, training_program
+from shardwright.schedule.generate import forward_program
+from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
@@ -38,12 +39,6 @@ class Replica:
     stashes: dict[int, StashedWeights]
     gradient_norm: GradientNorm
     tied: TiedEmbedding
-
-
-def job_program(job: JobSpec, num_steps: int = 1) -> Program:
-    """One optimizer step of the job, all communication written out; of an asynchronous schedule, several."""
-    plan = job.plan
-    return training_program(plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages, num_steps=num_steps)
 
 
 def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None) -> Mesh:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from shardwright.parallel.collectives import barrier
 from shardwright.parallel.mesh import Mesh
+from shardwright.schedule.job import job_program
 from shardwright.spec.job import JobSpec
-from shardwright.train.build import Replica, build, job_program
+from shardwright.train.build import Replica, build
 from shardwright.train.data import TokenFiles, prepare_tokens
 from shardwright.train.generate import generate
 from shardwright.train.metrics import MetricsLog, measure_shares

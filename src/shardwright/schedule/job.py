@@ -1,7 +1,14 @@
-"""Does a job's schedule admit its ranks, microbatches and stages? What spec/check.py, below schedules, can't say."""
+"""The program of a job; and whether its schedule admits its ranks, microbatches and stages."""
 
-from shardwright.schedule.generate import schedule_faults
+from shardwright.schedule.generate import schedule_faults, training_program
+from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
+
+
+def job_program(job: JobSpec, num_steps: int = 1) -> Program:
+    """One optimizer step of the job, all communication written out; of an asynchronous schedule, several."""
+    plan = job.plan
+    return training_program(plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages, num_steps=num_steps)
 
 
 def plan_faults(job: JobSpec) -> list[str]:

@@ -1,0 +1,1 @@
+"""Show it: timelines in the terminal, as a page, as a picture, as a trace; schedules as a table."""

@@ -1,0 +1,57 @@
+"""One palette for everything that is drawn, and which colour an action has.
+
+Hue says what is computed, and stays apart for colour-blind eyes; lightness says which of a rank's chunks it is on, or
+which direction of a pipeline with two.
+"""
+
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.schedule import Program
+
+# By letter, the first chunk (or direction) and the last; those between are mixed.
+SHADES: dict[str, tuple[str, str]] = {
+    "F": ("#3b82f6", "#93c5fd"),
+    "B": ("#e5484d", "#ff9b96"),
+    "I": ("#f59f00", "#ffd866"),
+    "W": ("#0f9d8a", "#63d5c3"),
+    "S": ("#6b7280", "#6b7280"),
+}
+NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient", "S": "optimizer step"}
+PAIR = "#8b5cf6"  # where a forward and a backward that run as one get a single colour
+
+
+def chunk_of(program: Program, action: Action) -> tuple[int, int]:
+    """Which of its rank's chunks (or directions) a compute action is on, and of how many."""
+    placement = program.placement
+    if placement.num_copies > 1:
+        return placement.copy(action.microbatch), placement.num_copies
+    stages = placement.stages_of(placement.rank(action.stage, action.microbatch))
+    return stages.index(action.stage), len(stages)
+
+
+def colour_of(program: Program, action: Action) -> str:
+    """The colour of a compute action or an optimizer step, as #rrggbb."""
+    if action.kind is Kind.OVERLAP:
+        return PAIR
+    if action.kind is Kind.STEP:
+        return SHADES["S"][0]
+    chunk, of = chunk_of(program, action)
+    return shade(str(action.kind), chunk, of)
+
+
+def shade(letter: str, chunk: int, of: int) -> str:
+    """The colour of a letter on one of several chunks."""
+    first, last = (rgb(text) for text in SHADES[letter])
+    share = chunk / (of - 1) if of > 1 else 0.0
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(first, last, strict=True))
+
+
+def rgb(colour: str) -> tuple[int, int, int]:
+    """The three bytes of #rrggbb."""
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is legible on a colour (relative luminance as WCAG 2 defines it)."""
+    linear = [(c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in rgb(colour)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#ffffff" if luminance < 0.3 else "#111827"

@@ -1,0 +1,53 @@
+"""Sends and their receives, put together: who told whom, and how long it was on its way."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.schedule.action import RECV, SEND, Kind
+from shardwright.simulate.timeline import Span, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An activation or a gradient between two ranks. `about` is (stage that made it, microbatch, step)."""
+
+    sender: int
+    receiver: int
+    backward: bool
+    about: tuple[int, int, int]
+    send: Span
+    receive: Span
+
+    @property
+    def start(self) -> float:
+        """When it begins to leave."""
+        return self.send.start
+
+    @property
+    def sent(self) -> float:
+        """When the link is free again."""
+        return self.send.end
+
+    @property
+    def arrived(self) -> float:
+        """When it is there."""
+        return self.receive.end
+
+
+def messages(timeline: Timeline) -> Iterator[Message]:
+    """All messages, by sender and in its order."""
+    received: dict[tuple[bool, tuple[int, int, int]], Span] = {}
+    for row in timeline.ranks:
+        for span in row.spans:
+            action = span.action
+            if action.kind in RECV:
+                backward = action.kind is Kind.RECV_BACKWARD
+                made_by = action.stage + (1 if backward else -1)
+                received[backward, (made_by, action.microbatch, span.step)] = span
+    for rank, row in enumerate(timeline.ranks):
+        for span in row.spans:
+            action = span.action
+            if action.kind in SEND:
+                backward = action.kind is Kind.SEND_BACKWARD
+                about = action.stage, action.microbatch, span.step
+                yield Message(rank, action.peer, backward, about, span, received[backward, about])

@@ -1,0 +1,206 @@
+"""What the commands `schedule` and `simulate` print and write: one study, or a comparison of several."""
+
+import json
+import math
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardwright.report.figures import as_dict, as_full_dict, figures, idle_table
+from shardwright.report.page import section_of, timeline_page
+from shardwright.report.picture import picture
+from shardwright.report.study import Study, count, number, study, study_schedule
+from shardwright.report.table import aligned, comparison
+from shardwright.report.terminal import draw, palette_of
+from shardwright.report.trace import trace
+from shardwright.schedule.generate import GENERATORS
+from shardwright.schedule.job import job_program
+from shardwright.simulate.bubbles import Work
+from shardwright.simulate.job import relative_costs
+from shardwright.spec import catalog
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import STAGES_PER_RANK
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a result goes; the terminal unless `as_json`."""
+
+    html: Path | None = None
+    svg: Path | None = None
+    trace: Path | None = None
+    as_json: bool = False
+    no_colour: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `schedule` is asked. `virtual_stages` None means 2 for the schedules that let you choose, else 1."""
+
+    num_ranks: int
+    num_microbatches: int
+    virtual_stages: int | None
+    num_steps: int
+    work: Work
+
+    def study(self, name: str) -> Study:
+        """A named schedule of this shape. ValueError says why it is not admitted."""
+        virtual = self.virtual_stages
+        if virtual is None:
+            virtual = 2 if _chooses(name) else 1
+        return study_schedule(name, self.num_ranks, self.num_microbatches, self.work, virtual, self.num_steps)
+
+    def faults(self) -> list[str]:
+        """All that is wrong whatever the schedule."""
+        counts = {
+            "--stages": self.num_ranks,
+            "--microbatches": self.num_microbatches,
+            "--steps": self.num_steps,
+            "--virtual": 1 if self.virtual_stages is None else self.virtual_stages,
+        }
+        work = self.work
+        costs = {
+            "--forward": work.forward,
+            "--input-grad": work.input_grad,
+            "--weight-grad": work.weight_grad,
+            "--communication": work.latency,
+        }
+        faults = [f"{option} is {count}; use 1 or more" for option, count in counts.items() if count < 1]
+        faults += [
+            f"{option} is {cost:g}, and a time is a number of at least 0; use 1, say"
+            for option, cost in costs.items()
+            if not (math.isfinite(cost) and cost >= 0)
+        ]
+        if not faults and work.forward + work.input_grad + work.weight_grad == 0:
+            faults.append(
+                "--forward, --input-grad and --weight-grad are all 0, so there is nothing to draw; use 1 each"
+            )
+        return faults
+
+    @property
+    def note(self) -> str:
+        """The costs in words."""
+        work = self.work
+        costs = f"F {number(work.forward)}, I {number(work.input_grad)}, W {number(work.weight_grad)}"
+        wire = f"a message takes {number(work.latency)}" if work.latency else "messages take no time"
+        return f"{costs} for one microbatch through all layers of a rank; {wire}."
+
+
+def show_schedule(name: str | None, request: Request, compare: bool, output: Output) -> None:
+    """The command `schedule`. PlanError for what is wrong."""
+    subject = f"schedule {name}" if name else "schedule"
+    faults = request.faults()
+    if name is None and not compare:
+        faults.append(f"name a schedule, or use --compare; there are: {', '.join(GENERATORS)}")
+    if name is not None and name not in GENERATORS:
+        faults.append(f"{name!r} is not a schedule; {catalog.did_you_mean(name, list(GENERATORS))}")
+    if compare and name is None and (output.trace or output.svg):
+        faults.append("--trace and --svg are of one schedule; name it, or use --html for all")
+    if faults:
+        raise PlanError(subject, faults)
+    one = None
+    if name is not None:
+        try:
+            one = request.study(name)
+        except ValueError as error:
+            raise PlanError(subject, [str(error)]) from None
+    if compare:
+        _show_comparison(request, one, output)
+    elif one is not None:
+        _show(one, request.note, output, as_full_dict(one))
+
+
+def show_job(job: JobSpec, latency: float, num_steps: int, output: Output) -> None:
+    """The command `simulate`. PlanError for what is wrong."""
+    faults = [] if math.isfinite(latency) and latency >= 0 else [f"--communication is {latency:g}; use 0 or more"]
+    faults += [] if num_steps >= 1 else [f"--steps is {num_steps}; use 1 or more"]
+    if faults:
+        raise PlanError(f"job {job.name}", faults)
+    unit = "the forward of one microbatch through the mean rank, by FLOPs"
+    wire = f"a message takes {number(latency)}" if latency else "messages take no time"
+    plan = job.plan
+    drawn = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is tp {plan.tp} devices. " * (
+        plan.dp * plan.tp > 1
+    )
+    note = (
+        f"{drawn}Times are relative: 1 is {unit}; input and weight gradients take as long as the forward, and {wire}. "
+        f"Seconds need a calibration of the device."
+    )
+
+    def stream(steps: int) -> Any:
+        return job_program(job, steps)
+
+    result = study(job.plan.schedule, job_program(job), relative_costs(job, latency), num_steps, stream)
+    _show(result, note, output, {"job": job.name} | as_full_dict(result) | {"unit": unit}, f"{job.name}, ")
+
+
+def _show(one: Study, note: str, output: Output, as_json: dict[str, Any], before: str = "") -> None:
+    _write_files(one, note, output, before + one.heading)
+    if output.as_json:
+        click.echo(json.dumps(as_json))
+    else:
+        click.echo(f"{before}{one.heading}\n{textwrap.fill(note, 110)}\n\n{_text(one, output)}")
+
+
+def _text(one: Study, output: Output) -> str:
+    """A study for the terminal."""
+    width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
+    drawing = draw(one.timeline, width, palette_of(sys.stdout, output.no_colour))
+    values = [(name, value, meaning) for name, value, meaning in figures(one)]
+    columns = [max(len(row[n]) for row in values) for n in (0, 1)]
+    lines = [f"{name:<{columns[0]}}  {value:<{columns[1]}}  {meaning}".rstrip() for name, value, meaning in values]
+    return "\n\n".join([drawing, "\n".join(lines), aligned(idle_table(one))])
+
+
+def _show_comparison(request: Request, one: Study | None, output: Output) -> None:
+    studies, left_out = [], []
+    for name in GENERATORS:
+        try:
+            studies.append((request if _chooses(name) else replace(request, virtual_stages=None)).study(name))
+        except ValueError as error:
+            left_out.append(f"{name} is left out: {error}")
+    shape = f"{count(request.num_ranks, 'rank')}, {count(request.num_microbatches, 'microbatch')}"
+    if one is not None:
+        _write_files(one, request.note, Output(None, output.svg, output.trace), one.heading)
+    if output.html:
+        title = f"Pipeline schedules: {shape}"
+        page = timeline_page(title, [section_of(study) for study in studies], request.note, studies)
+        _write(output.html, "--html", lambda: page)
+    if output.as_json:
+        click.echo(json.dumps({"schedules": [as_dict(study) for study in studies]}))
+    else:
+        drawing = f"{one.heading}\n\n{_text(one, output)}\n\n" if one is not None else ""
+        click.echo(f"{drawing}{shape}\n{request.note}\n\n{aligned(comparison(studies))}")
+    if left_out:
+        click.echo("\n".join(["", *left_out] if not output.as_json else left_out), err=output.as_json)
+
+
+def _chooses(name: str) -> bool:
+    """Whether the number of stages on a rank is the user's to choose."""
+    return STAGES_PER_RANK.get(name, 1) == 0
+
+
+def _write_files(one: Study, note: str, output: Output, title: str) -> None:
+    _write(output.html, "--html", lambda: timeline_page(title, [section_of(one)], note))
+    _write(output.svg, "--svg", lambda: picture(one.timeline, one.name))
+    _write(output.trace, "--trace", lambda: json.dumps(trace(one.timeline, title)) + "\n")
+
+
+def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
+    """Write a file, and say so on standard error."""
+    if path is None:
+        return
+    contents = text()
+    try:
+        path.write_text(contents, encoding="utf-8")
+    except OSError as error:
+        fault = f"{option} {path} can't be written: {error.strerror}; check the folder and its permissions"
+        raise PlanError("output", [fault]) from None
+    click.echo(f"wrote {path}", err=True)

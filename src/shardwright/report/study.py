@@ -1,0 +1,127 @@
+"""One program, played and measured: what every picture, page, trace and table is made from."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shardwright.schedule.generate import GENERATORS, training_program
+from shardwright.schedule.schedule import Program
+from shardwright.schedule.timing import Costs, play
+from shardwright.simulate.bubbles import Bubbles, Work, measure_program
+from shardwright.simulate.timeline import Timeline, make_timeline
+
+_STEADY = 3  # steps after which each further one takes equally long
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The bubble of one step in closed form, and its value where it holds."""
+
+    text: str
+    value: float | None
+    when: str
+
+    def __str__(self) -> str:
+        value = "" if self.value is None else f" = {number(self.value)}"
+        return self.text + value + (f", where {self.when}" if self.when else "")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A timeline, and the figures of its program."""
+
+    name: str
+    timeline: Timeline
+    bubbles: Bubbles
+    formula: Formula | None = None
+
+    @property
+    def heading(self) -> str:
+        """Its name and shape."""
+        return f"{self.name}: {self.shape}"
+
+    @property
+    def shape(self) -> str:
+        """Ranks, microbatches and stages."""
+        program, steps = self.timeline.program, self.timeline.num_steps
+        words = [count(program.num_ranks, "rank"), count(program.num_microbatches, "microbatch")]
+        if program.num_stages != program.num_ranks:
+            words.append(count(program.num_stages, "stage"))
+        return ", ".join([*words, count(steps, "step")] if steps > 1 else words)
+
+
+def study_schedule(
+    name: str, num_ranks: int, num_microbatches: int, work: Work, virtual_stages: int = 1, num_steps: int = 1
+) -> Study:
+    """A named schedule of equal stages, `num_steps` of it drawn. ValueError says why it does not admit the shape."""
+
+    def program(steps: int) -> Program:
+        return training_program(name, num_ranks, num_microbatches, virtual_stages, num_steps=steps)
+
+    one = training_program(name, num_ranks, num_microbatches, virtual_stages)
+    formula = _formula(name, one, num_microbatches, work)
+    return study(name, one, work.costs(one), num_steps, program, formula)
+
+
+def study(
+    name: str, one: Program, costs: Costs, num_steps: int = 1, stream: Callable[[int], Program] | None = None,
+    formula: Formula | None = None,
+) -> Study:  # fmt: skip
+    """A program of one step at any costs; `stream(n)` is n steps of an asynchronous one, with no flush between."""
+    if one.weights == "current" or stream is None:
+        timeline = make_timeline(one, play(one, costs, num_steps))
+        return Study(name, timeline, measure_program(one, costs), formula)
+    drawn = stream(num_steps)
+    shorter, longer = stream(_STEADY), stream(_STEADY + 1)
+    alone, kept = measure_program(one, costs), measure_program(shorter, costs)
+    period = play(longer, costs).makespan - play(shorter, costs).makespan
+    bubbles = replace(
+        alone,
+        period_bubble=period - (alone.makespan - alone.bubble),
+        peak_activations=kept.peak_activations,
+        parameter_copies=kept.parameter_copies,
+    )
+    return Study(name, make_timeline(drawn, play(drawn, costs)), bubbles, formula)
+
+
+def _formula(name: str, program: Program, num_microbatches: int, work: Work) -> Formula | None:
+    entry = GENERATORS[name]
+    if not entry.bubble:
+        return None
+    names = {
+        "p": program.num_ranks,
+        "m": num_microbatches,
+        "v": program.num_stages // program.num_ranks,
+        "F": work.forward,
+        "I": work.input_grad,
+        "W": work.weight_grad,
+        "B": work.input_grad + work.weight_grad,
+        "FB": work.pair * (work.forward + work.input_grad + work.weight_grad),
+    }
+
+    def value(expression: str) -> float:
+        return float(eval(expression, {"__builtins__": {}}, names))  # the registry's own text
+
+    holds = work.latency == 0 and (not entry.when or bool(value(entry.when)))
+    conditions = [entry.when] if entry.when and not holds else []
+    conditions += ["messages take no time"] if work.latency else []
+    return Formula(
+        readable(entry.bubble), value(entry.bubble) if holds else None, " and ".join(conditions).replace("==", "=")
+    )
+
+
+def readable(expression: str) -> str:
+    """An expression of the registry as a book would print it: (p - 1)(F + B), not (p - 1) * (F + B)."""
+    text = re.sub(r"\) \* \(", ")(", expression)
+    text = re.sub(r"(\d) \* (?=\w)", r"\1", text)
+    return re.sub(r"\) \* (?=\w)", ")", re.sub(r"(\w) \* (?=\()", r"\1", text)).replace(" * ", " ")
+
+
+def number(value: float) -> str:
+    """Four significant digits; rounding errors of zero are zero."""
+    return f"{0.0 if abs(value) < 1e-9 else value:.4g}"
+
+
+def count(many: int, noun: str) -> str:
+    """ "1 rank", "8 microbatches"."""
+    return f"{many} {noun}" if many == 1 else f"{many} {noun}{'es' if noun.endswith('ch') else 's'}"

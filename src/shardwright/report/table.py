@@ -1,0 +1,43 @@
+"""Text in columns, and the comparison of schedules as such a table."""
+
+from collections.abc import Sequence
+
+from shardwright.report.figures import fraction
+from shardwright.report.study import Study, number
+
+
+def aligned(rows: Sequence[Sequence[str]], gap: int = 2) -> str:
+    """Columns as wide as their widest cell: the first to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append((" " * gap).join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def comparison(studies: Sequence[Study]) -> list[list[str]]:
+    """A header, then a row a schedule. Peaks and parameters: the largest over ranks, or all that differ."""
+    header = ["schedule", "step", "bubble", "", "span bubble", "period bubble", "peak", "parameters", "messages"]
+    rows = [header]
+    for study in studies:
+        bubbles = study.bubbles
+        rows.append(
+            [
+                study.name,
+                number(bubbles.makespan),
+                number(bubbles.bubble),
+                f"{100 * fraction(bubbles):.1f} %",
+                number(bubbles.span_bubble),
+                number(bubbles.period_bubble),
+                _range(bubbles.peak_activations),
+                _range(bubbles.parameter_copies) + " x",
+                str(bubbles.messages),
+            ]
+        )
+    return rows
+
+
+def _range(values: tuple[float, ...]) -> str:
+    low, high = number(min(values)), number(max(values))
+    return low if low == high else f"{low} to {high}"

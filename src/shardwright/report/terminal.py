@@ -1,0 +1,191 @@
+"""A timeline in the terminal: a row a rank, an action a block with the number of its microbatch.
+
+In colour, hue is what is computed and lightness the chunk or direction. Without colour, letters say the same:
+F, B, I, W, small on a rank's later chunks, F1B0 for a forward and a backward that run as one.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Literal, TextIO
+
+from shardwright.report.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, rgb, shade
+from shardwright.report.nice import nice_step
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.schedule import Program
+from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Timeline
+
+Palette = Literal["none", "256", "truecolor"]
+
+_WIDEST_UNIT = 8  # columns of the shortest action: more would only spread the picture
+_GLYPHS = {Cause.WARM_UP: " ", Cause.DEPENDENCY: ".", Cause.COMMUNICATION: "~", Cause.DRAIN: " "}
+
+
+def palette_of(stream: TextIO, no_colour: bool) -> Palette:
+    """What a stream can show. NO_COLOR (no-color.org) is respected."""
+    environment = os.environ
+    if no_colour or environment.get("NO_COLOR") or environment.get("TERM") == "dumb" or not stream.isatty():
+        return "none"
+    return "truecolor" if environment.get("COLORTERM") in ("truecolor", "24bit") else "256"
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One character, and its colours as #rrggbb; empty is the terminal's own."""
+
+    text: str = " "
+    ink: str = ""
+    ground: str = ""
+
+
+def draw(timeline: Timeline, width: int = 120, palette: Palette = "none") -> str:
+    """The rows, a time axis and a legend."""
+    label_width = len(f"rank {len(timeline.ranks) - 1} ")
+    scale = _columns_per_time(timeline, width - label_width)
+    fine = palette != "none" and _shortest(timeline) * scale < 1
+    lines = []
+    for rank, row in enumerate(timeline.ranks):
+        cells = _halves(timeline, row, scale) if fine else _blocks(timeline, row, scale, palette != "none")
+        lines.append(f"{f'rank {rank}':<{label_width}}" + _paint(cells, palette))
+    lines.append(f"{'time':<{label_width}}" + _paint(_axis(timeline.makespan, scale), palette))
+    lines += ["", *_legend(timeline, palette, glyphs=not fine)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _shortest(timeline: Timeline) -> float:
+    spans = (s.end - s.start for row in timeline.ranks for s in row.spans if s.action.computes())
+    return min((length for length in spans if length > 0), default=timeline.makespan or 1.0)
+
+
+def _columns_per_time(timeline: Timeline, columns: int) -> float:
+    """As wide as fits; a whole number of columns for the shortest action, if all others are multiples of it."""
+    most = columns / (timeline.makespan or 1.0)
+    shortest = _shortest(timeline)
+    borders = {time / shortest for row in timeline.ranks for span in row.spans for time in (span.start, span.end)}
+    for parts in range(1, 11):  # of the shortest action, to a column or several
+        whole = min(int(most * shortest / parts), _WIDEST_UNIT)
+        if whole >= 1 and all(abs(border * parts - round(border * parts)) < 1e-6 for border in borders):
+            return whole * parts / shortest
+    return min(most, _WIDEST_UNIT / shortest)
+
+
+def _blocks(timeline: Timeline, row: RankTimeline, scale: float, in_colour: bool) -> list[_Cell]:
+    """Every action a block, a line where it begins if there is room."""
+    cells = [_Cell()] * round(timeline.makespan * scale)
+    for gap in row.idle:
+        first, last = round(gap.start * scale), round(gap.end * scale)
+        for column in range(first + (last - first > 1), last):  # a blank before, so that dots stand off from digits
+            cells[column] = _Cell(_GLYPHS[gap.cause], "#8a8f98" if in_colour else "")
+    for span in row.spans:
+        first, last = round(span.start * scale), round(span.end * scale)
+        if span.resource is not Resource.COMPUTE or first == last:
+            continue
+        if not in_colour:
+            text = _plain(timeline.program, span.action, last - first)
+            cells[first:last] = [_Cell(character) for character in text]
+            continue
+        ground = colour_of(timeline.program, span.action)
+        label = "+".join(str(part.microbatch) for part in span.action.computes()) or "S"
+        if len(label) > last - first:
+            label = ""
+        text = label.rjust((last - first + 1 + len(label)) // 2).ljust(last - first)
+        block = [_Cell(character, ink_on(ground), ground) for character in text]
+        if text[0] == " ":
+            block[0] = _Cell("▏", _darker(ground), ground)
+        cells[first:last] = block
+    return cells
+
+
+def _plain(program: Program, action: Action, width: int) -> str:
+    """An action in exactly `width` letters and digits, with a bar before it where there is room."""
+    parts = action.computes()
+    if not parts:
+        return "S".ljust(width, "-")
+    letters = [_letter(program, part) for part in parts]
+    long = "".join(f"{letter}{part.microbatch}" for letter, part in zip(letters, parts, strict=True))
+    for text in ("|" + long, long, "|" + "&".join(letters), "&".join(letters), "&" if len(parts) > 1 else letters[0]):
+        if len(text) <= width:
+            return text.ljust(width)
+    raise AssertionError("one letter always fits")
+
+
+def _letter(program: Program, action: Action) -> str:
+    return str(action.kind).lower() if chunk_of(program, action)[0] else str(action.kind)
+
+
+def _halves(timeline: Timeline, row: RankTimeline, scale: float) -> list[_Cell]:
+    """Two colours in each cell, where actions are narrower than one: what runs at the middle of each half."""
+    halves = [""] * (2 * round(timeline.makespan * scale))
+    for span in row.spans:
+        if span.resource is Resource.COMPUTE:
+            first, last = round(span.start * scale * 2), round(span.end * scale * 2)
+            halves[first:last] = [colour_of(timeline.program, span.action)] * (last - first)
+    pairs = zip(halves[::2], halves[1::2], strict=True)
+    return [_Cell("▌", left, right) if left else _Cell("▐", right) if right else _Cell() for left, right in pairs]
+
+
+def _axis(makespan: float, scale: float) -> list[_Cell]:
+    """Numbers that begin at their time."""
+    step = nice_step(8 / scale)
+    cells = [_Cell()] * (round(makespan * scale) + 8)
+    for n in range(int(makespan / step) + 1):
+        for column, character in enumerate(f"{n * step:g}", round(n * step * scale)):
+            cells[column] = _Cell(character)
+    return cells
+
+
+def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
+    """What the colours or letters mean: those that occur."""
+    actions = {span.action for row in timeline.ranks for span in row.spans if span.resource is Resource.COMPUTE}
+    kinds = {str(part.kind) for action in actions for part in action.computes()}
+    kinds |= {"S" for row in timeline.ranks for s in row.spans if s.action.kind is Kind.STEP and s.end > s.start}
+    has_pairs = any(action.kind is Kind.OVERLAP for action in actions)
+    chunks = max((chunk_of(timeline.program, part)[1] for action in actions for part in action.computes()), default=1)
+    causes = {gap.cause for row in timeline.ranks for gap in row.idle} if glyphs else set()
+    items = []
+    for letter in [letter for letter in NAMES if letter in kinds]:
+        if palette == "none":
+            items.append(f"{letter} {NAMES[letter]}")
+        else:
+            of = 1 if letter == "S" else chunks
+            swatch = [_Cell(" ", "", shade(letter, chunk, of)) for chunk in range(of) for _ in range(2)]
+            items.append(f"{_paint(swatch, palette)} {NAMES[letter]}")
+    if has_pairs:
+        swatch = [_Cell(" ", "", PAIR)] * 2
+        items.append("F1B0 both as one" if palette == "none" else f"{_paint(swatch, palette)} both as one")
+    if chunks > 1:
+        which = "direction" if timeline.program.placement.num_copies > 1 else "chunk"
+        later = f"second {which}" if chunks == 2 else f"later {which}s"
+        items.append(f"{'small letters' if palette == 'none' else 'lighter'}: {later}")
+    waits = [". another rank has yet to compute"] if Cause.DEPENDENCY in causes else []
+    waits += ["~ a message is on its way"] if Cause.COMMUNICATION in causes else []
+    return ["   ".join(items), *(["   ".join(waits)] if waits else [])]
+
+
+def _paint(cells: list[_Cell], palette: Palette) -> str:
+    """The characters, with an escape sequence wherever the colours change."""
+    if palette == "none":
+        return "".join(cell.text for cell in cells).rstrip()
+    out, colours = [], ("", "")
+    while cells and cells[-1] == _Cell():
+        cells = cells[:-1]
+    for cell in cells:
+        if (cell.ink, cell.ground) != colours:
+            colours = (cell.ink, cell.ground)
+            codes = ["0", *_code(38, cell.ink, palette), *_code(48, cell.ground, palette)]
+            out.append(f"\x1b[{';'.join(codes)}m")
+        out.append(cell.text)
+    return "".join(out) + ("\x1b[0m" if colours != ("", "") else "")
+
+
+def _code(layer: int, colour: str, palette: Palette) -> list[str]:
+    if not colour:
+        return []
+    if palette == "truecolor":
+        return [f"{layer};2;" + ";".join(map(str, rgb(colour)))]
+    levels = (0, 95, 135, 175, 215, 255)  # of the colour cube of xterm
+    steps = [levels.index(min(levels, key=lambda level: abs(level - byte))) for byte in rgb(colour)]
+    return [f"{layer};5;{16 + 36 * steps[0] + 6 * steps[1] + steps[2]}"]
+
+
+def _darker(colour: str) -> str:
+    return "#" + "".join(f"{int(c * 0.6):02x}" for c in rgb(colour))

@@ -1,0 +1,1 @@
+"""What is computed: FLOPs of the pieces of a model. Needs no torch."""

@@ -1,0 +1,377 @@
+"""Timelines explain every moment, and each way to show them shows all of it."""
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.cli import main
+from shardwright.report.page import section_of, timeline_page
+from shardwright.report.picture import picture
+from shardwright.report.study import Study, readable, study_schedule
+from shardwright.report.terminal import draw
+from shardwright.report.trace import trace
+from shardwright.schedule.action import Kind
+from shardwright.schedule.generate import GENERATORS, schedule_faults, training_program
+from shardwright.schedule.schedule import Program, peak_activations
+from shardwright.schedule.timing import Costs, play
+from shardwright.simulate.bubbles import Work
+from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline
+from shardwright.spec.load import load_job
+from shardwright.spec.model import ModelSpec, flops_per_token
+from shardwright.workload.stage_flops import stage_flops
+
+SHAPES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 3, 8)]
+COMPARED = {
+    "name", "bubble", "span_bubble", "period_bubble", "bubble_fraction", "peak_activations", "parameter_copies",
+    "messages",
+}  # fmt: skip
+
+# Eighths add up without rounding, so that what must be equal can be compared exactly.
+eighths = st.integers(0, 24).map(lambda n: n / 8)
+
+
+def virtual(name: str) -> int:
+    return 2 if name in ("interleaved-1f1b", "looped-bfs") else 1
+
+
+def study(name: str, num_ranks: int = 4, num_microbatches: int = 8, latency: float = 0.0, num_steps: int = 1) -> Study:
+    return study_schedule(name, num_ranks, num_microbatches, Work(latency=latency), virtual(name), num_steps)
+
+
+@st.composite
+def programs(pick: st.DrawFn) -> Program:
+    admitted = [
+        (name, p, m) for name in GENERATORS for p, m in SHAPES if not schedule_faults(name, p, m, virtual(name))
+    ]  # fmt: skip
+    name, p, m = pick(st.sampled_from(admitted))
+    return training_program(name, p, m, virtual(name))
+
+
+@settings(max_examples=150, deadline=None)
+@given(program=programs(), num_steps=st.integers(1, 3), pick=st.data())
+def test_every_moment_of_a_rank_is_explained(program: Program, num_steps: int, pick: st.DataObject) -> None:
+    def costs() -> tuple[float, ...]:
+        return tuple(pick.draw(st.lists(eighths, min_size=program.num_stages, max_size=program.num_stages)))
+
+    times = play(
+        program, Costs(costs(), costs(), costs(), costs(), pick.draw(eighths), 1.0, costs(), pick.draw(eighths)),
+        num_steps,
+    )  # fmt: skip
+    timeline = make_timeline(program, times)
+    assert timeline.num_steps == num_steps
+    for rank, row in enumerate(timeline.ranks):
+        assert row.busy + sum(row.idle_by_cause().values()) == times.makespan
+        busy = [(s.start, s.end) for s in row.spans if s.resource is Resource.COMPUTE and s.end > s.start]
+        pieces = sorted(busy + [(gap.start, gap.end) for gap in row.idle])
+        borders = [0.0, *(end for _, end in pieces)]
+        assert [start for start, _ in pieces] == borders[:-1]
+        assert borders[-1] == times.makespan
+        assert max(count for _, count in row.alive) == peak_activations(program)[rank]
+        assert row.alive[-1][1] == 0
+        assert all(count >= 0 for _, count in row.alive + row.buffered)
+        assert not row.buffered or row.buffered[-1][1] == 0
+
+
+def test_causes_of_one_microbatch_through_two_ranks() -> None:
+    program = training_program("1f1b", 2, 1)
+    timeline = make_timeline(program, play(program, Costs.uniform(2, latency=0.5)))
+    first, last = timeline.ranks
+    assert first.idle == (Idle(Cause.DEPENDENCY, 1.0, 4.5), Idle(Cause.COMMUNICATION, 4.5, 5.0))
+    assert last.idle == (Idle(Cause.WARM_UP, 0.0, 1.5), Idle(Cause.DRAIN, 4.5, 7.0))
+    assert first.alive == ((0.0, 1), (7.0, 0))
+    assert first.buffered == last.buffered == ()
+
+
+def test_a_buffer_is_full_from_arrival_to_use() -> None:
+    """1F1B on two ranks: the second microbatch is there at 2, and rank 1 takes it at 4, after F0 and B0."""
+    program = training_program("1f1b", 2, 2)
+    assert make_timeline(program, play(program, Costs.uniform(2))).ranks[1].buffered == ((2.0, 1), (4.0, 0))
+
+
+def test_between_steps_ranks_drain_until_the_last_has_ended_and_then_warm_up() -> None:
+    program = training_program("gpipe", 2, 1)
+    last = make_timeline(program, play(program, Costs.uniform(2), num_steps=2)).ranks[1]
+    assert last.idle == (
+        Idle(Cause.WARM_UP, 0.0, 1.0),
+        Idle(Cause.DRAIN, 4.0, 6.0),
+        Idle(Cause.WARM_UP, 6.0, 7.0),
+        Idle(Cause.DRAIN, 10.0, 12.0),
+    )
+
+
+def test_the_optimizer_waits_for_the_reduction() -> None:
+    program = training_program("1f1b", 1, 1)
+    one = make_timeline(program, play(program, Costs((1.0,), (1.0,), (1.0,), reduce=(0.5,), step=0.25))).ranks[0]
+    assert one.busy == 3.25
+    assert one.idle == (Idle(Cause.COMMUNICATION, 3.0, 3.5),)
+
+
+def test_free_messages_are_never_waited_for() -> None:
+    for name in GENERATORS:
+        for row in study(name).timeline.ranks:
+            assert row.idle_by_cause()[Cause.COMMUNICATION] == 0
+
+
+def test_drawing_of_1f1b() -> None:
+    assert draw(study("1f1b", 4, 4).timeline, width=80).splitlines() == [
+        "rank 0 |F0|F1|F2|F3 .................|B0    ..|B1    ..|B2    ..|B3",
+        "rank 1    |F0|F1|F2 ...........|B0   |F3|B1    ..|B2    ..|B3",
+        "rank 2       |F0|F1 .....|B0   |F2|B1   |F3|B2    ..|B3",
+        "rank 3          |F0|B0   |F1|B1   |F2|B2   |F3|B3",
+        "time   0              5              10             15             20",
+        "",
+        "F forward   B backward",
+        ". another rank has yet to compute",
+    ]
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("width", [60, 120])
+@pytest.mark.parametrize("latency", [0.0, 0.3])
+def test_drawings_fit(name: str, width: int, latency: float) -> None:
+    timeline = study(name, latency=latency).timeline
+    plain = draw(timeline, width)
+    rows = plain.splitlines()[: len(timeline.ranks)]
+    assert max(map(len, rows)) <= width
+    assert plain.isascii()
+    letters = {str(part.kind) for row in timeline.ranks for span in row.spans for part in span.action.computes()}
+    assert {letter.upper() for letter in re.findall("[FBIWfbiw]", "".join(rows))} == letters
+    for palette in ("256", "truecolor"):
+        coloured = draw(timeline, width, palette).splitlines()  # type: ignore[arg-type]
+        shown = [re.sub(r"\x1b\[[\d;]*m", "", row) for row in coloured[: len(rows)]]
+        assert max(map(len, shown)) <= width
+        assert all(row.count("\x1b[") > 2 and row.endswith("\x1b[0m") for row in coloured[: len(rows)])
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_trace_holds_every_action(name: str) -> None:
+    one = study(name, latency=0.4, num_steps=2)
+    events = json.loads(json.dumps(trace(one.timeline, name)))["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == sum(len(row.spans) for row in one.timeline.ranks)
+    assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(1000 * one.timeline.makespan)
+    sends = sum(
+        span.action.kind in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD) for r in one.timeline.ranks for span in r.spans
+    )
+    for phase in "sf":
+        assert sorted(event["id"] for event in events if event["ph"] == phase) == list(range(sends))
+    last: dict[tuple[int, int], float] = {}
+    for event in slices:  # slices of a thread follow each other
+        place = event["pid"], event["tid"]
+        assert event["ts"] >= last.get(place, 0.0) - 1e-6
+        last[place] = event["ts"] + event["dur"]
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert named == set(last)
+
+
+class Page(HTMLParser):
+    """Checks that elements close in order; keeps text, links and the data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.links: list[str] = []
+        self.data = ""
+        self._in_data = False
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self.links += [value or "" for key, value in attrs if key in ("src", "href")]
+        self._in_data = named.get("id") == "data"
+        if tag not in ("meta", "input", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        self._in_data = False
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+        self.data += data if self._in_data else ""
+
+
+def test_page_is_whole_and_needs_nothing_else() -> None:
+    studies = [study(name, latency=0.25) for name in GENERATORS]
+    text = timeline_page("A < B & C", [section_of(one) for one in studies], "note", studies)
+    page = Page(text)
+    assert "A < B & C" in page.words
+    assert {f"rank {rank}" for rank in range(4)} <= set(page.words)
+    assert set(GENERATORS) <= set(page.words)
+    assert page.links == [f"#s{number}" for number in range(len(studies))]
+    assert not re.search(r"https?://", text.replace("http://www.w3.org/2000/svg", ""))
+    assert "@import" not in text and "url(" not in text
+    sections = json.loads(page.data)["sections"]
+    for one, section in zip(studies, sections, strict=True):
+        computes = [sum(bool(span.action.computes()) for span in row.spans) for row in one.timeline.ranks]
+        assert [len(row["busy"]) for row in section["ranks"]] == computes
+        assert len(section["messages"]) == one.bubbles.messages
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_picture_is_an_svg_with_every_computation(name: str) -> None:
+    one = study(name)
+    root = ElementTree.fromstring(picture(one.timeline, name))
+    titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
+    parts = sum(len(span.action.computes()) for row in one.timeline.ranks for span in row.spans)
+    assert len(titles) == 1 + parts
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_formula_is_the_bubble(name: str) -> None:
+    one = study(name)
+    if one.formula is not None:
+        assert one.formula.value == pytest.approx(one.bubbles.bubble)
+
+
+def test_formulas_read_like_a_book() -> None:
+    assert readable("(p / 2 - 1) * (FB + B - 3 * W)") == "(p / 2 - 1)(FB + B - 3W)"
+    assert readable("m * (p - 1) * (F + B)") == "m(p - 1)(F + B)"
+    assert readable("(p - 1) * F / 2") == "(p - 1)F / 2"
+
+
+@pytest.mark.parametrize("model", [ModelSpec(), ModelSpec(layers=6, kv_heads=2, gated_mlp=False, vocab=1000)])
+def test_stages_together_cost_what_the_model_does(model: ModelSpec) -> None:
+    layers = [1, model.layers - 3, 2]
+    flops = stage_flops(model, layers, 5)
+    assert 3 * sum(flops) == flops_per_token(model) * 5 * model.sequence
+    assert flops[1] == flops[0] * layers[1]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a command in this process."""
+    monkeypatch.setattr(sys, "argv", ["shardwright", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_compare_prints_exactly_the_fields(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    status, out, err = run(monkeypatch, capsys, "schedule", "--compare", "--json", "--microbatches", "6")
+    result = json.loads(out)
+    assert status == 0 and out.count("\n") == 1
+    assert set(result) == {"schedules"}
+    assert all(set(row) == COMPARED for row in result["schedules"])
+    left_out = [name for name in GENERATORS if schedule_faults(name, 4, 6, virtual(name))]
+    assert [row["name"] for row in result["schedules"]] == [name for name in GENERATORS if name not in left_out]
+    assert [line.split()[0] for line in err.splitlines()] == left_out
+    by_name = {row["name"]: row for row in result["schedules"]}
+    assert by_name["1f1b"] == {
+        "name": "1f1b", "bubble": 9.0, "span_bubble": 9.0, "period_bubble": 9.0, "bubble_fraction": round(9 / 27, 12),
+        "peak_activations": [4, 3, 2, 1], "parameter_copies": 1, "messages": 36,
+    }  # fmt: skip
+
+
+def test_one_schedule_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(monkeypatch, capsys, "schedule", "zb-h1", "--json", "--communication", "0.5")
+    result = json.loads(out)
+    assert (status, err) == (0, "")
+    assert set(result) == COMPARED | {"makespan", "idle"}
+    assert [set(row) for row in result["idle"]] == [{str(cause) for cause in Cause}] * 4
+    assert all(sum(row.values()) == pytest.approx(result["bubble"]) for row in result["idle"])
+
+
+def test_files_are_written(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("page.html", "picture.svg", "trace.json")]
+    options = [
+        word for name, file in zip(("html", "svg", "trace"), files, strict=True) for word in (f"--{name}", str(file))
+    ]
+    status, out, err = run(monkeypatch, capsys, "schedule", "dualpipe", "--steps", "2", *options)
+    assert status == 0 and "rank 3" in out and "\x1b" not in out
+    assert err.splitlines() == [f"wrote {file}" for file in files]
+    Page(files[0].read_text())
+    ElementTree.fromstring(files[1].read_text())
+    assert json.loads(files[2].read_text())["traceEvents"]
+
+
+def test_comparison_is_one_table_and_one_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "all.html"
+    status, out, _ = run(monkeypatch, capsys, "schedule", "--compare", "--stages", "3", "--html", str(file))
+    assert status == 0
+    assert "dualpipe is left out: " in out
+    assert {line.split()[0] for line in out.splitlines() if line} >= set(GENERATORS)
+    assert file.read_text().count("<canvas") == len(GENERATORS) - 1
+
+
+def test_job_is_drawn_in_units_of_its_mean_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    status, out, err = run(monkeypatch, capsys, "simulate", "quickstart", "--json")
+    result = json.loads(out)
+    job = load_job("quickstart")
+    assert (status, err) == (0, "")
+    assert set(result) == COMPARED | {"makespan", "idle", "job", "unit"}
+    assert result["makespan"] - result["bubble"] == pytest.approx(3 * job.num_microbatches)
+    _, out, _ = run(monkeypatch, capsys, "simulate", "quickstart", "--set", "plan.schedule=zb-h1")
+    assert "quickstart, zb-h1: 2 ranks, 4 microbatches" in out
+    assert "Times are relative" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["schedule"], "name a schedule, or use --compare; there are: sequential, gpipe"),
+        (["schedule", "1f1"], "'1f1' is not a schedule; did you mean 1f1b?"),
+        (["schedule", "1f1b", "--stages", "0"], "--stages is 0; use 1 or more"),
+        (["schedule", "1f1b", "--steps", "0"], "--steps is 0"),
+        (["schedule", "1f1b", "--virtual", "0"], "--virtual is 0"),
+        (["schedule", "1f1b", "--virtual", "2"], "runs one stage on each rank"),
+        (["schedule", "interleaved-1f1b", "--virtual", "1"], "use 2 or more"),
+        (["schedule", "dualpipe", "--stages", "3"], "p 3 is odd"),
+        (["schedule", "1f1b", "--forward", "-1"], "--forward is -1"),
+        (["schedule", "--compare", "--communication", "nan"], "--communication is nan"),
+        (["schedule", "--compare", "--svg", "x.svg"], "--trace and --svg are of one schedule"),
+        (["schedule", "1f1b", "--forward", "0", "--input-grad", "0", "--weight-grad", "0"], "nothing to draw"),
+        (["schedule", "1f1b", "--html", "/no/such/folder/x.html"], "can't be written: No such file"),
+        (["simulate", "quickstart", "--communication", "-1"], "--communication is -1; use 0 or more"),
+        (["simulate", "quickstar"], "did you mean quickstart"),
+    ],
+)
+def test_bad_input_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:  # fmt: skip
+    status, out, err = run(monkeypatch, capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert says in err
+    assert err.count("fault") == 1
+
+
+def test_all_faults_are_told_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(monkeypatch, capsys, "schedule", "gpip", "--stages", "-2", "--weight-grad", "-1")
+    assert status == 2
+    assert err.startswith("schedule gpip: 3 faults\n")
+
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_picture_in_the_docs_is_what_the_command_draws(name: str) -> None:
+    kept = DOCS / "schedules" / f"{name}.svg"
+    again = f"make it again: shardwright schedule {name} --stages 4 --microbatches 8 --svg {kept}"
+    assert kept.read_text(encoding="utf-8") == picture(study(name).timeline, name), again
+    text = (DOCS / "schedules.md").read_text(encoding="utf-8")
+    assert f"## {name}\n\n![Timeline of {name}](schedules/{name}.svg)\n" in text
+
+
+def test_table_in_the_docs_is_what_the_command_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    _, out, _ = run(monkeypatch, capsys, "schedule", "--compare", "--stages", "4", "--microbatches", "8")
+    text = (DOCS / "schedules.md").read_text(encoding="utf-8")
+    assert re.findall(r"^```text\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL) == [out]
