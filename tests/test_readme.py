@@ -33,7 +33,12 @@ def shortened(command: str, folder: Path) -> list[str]:
         if command == "make test":  # this suite is what it runs: see which commands it would give
             return shlex.split(f"make -n {stamps} test")
         return [*shlex.split(f"{command} {stamps}"), f"ARGS={extra}"]
-    return shlex.split(command if "--help" in command else f"{command} {extra}")
+    if "--html" in command:
+        command = command.replace("timeline.html", str(folder / "timeline.html"))
+    takes_a_job = (
+        re.match(r"(shardwright|torchrun .* -m shardwright) (train|verify) ", command) and "--help" not in command
+    )
+    return shlex.split(f"{command} {extra}" if takes_a_job else command)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,10 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cli import main
+from shardwright.cli import cli, main
 from shardwright.report.page import section_of, timeline_page
 from shardwright.report.picture import picture
 from shardwright.report.study import Study, readable, study_schedule
@@ -375,3 +376,19 @@ def test_table_in_the_docs_is_what_the_command_prints(
     _, out, _ = run(monkeypatch, capsys, "schedule", "--compare", "--stages", "4", "--microbatches", "8")
     text = (DOCS / "schedules.md").read_text(encoding="utf-8")
     assert re.findall(r"^```text\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL) == [out]
+
+
+def test_a_job_is_run_and_drawn_beside_its_simulation(tmp_path: Path) -> None:
+    """The executed timeline has the same actions, and its page both timelines."""
+    page = tmp_path / "page.html"
+    fields = ["plan.dp=1", "plan.tp=1", "plan.sequence_parallel=false", "plan.schedule=zb-h2", "model.layers=2"]
+    arguments = [part for field in fields for part in ("--set", field)]
+    command = ["simulate", "quickstart", "--execute", "--json", "--html", str(page), *arguments]
+    result = CliRunner().invoke(cli, command, catch_exceptions=False)
+    values = json.loads(result.stdout.splitlines()[-1])
+    assert values["simulated_s"] > 0
+    assert values["executed_s"] > 0
+    assert values["error"] == pytest.approx(values["simulated_s"] / values["executed_s"] - 1)
+    text = page.read_text(encoding="utf-8")
+    assert "zb-h2, as it ran" in text
+    assert text.count("<canvas") == 2

@@ -5,6 +5,7 @@ Exit status: 0 done, 1 it failed, 2 the input is wrong.
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,16 +160,29 @@ def schedule(
 @click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
 )
+@click.option(
+    "--execute", is_flag=True,
+    help="Measure the stages on this machine, simulate with that, run some steps, and draw both.",
+)  # fmt: skip
 @_drawing_options
-def simulate(job: str, overrides: tuple[str, ...], communication: float, steps: int, **output: Any) -> None:
+def simulate(
+    job: str, overrides: tuple[str, ...], execute: bool, communication: float, steps: int, **output: Any
+) -> None:
     """Draw the timeline of a step of JOB.
 
     Stages cost what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
     """
     spec = _load(job, overrides)
-    from shardwright.report.show import Output, show_job
+    from shardwright.report.show import Executed, Output, show_executed, show_job
 
-    show_job(spec, communication, steps, Output(**output))
+    if not execute:
+        show_job(spec, communication, steps, Output(**output))
+        return
+    from shardwright.measure.step_time import compare_step_time
+
+    with tempfile.TemporaryDirectory(prefix="shardwright-simulate-") as folder:
+        found = compare_step_time(spec, Path(folder))
+    show_executed(spec, Executed(found.costs, found.executed(), found.executed_s), Output(**output))
 
 
 def _load(job: str, overrides: tuple[str, ...]) -> "JobSpec":

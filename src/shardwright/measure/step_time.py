@@ -25,7 +25,7 @@ from shardwright.schedule.timing import Costs, Times, play
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import Replica, build
 from shardwright.train.launch import launch
-from shardwright.train.step import train_step
+from shardwright.train.step import refuse_asynchronous, train_step
 
 ROUNDS = 9  # of which the median counts; the first is a warm-up
 
@@ -92,6 +92,7 @@ class Comparison:
 
 def compare_step_time(job: JobSpec, folder: Path) -> Comparison:
     """Measure, simulate and run a job's step on this machine. Raises PlanError and RunError as `launch` does."""
+    refuse_asynchronous(job, "simulate --execute")
     ranks: list[RankTimes] = launch(measure_rank, job, folder, num_threads=1)
     return compare_measured(job, ranks)
 

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import Place, placed_parameters
-from shardwright.schedule.job import job_program
-from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
 from shardwright.train.data import prepare_tokens
 from shardwright.train.launch import launch
-from shardwright.train.step import StepResult, train_step
+from shardwright.train.step import StepResult, refuse_asynchronous, train_step
 from shardwright.train.trainer import my_share
 
 
@@ -74,14 +72,7 @@ def verify(job: JobSpec, num_steps: int) -> Verdict:
 
     Every parameter of every rank is compared, copies included. Raises PlanError and RunError as `launch` does.
     """
-    if job_program(job).weights != "current":
-        raise PlanError(
-            f"verify {job.name}",
-            [
-                f"schedule {job.plan.schedule!r} updates weights while the pipeline is full, so by design it does not "
-                'compute what one rank does; verify a schedule that drains, such as plan.schedule = "1f1b"'
-            ],
-        )
+    refuse_asynchronous(job, "verify")
     with tempfile.TemporaryDirectory(prefix="shardwright-verify-") as scratch:
         data_folder, plan_folder, one_folder = (Path(scratch, name) for name in ("data", "plan", "one"))
         prepare_tokens(job.data, job.model, job.run.seed, data_folder)  # what is wrong with the data shows here

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from shardwright.report.figures import as_dict, as_full_dict, figures, idle_table
-from shardwright.report.page import section_of, timeline_page
+from shardwright.report.page import Section, section_of, timeline_page
 from shardwright.report.picture import picture
 from shardwright.report.study import Study, count, number, study, study_schedule
 from shardwright.report.table import aligned, comparison
@@ -21,8 +21,10 @@ from shardwright.report.terminal import draw, palette_of
 from shardwright.report.trace import trace
 from shardwright.schedule.generate import GENERATORS
 from shardwright.schedule.job import job_program
+from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.job import relative_costs
+from shardwright.simulate.timeline import make_timeline
 from shardwright.spec import catalog
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
@@ -139,6 +141,42 @@ def show_job(job: JobSpec, latency: float, num_steps: int, output: Output) -> No
 
     result = study(job.plan.schedule, job_program(job), relative_costs(job, latency), num_steps, stream)
     _show(result, note, output, {"job": job.name} | as_full_dict(result) | {"unit": unit}, f"{job.name}, ")
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A step that was run on this machine: what its stages cost there, and when each action ran, in seconds."""
+
+    costs: Costs
+    times: Times
+    median_s: float
+
+
+def show_executed(job: JobSpec, run: Executed, output: Output) -> None:
+    """The command `simulate --execute`: the step as simulated from measured costs, and as it ran, side by side."""
+    program = job_program(job)
+    simulated = study(job.plan.schedule, program, run.costs, 1)
+    simulated_s = simulated.timeline.makespan
+    error = simulated_s / run.median_s - 1.0
+    verdict = f"simulated {simulated_s:.4f} s, executed {run.median_s:.4f} s (median), error {error:+.1%}"
+    note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."
+    ran = replace(simulated, name=f"{simulated.name}, as it ran", timeline=make_timeline(program, run.times))
+    sections = [
+        section_of(simulated, verdict),
+        Section(ran.name, "The last of the steps that were run.", ran.timeline, (), idle_table(ran)),
+    ]
+    title = f"{job.name}: simulated and executed"
+    _write(output.html, "--html", lambda: timeline_page(title, sections, note))
+    _write(output.svg, "--svg", lambda: picture(ran.timeline, ran.name))
+    _write(output.trace, "--trace", lambda: json.dumps(trace(ran.timeline, title, microseconds=1e6, unit="s")) + "\n")
+    if output.as_json:
+        values = {"job": job.name, "simulated_s": simulated_s, "executed_s": run.median_s, "error": error}
+        click.echo(json.dumps(values | {"idle": as_full_dict(simulated)["idle"]}))
+        return
+    width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
+    palette = palette_of(sys.stdout, output.no_colour)
+    click.echo(f"{job.name}, {simulated.heading}\n{note}\n\nsimulated\n{draw(simulated.timeline, width, palette)}\n")
+    click.echo(f"executed\n{draw(ran.timeline, width, palette)}\n\n{verdict}")
 
 
 def _show(one: Study, note: str, output: Output, as_json: dict[str, Any], before: str = "") -> None:

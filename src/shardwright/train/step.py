@@ -8,6 +8,8 @@ from torch import Tensor
 from shardwright.parallel.collectives import all_reduce
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.action import Action
+from shardwright.schedule.job import job_program
+from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import Replica
 from shardwright.train.optimizer import learning_rate
@@ -23,6 +25,18 @@ class StepResult:
     loss: float
     grad_norm: float | None
     learning_rate: float
+
+
+def refuse_asynchronous(job: JobSpec, what: str) -> None:
+    """PlanError where a job has no steps after which all stages have had the same updates."""
+    if job_program(job).weights != "current":
+        raise PlanError(
+            f"{what} {job.name}",
+            [
+                f"schedule {job.plan.schedule!r} updates weights while the pipeline is full: by design it has no step "
+                'that one rank could do too; use a schedule that drains, such as plan.schedule = "1f1b"'
+            ],
+        )
 
 
 def microbatches(tokens_BS: Tensor, microbatch_size: int) -> list[Tensor]:
