@@ -82,6 +82,12 @@ def test_with_tensor_and_data_parallel(schedule: str, fields: dict[str, Any]) ->
     check(job_for(schedule, 2, **fields), bitwise=False)
 
 
+def test_extra_warmup() -> None:
+    job = job_for("1f1b", 4, extra_warmup=2)
+    assert peak_activations(job_program(job)) == [6, 5, 3, 1]
+    check(job, bitwise=True)
+
+
 def test_zero_bubble_schedules_really_split() -> None:
     kinds = {action.kind for row in job_program(job_for("zb-v", 2)).ranks for action in row}
     assert {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD} <= kinds

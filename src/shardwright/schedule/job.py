@@ -8,7 +8,10 @@ from shardwright.spec.job import JobSpec
 def job_program(job: JobSpec, num_steps: int = 1) -> Program:
     """One optimizer step of the job, all communication written out; of an asynchronous schedule, several."""
     plan = job.plan
-    return training_program(plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages, num_steps=num_steps)
+    return training_program(
+        plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages,
+        extra_warmup=plan.extra_warmup, num_steps=num_steps,
+    )  # fmt: skip
 
 
 def plan_faults(job: JobSpec) -> list[str]:
@@ -18,9 +21,11 @@ def plan_faults(job: JobSpec) -> list[str]:
         f"p is plan.pp {plan.pp}; m is batch.global_batch_size {job.batch.global_batch_size} / (plan.dp {plan.dp} x "
         f"plan.microbatch_size {plan.microbatch_size}) = {job.num_microbatches}"
     )
+    faults = schedule_faults(
+        plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages, extra_warmup=plan.extra_warmup
+    )
     return _asynchronous_faults(job) + [
-        f"{fault} ({letters})" if " m " in fault or " p " in fault else fault
-        for fault in schedule_faults(plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages)
+        f"{fault} ({letters})" if " m " in fault or " p " in fault else fault for fault in faults
     ]
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from shardwright.spec.base import Spec
 
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, le=10**12)]
 
 
 class ModelSpec(Spec):

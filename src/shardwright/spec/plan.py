@@ -41,6 +41,9 @@ class PlanSpec(Spec):
         description="Pieces of the model that each pipeline rank holds, where the schedule lets you choose: "
         "interleaved-1f1b and looped-bfs.",
     )
+    extra_warmup: Annotated[int, Field(ge=0)] = Field(
+        0, description="1f1b: more forwards before the first backward, to hide messages at the price of memory."
+    )
     sequence_parallel: bool = Field(
         False, description="Also shard norms and residuals over the sequence among the tp ranks."
     )

@@ -171,7 +171,7 @@ def _explain(failures: dict[int, ProcessFailure], job: JobSpec, folder: Path) ->
     notes = failures_in(folder)
     inputs = [note for note in notes if note.kind == "input"]
     if inputs:
-        return PlanError("input", [inputs[0].message])
+        return PlanError(inputs[0].subject, list(inputs[0].faults))
     killed = [(r, f) for r, f in failures.items() if f.exitcode < 0 and -f.exitcode != signal.SIGTERM]
     if killed:
         rank, failure = killed[0]

@@ -62,6 +62,8 @@ class Failure:
     kind: str
     message: str
     traceback: str = ""
+    subject: str = ""  # of wrong input: what is wrong, and all its faults
+    faults: tuple[str, ...] = ()
 
     def sentence(self, shape: MeshShape) -> str:
         """As the user reads it."""
@@ -109,7 +111,7 @@ def run_rank(
             dist.destroy_process_group()
         return result
     except PlanError as error:
-        tell(Failure(seat.rank, "input", str(error)))
+        tell(Failure(seat.rank, "input", str(error), subject=error.subject, faults=tuple(error.faults)))
         raise SystemExit(2) from None
     except Exception as error:
         failure = Failure(seat.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
