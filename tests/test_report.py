@@ -24,9 +24,9 @@ from shardwright.schedule.schedule import Program, peak_activations
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline
+from shardwright.spec.flops import flops_per_token, stage_flops
 from shardwright.spec.load import load_job
-from shardwright.spec.model import ModelSpec, flops_per_token
-from shardwright.workload.stage_flops import stage_flops
+from shardwright.spec.model import ModelSpec
 
 SHAPES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 3, 8)]
 COMPARED = {

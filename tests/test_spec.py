@@ -16,6 +16,7 @@ from shardwright.spec.base import PlanError, Spec
 from shardwright.spec.check import job_faults
 from shardwright.spec.cluster import ClusterSpec, DeviceSpec
 from shardwright.spec.fields import job_fields
+from shardwright.spec.flops import flops_per_token, matrix_parameters
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import load_job, make_job
 from shardwright.spec.mesh import AXES, MeshShape
@@ -23,8 +24,6 @@ from shardwright.spec.model import (
     ModelSpec,
     all_divisors,
     divisors,
-    flops_per_token,
-    matrix_parameters,
     nearest_divisors,
 )
 from shardwright.spec.plan import PlanSpec, split_evenly

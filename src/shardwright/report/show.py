@@ -20,10 +20,9 @@ from shardwright.report.table import aligned, comparison
 from shardwright.report.terminal import draw, palette_of
 from shardwright.report.trace import trace
 from shardwright.schedule.generate import GENERATORS
-from shardwright.schedule.job import job_program
+from shardwright.schedule.job import job_program, relative_costs
 from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.bubbles import Work
-from shardwright.simulate.job import relative_costs
 from shardwright.simulate.timeline import make_timeline
 from shardwright.spec import catalog
 from shardwright.spec.base import PlanError

@@ -1,7 +1,9 @@
-"""The program of a job; and whether its schedule admits its ranks, microbatches and stages."""
+"""A job as a schedule: its program, what its stages cost relative to each other, and whether that is admitted."""
 
 from shardwright.schedule.generate import schedule_faults, training_program
 from shardwright.schedule.schedule import Program
+from shardwright.schedule.timing import Costs
+from shardwright.spec.flops import stage_flops
 from shardwright.spec.job import JobSpec
 
 
@@ -12,6 +14,20 @@ def job_program(job: JobSpec, num_steps: int = 1) -> Program:
         plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages,
         extra_warmup=plan.extra_warmup, num_steps=num_steps,
     )  # fmt: skip
+
+
+def relative_costs(job: JobSpec, latency: float = 0.0) -> Costs:
+    """By FLOPs, with the forward of the mean rank as the unit; `latency` of a message in that unit too.
+
+    Until a calibration says how fast a device is, a stage costs what its FLOPs say, and input and weight gradients
+    take as long as the forward. That is enough to see the bubble, which stage the others wait for, and what memory
+    each rank keeps; it is not enough for seconds.
+    """
+    plan = job.plan
+    flops = stage_flops(job.model, plan.stage_layers(job.model.layers), plan.microbatch_size)
+    mean = sum(flops) / plan.pp
+    forward = tuple(of_stage / mean for of_stage in flops)
+    return Costs(forward, forward, forward, latency=latency)
 
 
 def plan_faults(job: JobSpec) -> list[str]:

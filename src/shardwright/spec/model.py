@@ -73,23 +73,6 @@ class ModelSpec(Spec):
         return faults
 
 
-def matrix_parameters(model: ModelSpec) -> int:
-    """Elements of the matrices that each token is multiplied with: all layers and the head, no lookups."""
-    attention = model.hidden * model.head_size * (2 * model.heads + 2 * model.num_kv_heads)
-    mlp = (3 if model.gated_mlp else 2) * model.hidden * model.ffn_size
-    return model.layers * (attention + mlp) + model.vocab * model.hidden
-
-
-def flops_per_token(model: ModelSpec) -> float:
-    """Model FLOPs of one token, forward and backward: 6 a matrix element, and attention over the full sequence.
-
-    Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B): 6 N + 12 x layers x heads x head_dim x sequence.
-    Causality is not discounted and recomputation not counted.
-    """
-    attention = 12 * model.layers * model.heads * model.head_size * model.sequence
-    return 6 * matrix_parameters(model) + attention
-
-
 def divisors(number: int) -> list[int]:
     """All divisors, ascending: the legal values of a degree that must divide `number`."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]

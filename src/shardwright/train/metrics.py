@@ -17,8 +17,8 @@ from shardwright.parallel.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.mesh import Mesh
 from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.flops import flops_per_token
 from shardwright.spec.job import JobSpec
-from shardwright.spec.model import flops_per_token
 from shardwright.train.step import StepResult
 
 

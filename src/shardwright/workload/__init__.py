@@ -1,1 +1,0 @@
-"""What is computed: FLOPs of the pieces of a model. Needs no torch."""
