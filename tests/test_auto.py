@@ -110,7 +110,7 @@ def test_right_and_never_worse_than_the_best_named_one(seed: int) -> None:
     gains = []
     for _ in range(20):
         case = random_case(random)
-        gains.append(check(case, case.solve(effort=0.25)))
+        gains.append(check(case, case.solve(effort=0.15)))
     assert sum(gain > 1 + 1e-6 for gain in gains) >= 10
 
 

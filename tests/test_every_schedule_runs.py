@@ -17,8 +17,8 @@ from shardwright.train.step import evaluate, train_step
 
 # Those that run every stage's backwards, and its weight gradients, in the order of the microbatches.
 IN_ORDER = ("sequential", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
-SYNCHRONOUS = (*IN_ORDER, "looped-bfs", "dualpipe")
-LOOPED = ("interleaved-1f1b", "looped-bfs")
+SYNCHRONOUS = (*IN_ORDER, "looped-bfs", "dualpipe", "auto")
+LOOPED = ("interleaved-1f1b", "looped-bfs", "auto")
 
 
 def job_for(schedule: str, pp: int, kind: str = "llama", **fields: Any) -> JobSpec:

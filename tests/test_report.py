@@ -27,6 +27,7 @@ from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline
 from shardwright.spec.flops import flops_per_token, stage_flops
 from shardwright.spec.load import load_job
 from shardwright.spec.model import ModelSpec
+from shardwright.spec.plan import STAGES_PER_RANK
 
 SHAPES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 3, 8)]
 COMPARED = {
@@ -39,7 +40,8 @@ eighths = st.integers(0, 24).map(lambda n: n / 8)
 
 
 def virtual(name: str) -> int:
-    return 2 if name in ("interleaved-1f1b", "looped-bfs") else 1
+    """What the commands take where the number of stages is the user's to choose."""
+    return 2 if STAGES_PER_RANK.get(name, 1) == 0 else 1
 
 
 def study(name: str, num_ranks: int = 4, num_microbatches: int = 8, latency: float = 0.0, num_steps: int = 1) -> Study:

@@ -138,10 +138,14 @@ def _drawing_options(command: Any) -> Any:
 )  # fmt: skip
 @click.option("--input-grad", type=float, default=1.0, show_default=True, help="I: the same of the input gradients.")
 @click.option("--weight-grad", type=float, default=1.0, show_default=True, help="W: the same of the weight gradients.")
+@click.option(
+    "--alive", type=float, default=0.0,
+    help="auto: most microbatches whose activations a rank may keep.  [default: no limit]",
+)  # fmt: skip
 @_drawing_options
 def schedule(
     name: str | None, compare: bool, stages: int, microbatches: int, virtual: int | None, forward: float,
-    input_grad: float, weight_grad: float, communication: float, steps: int, **output: Any,
+    input_grad: float, weight_grad: float, alive: float, communication: float, steps: int, **output: Any,
 ) -> None:  # fmt: skip
     """Draw the pipeline schedule NAME, with its bubble, its memory and its messages.
 
@@ -151,7 +155,7 @@ def schedule(
     from shardwright.simulate.bubbles import Work
 
     work = Work(forward, input_grad, weight_grad, latency=communication)
-    request = Request(stages, microbatches, virtual, steps, work)
+    request = Request(stages, microbatches, virtual, steps, work, alive)
     show_schedule(name, request, compare, Output(**output))
 
 

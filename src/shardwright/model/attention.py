@@ -45,6 +45,7 @@ class Attention(nn.Module):
         if self.rotary_base is not None:
             cosine, sine = rotary_angles(positions_S, self.head_dim, self.rotary_base)
             q_SBND, k_SBGD = rotate(q_SBND, cosine, sine), rotate(k_SBGD, cosine, sine)
+            v_SBGD = v_SBGD.contiguous()  # a view would keep all of qkv for the backward, for a part of it
         out_BNSD = functional.scaled_dot_product_attention(
             q_SBND.permute(1, 2, 0, 3), k_SBGD.permute(1, 2, 0, 3), v_SBGD.permute(1, 2, 0, 3),
             is_causal=True, enable_gqa=self.queries_per_group > 1,

@@ -50,13 +50,17 @@ class Request:
     virtual_stages: int | None
     num_steps: int
     work: Work
+    most_alive: float = 0.0
 
     def study(self, name: str) -> Study:
         """A named schedule of this shape. ValueError says why it is not admitted."""
         virtual = self.virtual_stages
         if virtual is None:
             virtual = 2 if _chooses(name) else 1
-        return study_schedule(name, self.num_ranks, self.num_microbatches, self.work, virtual, self.num_steps)
+        limit = self.most_alive if name == "auto" else 0.0
+        return study_schedule(
+            name, self.num_ranks, self.num_microbatches, self.work, virtual, self.num_steps, limit
+        )  # fmt: skip
 
     def faults(self) -> list[str]:
         """All that is wrong whatever the schedule."""
@@ -72,10 +76,11 @@ class Request:
             "--input-grad": work.input_grad,
             "--weight-grad": work.weight_grad,
             "--communication": work.latency,
+            "--alive": self.most_alive,
         }
         faults = [f"{option} is {count}; use 1 or more" for option, count in counts.items() if count < 1]
         faults += [
-            f"{option} is {cost:g}, and a time is a number of at least 0; use 1, say"
+            f"{option} is {cost:g}, and it must be a number of at least 0; use 1, say"
             for option, cost in costs.items()
             if not (math.isfinite(cost) and cost >= 0)
         ]

@@ -51,14 +51,18 @@ class Study:
 
 
 def study_schedule(
-    name: str, num_ranks: int, num_microbatches: int, work: Work, virtual_stages: int = 1, num_steps: int = 1
-) -> Study:
+    name: str, num_ranks: int, num_microbatches: int, work: Work, virtual_stages: int = 1, num_steps: int = 1,
+    most_alive: float = 0.0,
+) -> Study:  # fmt: skip
     """A named schedule of equal stages, `num_steps` of it drawn. ValueError says why it does not admit the shape."""
 
     def program(steps: int) -> Program:
-        return training_program(name, num_ranks, num_microbatches, virtual_stages, num_steps=steps)
+        costs = work.by_stage(num_ranks * virtual_stages, num_ranks)
+        return training_program(
+            name, num_ranks, num_microbatches, virtual_stages, num_steps=steps, costs=costs, most_alive=most_alive
+        )
 
-    one = training_program(name, num_ranks, num_microbatches, virtual_stages)
+    one = program(1)
     formula = _formula(name, one, num_microbatches, work)
     return study(name, one, work.costs(one), num_steps, program, formula)
 

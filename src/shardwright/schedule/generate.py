@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.schedule.action import Kind
+from shardwright.schedule.auto import auto
+from shardwright.schedule.auto_model import Model
 from shardwright.schedule.dualpipe import dualpipe, dualpipe_faults
 from shardwright.schedule.dualpipev import dualpipev, dualpipev_faults
 from shardwright.schedule.gpipe import gpipe
@@ -15,6 +17,7 @@ from shardwright.schedule.pipedream import pipedream
 from shardwright.schedule.pipedream_2bw import pipedream_2bw, pipedream_2bw_faults
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.sequential import sequential
+from shardwright.schedule.timing import Costs
 from shardwright.schedule.v_half import v_half
 from shardwright.schedule.v_min import v_min
 from shardwright.schedule.zb_h1 import zb_h1
@@ -33,6 +36,8 @@ class Shape:
     extra_warmup: int = 0  # 1f1b: more forwards before the first backward
     group: int = 0  # interleaved-1f1b: microbatches that take turns on a chunk; 0 is p
     num_steps: int = 1  # asynchronous schedules: optimizer steps in one stream, with no flush between
+    most_alive: float = 0.0  # auto: microbatches whose activations a rank may keep; 0 is any number
+    costs: Costs | None = None  # auto: what it is made for, by stage; none is F = I = W
 
 
 @dataclass(frozen=True)
@@ -131,17 +136,38 @@ GENERATORS: dict[str, Entry] = {
 }
 
 
+def _auto(shape: Shape) -> Schedule:
+    limit = shape.most_alive or None
+    return auto(
+        shape.num_ranks, shape.num_microbatches, shape.costs, limit, stages_per_rank=shape.virtual_stages
+    )  # fmt: skip
+
+
+def _auto_faults(shape: Shape) -> list[str]:
+    if shape.virtual_stages > 2:
+        return [f"schedule 'auto' runs one or two stages on each rank, and v is {shape.virtual_stages}; use 1 or 2"]
+    limit = shape.most_alive or None
+    try:
+        Model.of(shape.num_ranks, shape.num_microbatches, shape.costs, limit, (), shape.virtual_stages)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+GENERATORS["auto"] = Entry(_auto, faults=_auto_faults, understands=("most_alive", "costs"))
+
+
 def schedule_faults(
     name: str, num_ranks: int, num_microbatches: int, virtual_stages: int = 1, *, extra_warmup: int = 0,
-    group: int = 0, num_steps: int = 1,
+    group: int = 0, num_steps: int = 1, most_alive: float = 0.0, costs: Costs | None = None,
 ) -> list[str]:  # fmt: skip
     """Why a schedule does not admit a shape, each with its arithmetic and a way out. Empty if it does."""
-    shape = Shape(num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps)
+    shape = Shape(num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs)
     entry = GENERATORS[name]
     faults = [
         f"schedule {name!r} has no {field}, and it is {getattr(shape, field)}; leave it out, or use "
         + " or ".join(other for other, its in GENERATORS.items() if field in its.understands)
-        for field in ("extra_warmup", "group", "num_steps")
+        for field in ("extra_warmup", "group", "num_steps", "most_alive")
         if getattr(shape, field) != getattr(Shape, field) and field not in entry.understands
     ]
     return _stage_faults(name, virtual_stages) + faults + entry.faults(shape)
@@ -149,6 +175,8 @@ def schedule_faults(
 
 def _stage_faults(name: str, virtual_stages: int) -> list[str]:
     stages = STAGES_PER_RANK.get(name, 1)
+    if name == "auto":
+        return []  # it says itself what it admits
     if stages == 0:
         if virtual_stages > 1:
             return []
@@ -165,26 +193,32 @@ def _stage_faults(name: str, virtual_stages: int) -> list[str]:
 
 def training_program(
     name: str, num_ranks: int, num_microbatches: int, virtual_stages: int = 1, *, extra_warmup: int = 0,
-    group: int = 0, num_steps: int = 1,
+    group: int = 0, num_steps: int = 1, most_alive: float = 0.0, costs: Costs | None = None,
 ) -> Program:  # fmt: skip
     """One optimizer step under a named schedule, all communication written out.
 
     An asynchronous schedule can write `num_steps` of them, with no flush between. ValueError says why a shape is not
     admitted.
     """
-    options = {"extra_warmup": extra_warmup, "group": group, "num_steps": num_steps}
-    if faults := schedule_faults(name, num_ranks, num_microbatches, virtual_stages, **options):
+    shape = Shape(num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs)
+    faults = schedule_faults(
+        name, num_ranks, num_microbatches, virtual_stages, extra_warmup=extra_warmup, group=group,
+        num_steps=num_steps, most_alive=most_alive, costs=costs,
+    )  # fmt: skip
+    if faults:
         raise ValueError("; ".join(faults))
-    return lower(GENERATORS[name].make(Shape(num_ranks, num_microbatches, virtual_stages, **options)))
+    return lower(GENERATORS[name].make(shape))
 
 
 def forward_program(name: str, num_ranks: int, num_microbatches: int, virtual_stages: int = 1) -> Program:
-    """The forward passes alone, as in evaluation and generation, on the stages of a schedule and in its order."""
-    if faults := schedule_faults(name, num_ranks, num_microbatches, virtual_stages):
-        raise ValueError("; ".join(faults))
-    schedule = GENERATORS[name](num_ranks, num_microbatches, virtual_stages)
+    """The forward passes of a named schedule alone."""
+    return forward_of(training_program(name, num_ranks, num_microbatches, virtual_stages))
+
+
+def forward_of(program: Program) -> Program:
+    """The forward passes alone, as in evaluation and generation, on the stages of a program and in its order."""
     rows = tuple(
         tuple(part for action in row for part in action.computes() if part.kind is Kind.FORWARD)
-        for row in schedule.ranks
+        for row in program.ranks
     )
-    return lower(Schedule("forward", num_microbatches, schedule.placement, rows))
+    return lower(Schedule("forward", program.num_microbatches, program.placement, rows))

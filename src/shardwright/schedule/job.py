@@ -12,8 +12,13 @@ def job_program(job: JobSpec, num_steps: int = 1) -> Program:
     plan = job.plan
     return training_program(
         plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages,
-        extra_warmup=plan.extra_warmup, num_steps=num_steps,
+        extra_warmup=plan.extra_warmup, num_steps=num_steps, most_alive=_limit(job), costs=relative_costs(job),
     )  # fmt: skip
+
+
+def _limit(job: JobSpec) -> float:
+    plan = job.plan
+    return plan.most_alive or (plan.pp if plan.schedule == "auto" else 0.0)
 
 
 def relative_costs(job: JobSpec, latency: float = 0.0) -> Costs:
@@ -38,8 +43,9 @@ def plan_faults(job: JobSpec) -> list[str]:
         f"plan.microbatch_size {plan.microbatch_size}) = {job.num_microbatches}"
     )
     faults = schedule_faults(
-        plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages, extra_warmup=plan.extra_warmup
-    )
+        plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages,
+        extra_warmup=plan.extra_warmup, most_alive=_limit(job), costs=relative_costs(job),
+    )  # fmt: skip
     return _asynchronous_faults(job) + [
         f"{fault} ({letters})" if " m " in fault or " p " in fault else fault for fault in faults
     ]

@@ -33,10 +33,14 @@ class Work:
     pair: float = 1.0
 
     def costs(self, program: Program) -> Costs:
+        """The same by stage of a program."""
+        return self.by_stage(program.num_stages, program.num_ranks)
+
+    def by_stage(self, num_stages: int, num_ranks: int) -> Costs:
         """The same by stage: a chunk is a v-th of a rank's layers."""
-        v = program.num_stages / program.num_ranks
+        v = num_stages / num_ranks
         forward, input_grad, weight_grad = self.forward / v, self.input_grad / v, self.weight_grad / v
-        equal = Costs.uniform(program.num_stages, forward, input_grad, weight_grad, self.latency)
+        equal = Costs.uniform(num_stages, forward, input_grad, weight_grad, self.latency)
         return replace(equal, pair=self.pair)
 
 

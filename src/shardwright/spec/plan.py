@@ -22,10 +22,19 @@ ScheduleName = Literal[
     "dualpipev",
     "pipedream",
     "pipedream-2bw",
+    "auto",
 ]
 
 # Pieces of the model for each pipeline rank, where that is not 1; 0 is as many as plan.virtual_stages.
-STAGES_PER_RANK = {"interleaved-1f1b": 0, "looped-bfs": 0, "zb-v": 2, "v-half": 2, "v-min": 2, "dualpipev": 2}
+STAGES_PER_RANK = {
+    "interleaved-1f1b": 0,
+    "looped-bfs": 0,
+    "auto": 0,
+    "zb-v": 2,
+    "v-half": 2,
+    "v-min": 2,
+    "dualpipev": 2,
+}
 
 
 class PlanSpec(Spec):
@@ -39,10 +48,14 @@ class PlanSpec(Spec):
     virtual_stages: Count = Field(
         1,
         description="Pieces of the model that each pipeline rank holds, where the schedule lets you choose: "
-        "interleaved-1f1b and looped-bfs.",
+        "interleaved-1f1b, looped-bfs and auto (1 or 2).",
     )
     extra_warmup: Annotated[int, Field(ge=0)] = Field(
         0, description="1f1b: more forwards before the first backward, to hide messages at the price of memory."
+    )
+    most_alive: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="auto: most microbatches whose activations a rank keeps; 0 is as many as 1f1b keeps, plan.pp.",
     )
     sequence_parallel: bool = Field(
         False, description="Also shard norms and residuals over the sequence among the tp ranks."

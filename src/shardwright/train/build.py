@@ -14,7 +14,7 @@ from shardwright.parallel.tensor import Cut
 from shardwright.parallel.tied import TiedEmbedding
 from shardwright.parallel.watch import Watch
 from shardwright.schedule.action import Kind
-from shardwright.schedule.generate import forward_program
+from shardwright.schedule.generate import forward_of
 from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
@@ -89,7 +89,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         buckets=buckets,
         executor=PipelineExecutor(dict(stages), buckets, mesh, stashes),
         program=program,
-        evaluation=forward_program(plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages),
+        evaluation=forward_of(program),
         optimizers=optimizers,
         stashes=stashes,
         gradient_norm=GradientNorm(counted, program.num_stages, mesh),

@@ -70,7 +70,9 @@ class GradientNorm:
         squares = torch.zeros(self._num_slots, dtype=torch.float64, device=self._mesh.device)
         for slot, parameter in self._slots:
             assert parameter.grad is not None
-            squares[slot] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
+            # Rows in float32, then their norms in float64: exact enough, and no float64 copy of the gradient is made.
+            rows = torch.linalg.vector_norm(parameter.grad, dim=-1)
+            squares[slot] = torch.linalg.vector_norm(rows, dtype=torch.float64).square()
         all_reduce(squares, self._mesh.tp)
         all_reduce(squares, self._mesh.pp)
         return squares.sum().sqrt()

@@ -1,0 +1,182 @@
+"""What the benchmarks share: two Gloo ranks, and functions that are timed in turn.
+
+On a machine that others use too, seconds say little. So a benchmark times ours and the baseline alternately in the
+same processes, divides the two times of each round, and reports the median of these ratios with their quartiles.
+What slows the machine down for a while slows both, and falls out.
+"""
+
+import gc
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import start_processes
+
+from shardwright.model.decoder import DecoderStage, stage_span
+from shardwright.parallel.collectives import Axis
+from shardwright.parallel.ledger import Ledger
+from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.tensor import Cut
+from shardwright.parallel.watch import Watch
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+from shardwright.spec.mesh import MeshShape
+from shardwright.train.build import job_mesh
+
+WORLD = 2
+TIMEOUT_S = 60.0
+WARMUP = 3
+LEAST_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ours over the baseline, of one round each; below 1 ours is faster. `cpu` is the same of processor seconds."""
+
+    wall: tuple[float, float, float]  # first quartile, median, third quartile
+    cpu: tuple[float, float, float]
+    rounds: int
+
+    def cells(self) -> list[str]:
+        """For a row of a table with RATIO_HEADER."""
+        both = [f"{middle:.2f} [{low:.2f}, {high:.2f}]" for low, middle, high in (self.wall, self.cpu)]
+        return [*both, str(self.rounds)]
+
+
+RATIO_HEADER = ["time, ours / theirs [quartiles]", "processor time", "rounds"]
+
+
+def run_two_ranks(work: Callable[[Mesh, JobSpec], None], job: dict[str, Any]) -> None:
+    """Call `work` with the mesh and the job on two forked ranks of one thread each."""
+    # One thread before the fork: an OpenMP pool does not survive it.
+    torch.set_num_threads(1)
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # the first optimizer imports much; the ranks find it loaded
+    sys.stdout.flush()
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        start_processes(_rank, (work, make_job(job), folder), nprocs=WORLD, start_method="fork")
+
+
+def _rank(rank: int, work: Callable[[Mesh, JobSpec], None], job: JobSpec, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(Path(folder, "ranks")), WORLD), rank=rank, world_size=WORLD,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )  # fmt: skip
+    # A training run is always watched: what that costs is part of our times.
+    store = dist.FileStore(str(Path(folder, "watch")), WORLD)
+    watch = Watch(store, rank, TIMEOUT_S, MeshShape.of(job.plan).describe, _give_up)
+    watch.start()
+    work(job_mesh(job, rank, torch.device("cpu"), watch), job)
+    dist.barrier()
+    watch.stop()
+    dist.destroy_process_group()
+
+
+def plain_stage(job: JobSpec, index: int = 0) -> DecoderStage:
+    """A stage of the job's model, not cut over tp and not part of a runtime of ours: what a baseline wraps."""
+    device = torch.device("cpu")
+    alone = Axis("tp", (0,), 0, None, Ledger(device), None)
+    span = stage_span(job.plan, job.model.layers, index)
+    return DecoderStage(job.model, span, Cut(alone)).initialise(job.run.seed, device)
+
+
+def resized(job: JobSpec, **sections: dict[str, Any]) -> JobSpec:
+    """The job with some fields changed, by section."""
+    changed = {name: getattr(job, name).model_copy(update=fields) for name, fields in sections.items()}
+    return job.model_copy(update=changed)
+
+
+def _give_up(message: str) -> None:
+    """End a rank that waits for another in vain; the launcher then ends the other."""
+    print(message, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def alternate(ours: Callable[[], object], baseline: Callable[[], object], most_rounds: int, most_s: float) -> Ratio:
+    """Time the two in turn, until there are enough rounds or `most_s` is over; who begins a round alternates.
+
+    Every rank must call this. A call takes as long as its slower rank; both ranks begin it together. Processor
+    seconds are summed over the ranks.
+    """
+    functions = (ours, baseline)
+    for _ in range(WARMUP):
+        for function in functions:
+            function()
+    wall_s, cpu_s = (torch.zeros(most_rounds, len(functions), dtype=torch.float64) for _ in range(2))
+    gc.collect()
+    gc.disable()  # a collection would hit the one or the other by chance
+    begin_s = time.perf_counter()
+    done = 0
+    while done < most_rounds and (done < LEAST_ROUNDS or done % 2 or _agree(time.perf_counter() - begin_s < most_s)):
+        for which in (0, 1) if done % 2 == 0 else (1, 0):
+            dist.barrier()
+            cpu_start_s, start_s = time.process_time(), time.perf_counter()
+            functions[which]()
+            wall_s[done, which] = time.perf_counter() - start_s
+            cpu_s[done, which] = time.process_time() - cpu_start_s
+        done += 1
+    gc.enable()
+    dist.all_reduce(wall_s, dist.ReduceOp.MAX)
+    dist.all_reduce(cpu_s)
+    return Ratio(_quartiles(wall_s[:done]), _quartiles(cpu_s[:done]), done)
+
+
+def _agree(goes_on: bool) -> bool:
+    """Whether all ranks go on."""
+    goes = torch.tensor(int(goes_on))
+    dist.all_reduce(goes, dist.ReduceOp.MIN)
+    return bool(goes)
+
+
+def _quartiles(seconds: Tensor) -> tuple[float, float, float]:
+    low, middle, high = statistics.quantiles((seconds[:, 0] / seconds[:, 1]).tolist(), n=4, method="inclusive")
+    return low, middle, high
+
+
+def saved_bytes(forward: Callable[[], Tensor], modules: list[nn.Module]) -> int:
+    """Bytes that a forward keeps on this rank for its backward: storages counted once, parameters not at all."""
+    parameters = {_local(p).untyped_storage().data_ptr() for module in modules for p in module.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = _local(tensor).untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage  # kept alive, so that no other may take its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = forward()
+    total = sum(storage.nbytes() for storage in kept.values())
+    del output
+    return total
+
+
+def _local(tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def check_close(what: str, ours: Tensor, baseline: Tensor, relative: float = 1e-4) -> None:
+    """Fail where the two differ by more than rounding: norm of the difference over norm of the baseline's."""
+    difference = (torch.linalg.vector_norm(ours - baseline) / torch.linalg.vector_norm(baseline)).item()
+    if not difference <= relative:
+        raise AssertionError(f"{what} differs from the baseline's by {difference:.1e} of its norm")
+
+
+def print_row(cells: list[str], is_header: bool = False) -> None:
+    """A row of a Markdown table, on the first rank's output."""
+    if dist.get_rank() == 0:
+        print("| " + " | ".join(cells) + " |", flush=True)
+        if is_header:
+            print("|" + " --- |" * len(cells), flush=True)
