@@ -19,12 +19,13 @@ So all placements have the same work to do, and the caller decides how finely th
 
 Pairs of a forward and a backward that run as one are not built; schedules that have them do compete.
 
-The result depends on nothing but the arguments, so all ranks that ask for it get the same.
+The result depends on nothing but the arguments, so all ranks that ask for it get the same; and it is kept, because
+a job asks several times.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 
 from shardwright.schedule.action import Action, Kind
@@ -56,6 +57,11 @@ def auto(
     step, or the period of steps back to back. `effort` scales the time for local search.
     """
     model = Model.of(num_ranks, num_microbatches, costs, most_alive, activations, stages_per_rank)
+    return _solve(model, objective, effort)
+
+
+@lru_cache(maxsize=32)
+def _solve(model: Model, objective: Objective, effort: float) -> Schedule:
     contest = _Contest(model, objective)
     contest.enter_named()
     contest.enter_built()
