@@ -1,6 +1,6 @@
 """Actions a second that timing.py plays on one core, from a program to all start and end times.
 
-    python benchmarks/simulator.py
+python benchmarks/simulator.py
 """
 
 import statistics
