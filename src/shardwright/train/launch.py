@@ -29,7 +29,7 @@ from shardwright.train.rank import Failure, Seat, Work, choose_device, failures_
 
 RANKS_PER_CORE = 16
 RANK_MEMORY_MIB = 250
-ENDING_S = 8.0
+ENDING_S = 5.0
 
 
 class RunError(RuntimeError):
