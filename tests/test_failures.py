@@ -30,9 +30,14 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
 
 
 def rank_processes(process: subprocess.Popen[str]) -> list[int]:
-    """Process ids of the ranks: they are forked in their order."""
-    tasks = Path(f"/proc/{process.pid}/task").iterdir()
-    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+    """Process ids of the ranks, in their order: the children of the launcher's fork server."""
+    found = [child for helper in children(process.pid) for child in children(helper)]
+    return sorted(found)
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def ends(process: subprocess.Popen[str], within_s: float) -> tuple[int, str, float]:

@@ -1,7 +1,8 @@
 """Start the local ranks through torch's elastic launcher, and say what went wrong if they fail.
 
-On a CPU the ranks are forked from this process, which has torch loaded already: eight of them are up in a fraction
-of a second. CUDA does not survive a fork, so there they are spawned.
+On a CPU the ranks are forked from a server that has torch loaded: eight of them are up in a fraction of a second. They
+are not forked from this process, whose threads and sockets (the rendezvous store's) they would inherit. CUDA does not
+survive a fork, so there they are spawned.
 """
 
 import logging
@@ -44,7 +45,7 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
     check_machine(job, folder)
     shutil.rmtree(folder / "failures", ignore_errors=True)
     on_cpu = choose_device(job.run.device, 0).type == "cpu"
-    _load_before_fork()
+    multiprocessing.set_forkserver_preload(["shardwright.train.preload"])
     for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # we say ourselves what went wrong
     config = LaunchConfig(
@@ -57,7 +58,7 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
         rdzv_configs={"timeout": 60},
         max_restarts=0,
         monitor_interval=0.1,
-        start_method="fork" if on_cpu else "spawn",
+        start_method="forkserver" if on_cpu else "spawn",
     )
     threading.Thread(target=_kill_the_stuck, args=(job.plan.world,), name="reaper", daemon=True).start()
     try:
@@ -90,11 +91,6 @@ def _as_rank(work: Work, job: JobSpec, folder: Path, num_threads: int) -> Any:
     seat = Seat.from_environment()
     assert seat is not None, "the launcher sets the environment of its ranks"
     return run_rank(seat, work, job, folder, partial(Failure.leave, folder=folder), num_threads)
-
-
-def _load_before_fork() -> None:
-    """Import what the first optimizer would import, once here and not in every rank."""
-    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
 
 
 def check_machine(job: JobSpec, folder: Path) -> None:
