@@ -195,21 +195,8 @@ def barrier(axis: Axis) -> None:
 # figure 3) and Korthikanti et al. 2022 (arXiv 2205.05198, figure 5).
 
 
-class _CopyTo(torch.autograd.Function):
-    """f: forward moves nothing; backward all-reduces the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grads[0].contiguous().clone(), ctx.axis.for_backward), None
-
-
 class _ReduceFrom(torch.autograd.Function):
-    """g: forward all-reduces; backward moves nothing."""
+    """g: forward all-reduces; backward moves nothing. Its conjugate f is in the column-parallel product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -220,21 +207,8 @@ class _ReduceFrom(torch.autograd.Function):
         return grads[0], None
 
 
-class _GatherFrom(torch.autograd.Function):
-    """g of sequence parallel: forward all-gathers dim 0; backward reduce-scatters the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return all_gather(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grads[0], ctx.axis.for_backward), None
-
-
 class _ScatterTo(torch.autograd.Function):
-    """Its conjugate: forward reduce-scatters dim 0; backward all-gathers the gradient."""
+    """g of sequence parallel: forward reduce-scatters dim 0; backward all-gathers the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -246,21 +220,11 @@ class _ScatterTo(torch.autograd.Function):
         return all_gather(grads[0], ctx.axis.for_backward), None
 
 
-def copy_to(x: Tensor, axis: Axis) -> Tensor:
-    """Enter a region where each rank of the axis computes a part: gradients are summed on the way back."""
-    return x if axis.size == 1 else _CopyTo.apply(x, axis)
-
-
 def reduce_from(x: Tensor, axis: Axis) -> Tensor:
-    """Leave such a region: the parts are summed."""
+    """Leave a region where each rank of the axis computed a part: the parts are summed."""
     return x if axis.size == 1 else _ReduceFrom.apply(x, axis)
 
 
-def gather_from(x: Tensor, axis: Axis) -> Tensor:
-    """Enter it from a tensor that is sharded over dim 0."""
-    return x if axis.size == 1 else _GatherFrom.apply(x, axis)
-
-
 def scatter_to(x: Tensor, axis: Axis) -> Tensor:
-    """Leave it into a tensor that is sharded over dim 0."""
+    """Leave such a region into a tensor that is sharded over dim 0."""
     return x if axis.size == 1 else _ScatterTo.apply(x, axis)
