@@ -58,8 +58,9 @@ def record(mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
         mine = made_up_tokens(job, step)[mesh.dp.index * share :][:share]
         steps.append(train_step(job, replica, mesh, step, mine))
     boxes = []
-    for stage in replica.stages.values():
-        boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
+    with replica.gathered():
+        for stage in replica.stages.values():
+            boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
     return Record(steps, boxes)
 
 

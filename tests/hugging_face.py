@@ -67,7 +67,7 @@ def our_gradients(stage: DecoderStage) -> dict[str, Tensor]:
     gradients: dict[str, Tensor] = {}
     for parameter in placed_parameters(stage).values():
         name = parameter.place.name
-        gradients[name] = gradients[name] + parameter.grad if name in gradients else parameter.grad
+        gradients[name] = gradients[name] + parameter.gradient if name in gradients else parameter.gradient
     return gradients
 
 

@@ -55,7 +55,9 @@ def serial(job: JobSpec) -> tuple[dict[str, torch.Tensor], dict[tuple[int, int],
         parameters = list(placed_parameters(stage).values())
         masters = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
         stages.append((stage, parameters, masters))
-        optimizers.append(make_adamw(job.optimizer, parameters, masters))
+        decayed = [m for p, m in zip(parameters, masters, strict=True) if p.place.init == "normal"]
+        plain = [m for p, m in zip(parameters, masters, strict=True) if p.place.init != "normal"]
+        optimizers.append(make_adamw(job.optimizer, decayed, plain))
         history.append([[m.detach().clone() for m in masters]])
     seen, losses = {}, []
     for i in range(BATCHES * per_batch):
@@ -76,8 +78,8 @@ def serial(job: JobSpec) -> tuple[dict[str, torch.Tensor], dict[tuple[int, int],
                 continue
             updated = 1 if job.plan.schedule == "pipedream" else per_batch
             for parameter, master in zip(parameters, masters, strict=True):
-                master.grad = parameter.grad * (1.0 / updated)
-                parameter.grad = None
+                master.grad = parameter.gradient * (1.0 / updated)
+                parameter.has_gradient = False
             for group in optimizers[s].param_groups:
                 group["lr"] = learning_rate(job.optimizer, batch)
             optimizers[s].step()

@@ -79,12 +79,9 @@ def expected_table(rank: int, sequence_parallel: bool) -> dict[str, dict[str, in
         between = HIDDEN_STATES // 2 if sequence_parallel else HIDDEN_STATES
         add("send", "pp", between)
         add("recv", "pp", between)
-    if sequence_parallel:  # norms see a part of the tokens each: summed over tp, in a bucket of their own
+    if sequence_parallel:  # norms see a part of the tokens each: first summed over tp
         add("all_reduce", "tp", norms * FLOAT)
-        add("all_reduce", "dp", sharded * FLOAT)
-        add("all_reduce", "dp", norms * FLOAT)
-    else:
-        add("all_reduce", "dp", (sharded + norms) * FLOAT)
+    add("all_reduce", "dp", (sharded + norms) * FLOAT)
     for axis in ("tp", "pp"):  # the squared norm of each tensor, float64
         add("all_reduce", axis, num_tensors * 8)
     for axis in ("pp", "dp"):  # the loss, float64

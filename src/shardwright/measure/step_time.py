@@ -212,15 +212,12 @@ def _time_message(job: JobSpec, replica: Replica, mesh: Mesh) -> float:
 
 
 def _time_update(replica: Replica, mesh: Mesh) -> float:
-    """The optimizer's part of a step: norm, scaling, update, and emptying the gradients."""
+    """The optimizer's part of a step: norm, scaling and update."""
 
     def update() -> None:
         replica.gradient_norm()
-        for buckets in replica.buckets.values():
-            buckets.scale(1.0)
-        for optimizer in replica.optimizers.values():
-            optimizer.step()
-        for buckets in replica.buckets.values():
-            buckets.zero()
+        for shards in replica.shards.values():
+            shards.update(1.0, 1e-4)
+            shards.zero()
 
     return _timed(update, mesh)

@@ -63,8 +63,11 @@ def record_steps(num_steps: int, data_folder: Path, job: JobSpec, mesh: Mesh, fo
         train_step(job, replica, mesh, step, my_share(samples, step * job.batch.global_batch_size, job, mesh))
         for step in range(num_steps)
     ]
-    parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
-    torch.save((steps, [(p.place, p.detach()) for p in parameters]), folder / f"rank{mesh.rank}.pt")
+    with replica.gathered():
+        parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
+        # Copies, for a view would be saved with the whole buffer that it lies in.
+        boxes = [(p.place, p.detach().clone()) for p in parameters]
+    torch.save((steps, boxes), folder / f"rank{mesh.rank}.pt")
 
 
 def verify(job: JobSpec, num_steps: int) -> Verdict:

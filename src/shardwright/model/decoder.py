@@ -6,7 +6,9 @@ states if not. One rank holds the one stage that is first and last.
 Shape suffixes: S sequence, B batch, H hidden, V vocabulary rows of this rank; s is S / tp under sequence parallel.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from shardwright.model.loss import vocabulary_cross_entropy
 from shardwright.model.mlp import MLP
 from shardwright.model.norm import Norm
 from shardwright.parallel.deferred import DeferredGradients
-from shardwright.parallel.parameter import materialise
+from shardwright.parallel.parameter import PlacedParameter, materialise, name_parameters, placed_parameters
 from shardwright.parallel.tensor import ColumnLinear, Cut
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import PlanSpec, split_evenly
@@ -57,12 +59,21 @@ class Block(nn.Module):
         return x_sBH + self.mlp(self.mlp_norm(x_sBH))
 
 
+# Computes a region of a stage, given its name; ZeRO has the region's parameters there meanwhile.
+Passage = Callable[[str, Callable[[Tensor], Tensor], Tensor], Tensor]
+
+
+def _straight(region: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return function(x)
+
+
 class DecoderStage(nn.Module):
     """One stage. Layers keep their number in the whole model, so that a parameter's name is the same in any plan."""
 
     def __init__(self, spec: ModelSpec, span: StageSpan, cut: Cut) -> None:
         super().__init__()
         self.spec, self.span, self.cut = spec, span, cut
+        self.through: Passage = _straight
         learned = spec.positions == "learned"
         self.embedding = Embedding(spec, cut) if span.is_first else None
         self.positions = LearnedPositions(spec, cut) if span.is_first and learned else None
@@ -77,6 +88,22 @@ class DecoderStage(nn.Module):
     def deferred(self) -> DeferredGradients:
         """Weight gradients of this stage that wait for their W."""
         return self.cut.deferred
+
+    def prepare(self, device: torch.device) -> "DecoderStage":
+        """Give the parameters their names and device, but no memory. Returns itself."""
+        name_parameters(self, device)
+        return self
+
+    def regions(self) -> dict[str, list[PlacedParameter]]:
+        """What is computed one after the other, by the name that `through` is told, with its parameters."""
+        parts: dict[str, list[nn.Module | None]] = {"embedding": [self.embedding, self.positions]}
+        parts |= {name: [layer] for name, layer in self.layers.items()}
+        parts["head"] = [self.norm, self.head]
+        return {
+            name: [p for module in modules if module is not None for p in placed_parameters(module).values()]
+            for name, modules in parts.items()
+            if any(module is not None for module in modules)
+        }
 
     def initialise(self, seed: int, device: torch.device) -> "DecoderStage":
         """Fill the parameters. Returns itself."""
@@ -93,16 +120,24 @@ class DecoderStage(nn.Module):
 
         The last stage gives [S x B] losses if `targets_BS` are given, else the hidden states before the head.
         """
-        if self.embedding is not None:
-            x = self.embedding(x.t())
         positions_S = torch.arange(self.spec.sequence, device=x.device)
-        if self.positions is not None:
-            x = self.positions(x, positions_S)
-        for layer in self.layers.values():
-            x = layer(x, positions_S)
+        if self.embedding is not None:
+            x = self.through("embedding", partial(self._embed, positions_S), x)
+        for name, layer in self.layers.items():
+            x = self.through(name, partial(layer, positions_S=positions_S), x)
         if self.norm is not None:
-            x = self.norm(x)
-        return x if targets_BS is None else self.token_losses(x, targets_BS)
+            x = self.through("head", partial(self._finish, targets_BS), x)
+        return x
+
+    def _embed(self, positions_S: Tensor, tokens_BS: Tensor) -> Tensor:
+        assert self.embedding is not None
+        x_sBH = self.embedding(tokens_BS.t())
+        return x_sBH if self.positions is None else self.positions(x_sBH, positions_S)
+
+    def _finish(self, targets_BS: Tensor | None, x_sBH: Tensor) -> Tensor:
+        assert self.norm is not None
+        x_sBH = self.norm(x_sBH)
+        return x_sBH if targets_BS is None else self.token_losses(x_sBH, targets_BS)
 
     def token_losses(self, x_sBH: Tensor, targets_BS: Tensor) -> Tensor:
         """Cross entropy of each token, [S x B]."""

@@ -5,12 +5,14 @@ Each rank looks up the tokens whose rows it holds and leaves zeros for the other
 Shape suffixes: S sequence, B batch, H hidden; s is S / tp under sequence parallel.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwright.parallel.collectives import reduce_from, scatter_to
-from shardwright.parallel.parameter import sharded, whole
+from shardwright.parallel.parameter import PlacedParameter, sharded, whole
 from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import split_evenly
@@ -28,13 +30,29 @@ class Embedding(nn.Module):
     def forward(self, tokens_SB: Tensor) -> Tensor:
         """[S, B] to [s, B, H]."""
         if self.cut.tp.size == 1:
-            return functional.embedding(tokens_SB, self.weight)
+            return _Lookup.apply(tokens_SB, self.weight)
         rows_SB = tokens_SB - self.first_row
         elsewhere_SB = (tokens_SB < self.first_row) | (tokens_SB >= self.end_row)
-        x_SBH = functional.embedding(rows_SB.masked_fill(elsewhere_SB, 0), self.weight)
+        x_SBH = _Lookup.apply(rows_SB.masked_fill(elsewhere_SB, 0), self.weight)
         x_SBH = x_SBH.masked_fill(elsewhere_SB[..., None], 0.0)
         leave = scatter_to if self.cut.shards_sequence else reduce_from
         return leave(x_SBH, self.cut.tp)
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table. Forward and backward move nothing; the backward needs the rows' numbers, not the table."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_SB: Tensor, weight: PlacedParameter) -> Tensor:
+        ctx.save_for_backward(rows_SB)
+        ctx.weight = weight
+        return functional.embedding(rows_SB, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        (rows_SB,) = ctx.saved_tensors
+        ctx.weight.add_rows(rows_SB.flatten(), grads[0].flatten(0, 1))
+        return None, None
 
 
 class LearnedPositions(nn.Module):

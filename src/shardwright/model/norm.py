@@ -23,6 +23,8 @@ class Norm(nn.Module):
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """[S, B, H] to [S, B, H]."""
+        # Copies, because torch keeps both for the backward: a view would keep the whole buffer that it lies in.
+        weight_H = self.weight.clone()
         if self.bias is None:
-            return functional.rms_norm(x_SBH, self.weight.shape, self.weight, self.epsilon)
-        return functional.layer_norm(x_SBH, self.weight.shape, self.weight, self.bias, self.epsilon)
+            return functional.rms_norm(x_SBH, weight_H.shape, weight_H, self.epsilon)
+        return functional.layer_norm(x_SBH, weight_H.shape, weight_H, self.bias.clone(), self.epsilon)

@@ -9,18 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
-from shardwright.parallel.parameter import PlacedParameter
-
-Product = Callable[[], Tensor]  # computes the gradient of one weight
+Work = Callable[[], None]  # adds one weight's gradient of one microbatch
 
 
 class DeferredGradients:
     """The weight gradients of one stage that are yet to be computed, by microbatch."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, list[tuple[PlacedParameter, Product]]] = {}
+        self._kept: dict[int, list[Work]] = {}
         self._microbatch: int | None = None
 
     @contextmanager
@@ -33,18 +30,18 @@ class DeferredGradients:
         finally:
             self._microbatch = None
 
-    def now_or_later(self, weight: PlacedParameter, product: Product) -> Tensor | None:
-        """The gradient for autograd to accumulate; or None, if it was put off."""
+    def now_or_later(self, work: Work) -> None:
+        """Compute a weight's gradient, or keep the work."""
         if self._microbatch is None:
-            return product()
-        self._kept[self._microbatch].append((weight, product))
-        return None
+            work()
+        else:
+            self._kept[self._microbatch].append(work)
 
     @torch.no_grad()
     def compute(self, microbatch: int) -> None:
-        """W: compute what I left, in the order in which it was left, and add it to the gradients."""
-        for weight, product in self._kept.pop(microbatch):
-            weight.accumulate(product())
+        """W: compute what I left, in the order in which it was left."""
+        for work in self._kept.pop(microbatch):
+            work()
 
     def num_kept(self) -> int:
         """Microbatches whose W is outstanding."""

@@ -21,7 +21,8 @@ class Mesh:
     receive posted early for the one direction never stands before a message of the other. `ends` joins the first
     and the last stage, which share a tied embedding. `copies` joins, where a pipeline holds each stage twice, the
     replicas of all copies: one axis for the stages of the first half and one for those of the second, for the two
-    ranks that hold a pair of stages finish them in opposite order.
+    ranks that hold a pair of stages finish them in opposite order. `shards` are the ranks of dp that share one set of
+    ZeRO's shards, and `shard_copies` those that hold the same shard: all of dp and this rank alone, unless hybrid.
     """
 
     rank: int
@@ -34,6 +35,8 @@ class Mesh:
     backward: Axis
     ends: Axis
     copies: tuple[Axis, Axis] | None
+    shards: Axis
+    shard_copies: Axis
     device: torch.device
     ledger: Ledger
     watch: Watch | None
@@ -54,12 +57,13 @@ class Mesh:
 
 def make_mesh(
     shape: MeshShape, rank: int, device: torch.device, timeout_s: float, watch: Watch | None = None,
-    tied: bool = False, placement: Placement | None = None, side_by_side: bool = False,
+    tied: bool = False, placement: Placement | None = None, side_by_side: bool = False, zero_ranks: int = 0,
 ) -> Mesh:  # fmt: skip
     """Create the process groups of every axis. All ranks of an initialised default group must call this.
 
     `tied` asks for the group of the pipeline's two ends. `placement` says where they are, and how many copies of the
-    stages there are; `side_by_side`, that a forward and a backward pass may run at once.
+    stages there are; `side_by_side`, that a forward and a backward pass may run at once; `zero_ranks`, if it is not 0,
+    that ZeRO shards over so many neighbours of dp, and copies over the others.
     """
     ledger = Ledger(device)
     placement = placement or in_line(shape.sizes["pp"])
@@ -81,6 +85,12 @@ def make_mesh(
 
     pipelines, replicas = shape.lines("pp"), shape.lines("dp")
     pp = axis("pp", pipelines)
+    dp = axis("dp", replicas)
+    shards, shard_copies = dp, axis("dp", [])
+    if 0 < zero_ranks < dp.size:
+        inner = [line[i : i + zero_ranks] for line in replicas for i in range(0, dp.size, zero_ranks)]
+        outer = [line[i::zero_ranks] for line in replicas for i in range(zero_ranks)]
+        shards, shard_copies = axis("dp shards", inner), axis("dp copies", outer)
     own_directions = device.type == "cuda"  # Gloo tells messages apart by their tags
     first, last = placement.holders[0][0], placement.holders[0][-1]
     has_ends = tied and placement.num_copies == 1 and first != last
@@ -90,12 +100,14 @@ def make_mesh(
         shape=shape,
         world=axis("world", shape.lines(*AXES)),
         pp=pp,
-        dp=axis("dp", replicas),
+        dp=dp,
         tp=axis("tp", shape.lines("tp"), twice=side_by_side),
         forward=axis("pp", pipelines) if own_directions else pp,
         backward=axis("pp", pipelines) if own_directions else pp,
         ends=axis("ends", [[line[first], line[last]] for line in pipelines] if has_ends else []),
         copies=(axis("dp", mirrored), axis("dp", mirrored)) if mirrored else None,
+        shards=shards,
+        shard_copies=shard_copies,
         device=device,
         ledger=ledger,
         watch=watch,

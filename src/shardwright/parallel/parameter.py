@@ -6,9 +6,8 @@ starts from the same model, bit for bit.
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -48,29 +47,87 @@ class Place:
         return tuple(slice(start, stop) for start, stop in self.box)
 
 
+class GradientHome(Protocol):
+    """Who gives gradients their memory, and wants to know when they are there."""
+
+    def open(self, parameter: "PlacedParameter") -> None:
+        """Make `parameter.gradient` a tensor to write to."""
+        ...
+
+    def arrived(self, parameter: "PlacedParameter") -> None:
+        """One more microbatch has been added."""
+        ...
+
+
 class PlacedParameter(nn.Parameter):
-    """A parameter with a place. It is created without memory; `materialise` fills it."""
+    """A parameter with a place, and a gradient that the layers write where it belongs.
+
+    Autograd would hand each weight gradient over in fresh memory, to be added to what is there. A layer's own
+    backward computes it straight into `gradient` instead, which may be a view of a bucket and of another dtype; what
+    autograd does hand over (norms, biases) is moved there at once. `has_gradient` says whether `gradient` holds a
+    sum yet or only memory, so that nothing need be zeroed.
+    """
 
     place: Place
-    arrived: Callable[[], None] | None  # told when a gradient was added
+    home: GradientHome | None
+    gradient: Tensor | None
+    has_gradient: bool
 
     def __new__(cls, data: Tensor, place: Place) -> "PlacedParameter":
         self: PlacedParameter = super().__new__(cls, data, requires_grad=True)
-        self.place = place
-        self.arrived = None
+        self.place, self.home, self.gradient, self.has_gradient = place, None, None, False
+        self.register_post_accumulate_grad_hook(_take_over)
         return self
 
-    def when_gradient_arrives(self, arrived: Callable[[], None]) -> None:
-        """Call `arrived` after each addition to the gradient, by autograd or by `accumulate`."""
-        self.arrived = arrived
-        self.register_post_accumulate_grad_hook(lambda _: arrived())
+    def add_gradient(self, gradient: Tensor) -> None:
+        """Add to the gradient."""
+        into = self._open()
+        if self.has_gradient:
+            into.add_(gradient.view_as(into))
+        else:
+            into.copy_(gradient.view_as(into))
+        self._added()
 
-    def accumulate(self, gradient: Tensor) -> None:
-        """Add to the gradient what autograd was not given."""
-        assert self.grad is not None, "gradients live in buckets, which are made before the first backward"
-        self.grad.add_(gradient.view_as(self.grad))
-        if self.arrived is not None:
-            self.arrived()
+    def add_product(self, dy_TN: Tensor, x_TH: Tensor) -> None:
+        """Add dy^T x, the gradient of a linear layer's weight; N is all dims but the last."""
+        into_NH = self._open().view(-1, self.shape[-1])
+        if into_NH.dtype != dy_TN.dtype:
+            product_NH = dy_TN.t() @ x_TH
+            into_NH.add_(product_NH) if self.has_gradient else into_NH.copy_(product_NH)
+        elif self.has_gradient:
+            into_NH.addmm_(dy_TN.t(), x_TH)
+        else:
+            torch.mm(dy_TN.t(), x_TH, out=into_NH)
+        self._added()
+
+    def add_rows(self, rows_T: Tensor, dy_TH: Tensor) -> None:
+        """Add each row of dy to one row, the gradient of a table that was looked up."""
+        into_VH = self._open()
+        if not self.has_gradient:
+            into_VH.zero_()
+        into_VH.index_add_(0, rows_T, dy_TH.to(into_VH.dtype))
+        self._added()
+
+    def _open(self) -> Tensor:
+        if self.home is not None:
+            self.home.open(self)
+        elif self.gradient is None:
+            self.gradient = torch.empty_like(self, requires_grad=False)
+        assert self.gradient is not None
+        return self.gradient
+
+    def _added(self) -> None:
+        self.has_gradient = True
+        if self.home is not None:
+            self.home.arrived(self)
+
+
+def _take_over(parameter: Tensor) -> None:
+    """Move what autograd accumulated. The hook also runs where a backward had no gradient to give."""
+    assert isinstance(parameter, PlacedParameter)
+    gradient, parameter.grad = parameter.grad, None
+    if gradient is not None:
+        parameter.add_gradient(gradient)
 
 
 def whole(shape: tuple[int, ...], init: str, std: float = 0.0, summed_over: Axis | None = None) -> PlacedParameter:
@@ -97,14 +154,26 @@ def placed_parameters(module: nn.Module) -> dict[str, PlacedParameter]:
     return found
 
 
-def materialise(module: nn.Module, seed: int, device: torch.device) -> None:
-    """Give every parameter its name, its memory and its initial values."""
+def name_parameters(module: nn.Module, device: torch.device) -> None:
+    """Give every parameter its name and its device, and no memory yet: `expand` shows one element everywhere."""
     for path, child in module.named_modules():
         for key, parameter in list(child.named_parameters(recurse=False)):
             assert isinstance(parameter, PlacedParameter)
             name = parameter.place.name or (f"{path}.{key}" if path else key)
             place = replace(parameter.place, name=name)
-            setattr(child, key, PlacedParameter(initial_box(place, seed, device), place))
+            setattr(child, key, PlacedParameter(no_memory(place.shape, device), place))
+
+
+def no_memory(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor that has a shape and next to no memory, to stand where there will be or was one."""
+    return torch.zeros((), device=device, dtype=dtype).expand(shape)
+
+
+def materialise(module: nn.Module, seed: int, device: torch.device) -> None:
+    """Give every parameter its name, memory of its own and its initial values."""
+    name_parameters(module, device)
+    for parameter in placed_parameters(module).values():
+        parameter.data = initial_box(parameter.place, seed, device)
 
 
 def initial_box(place: Place, seed: int, device: torch.device) -> Tensor:

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.parallel.collectives import Axis, Pending, start_recv, start_send
-from shardwright.parallel.data import GradientBuckets
 from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.shard import ShardedStage
 from shardwright.parallel.stash import StashedWeights
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
@@ -89,11 +89,11 @@ class PipelineExecutor:
     """
 
     def __init__(
-        self, stages: dict[int, Stage], buckets: dict[int, GradientBuckets], mesh: Mesh,
+        self, stages: dict[int, Stage], shards: dict[int, ShardedStage], mesh: Mesh,
         stashes: dict[int, StashedWeights] | None = None,
     ) -> None:  # fmt: skip
         self._stages = stages
-        self._buckets = buckets
+        self._shards = shards
         self._mesh = mesh
         self._stashes = stashes or {}
         self._side: ThreadPoolExecutor | None = None
@@ -121,7 +121,7 @@ class PipelineExecutor:
                 if self._mesh.watch is not None:
                     self._mesh.watch.doing(f"action {index}, {action}")
                 for stage in arming.get(index, ()):
-                    self._buckets[stage].arm()
+                    self._shards[stage].arm()
                 start_s = self._began_s = time.perf_counter()
                 if action.kind is Kind.STEP:
                     assert update is not None, "a program that ends in a step needs an optimizer"
@@ -157,7 +157,7 @@ class PipelineExecutor:
             case Kind.RECV_BACKWARD:
                 run.gradients[key] = self._receive(action, self._mesh.backward, run)
             case Kind.REDUCE:
-                self._buckets[stage].reduce()
+                self._shards[stage].reduce()
             case _:
                 raise NotImplementedError(f"the executor can't perform {action}")
 

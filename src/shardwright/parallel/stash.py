@@ -4,24 +4,24 @@ When a microbatch comes back, the weights it was computed with may have been upd
 (PipeDream, arXiv 1806.03377, section 3.3): keep the version of its forward for its backward. Narayanan et al. 2021
 (PipeDream-2BW, arXiv 2006.09503, section 3.1): two versions are enough if gradients are gathered over a batch.
 
-A version is a set of tensors that is put into the parameters before each pass. The optimizer works on parameters of
-its own, so that autograd never sees a weight change between a forward and its backward.
+A version is the flat memory of all weights, which the parameters are made to show before each pass. An update writes
+into memory that no microbatch needs any more, so autograd never sees a weight change between a forward and its
+backward.
 """
 
 from collections import Counter
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from shardwright.parallel.parameter import PlacedParameter
+from shardwright.parallel.shard import ShardedStage
 
 
 class StashedWeights:
     """The versions of one stage's weights that some microbatch may still need."""
 
-    def __init__(self, parameters: list[PlacedParameter]) -> None:
-        self._parameters = parameters
-        self.masters = [nn.Parameter(p.data, requires_grad=True) for p in parameters]
-        self._versions: dict[int, list[Tensor]] = {0: [p.data for p in parameters]}
+    def __init__(self, stage: ShardedStage) -> None:
+        self._units = stage.units
+        self._versions: dict[int, list[Tensor]] = {0: [unit.values() for unit in self._units]}
         self._to_come: Counter[int] = Counter()
         self.newest = 0
         self.most_alive = 1
@@ -33,9 +33,9 @@ class StashedWeights:
         self._to_come = Counter(versions)
 
     def load(self, version: int) -> None:
-        """Put a version into the parameters."""
-        for parameter, data in zip(self._parameters, self._versions[version], strict=True):
-            parameter.data = data
+        """Let the parameters show a version."""
+        for unit, values in zip(self._units, self._versions[version], strict=True):
+            unit.show(values)
 
     def release(self, version: int) -> None:
         """A microbatch that saw this version has come back."""
@@ -43,15 +43,14 @@ class StashedWeights:
         self._drop_unneeded()
 
     def before_update(self) -> None:
-        """Let the optimizer's parameters hold what will be the next version, and their gradients."""
+        """Let the coming update write what will be the next version."""
         newest = self._versions[self.newest]
         if self._to_come[self.newest] > 0:  # somebody still needs it as it is
-            newest = [data.clone() for data in newest]
+            newest = [values.clone() for values in newest]
         self.newest += 1
         self._versions[self.newest] = newest
-        for master, parameter, data in zip(self.masters, self._parameters, newest, strict=True):
-            master.data = data
-            master.grad = parameter.grad
+        for unit, values in zip(self._units, newest, strict=True):
+            unit.write_to(values)
         self._drop_unneeded()
         self.most_alive = max(self.most_alive, len(self._versions))
 

@@ -97,15 +97,17 @@ class _ColumnProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_sBH: Tensor, weight: PlacedParameter, cut: Cut) -> Tensor:
-        ctx.save_for_backward(x_sBH, weight)
+        ctx.save_for_backward(x_sBH)
+        # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.cut = weight, cut
         x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
         return functional.linear(x_SBH, weight.view(-1, weight.shape[-1]))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (dy_SBN,) = grads
-        x_sBH, weight = ctx.saved_tensors
+        (x_sBH,) = ctx.saved_tensors
+        weight: PlacedParameter = ctx.weight
         cut: Cut = ctx.cut
         tp = cut.tp.for_backward
         gathered: Pending | None = None
@@ -121,14 +123,14 @@ class _ColumnProduct(torch.autograd.Function):
             dx_sBH = dx_SBH
             reduced = start_all_reduce(dx_SBH, tp)
 
-        def weight_gradient() -> Tensor:
+        def weight_gradient() -> None:
             if gathered is not None:
                 gathered.wait()
-            return (dy_SBN.flatten(0, 1).t() @ x_SBH.flatten(0, 1)).view_as(weight)
+            weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1))
 
-        dweight = cut.deferred.now_or_later(ctx.weight, weight_gradient)
+        cut.deferred.now_or_later(weight_gradient)
         reduced.wait()
-        return dx_sBH, dweight, None
+        return dx_sBH, None, None
 
 
 class _RowProduct(torch.autograd.Function):
@@ -136,19 +138,18 @@ class _RowProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_SBH: Tensor, weight_NH: PlacedParameter, cut: Cut) -> Tensor:
-        ctx.save_for_backward(x_SBH, weight_NH)
+        ctx.save_for_backward(x_SBH)
         ctx.weight, ctx.cut = weight_NH, cut
         return functional.linear(x_SBH, weight_NH)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (dy_SBN,) = grads
-        x_SBH, weight_NH = ctx.saved_tensors
-
-        def weight_gradient() -> Tensor:
-            return dy_SBN.flatten(0, 1).t() @ x_SBH.flatten(0, 1)
-
-        return dy_SBN @ weight_NH, ctx.cut.deferred.now_or_later(ctx.weight, weight_gradient), None
+        (x_SBH,) = ctx.saved_tensors
+        weight_NH: PlacedParameter = ctx.weight
+        dx_SBH = dy_SBN @ weight_NH
+        ctx.cut.deferred.now_or_later(lambda: weight_NH.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1)))
+        return dx_SBH, None, None
 
 
 def residual_std(std: float, layers: int) -> float:

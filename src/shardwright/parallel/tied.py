@@ -7,8 +7,11 @@ the two are. Both copies are then updated alike.
 
 from dataclasses import dataclass
 
+import torch
+
 from shardwright.parallel.collectives import Axis, all_reduce
 from shardwright.parallel.parameter import PlacedParameter
+from shardwright.parallel.unit import Unit
 
 
 @dataclass(frozen=True)
@@ -19,20 +22,23 @@ class TiedEmbedding:
     head: PlacedParameter | None
     ends: Axis
 
-    def share_memory(self) -> None:
-        """Make both uses one tensor, if both are here."""
-        if self.table is not None and self.head is not None:
-            self.head.data = self.table.data
+    @property
+    def are_both_here(self) -> bool:
+        """Whether one memory serves both uses."""
+        return self.table is not None and self.head is not None
+
+    def share_memory(self, unit: Unit) -> None:
+        """Let the head show the table's memory, which is in this unit; its gradient is its own."""
+        assert self.table is not None and self.head is not None
+        unit.follow(self.head, self.table)
+        self.head.gradient = torch.zeros(self.head.shape, dtype=unit.sharding.gradients, device=unit.value_shard.device)
 
     def sum_gradients(self) -> None:
         """Give each use the gradient of both. Moves one all-reduce of the table, if the uses are on two ranks."""
         if self.table is not None and self.head is not None:
-            assert self.table.grad is not None and self.head.grad is not None
-            self.table.grad.add_(self.head.grad)
+            assert self.table.gradient is not None and self.head.gradient is not None
+            self.table.gradient.add_(self.head.gradient)
+            self.head.has_gradient = False
         elif (mine := self.table if self.table is not None else self.head) is not None:
-            assert mine.grad is not None
-            all_reduce(mine.grad.view(-1), self.ends)
-
-    def is_second_use(self, parameter: PlacedParameter) -> bool:
-        """Whether this is the head of a tensor whose table is on this rank: the optimizer must not update it again."""
-        return parameter is self.head and self.table is not None
+            assert mine.gradient is not None
+            all_reduce(mine.gradient.view(-1), self.ends)

@@ -15,6 +15,7 @@ def job_faults(job: JobSpec) -> list[str]:
         *job.model.faults(),
         *_tensor_faults(job),
         *_pipeline_faults(job),
+        *_zero_faults(job),
         *_batch_faults(job),
         *_cluster_faults(job),
         *_optimizer_faults(job),
@@ -79,6 +80,31 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
         faults.append(
             f"{product} stages for {_count(layers, 'layer')} leaves stages without a layer; "
             f"use at most {layers}{by_layout}"
+        )
+    return faults
+
+
+def _zero_faults(job: JobSpec) -> list[str]:
+    plan, faults = job.plan, []
+    if plan.zero_ranks and plan.dp % plan.zero_ranks:
+        faults.append(
+            f"plan.zero_ranks {plan.zero_ranks} does not divide plan.dp {plan.dp} ({plan.dp} / {plan.zero_ranks} = "
+            f"{plan.dp / plan.zero_ranks:.2f}); use {all_divisors(plan.dp)}"
+        )
+    if plan.zero_ranks and not plan.zero:
+        faults.append(
+            f"plan.zero_ranks {plan.zero_ranks} says over how many ranks ZeRO shards, and plan.zero is 0; "
+            f"set plan.zero to 1, 2 or 3, or plan.zero_ranks to 0"
+        )
+    if 0 < plan.zero_ranks < plan.dp and plan.schedule == "dualpipe":
+        faults.append(
+            f"dualpipe holds each stage twice, so its replicas are 2 x plan.dp {plan.dp} = {2 * plan.dp} ranks, which "
+            f"hybrid sharding over plan.zero_ranks {plan.zero_ranks} does not cut; set plan.zero_ranks to 0"
+        )
+    if plan.zero and plan.schedule in ("pipedream", "pipedream-2bw"):
+        faults.append(
+            f"schedule {plan.schedule!r} keeps several versions of the whole weights, and plan.zero {plan.zero} shards "
+            f"what an update works on; set plan.zero to 0, or use a schedule that drains, such as 1f1b"
         )
     return faults
 

@@ -60,6 +60,16 @@ class PlanSpec(Spec):
     sequence_parallel: bool = Field(
         False, description="Also shard norms and residuals over the sequence among the tp ranks."
     )
+    zero: Literal[0, 1, 2, 3] = Field(
+        0,
+        description="ZeRO stage: what the dp ranks share instead of each holding all of it; 1 optimizer state, 2 "
+        "gradients too, 3 parameters too.",
+    )
+    zero_ranks: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Hybrid sharding: neighbouring dp ranks that share one set of shards, and copies of it over the "
+        "others; 0 is all of dp.",
+    )
     layout: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list,
         description="Layers of each stage, first to last; empty means as even as possible.",

@@ -1,17 +1,23 @@
 """From a plan to what one rank runs: its stages, their gradients, the programs and the optimizer."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from shardwright.model.decoder import DecoderStage, stage_span
-from shardwright.parallel.data import GradientBuckets
+from shardwright.parallel.buffers import BufferPool
+from shardwright.parallel.collectives import Axis
 from shardwright.parallel.mesh import Mesh, make_mesh
 from shardwright.parallel.parameter import PlacedParameter, placed_parameters
 from shardwright.parallel.pipeline import PipelineExecutor
+from shardwright.parallel.shard import ShardedStage
 from shardwright.parallel.stash import StashedWeights
 from shardwright.parallel.tensor import Cut
 from shardwright.parallel.tied import TiedEmbedding
+from shardwright.parallel.unit import Sharding
 from shardwright.parallel.watch import Watch
 from shardwright.schedule.action import Kind
 from shardwright.schedule.generate import forward_of
@@ -19,6 +25,7 @@ from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
+from shardwright.spec.plan import PlanSpec
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
 
@@ -26,19 +33,35 @@ from shardwright.train.optimizer import GradientNorm, make_adamw
 class Replica:
     """One rank's part of a job, ready to run.
 
-    `optimizers` has one for each stage: schedules that update without draining the pipeline step each stage on its
-    own. `stashes` is empty unless the program needs several versions of the weights.
+    `stashes` is empty unless the program needs several versions of the weights.
     """
 
     stages: dict[int, DecoderStage]
-    buckets: dict[int, GradientBuckets]
+    shards: dict[int, ShardedStage]
     executor: PipelineExecutor
     program: Program
     evaluation: Program
-    optimizers: dict[int, torch.optim.AdamW]
     stashes: dict[int, StashedWeights]
     gradient_norm: GradientNorm
     tied: TiedEmbedding
+
+    def finish_gradients(self) -> None:
+        """Block until every gradient is the sum over all replicas and uses."""
+        for shards in self.shards.values():
+            shards.wait()
+        self.tied.sum_gradients()
+        for shards in self.shards.values():
+            shards.reduce_late()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """While this lasts, every parameter shows its values, whatever is sharded."""
+        for shards in self.shards.values():
+            shards.gather()
+            shards.finish_gather()
+        yield
+        for shards in self.shards.values():
+            shards.release()
 
 
 def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None) -> Mesh:
@@ -47,7 +70,7 @@ def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None 
     pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
     return make_mesh(
         MeshShape.of(job.plan), rank, device, job.run.timeout_s, watch,
-        job.model.tied_embeddings, program.placement, side_by_side=pairs,
+        job.model.tied_embeddings, program.placement, side_by_side=pairs, zero_ranks=job.plan.zero_ranks,
     )  # fmt: skip
 
 
@@ -58,43 +81,51 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     stages = {
         stage: DecoderStage(
             job.model, stage_span(plan, job.model.layers, stage), Cut(mesh.tp, plan.sequence_parallel)
-        ).initialise(job.run.seed, mesh.device)
+        ).prepare(mesh.device)
         for stage in placement.stages_of(here)
     }
     tied = _tied(job, stages, mesh)
-    tied.share_memory()
-    parameters = {stage: list(placed_parameters(module).values()) for stage, module in stages.items()}
-    buckets = {
-        stage: GradientBuckets(held, mesh, mesh.replicas(stage, program.num_stages), plan.bucket_mib)
-        for stage, held in parameters.items()
-    }
-    # Each tensor is counted once in the norm: in the first copy of its stage, and a tied one as the table.
+    pool = BufferPool(mesh.device)
+    shards = {}
+    for stage, module in stages.items():
+        regions = {
+            name: [p for p in held if p is not tied.head or not tied.are_both_here]
+            for name, held in module.regions().items()
+        }
+        late = [p for held in regions.values() for p in held if p is tied.table or p is tied.head]
+        sharding = _sharding(plan, mesh, mesh.replicas(stage, program.num_stages))
+        shards[stage] = ShardedStage(regions, late, sharding, pool, plan.bucket_mib, job.run.seed)
+        shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
+        module.through = shards[stage].through
+    if tied.table is not None and tied.head is not None:
+        unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
+        tied.share_memory(unit)
+        shards[program.num_stages - 1].also_uses("head", unit)
+    # Each tensor is counted once in the norm: where its shards are, or in the first copy of its stage; and a tied one
+    # as the table.
     counted = {
-        stage: [p for p in held if p is not tied.head] if placement.holders[0][stage] == here else []
-        for stage, held in parameters.items()
+        stage: (shards[stage], [p for p in placed_parameters(module).values() if p is not tied.head])
+        for stage, module in stages.items()
+        if placement.holders[0][stage] == here or plan.zero > 0
     }
     stashes = {}
     if program.weights != "current":
-        stashes = {stage: StashedWeights(held) for stage, held in parameters.items()}
-    optimizers = {
-        stage: make_adamw(
-            job.optimizer,
-            [p for p in held if not tied.is_second_use(p)],
-            stashes[stage].masters if stashes else None,
-        )
-        for stage, held in parameters.items()
-    }
+        stashes = {stage: StashedWeights(held) for stage, held in shards.items()}
     return Replica(
         stages=stages,
-        buckets=buckets,
-        executor=PipelineExecutor(dict(stages), buckets, mesh, stashes),
+        shards=shards,
+        executor=PipelineExecutor(dict(stages), shards, mesh, stashes),
         program=program,
         evaluation=forward_of(program),
-        optimizers=optimizers,
         stashes=stashes,
         gradient_norm=GradientNorm(counted, program.num_stages, mesh),
         tied=tied,
     )
+
+
+def _sharding(plan: PlanSpec, mesh: Mesh, replicas: Axis) -> Sharding:
+    shards = mesh.shards if replicas is mesh.dp else replicas
+    return Sharding(plan.zero if shards.size > 1 else 0, shards, mesh.shard_copies, mesh.tp)
 
 
 def _tied(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> TiedEmbedding:

@@ -3,24 +3,18 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from shardwright.parallel.collectives import all_reduce
+from shardwright.parallel.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import PlacedParameter
+from shardwright.parallel.shard import ShardedStage
+from shardwright.parallel.unit import Unit
 from shardwright.spec.job import OptimizerSpec
 
 
-def make_adamw(
-    spec: OptimizerSpec, parameters: list[PlacedParameter], masters: list[nn.Parameter] | None = None
-) -> torch.optim.AdamW:
-    """Decay for what is drawn at random (matrices and embeddings), none for norms and biases.
-
-    `masters` are updated in place of the parameters, where these change under the optimizer's hands.
-    """
-    updated: list[nn.Parameter] = list(parameters) if masters is None else masters
-    decayed = [m for p, m in zip(parameters, updated, strict=True) if p.place.init == "normal"]
-    plain = [m for p, m in zip(parameters, updated, strict=True) if p.place.init != "normal"]
+def make_adamw(spec: OptimizerSpec, decayed: list[Tensor], plain: list[Tensor]) -> torch.optim.AdamW:
+    """For weights that decay (what is drawn at random: matrices and embeddings) and that don't (norms and biases)."""
     groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -44,35 +38,42 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
 class GradientNorm:
     """The norm of the whole model's gradient, right across all axes.
 
-    Each parameter of the model has a slot, and each tensor is counted where it is held: shards by every tp rank,
-    replicas by the first alone, a tied embedding by the first stage. The slots are summed in the order of the model,
-    so the norm does not depend on how the pipeline is cut, to the last bit.
+    Each parameter of the model has a slot, and each tensor is counted where it is held: shards by every rank that has
+    one, replicas by the first alone, a tied embedding by the first stage. The slots are summed in the order of the
+    model, so the norm does not depend on how the pipeline is cut, to the last bit.
     """
 
-    def __init__(self, counted: dict[int, list[PlacedParameter]], num_stages: int, mesh: Mesh) -> None:
-        """`counted`: by stage, the parameters that this rank counts, in order of the model."""
+    def __init__(self, counted: dict[int, tuple[ShardedStage, list[PlacedParameter]]], num_stages: int, mesh: Mesh):
+        """`counted`: by stage, the parameters that this rank counts its part of, in order of the model."""
         self._mesh = mesh
         sizes = torch.zeros(num_stages, dtype=torch.int64, device=mesh.device)
-        for stage, parameters in counted.items():
+        for stage, (_, parameters) in counted.items():
             sizes[stage] = len(parameters)
-        all_reduce(sizes, mesh.pp)
+        all_reduce_max(sizes, mesh.pp)
         starts = [0, *torch.cumsum(sizes, 0).tolist()]
         self._num_slots = starts[-1]
-        self._slots: list[tuple[int, PlacedParameter]] = [
-            (starts[stage] + i, parameter)
-            for stage, parameters in counted.items()
+        self._slots: list[tuple[int, Unit, PlacedParameter]] = [
+            (starts[stage] + i, shards.unit_of(parameter), parameter)
+            for stage, (shards, parameters) in counted.items()
             for i, parameter in enumerate(parameters)
             if mesh.tp.index == 0 or "tp" in parameter.place.sharded_over
         ]
+        is_sharded = any(unit.sharding.num_shards > 1 for _, unit, _ in self._slots)
+        self._over = (mesh.tp, mesh.pp, mesh.shards) if is_sharded else (mesh.tp, mesh.pp)
 
-    def __call__(self) -> Tensor:
-        """The norm of the gradients as they are, float64, on every rank. Moves one small all-reduce over tp and pp."""
+    def __call__(self) -> float:
+        """The norm of the summed gradients, the same on every rank.
+
+        Moves one small all-reduce over tp, pp and, where gradients are sharded, the shards.
+        """
         squares = torch.zeros(self._num_slots, dtype=torch.float64, device=self._mesh.device)
-        for slot, parameter in self._slots:
-            assert parameter.grad is not None
+        for slot, unit, parameter in self._slots:
+            rows = unit.rows_of_gradient(parameter)
             # Rows in float32, then their norms in float64: exact enough, and no float64 copy of the gradient is made.
-            rows = torch.linalg.vector_norm(parameter.grad, dim=-1)
-            squares[slot] = torch.linalg.vector_norm(rows, dtype=torch.float64).square()
-        all_reduce(squares, self._mesh.tp)
-        all_reduce(squares, self._mesh.pp)
-        return squares.sum().sqrt()
+            # Rows are never split over ranks, so how the gradient is sharded makes no difference to their norms.
+            lengths = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float32)
+            squares[slot] = torch.linalg.vector_norm(lengths, dtype=torch.float64).square()
+        for axis in self._over:
+            all_reduce(squares, axis)
+        # In float32, so that the last bits of sums in another order do not reach the weights.
+        return self._mesh.to_host(squares.sum().sqrt().float())

@@ -52,30 +52,19 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
 
     def update(_: Action) -> None:
         nonlocal norm
-        for buckets in replica.buckets.values():
-            buckets.wait()
-        replica.tied.sum_gradients()
+        replica.finish_gradients()
         # Gradients are sums over microbatches and replicas, each of a mean over tokens.
         mean = 1.0 / (job.num_microbatches * job.plan.dp)
-        norm = mesh.to_host(replica.gradient_norm()) * mean
+        norm = replica.gradient_norm() * mean
         clip = optimizer_spec.clip_grad_norm
         clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
-        for buckets in replica.buckets.values():
-            buckets.scale(mean * clipped)
-        for optimizer in replica.optimizers.values():
-            apply_update(optimizer, rate)
+        for shards in replica.shards.values():
+            shards.update(mean * clipped, rate)
 
-    for buckets in replica.buckets.values():
-        buckets.zero()
+    for shards in replica.shards.values():
+        shards.zero()
     losses = replica.executor.run(replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update)
     return StepResult(mean_loss(losses, job, mesh), norm, rate)
-
-
-def apply_update(optimizer: torch.optim.AdamW, rate: float) -> None:
-    """One update at a learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
 
 
 def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:

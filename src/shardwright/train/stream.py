@@ -15,7 +15,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import Replica
 from shardwright.train.optimizer import learning_rate
-from shardwright.train.step import StepResult, apply_update, mean_loss, microbatches
+from shardwright.train.step import StepResult, mean_loss, microbatches
 
 
 class MicrobatchStream(Sequence[Tensor]):
@@ -58,17 +58,14 @@ def train_stream(
 
     def update(action: Action) -> None:
         stage = action.stage
-        buckets, stash = replica.buckets[stage], replica.stashes[stage]
-        buckets.wait()
-        buckets.scale(mean)
-        stash.before_update()
-        apply_update(
-            replica.optimizers[stage], learning_rate(job.optimizer, first_step + action.microbatch // per_batch)
-        )
-        buckets.zero()
+        shards = replica.shards[stage]
+        shards.wait()
+        replica.stashes[stage].before_update()
+        shards.update(mean, learning_rate(job.optimizer, first_step + action.microbatch // per_batch))
+        shards.zero()
 
-    for buckets in replica.buckets.values():
-        buckets.zero()
+    for shards in replica.shards.values():
+        shards.zero()
     losses = replica.executor.run(program, MicrobatchStream(job, num_batches, batch_of), update)
     results = []
     for batch in range(num_batches):

@@ -180,9 +180,12 @@ def held_out_loss(job: JobSpec, replica: Replica, mesh: Mesh, held_out: Samples)
 
 def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:
     """What the model writes after run.sample_prompt. The first replica writes, the others have an empty string."""
-    if job.run.sample_tokens == 0 or mesh.dp.index > 0:
+    if job.run.sample_tokens == 0:
         return ""
-    tokenizer = load_tokenizer(job.data)
-    prompt = [int(i) for i in tokenizer.encode(job.run.sample_prompt)] or [0]
-    written = generate(replica.stages, replica.evaluation, mesh, prompt, job.run.sample_tokens, job.run.seed)
-    return tokenizer.decode(written)
+    with replica.gathered():  # all replicas have a part in this, and then one writes
+        if mesh.dp.index > 0:
+            return ""
+        tokenizer = load_tokenizer(job.data)
+        prompt = [int(i) for i in tokenizer.encode(job.run.sample_prompt)] or [0]
+        written = generate(replica.stages, replica.evaluation, mesh, prompt, job.run.sample_tokens, job.run.seed)
+        return tokenizer.decode(written)

@@ -1,0 +1,260 @@
+"""ZeRO: replicas share their optimizer state, gradients and parameters. Rajbhandari et al. 2020 (arXiv 1910.02054).
+
+One engine for all stages of it. What is held whole and what in shards is told in unit.py; here is when things move.
+Gradients are reduced while the backward still runs (Li et al. 2020, arXiv 2006.15704, section 3.2), unit after unit in
+the order in which they become complete. Nothing is reduced while microbatches accumulate.
+
+In stage 3 the values of a unit are gathered before they are used and let go after. Without a pipeline that goes layer
+by layer, forward and backward, the next one's on its way while one computes (Zhao et al. 2023, arXiv 2304.11277,
+section 3.3). In a pipeline the program gathers and releases whole stages, and the layers find theirs there.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.parallel.buffers import BufferPool
+from shardwright.parallel.parameter import PlacedParameter
+from shardwright.parallel.unit import MakeOptimizer, Sharding, Unit
+
+# Reductions under way at once. Each holds a buffer, and in stages 2 and 3 that memory is what is being saved.
+MOST_REDUCING = 2
+
+
+class ShardedStage:
+    """The parameters, gradients and optimizer state of one stage of the model.
+
+    In a step: `zero`, backwards, each with `arm` before it if its gradients are then to be reduced and `reduce` after
+    it, `wait`, `reduce_late`, and `update`.
+    """
+
+    def __init__(
+        self,
+        regions: Mapping[str, Sequence[PlacedParameter]],
+        late: Sequence[PlacedParameter],
+        sharding: Sharding,
+        pool: BufferPool,
+        bucket_mib: float,
+        seed: int,
+    ) -> None:
+        """`regions` are what is computed one after the other, by name, with the parameters of each.
+
+        `late` are those whose gradient is complete only when another stage's is.
+        """
+        self._armed = False
+        self._next = 0
+        self._held = 0
+        self._region_order = list(regions)
+        self._reducing: deque[Unit] = deque()
+        self._unit_of: dict[PlacedParameter, Unit] = {}
+        self._sharding = sharding
+        if sharding.zero == 3:
+            groups = [list(parameters) for parameters in regions.values() if parameters]
+        else:
+            held = [p for parameters in regions.values() for p in parameters]
+            groups = _buckets(held, late, int(bucket_mib * 2**20 / sharding.compute.itemsize))
+        self.units = [Unit(group, sharding, pool, seed) for group in groups]
+        self._late = [unit for unit in self.units if not set(late).isdisjoint(unit.parameters)]
+        self._prompt = [unit for unit in reversed(self.units) if unit not in self._late]
+        for unit in self.units:
+            for parameter in unit.parameters:
+                self._unit_of[parameter] = unit
+                parameter.home = self
+        self._units_in: dict[str, list[Unit]] = {
+            name: list(dict.fromkeys(self._unit_of[p] for p in parameters)) for name, parameters in regions.items()
+        }
+
+    def unit_of(self, parameter: PlacedParameter) -> Unit:
+        """The unit that a parameter lies in."""
+        return self._unit_of[parameter]
+
+    def holds(self, parameter: PlacedParameter) -> bool:
+        """Whether a parameter has a place of its own here."""
+        return parameter in self._unit_of
+
+    def also_uses(self, region: str, unit: Unit) -> None:
+        """A region needs the values of one more unit, which may be another stage's."""
+        self._units_in[region].append(unit)
+
+    # Gradients.
+
+    def open(self, parameter: PlacedParameter) -> None:
+        """Give a parameter's gradient its memory."""
+        self._unit_of[parameter].open()
+
+    def arrived(self, parameter: PlacedParameter) -> None:
+        """A gradient was added to. If it was the last of its unit, the unit is reduced."""
+        if not self._armed:
+            return
+        self._unit_of[parameter].missing -= 1
+        # Always in the order of the list: replicas must issue the same reductions in the same order.
+        while self._next < len(self._prompt) and self._prompt[self._next].missing <= 0:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        unit = self._prompt[self._next]
+        self._next += 1
+        while len(self._reducing) >= MOST_REDUCING:
+            self._reducing.popleft().finish_reduce()
+        unit.start_reduce()
+        self._reducing.append(unit)
+
+    def zero(self) -> None:
+        """Begin a step."""
+        for unit in self.units:
+            unit.zero()
+
+    def arm(self) -> None:
+        """The next backward is the last before a reduction: reduce each unit as soon as it is complete."""
+        self._armed = self._sharding.shards.size > 1 or self._sharding.copies.size > 1
+        self._next = 0
+        for unit in self.units:
+            unit.missing = len(unit.parameters)
+
+    def reduce(self) -> None:
+        """Start what has not been started: units with a parameter that got no gradient."""
+        self._armed = False
+        while self._next < len(self._prompt):
+            self._start_next()
+
+    def wait(self) -> None:
+        """Block until all sums are there, but those of late units."""
+        while self._reducing:
+            self._reducing.popleft().finish_reduce()
+        self._next = 0
+
+    def reduce_late(self) -> None:
+        """Reduce, and wait for, the units whose gradients the caller has just completed."""
+        for unit in self._late:
+            unit.start_reduce()
+        for unit in self._late:
+            unit.finish_reduce()
+
+    # Update.
+
+    def make_optimizers(self, make: MakeOptimizer) -> None:
+        """Give each unit an optimizer of its own."""
+        for unit in self.units:
+            unit.make_optimizer(make)
+
+    def update(self, factor: float, rate: float) -> None:
+        """Step with the summed gradients times `factor`; the update of one unit hides the gather of the one before."""
+        for unit in self.units:
+            unit.update(factor, rate)
+        if self._sharding.zero < 3:
+            for unit in self.units:
+                unit.finish_gather()
+
+    # Values.
+
+    def gather(self) -> None:
+        """Begin to gather all values, and keep them until `release`."""
+        self._held += 1
+        for unit in self._all_units():
+            unit.start_gather()
+
+    def finish_gather(self) -> None:
+        """Wait for what `gather` began."""
+        for unit in self._all_units():
+            unit.finish_gather()
+
+    def release(self) -> None:
+        """Let the values go that `gather` asked for."""
+        self._held -= 1
+        if self._held == 0:
+            for unit in self._all_units():
+                unit.release()
+
+    def _all_units(self) -> list[Unit]:
+        return list(dict.fromkeys(unit for units in self._units_in.values() for unit in units))
+
+    def through(self, region: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Compute one region, with its values there when they are needed: now, and in the backward."""
+        if self._sharding.zero < 3:
+            return function(x)
+        self._enter(region, self._after(region))
+        trains = torch.is_grad_enabled()
+        if trains and x.requires_grad:
+            x = _BackwardEnds.apply(x, self, region)
+        y = function(x)
+        if trains and x.requires_grad:
+            y = _BackwardBegins.apply(y, self, region)
+        # The last region's backward comes next.
+        if not (trains and region == self._region_order[-1]):
+            self.leave(region)
+        return y
+
+    def enter_backward(self, region: str) -> None:
+        """The backward of a region begins: have its values, and begin to gather those of the one before."""
+        self._enter(region, self._before(region))
+
+    def _enter(self, region: str, following: str | None) -> None:
+        units = self._units_in[region]
+        for unit in units:
+            unit.start_gather()
+        for unit in units:
+            unit.finish_gather()
+        for unit in self._units_in[following] if following is not None else ():
+            unit.start_gather()
+
+    def leave(self, region: str) -> None:
+        """Let a region's values go, unless the program holds the stage."""
+        if self._held == 0:
+            for unit in self._units_in[region]:
+                unit.release()
+
+    def _after(self, region: str) -> str | None:
+        index = self._region_order.index(region) + 1
+        return self._region_order[index] if index < len(self._region_order) else None
+
+    def _before(self, region: str) -> str | None:
+        index = self._region_order.index(region)
+        # The first region of the model looks tokens up, and its backward needs the tokens and not the table.
+        return self._region_order[index - 1] if index > 0 and self._region_order[index - 1] != "embedding" else None
+
+
+def _buckets(
+    parameters: Sequence[PlacedParameter], late: Sequence[PlacedParameter], most: int
+) -> list[list[PlacedParameter]]:
+    """Neighbours together until there are `most` elements; late ones by themselves."""
+    groups: list[list[PlacedParameter]] = []
+    filling: list[PlacedParameter] = []
+    # From the end, for that is about the order in which gradients become complete.
+    for parameter in reversed([p for p in parameters if p not in set(late)]):
+        filling.append(parameter)
+        if sum(p.numel() for p in filling) >= most:
+            groups.append(filling)
+            filling = []
+    groups += [filling] if filling else []
+    return [*([p] for p in late), *reversed(groups)]
+
+
+class _BackwardEnds(torch.autograd.Function):
+    """Stands before a region. Forward: nothing. Backward: the region's values are let go."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stage: ShardedStage, region: str) -> Tensor:
+        ctx.stage, ctx.region = stage, region
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        ctx.stage.leave(ctx.region)
+        return grads[0], None, None
+
+
+class _BackwardBegins(torch.autograd.Function):
+    """Stands after a region. Forward: nothing. Backward: the region's values are gathered, unless they are there."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, stage: ShardedStage, region: str) -> Tensor:
+        ctx.stage, ctx.region = stage, region
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        ctx.stage.enter_backward(ctx.region)
+        return grads[0], None, None

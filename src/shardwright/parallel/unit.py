@@ -1,0 +1,317 @@
+"""A unit: parameters that are gathered, reduced and updated together, as flat buffers.
+
+Every parameter and every gradient is a view of its unit's buffers, so one collective moves them all, straight into
+and out of the memory that the layers compute with. Which buffers a rank holds whole and of which only its shard is
+what the stages of ZeRO differ in (Rajbhandari et al. 2020, arXiv 1910.02054, section 5):
+
+    stage   values           gradients                         optimizer state
+    0       whole            whole                             whole
+    1       whole            whole, its shard is reduced       shard
+    2       whole            shard; whole while they arrive    shard
+    3       shard; whole while they are used, by layer         shard
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardwright.parallel.buffers import BufferPool
+from shardwright.parallel.collectives import (
+    Axis,
+    Pending,
+    all_reduce,
+    start_all_gather,
+    start_all_reduce,
+    start_reduce_scatter,
+)
+from shardwright.parallel.parameter import PlacedParameter, initial_box, no_memory
+from shardwright.spec.flat import flat_layout, rows_of
+
+# Makes an optimizer of two lists of flat tensors: weights that decay, and weights that do not.
+MakeOptimizer = Callable[[list[Tensor], list[Tensor]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the replicas of a stage share its state.
+
+    `zero` is the stage of ZeRO. Shards lie on the ranks of `shards`; each shard is held alike by the ranks of
+    `copies`, which is of size 1 unless sharding is hybrid. `tp` sums the gradients that its ranks each see a part of.
+    """
+
+    zero: int
+    shards: Axis
+    copies: Axis
+    tp: Axis
+    compute: torch.dtype = torch.float32
+    gradients: torch.dtype = torch.float32
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the optimizer state: 1 where every replica holds all of it."""
+        return self.shards.size if self.zero else 1
+
+
+class Unit:
+    """The flat buffers of some parameters, and what moves them."""
+
+    def __init__(self, parameters: Sequence[PlacedParameter], sharding: Sharding, pool: BufferPool, seed: int) -> None:
+        """Gives the parameters their initial values, of which only what this rank holds is kept."""
+        # Decayed weights first: the optimizer sees two flat tensors. Long rows first: less padding.
+        self.parameters = sorted(
+            parameters, key=lambda p: (p.place.init != "normal", bool(p.place.summed_over), -rows_of(p.shape)[1])
+        )
+        self.sharding = sharding
+        self._pool = pool
+        self.missing = 0  # parameters whose gradient of the running backward has not arrived
+        self.layout = flat_layout([rows_of(p.shape) for p in self.parameters], sharding.num_shards)
+        self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
+        first = (sharding.shards.index if sharding.zero else 0) * self.layout.shard_size
+        self._mine = slice(first, first + self.layout.shard_size)
+        self._followers: list[tuple[PlacedParameter, PlacedParameter]] = []
+        self._gathering: Pending | None = None
+        self._reducing: tuple[Pending, Tensor] | None = None
+        self._shard_has_gradient = False
+        self._make_buffers(seed)
+
+    def _make_buffers(self, seed: int) -> None:
+        sharding, size, shard_size = self.sharding, self.layout.size, self.layout.shard_size
+        device = self.parameters[0].device
+        self._values: Tensor | None = None
+        if sharding.zero < 3:
+            self._values = torch.zeros(size, dtype=sharding.compute, device=device)
+            self.value_shard = self._values[self._mine]
+        else:
+            self.value_shard = torch.zeros(shard_size, dtype=sharding.compute, device=device)
+        # Updates are far smaller than the weights: 16 bits would round them away (Micikevicius et al. 2018,
+        # arXiv 1710.03740, section 3.1), so the optimizer has a float32 copy of its own.
+        exact = sharding.compute == torch.float32
+        self.master = self.value_shard if exact else torch.zeros(shard_size, dtype=torch.float32, device=device)
+        self._gradients: Tensor | None = None
+        self._gradient_shard: Tensor | None = None
+        if sharding.zero < 2:
+            self._set_gradients(torch.zeros(size, dtype=sharding.gradients, device=device))
+        else:
+            self._gradient_shard = torch.zeros(shard_size, dtype=sharding.gradients, device=device)
+        for parameter in self.parameters:
+            initial = initial_box(parameter.place, seed, device).view(-1)
+            for buffer, within in ((self.master, self._mine), (self._values, slice(0, size))):
+                if buffer is not None:
+                    start, stop = self._overlap(parameter, within)
+                    offset = self._offset[parameter]
+                    buffer[start - within.start : stop - within.start] = initial[start - offset : stop - offset]
+        if not exact and sharding.zero == 3:
+            self.value_shard.copy_(self.master)
+        self._show()
+
+    def _overlap(self, parameter: PlacedParameter, within: slice) -> tuple[int, int]:
+        """The range of the buffer that holds this parameter and lies in `within`; empty if start == stop."""
+        offset = self._offset[parameter]
+        start = min(max(offset, within.start), within.stop)
+        return start, max(start, min(offset + parameter.numel(), within.stop))
+
+    # Values.
+
+    def follow(self, follower: PlacedParameter, leader: PlacedParameter) -> None:
+        """`follower` is another use of `leader`, which is in this unit: it shows the same memory."""
+        self._followers.append((follower, leader))
+        self._show()
+
+    def _show(self) -> None:
+        """Make the parameters views of the values; or views of nothing, where these are not here."""
+        for parameter in self.parameters:
+            if self._values is None:
+                parameter.data = no_memory(parameter.shape, self.value_shard.device, self.value_shard.dtype)
+            else:
+                offset = self._offset[parameter]
+                parameter.data = self._values[offset : offset + parameter.numel()].view(parameter.shape)
+        for follower, leader in self._followers:
+            follower.data = leader.data
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the values are here."""
+        return self._values is not None
+
+    def start_gather(self) -> None:
+        """Begin to gather the values, if they are not here or on their way. Moves one all-gather over the shards."""
+        if self._values is None and self._gathering is None:
+            self._arriving = self._pool.borrow(self.layout.size, self.value_shard.dtype)
+            self._gathering = start_all_gather(self._arriving, self.value_shard, self.sharding.shards)
+
+    def finish_gather(self) -> None:
+        """Wait until the values are here."""
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._values, self._gathering = self._arriving, None
+            self._show()
+
+    def release(self) -> None:
+        """Let gathered values go. What is not sharded stays."""
+        if self.sharding.zero < 3:
+            return
+        self.finish_gather()
+        if self._values is not None:
+            gathered, self._values = self._values, None
+            self._show()
+            self._pool.give_back(gathered)
+
+    # Versions of the values, for pipelines that update without draining. Only without ZeRO.
+
+    def values(self) -> Tensor:
+        """The values that the parameters show."""
+        assert self._values is not None
+        return self._values
+
+    def show(self, values: Tensor) -> None:
+        """Let the parameters show another version."""
+        self._values = values
+        self._show()
+
+    def write_to(self, values: Tensor) -> None:
+        """Let the next update leave its result in this version."""
+        if self.master is self.value_shard:
+            self.master = values
+            for tensor, (start, stop) in zip(self._updated, self._cuts, strict=True):
+                tensor.data = values[start:stop]
+        self.value_shard = values
+
+    # Gradients.
+
+    def _set_gradients(self, gradients: Tensor | None) -> None:
+        """Make the parameters' gradients views of this memory, which holds none yet."""
+        self._gradients = gradients
+        end = 0
+        for parameter in self.parameters:
+            offset = self._offset[parameter]
+            parameter.has_gradient = False
+            parameter.gradient = None
+            if gradients is not None:
+                parameter.gradient = gradients[offset : offset + parameter.numel()].view(parameter.shape)
+                gradients[end:offset].zero_()  # padding is summed and updated like the rest: it has to be a number
+            end = offset + parameter.numel()
+        if gradients is not None:
+            gradients[end:].zero_()
+
+    def open(self) -> None:
+        """Have memory for gradients that is not just being summed."""
+        if self._reducing is not None and self.sharding.zero >= 2:
+            self.finish_reduce()
+        if self._gradients is None:
+            self._set_gradients(self._pool.borrow(self.layout.size, self.sharding.gradients))
+
+    def zero(self) -> None:
+        """Begin a step: there are no gradients yet."""
+        self._shard_has_gradient = False
+        for parameter in self.parameters:
+            parameter.has_gradient = False
+
+    def start_reduce(self) -> None:
+        """Begin to sum the gradients over the replicas.
+
+        Moves one all-reduce without ZeRO, else one reduce-scatter over the shards; before, where ranks of tp each saw
+        a part of the tokens, an all-reduce of those gradients over tp.
+        """
+        self.finish_reduce()
+        self.open()
+        gradients, sharding = self._gradients, self.sharding
+        assert gradients is not None
+        for parameter in self.parameters:
+            if not parameter.has_gradient:
+                assert parameter.gradient is not None
+                parameter.gradient.zero_()
+        for start, stop in self._partial_sums():
+            all_reduce(gradients[start:stop], sharding.tp.for_backward)
+        if sharding.zero == 0:
+            self._reducing = start_all_reduce(gradients, sharding.shards), gradients
+            return
+        if sharding.zero == 1:
+            out = gradients[self._mine]
+        elif self._shard_has_gradient:
+            out = self._pool.borrow(self.layout.shard_size, gradients.dtype)
+        else:
+            assert self._gradient_shard is not None
+            out = self._gradient_shard
+        self._reducing = start_reduce_scatter(out, gradients, sharding.shards), out
+
+    def _partial_sums(self) -> list[tuple[int, int]]:
+        """Ranges of the buffer whose gradients are partial sums over tp."""
+        ranges: list[tuple[int, int]] = []
+        for parameter in self.parameters:
+            if parameter.place.summed_over:
+                start, stop = self._offset[parameter], self._offset[parameter] + parameter.numel()
+                if ranges and ranges[-1][1] == start:
+                    start = ranges.pop()[0]
+                ranges.append((start, stop))
+        return ranges
+
+    def finish_reduce(self) -> None:
+        """Wait until the sum is there. Moves, if sharding is hybrid, an all-reduce of the shard over its copies."""
+        if self._reducing is None:
+            return
+        pending, out = self._reducing
+        self._reducing = None
+        pending.wait()
+        all_reduce(out, self.sharding.copies)
+        if self.sharding.zero >= 2:
+            assert self._gradients is not None and self._gradient_shard is not None
+            self._pool.give_back(self._gradients)
+            self._set_gradients(None)
+            if out is not self._gradient_shard:
+                self._gradient_shard.add_(out)
+                self._pool.give_back(out)
+        self._shard_has_gradient = True
+
+    def summed_gradients(self) -> Tensor:
+        """This rank's shard of the sum, after `finish_reduce`."""
+        if self._gradient_shard is not None:
+            return self._gradient_shard
+        assert self._gradients is not None
+        return self._gradients[self._mine]
+
+    def rows_of_gradient(self, parameter: PlacedParameter) -> Tensor:
+        """The rows of a parameter's summed gradient that this rank holds, [rows, row]; there may be none."""
+        start, stop = self._overlap(parameter, self._mine)
+        shard = self.summed_gradients()[start - self._mine.start : stop - self._mine.start]
+        return shard.view(-1, rows_of(parameter.shape)[1])
+
+    # Update.
+
+    def make_optimizer(self, make: MakeOptimizer) -> None:
+        """Give this rank's shard an optimizer of its own."""
+        last = max((i for i, p in enumerate(self.parameters) if p.place.init == "normal"), default=-1)
+        end_of_decay = self.layout.offsets[last] + self.parameters[last].numel() if last >= 0 else 0
+        cut = min(max(end_of_decay - self._mine.start, 0), self.layout.shard_size)
+        self._cuts = [(0, cut), (cut, self.layout.shard_size)]
+        self._updated = [self.master[start:stop].detach() for start, stop in self._cuts]
+        decayed, plain = ([t] if t.numel() else [] for t in self._updated)
+        self.optimizer = make(decayed, plain)
+
+    def update(self, factor: float, rate: float) -> None:
+        """Step with the summed gradients times `factor`, and begin to gather what the other replicas updated.
+
+        Moves, in stages 1 and 2, one all-gather over the shards.
+        """
+        summed = self.summed_gradients()
+        if summed.dtype == torch.float32:
+            summed.mul_(factor)
+        else:
+            exact = self._pool.borrow(summed.numel(), torch.float32)
+            summed = torch.mul(summed, factor, out=exact)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        for tensor, (start, stop) in zip(self._updated, self._cuts, strict=True):
+            tensor.grad = summed[start:stop]
+        self.optimizer.step()
+        for tensor in self._updated:
+            tensor.grad = None
+        if summed.dtype != self.summed_gradients().dtype:
+            self._pool.give_back(summed)
+        if self.master is not self.value_shard:
+            self.value_shard.copy_(self.master)
+        if self.sharding.zero in (1, 2):
+            assert self._values is not None
+            self._arriving = self._values
+            self._gathering = start_all_gather(self._values, self.value_shard, self.sharding.shards)
