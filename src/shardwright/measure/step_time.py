@@ -170,10 +170,7 @@ def _time_stage(stage: DecoderStage, tokens_BS: Tensor, mesh: Mesh) -> tuple[flo
     """F, I, W and B of one stage, once."""
     found = []
     for split in (True, False):
-        if stage.span.is_first:
-            x = tokens_BS[:, :-1]
-        else:
-            x = torch.randn(stage.hidden_shape(len(tokens_BS)), device=mesh.device, requires_grad=True)
+        x = tokens_BS[:, :-1] if stage.span.is_first else stage.empty_hidden(len(tokens_BS)).normal_().requires_grad_()
         outputs: list[Tensor] = []
 
         def forward(x: Tensor = x, outputs: list[Tensor] = outputs) -> None:
@@ -195,8 +192,7 @@ def _time_message(job: JobSpec, replica: Replica, mesh: Mesh) -> float:
     pp = mesh.pp
     if pp.size == 1:
         return 0.0
-    shape = next(iter(replica.stages.values())).hidden_shape(job.plan.microbatch_size)
-    message = torch.zeros(shape, device=mesh.device)
+    message = next(iter(replica.stages.values())).empty_hidden(job.plan.microbatch_size).zero_()
     neighbour = pp.index ^ 1
     if neighbour >= pp.size:  # the last of an odd number has nobody to play with, but keeps step
         return _timed(lambda: None, mesh)

@@ -89,9 +89,9 @@ class DecoderStage(nn.Module):
         """Weight gradients of this stage that wait for their W."""
         return self.cut.deferred
 
-    def prepare(self, device: torch.device) -> "DecoderStage":
-        """Give the parameters their names and device, but no memory. Returns itself."""
-        name_parameters(self, device)
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> "DecoderStage":
+        """Give the parameters their names, device and number type, but no memory. Returns itself."""
+        name_parameters(self, device, dtype)
         return self
 
     def regions(self) -> dict[str, list[PlacedParameter]]:
@@ -110,10 +110,11 @@ class DecoderStage(nn.Module):
         materialise(self, seed, device)
         return self
 
-    def hidden_shape(self, batch: int) -> tuple[int, int, int]:
-        """Shape [s, B, H] of what passes between stages."""
+    def empty_hidden(self, batch: int) -> Tensor:
+        """Memory for what passes between stages, [s, B, H]."""
         tokens = self.spec.sequence // (self.cut.tp.size if self.cut.shards_sequence else 1)
-        return tokens, batch, self.spec.hidden
+        like = next(self.parameters())
+        return torch.empty(tokens, batch, self.spec.hidden, device=like.device, dtype=like.dtype)
 
     def forward(self, x: Tensor, targets_BS: Tensor | None = None) -> Tensor:
         """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.

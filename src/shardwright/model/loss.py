@@ -19,6 +19,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_TV: Tensor, targets_T: Tensor, first_row: int, tp: Axis) -> Tensor:
+        ctx.dtype = logits_TV.dtype
         logits_TV = logits_TV.float()
         largest_T = all_reduce_max(logits_TV.amax(dim=-1), tp)
         shifted_TV = logits_TV - largest_T[:, None]
@@ -38,7 +39,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         gradient_TV = softmax_TV  # nobody needs it afterwards
         here_T = torch.where(elsewhere_T, 0.0, 1.0)
         gradient_TV.scatter_add_(-1, rows_T[:, None], -here_T[:, None])
-        return gradient_TV.mul_(grads[0][:, None]), None, None, None
+        return gradient_TV.mul_(grads[0][:, None]).to(ctx.dtype), None, None, None
 
 
 def vocabulary_cross_entropy(logits_TV: Tensor, targets_T: Tensor, first_row: int, tp: Axis) -> Tensor:

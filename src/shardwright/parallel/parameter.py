@@ -154,24 +154,24 @@ def placed_parameters(module: nn.Module) -> dict[str, PlacedParameter]:
     return found
 
 
-def name_parameters(module: nn.Module, device: torch.device) -> None:
-    """Give every parameter its name and its device, and no memory yet: `expand` shows one element everywhere."""
+def name_parameters(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Give every parameter its name, device and number type, and no memory yet."""
     for path, child in module.named_modules():
         for key, parameter in list(child.named_parameters(recurse=False)):
             assert isinstance(parameter, PlacedParameter)
             name = parameter.place.name or (f"{path}.{key}" if path else key)
             place = replace(parameter.place, name=name)
-            setattr(child, key, PlacedParameter(no_memory(place.shape, device), place))
+            setattr(child, key, PlacedParameter(no_memory(place.shape, device, dtype), place))
 
 
-def no_memory(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor that has a shape and next to no memory, to stand where there will be or was one."""
+def no_memory(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor that stands where there will be one, or was: `expand` shows a single element everywhere."""
     return torch.zeros((), device=device, dtype=dtype).expand(shape)
 
 
 def materialise(module: nn.Module, seed: int, device: torch.device) -> None:
     """Give every parameter its name, memory of its own and its initial values."""
-    name_parameters(module, device)
+    name_parameters(module, device, torch.float32)
     for parameter in placed_parameters(module).values():
         parameter.data = initial_box(parameter.place, seed, device)
 

@@ -42,8 +42,8 @@ class Stage(Protocol):
         """Hidden states, or the loss of each token where there are targets."""
         ...
 
-    def hidden_shape(self, batch: int) -> tuple[int, int, int]:
-        """Shape of what passes between stages."""
+    def empty_hidden(self, batch: int) -> Tensor:
+        """Memory for what passes between stages."""
         ...
 
 
@@ -249,7 +249,7 @@ class PipelineExecutor:
 
     def _receive(self, action: Action, axis: Axis, run: _Run) -> tuple[Tensor, Pending]:
         batch = run.tokens[action.microbatch].shape[0]
-        buffer = torch.empty(self._stages[action.stage].hidden_shape(batch), device=self._mesh.device)
+        buffer = self._stages[action.stage].empty_hidden(batch)
         return buffer, start_recv(buffer, axis, action.peer, self._tag(action, action.stage, run))
 
     @staticmethod

@@ -25,8 +25,9 @@ from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
-from shardwright.spec.plan import PlanSpec
 from shardwright.train.optimizer import GradientNorm, make_adamw
+
+NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     stages = {
         stage: DecoderStage(
             job.model, stage_span(plan, job.model.layers, stage), Cut(mesh.tp, plan.sequence_parallel)
-        ).prepare(mesh.device)
+        ).prepare(mesh.device, NUMBERS[job.precision.compute])
         for stage in placement.stages_of(here)
     }
     tied = _tied(job, stages, mesh)
@@ -93,7 +94,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
             for name, held in module.regions().items()
         }
         late = [p for held in regions.values() for p in held if p is tied.table or p is tied.head]
-        sharding = _sharding(plan, mesh, mesh.replicas(stage, program.num_stages))
+        sharding = _sharding(job, mesh, mesh.replicas(stage, program.num_stages))
         shards[stage] = ShardedStage(regions, late, sharding, pool, plan.bucket_mib, job.run.seed)
         shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
         module.through = shards[stage].through
@@ -123,9 +124,12 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     )
 
 
-def _sharding(plan: PlanSpec, mesh: Mesh, replicas: Axis) -> Sharding:
+def _sharding(job: JobSpec, mesh: Mesh, replicas: Axis) -> Sharding:
     shards = mesh.shards if replicas is mesh.dp else replicas
-    return Sharding(plan.zero if shards.size > 1 else 0, shards, mesh.shard_copies, mesh.tp)
+    return Sharding(
+        job.plan.zero if shards.size > 1 else 0, shards, mesh.shard_copies, mesh.tp,
+        compute=NUMBERS[job.precision.compute], gradients=NUMBERS[job.precision.gradient_number],
+    )  # fmt: skip
 
 
 def _tied(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> TiedEmbedding:

@@ -48,7 +48,7 @@ def _forward(
     mine = [(index, stage) for index, stage in stages.items() if program.placement.rank(index, 0) == here]
     for index, stage in mine:
         if index > 0 and program.placement.rank(index - 1, 0) != here:
-            x = torch.empty(stage.hidden_shape(1), device=mesh.device)
+            x = stage.empty_hidden(1)
             start_recv(x, mesh.forward, program.placement.rank(index - 1, 0), tag=index).wait()
         x = stage(x)
         if index + 1 < program.num_stages and program.placement.rank(index + 1, 0) != here:
