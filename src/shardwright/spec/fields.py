@@ -23,7 +23,7 @@ def _row(name: str, field: FieldInfo) -> tuple[str, str]:
     meaning = field.description or ""
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if len(choices) > 1:
-        meaning += " One of " + ", ".join(choices) + "."
+        meaning += " One of " + ", ".join(map(str, choices)) + "."
     return f"{name} = {_shown(field.get_default(call_default_factory=True))}", meaning
 
 
