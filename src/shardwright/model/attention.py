@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from shardwright.model.rotary import rotary_angles, rotate
 from shardwright.parallel.parameter import sharded
-from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear, residual_std
+from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
 from shardwright.spec.model import ModelSpec
+from shardwright.spec.parameters import residual_std
 
 
 class Attention(nn.Module):

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwright.parallel.parameter import sharded
-from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear, residual_std
+from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
 from shardwright.spec.model import ModelSpec
+from shardwright.spec.parameters import residual_std
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,

@@ -27,7 +27,8 @@ from shardwright.parallel.collectives import (
     start_reduce_scatter,
 )
 from shardwright.parallel.parameter import PlacedParameter, initial_box, no_memory
-from shardwright.spec.flat import flat_layout, rows_of
+from shardwright.spec.flat import rows_of
+from shardwright.spec.units import in_unit_order, unit_layout
 
 # Makes an optimizer of two lists of flat tensors: weights that decay, and weights that do not.
 MakeOptimizer = Callable[[list[Tensor], list[Tensor]], torch.optim.Optimizer]
@@ -59,14 +60,11 @@ class Unit:
 
     def __init__(self, parameters: Sequence[PlacedParameter], sharding: Sharding, pool: BufferPool, seed: int) -> None:
         """Gives the parameters their initial values, of which only what this rank holds is kept."""
-        # Decayed weights first: the optimizer sees two flat tensors. Long rows first: less padding.
-        self.parameters = sorted(
-            parameters, key=lambda p: (p.place.init != "normal", bool(p.place.summed_over), -rows_of(p.shape)[1])
-        )
+        self.parameters = in_unit_order(parameters, lambda p: p.place)
         self.sharding = sharding
         self._pool = pool
         self.missing = 0  # parameters whose gradient of the running backward has not arrived
-        self.layout = flat_layout([rows_of(p.shape) for p in self.parameters], sharding.num_shards)
+        self.layout = unit_layout([p.place for p in self.parameters], sharding.num_shards)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
         first = (sharding.shards.index if sharding.zero else 0) * self.layout.shard_size
         self._mine = slice(first, first + self.layout.shard_size)
