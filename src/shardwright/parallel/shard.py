@@ -19,10 +19,7 @@ from torch import Tensor
 from shardwright.parallel.buffers import BufferPool
 from shardwright.parallel.parameter import PlacedParameter
 from shardwright.parallel.unit import MakeOptimizer, Sharding, Unit
-from shardwright.spec.units import bucket_elements, unit_groups
-
-# Reductions under way at once. Each holds a buffer, and in stages 2 and 3 that memory is what is being saved.
-MOST_REDUCING = 2
+from shardwright.spec.units import MOST_REDUCING, bucket_elements, unit_groups
 
 
 class ShardedStage:
@@ -180,8 +177,8 @@ class ShardedStage:
         y = function(x)
         if trains and x.requires_grad:
             y = _BackwardBegins.apply(y, self, region)
-        # The last region's backward comes next.
-        if not (trains and region == self._region_order[-1]):
+        # The last region's backward comes next; that of an embedding needs no values, nor would it let them go.
+        if not (trains and x.requires_grad and region == self._region_order[-1]):
             self.leave(region)
         return y
 

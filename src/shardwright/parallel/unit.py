@@ -275,6 +275,23 @@ class Unit:
         shard = self.summed_gradients()[start - self._mine.start : stop - self._mine.start]
         return shard.view(-1, rows_of(parameter.shape)[1])
 
+    # What is allocated.
+
+    def parameter_memory(self) -> list[Tensor]:
+        """Tensors whose memory holds values for good: gathered ones are the pool's."""
+        values = [self._values] if self._values is not None and self.sharding.zero < 3 else []
+        return [self.value_shard, *values]
+
+    def gradient_memory(self) -> list[Tensor]:
+        """Tensors whose memory holds gradients for good: where shards are kept, whole ones are the pool's."""
+        held = self._gradients if self._gradient_shard is None else self._gradient_shard
+        return [held] if held is not None else []
+
+    def optimizer_memory(self) -> list[Tensor]:
+        """Master weights and Adam's moments; they are there from the first update on."""
+        states = self.optimizer.state.values()
+        return [self.master, *(t for state in states for t in state.values() if torch.is_tensor(t) and t.numel() > 1)]
+
     # Update.
 
     def make_optimizer(self, make: MakeOptimizer) -> None:

@@ -10,6 +10,9 @@ from typing import TypeVar
 from shardwright.spec.flat import FlatLayout, flat_layout, rows_of
 from shardwright.spec.place import Place
 
+# Reductions under way at once. Each holds a buffer, and in stages 2 and 3 that memory is what is being saved.
+MOST_REDUCING = 2
+
 T = TypeVar("T", bound=Hashable)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from shardwright.model.decoder import DecoderStage, stage_span
+from shardwright.parallel.account import measured_memory
 from shardwright.parallel.buffers import BufferPool
 from shardwright.parallel.collectives import Axis
 from shardwright.parallel.mesh import Mesh, make_mesh
@@ -24,6 +25,7 @@ from shardwright.schedule.generate import forward_of
 from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
+from shardwright.spec.memory import RankMemory
 from shardwright.spec.mesh import MeshShape
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
@@ -45,6 +47,11 @@ class Replica:
     stashes: dict[int, StashedWeights]
     gradient_norm: GradientNorm
     tied: TiedEmbedding
+    pool: BufferPool
+
+    def memory(self) -> RankMemory:
+        """What this rank has allocated, by kind, after the first update; activations are not in it."""
+        return measured_memory(self.shards, self.stashes, self.tied, self.pool)
 
     def finish_gradients(self) -> None:
         """Block until every gradient is the sum over all replicas and uses."""
@@ -121,6 +128,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         stashes=stashes,
         gradient_norm=GradientNorm(counted, program.num_stages, mesh),
         tied=tied,
+        pool=pool,
     )
 
 
