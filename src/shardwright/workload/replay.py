@@ -296,9 +296,17 @@ class _Replay:
 
 
 def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageState]) -> Replayed:
-    """Replay the list of one pipeline rank, which holds `held`."""
+    """Replay the list of one pipeline rank, which holds `held`, step after step until the pool grows no more.
+
+    A step begins with the buffers that the one before left, which may fit worse than fresh ones.
+    """
     found = _Replay(job, held, message_bytes(job), is_reduced_by_gloo(job))
-    found.run(program, program.ranks[pp_rank])
+    before = -1
+    while before < found.pool.peak_bytes:
+        before = found.pool.peak_bytes
+        found.calls.clear()
+        found.moved_bytes.clear()
+        found.run(program, program.ranks[pp_rank])
     return Replayed(dict(found.calls), dict(found.moved_bytes), found.pool.peak_bytes, found.peak_bytes)
 
 
