@@ -28,7 +28,9 @@ def measured_memory(
         counted.update(fresh)
         return sum(fresh.values())
 
-    own = [tied.head.gradient] if tied.are_both_here and tied.head is not None and tied.head.gradient is not None else []
+    own = (
+        [tied.head.gradient] if tied.are_both_here and tied.head is not None and tied.head.gradient is not None else []
+    )
     parameters = new_bytes(tensor for unit in units for tensor in unit.parameter_memory())
     older = sum(stash.most_older_bytes for stash in stashes.values())
     gradients = new_bytes([*own, *(tensor for unit in units for tensor in unit.gradient_memory())])

@@ -35,11 +35,11 @@ class RankMemory:
     def __str__(self) -> str:
         """One line."""
         kinds = ", ".join(
-            f"{field.name.removesuffix('_bytes')} {mib(getattr(self, field.name))}" for field in fields(self)
+            f"{field.name.removesuffix('_bytes')} {amount(getattr(self, field.name))}" for field in fields(self)
         )
-        return f"{mib(self.total_bytes)}: {kinds}"
+        return f"{amount(self.total_bytes)}: {kinds}"
 
 
-def mib(num_bytes: int) -> str:
+def amount(num_bytes: int) -> str:
     """In MiB, or in GiB from one of those on."""
     return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
