@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.buffers import BufferPool
+from shardwright.parallel.masters import MakeOptimizer
 from shardwright.parallel.parameter import PlacedParameter
-from shardwright.parallel.unit import MakeOptimizer, Sharding, Unit
+from shardwright.parallel.unit import Sharding, Unit
 
 # Reductions under way at once. Each holds a buffer, and in stages 2 and 3 that memory is what is being saved.
 MOST_REDUCING = 2
@@ -138,7 +139,7 @@ class ShardedStage:
     def make_optimizers(self, make: MakeOptimizer) -> None:
         """Give each unit an optimizer of its own."""
         for unit in self.units:
-            unit.make_optimizer(make)
+            unit.masters.make_optimizer(make)
 
     def update(self, factor: float, rate: float) -> None:
         """Step with the summed gradients times `factor`; the update of one unit hides the gather of the one before."""

@@ -11,8 +11,9 @@ what the stages of ZeRO differ in (Rajbhandari et al. 2020, arXiv 1910.02054, se
     3       shard; whole while they are used, by layer         shard
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -26,11 +27,9 @@ from shardwright.parallel.collectives import (
     start_all_reduce,
     start_reduce_scatter,
 )
+from shardwright.parallel.masters import Cut, Masters, on_host
 from shardwright.parallel.parameter import PlacedParameter, initial_box, no_memory
 from shardwright.spec.flat import flat_layout, rows_of
-
-# Makes an optimizer of two lists of flat tensors: weights that decay, and weights that do not.
-MakeOptimizer = Callable[[list[Tensor], list[Tensor]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,8 @@ class Sharding:
     tp: Axis
     compute: torch.dtype = torch.float32
     gradients: torch.dtype = torch.float32
+    host_share: float = 0.0  # of the optimizer state and float32 weights that is in host memory
+    host_values: bool = False  # whether the shards of the values are in host memory (stage 3)
 
     @property
     def num_shards(self) -> int:
@@ -60,7 +61,7 @@ class Unit:
     def __init__(self, parameters: Sequence[PlacedParameter], sharding: Sharding, pool: BufferPool, seed: int) -> None:
         """Gives the parameters their initial values, of which only what this rank holds is kept."""
         # Decayed weights first: the optimizer sees two flat tensors. Long rows first: less padding.
-        self.parameters = sorted(
+        self.parameters: list[PlacedParameter] = sorted(
             parameters, key=lambda p: (p.place.init != "normal", bool(p.place.summed_over), -rows_of(p.shape)[1])
         )
         self.sharding = sharding
@@ -83,12 +84,11 @@ class Unit:
         if sharding.zero < 3:
             self._values = torch.zeros(size, dtype=sharding.compute, device=device)
             self.value_shard = self._values[self._mine]
+        elif sharding.host_values:
+            self.value_shard = on_host(shard_size, sharding.compute, device)
         else:
             self.value_shard = torch.zeros(shard_size, dtype=sharding.compute, device=device)
-        # Updates are far smaller than the weights: 16 bits would round them away (Micikevicius et al. 2018,
-        # arXiv 1710.03740, section 3.1), so the optimizer has a float32 copy of its own.
-        exact = sharding.compute == torch.float32
-        self.master = self.value_shard if exact else torch.zeros(shard_size, dtype=torch.float32, device=device)
+        self.masters = Masters(self._cuts(), self.value_shard, device)
         self._gradients: Tensor | None = None
         self._gradient_shard: Tensor | None = None
         if sharding.zero < 2:
@@ -97,14 +97,24 @@ class Unit:
             self._gradient_shard = torch.zeros(shard_size, dtype=sharding.gradients, device=device)
         for parameter in self.parameters:
             initial = initial_box(parameter.place, seed, device).view(-1)
-            for buffer, within in ((self.master, self._mine), (self._values, slice(0, size))):
-                if buffer is not None:
-                    start, stop = self._overlap(parameter, within)
-                    offset = self._offset[parameter]
-                    buffer[start - within.start : stop - within.start] = initial[start - offset : stop - offset]
-        if not exact and sharding.zero == 3:
-            self.value_shard.copy_(self.master)
+            offset = self._offset[parameter]
+            if self._values is not None:
+                self._values[offset : offset + parameter.numel()] = initial
+            start, stop = self._overlap(parameter, self._mine)
+            self.masters.set(start - self._mine.start, initial[start - offset : stop - offset])
+        self.masters.write_values(self.value_shard)
         self._show()
+
+    def _cuts(self) -> list[Cut]:
+        """The shard in pieces that the optimizer treats alike: with decay or without, on the host or the device."""
+        shard_size = self.layout.shard_size
+        last = max((i for i, p in enumerate(self.parameters) if p.place.init == "normal"), default=-1)
+        end_of_decay = self.layout.offsets[last] + self.parameters[last].numel() if last >= 0 else 0
+        decayed = min(max(end_of_decay - self._mine.start, 0), shard_size)
+        # Whole vectors of the CPU's update: the last few elements of a tensor are rounded otherwise.
+        hosted = shard_size if self.sharding.host_share == 1 else int(self.sharding.host_share * shard_size) // 64 * 64
+        edges = sorted({0, decayed, hosted, shard_size})
+        return [Cut(start, stop, stop <= decayed, stop <= hosted) for start, stop in pairwise(edges)]
 
     def _overlap(self, parameter: PlacedParameter, within: slice) -> tuple[int, int]:
         """The range of the buffer that holds this parameter and lies in `within`; empty if start == stop."""
@@ -123,7 +133,7 @@ class Unit:
         """Make the parameters views of the values; or views of nothing, where these are not here."""
         for parameter in self.parameters:
             if self._values is None:
-                parameter.data = no_memory(parameter.shape, self.value_shard.device, self.value_shard.dtype)
+                parameter.data = no_memory(parameter.shape, parameter.device, self.value_shard.dtype)
             else:
                 offset = self._offset[parameter]
                 parameter.data = self._values[offset : offset + parameter.numel()].view(parameter.shape)
@@ -139,7 +149,10 @@ class Unit:
         """Begin to gather the values, if they are not here or on their way. Moves one all-gather over the shards."""
         if self._values is None and self._gathering is None:
             self._arriving = self._pool.borrow(self.layout.size, self.value_shard.dtype)
-            self._gathering = start_all_gather(self._arriving, self.value_shard, self.sharding.shards)
+            mine = self.value_shard
+            if self.sharding.host_values:
+                mine = self._arriving[self._mine].copy_(mine, non_blocking=True)
+            self._gathering = start_all_gather(self._arriving, mine, self.sharding.shards)
 
     def finish_gather(self) -> None:
         """Wait until the values are here."""
@@ -172,10 +185,7 @@ class Unit:
 
     def write_to(self, values: Tensor) -> None:
         """Let the next update leave its result in this version."""
-        if self.master is self.value_shard:
-            self.master = values
-            for tensor, (start, stop) in zip(self._updated, self._cuts, strict=True):
-                tensor.data = values[start:stop]
+        self.masters.write_to(values)
         self.value_shard = values
 
     # Gradients.
@@ -279,38 +289,13 @@ class Unit:
 
     # Update.
 
-    def make_optimizer(self, make: MakeOptimizer) -> None:
-        """Give this rank's shard an optimizer of its own."""
-        last = max((i for i, p in enumerate(self.parameters) if p.place.init == "normal"), default=-1)
-        end_of_decay = self.layout.offsets[last] + self.parameters[last].numel() if last >= 0 else 0
-        cut = min(max(end_of_decay - self._mine.start, 0), self.layout.shard_size)
-        self._cuts = [(0, cut), (cut, self.layout.shard_size)]
-        self._updated = [self.master[start:stop].detach() for start, stop in self._cuts]
-        decayed, plain = ([t] if t.numel() else [] for t in self._updated)
-        self.optimizer = make(decayed, plain)
-
     def update(self, factor: float, rate: float) -> None:
         """Step with the summed gradients times `factor`, and begin to gather what the other replicas updated.
 
         Moves, in stages 1 and 2, one all-gather over the shards.
         """
-        summed = self.summed_gradients()
-        if summed.dtype == torch.float32:
-            summed.mul_(factor)
-        else:
-            exact = self._pool.borrow(summed.numel(), torch.float32)
-            summed = torch.mul(summed, factor, out=exact)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        for tensor, (start, stop) in zip(self._updated, self._cuts, strict=True):
-            tensor.grad = summed[start:stop]
-        self.optimizer.step()
-        for tensor in self._updated:
-            tensor.grad = None
-        if summed.dtype != self.summed_gradients().dtype:
-            self._pool.give_back(summed)
-        if self.master is not self.value_shard:
-            self.value_shard.copy_(self.master)
+        self.masters.step(self.summed_gradients(), factor, rate, self._pool)
+        self.masters.write_values(self.value_shard)
         if self.sharding.zero in (1, 2):
             assert self._values is not None
             self._arriving = self._values

@@ -101,6 +101,16 @@ def _zero_faults(job: JobSpec) -> list[str]:
             f"dualpipe holds each stage twice, so its replicas are 2 x plan.dp {plan.dp} = {2 * plan.dp} ranks, which "
             f"hybrid sharding over plan.zero_ranks {plan.zero_ranks} does not cut; set plan.zero_ranks to 0"
         )
+    if plan.offload_parameters and plan.zero < 3:
+        faults.append(
+            f"plan.offload_parameters keeps shards of the parameters in host memory until they are gathered, and "
+            f"plan.zero {plan.zero} holds them whole; set plan.zero to 3, or plan.offload_parameters to false"
+        )
+    if plan.offload_optimizer and plan.schedule in ("pipedream", "pipedream-2bw"):
+        faults.append(
+            f"schedule {plan.schedule!r} updates weights while the pipeline is full, and plan.offload_optimizer "
+            f"{plan.offload_optimizer:g} would make each update wait for the host; set plan.offload_optimizer to 0"
+        )
     if plan.zero and plan.schedule in ("pipedream", "pipedream-2bw"):
         faults.append(
             f"schedule {plan.schedule!r} keeps several versions of the whole weights, and plan.zero {plan.zero} shards "

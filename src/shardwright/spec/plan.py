@@ -70,6 +70,14 @@ class PlanSpec(Spec):
         description="Hybrid sharding: neighbouring dp ranks that share one set of shards, and copies of it over the "
         "others; 0 is all of dp.",
     )
+    offload_optimizer: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0,
+        description="Share of the optimizer state and of float32 master weights that is kept in host memory and "
+        "updated there.",
+    )
+    offload_parameters: bool = Field(
+        False, description="ZeRO 3: keep the shards of the parameters in host memory until they are gathered."
+    )
     layout: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list,
         description="Layers of each stage, first to last; empty means as even as possible.",

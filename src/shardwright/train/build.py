@@ -126,9 +126,11 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
 
 def _sharding(job: JobSpec, mesh: Mesh, replicas: Axis) -> Sharding:
     shards = mesh.shards if replicas is mesh.dp else replicas
+    plan = job.plan
     return Sharding(
-        job.plan.zero if shards.size > 1 else 0, shards, mesh.shard_copies, mesh.tp,
+        plan.zero if shards.size > 1 or plan.offload_parameters else 0, shards, mesh.shard_copies, mesh.tp,
         compute=NUMBERS[job.precision.compute], gradients=NUMBERS[job.precision.gradient_number],
+        host_share=plan.offload_optimizer, host_values=plan.offload_parameters,
     )  # fmt: skip
 
 
