@@ -10,7 +10,7 @@ from shardwright.measure.verify import Record, compare
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job import job_program
-from shardwright.schedule.schedule import peak_activations
+from shardwright.schedule.lives import peak_activations
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
 from shardwright.train.step import evaluate, train_step

@@ -68,6 +68,12 @@ class GradientBuckets:
         for bucket in self._buckets:
             bucket.gradients.zero_()
 
+    def gather(self) -> None:
+        """Nothing is to be done: every replica holds the parameters whole."""
+
+    def release(self) -> None:
+        """Nothing is let go, for the same reason."""
+
     def arm(self) -> None:
         """The next backward is the last of the step: reduce each bucket as soon as it is complete."""
         self._armed = self._replicas.size > 1
