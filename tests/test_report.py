@@ -20,7 +20,8 @@ from shardwright.report.terminal import draw
 from shardwright.report.trace import trace
 from shardwright.schedule.action import Kind
 from shardwright.schedule.generate import GENERATORS, schedule_faults, training_program
-from shardwright.schedule.schedule import Program, peak_activations
+from shardwright.schedule.lives import peak_activations
+from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline

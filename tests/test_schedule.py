@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from shardwright.schedule.action import Action, Kind, parse
 from shardwright.schedule.check import program_faults
-from shardwright.schedule.generate import GENERATORS, forward_program, training_program
+from shardwright.schedule.generate import GENERATORS, forward_of, training_program
+from shardwright.schedule.lives import peak_activations
 from shardwright.schedule.lower import lower
 from shardwright.schedule.placement import in_line, vee
-from shardwright.schedule.schedule import Program, Schedule, peak_activations
+from shardwright.schedule.schedule import Program, Schedule
 
 names = st.sampled_from(["sequential", "gpipe", "1f1b"])
 ranks = st.integers(1, 12)
@@ -23,7 +24,7 @@ microbatches = st.integers(1, 24)
 def test_programs_are_right(name: str, num_ranks: int, num_microbatches: int) -> None:
     program = training_program(name, num_ranks, num_microbatches)
     assert program_faults(program, most_alive=num_microbatches) == []
-    assert program_faults(forward_program(name, num_ranks, num_microbatches)) == []
+    assert program_faults(forward_of(training_program(name, num_ranks, num_microbatches))) == []
 
 
 @settings(max_examples=60, deadline=None)

@@ -21,6 +21,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "pp2": {"dp": 2, "pp": 2},
     "interleaved": {"dp": 2, "pp": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2},
     "zb-v": {"dp": 2, "pp": 2, "schedule": "zb-v"},
+    "dualpipev": {"dp": 2, "pp": 2, "schedule": "dualpipev"},
     "dualpipe": {"dp": 1, "pp": 2, "schedule": "dualpipe"},
     "hybrid": {"dp": 4, "zero_ranks": 2},
 }

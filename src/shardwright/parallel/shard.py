@@ -47,7 +47,6 @@ class ShardedStage:
         """
         self._armed = False
         self._next = 0
-        self._held = 0
         self._region_order = list(regions)
         self._reducing: deque[Unit] = deque()
         self._unit_of: dict[PlacedParameter, Unit] = {}
@@ -153,8 +152,8 @@ class ShardedStage:
 
     def gather(self) -> None:
         """Begin to gather all values, and keep them until `release`."""
-        self._held += 1
         for unit in self._all_units():
+            unit.holds += 1
             unit.start_gather()
 
     def finish_gather(self) -> None:
@@ -164,10 +163,9 @@ class ShardedStage:
 
     def release(self) -> None:
         """Let the values go that `gather` asked for."""
-        self._held -= 1
-        if self._held == 0:
-            for unit in self._all_units():
-                unit.release()
+        for unit in self._all_units():
+            unit.holds -= 1
+            unit.release()
 
     def _all_units(self) -> list[Unit]:
         return list(dict.fromkeys(unit for units in self._units_in.values() for unit in units))
@@ -202,10 +200,9 @@ class ShardedStage:
             unit.start_gather()
 
     def leave(self, region: str) -> None:
-        """Let a region's values go, unless the program holds the stage."""
-        if self._held == 0:
-            for unit in self._units_in[region]:
-                unit.release()
+        """Let a region's values go, unless the program holds them."""
+        for unit in self._units_in[region]:
+            unit.release()
 
     def _after(self, region: str) -> str | None:
         index = self._region_order.index(region) + 1

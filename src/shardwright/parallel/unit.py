@@ -66,6 +66,7 @@ class Unit:
         )
         self.sharding = sharding
         self._pool = pool
+        self.holds = 0  # how many stages want the values kept
         self.missing = 0  # parameters whose gradient of the running backward has not arrived
         self.layout = flat_layout([rows_of(p.shape) for p in self.parameters], sharding.num_shards)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
@@ -162,8 +163,8 @@ class Unit:
             self._show()
 
     def release(self) -> None:
-        """Let gathered values go. What is not sharded stays."""
-        if self.sharding.zero < 3:
+        """Let gathered values go. What is not sharded stays, and what a stage holds."""
+        if self.sharding.zero < 3 or self.holds:
             return
         self.finish_gather()
         if self._values is not None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from shardwright.schedule.action import SEND
 from shardwright.schedule.generate import training_program
-from shardwright.schedule.schedule import Program, peak_activations
+from shardwright.schedule.lives import peak_activations
+from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, Times, play
 from shardwright.schedule.versions import stashed_versions
 

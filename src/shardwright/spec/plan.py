@@ -25,6 +25,8 @@ ScheduleName = Literal[
     "auto",
 ]
 
+Recompute = Literal["none", "stage"]
+
 # Pieces of the model for each pipeline rank, where that is not 1; 0 is as many as plan.virtual_stages.
 STAGES_PER_RANK = {
     "interleaved-1f1b": 0,
@@ -77,6 +79,11 @@ class PlanSpec(Spec):
     )
     offload_parameters: bool = Field(
         False, description="ZeRO 3: keep the shards of the parameters in host memory until they are gathered."
+    )
+    recompute: Recompute = Field(
+        "none",
+        description="What is computed again in the backward instead of being kept; stage: keep only a stage's input "
+        "for each microbatch, and run its forward again before its backward.",
     )
     layout: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list,
