@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.schedule.placement import Placement
 from shardwright.spec.job import JobSpec
-from shardwright.spec.parameters import stage_elements
+from shardwright.spec.parameters import stage_elements, table_elements
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,10 @@ def job_sizes(job: JobSpec, placement: Placement, tp_index: int = 0) -> Sizes:
     """
     plan, model = job.plan, job.model
     tokens = model.sequence // (plan.tp if plan.sequence_parallel else 1)
-    elements = stage_elements(model, plan.stage_layers(model.layers), plan.tp, tp_index)
+    elements = list(stage_elements(model, plan.stage_layers(model.layers), plan.tp, tp_index))
+    if model.tied_embeddings and placement.holders[0][0] == placement.holders[0][-1]:
+        # One memory for both uses, whose gradients are summed before they travel.
+        elements[-1] -= table_elements(model, plan.tp, tp_index)
     numbers = job.precision
     nothing = (0,) * len(elements)
     return Sizes(

@@ -25,7 +25,13 @@ def stage_elements(model: ModelSpec, layers: Sequence[int], tp: int = 1, tp_inde
     if model.bias:
         layer += qkv + inner + 2 * width
     elements = [count * layer for count in layers]
-    table = share(model.vocab) * width
+    table = table_elements(model, tp, tp_index)
     elements[0] += table + (model.sequence * width if model.positions == "learned" else 0)
     elements[-1] += norm + table
     return tuple(elements)
+
+
+def table_elements(model: ModelSpec, tp: int = 1, tp_index: int = 0) -> int:
+    """Elements of the embedding's table that index `tp_index` of the tp ranks holds."""
+    first, end = split_evenly(model.vocab, tp, tp_index)
+    return (end - first) * model.hidden
