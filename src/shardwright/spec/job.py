@@ -1,4 +1,4 @@
-"""The job: model + cluster + plan + batch + data + optimizer + run. All that one command needs."""
+"""The job: model + cluster + plan + batch + precision + data + optimizer + run. All that one command needs."""
 
 from typing import Annotated, Literal
 
@@ -8,6 +8,7 @@ from shardwright.spec.base import Spec
 from shardwright.spec.cluster import ClusterSpec
 from shardwright.spec.model import Count, ModelSpec
 from shardwright.spec.plan import PlanSpec
+from shardwright.spec.precision import PrecisionSpec
 
 
 class BatchSpec(Spec):
@@ -86,6 +87,7 @@ class JobSpec(Spec):
     cluster: ClusterSpec = Field(ClusterSpec(), description="The machines.")
     plan: PlanSpec = Field(PlanSpec(), description="How a step is cut over the ranks.")
     batch: BatchSpec = Field(BatchSpec(), description="What a step consumes.")
+    precision: PrecisionSpec = Field(PrecisionSpec(), description="In which numbers.")
     data: DataSpec = Field(DataSpec(), description="The text.")
     optimizer: OptimizerSpec = Field(OptimizerSpec(), description="How weights are updated.")
     run: RunSpec = Field(RunSpec(), description="Folder, seed, logging.")
@@ -101,6 +103,6 @@ class JobSpec(Spec):
         return self.batch.global_batch_size * self.model.sequence
 
     def as_one_rank(self) -> "JobSpec":
-        """The same computation on one rank: same microbatches, same samples, no parallelism."""
+        """The same computation on one rank: same microbatches, samples and numbers, no parallelism."""
         plan = PlanSpec(microbatch_size=self.plan.microbatch_size, schedule="sequential")
         return self.model_copy(update={"plan": plan})
