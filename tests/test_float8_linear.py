@@ -52,6 +52,17 @@ def test_errors_of_products_are_those_of_the_casts(name: RecipeName, wide: torch
         assert np.linalg.norm(error) > 1e-3 * np.linalg.norm(exact)  # it is fp8
 
 
+def test_gradients_have_the_wider_range_unless_tiles_do_without() -> None:
+    found = {}
+    for name in NAMES:
+        state = make_float8_state(name)
+        weight = state.weight(random(16, 32))
+        operands = state.activation(random(4, 32)), weight.rows, weight.columns, state.gradient(random(4, 16))
+        found[name] = [operand.values.dtype for operand in operands]
+    hybrid = [E4M3, E4M3, E4M3, E5M2]
+    assert found == {"tensorwise": hybrid, "delayed": hybrid, "rowwise": hybrid, "blockwise": [E4M3] * 4}
+
+
 def test_finer_scales_are_better_with_outliers() -> None:
     # Four channels, all in one tile, are 2^15 times what the others are, and two tokens 2^4 times what the others are.
     generator = torch.Generator().manual_seed(0)
