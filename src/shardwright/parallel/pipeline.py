@@ -86,6 +86,7 @@ class _Run:
     program: Program
     tokens: Sequence[Tensor]
     versions: dict[Key, int]
+    loss_scale: float
     outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
     inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
     gradients: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
@@ -125,14 +126,17 @@ class PipelineExecutor:
         self.versions_seen: dict[Key, int] = {}
 
     def run(
-        self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None
-    ) -> dict[int, Tensor]:
+        self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None,
+        loss_scale: float = 1.0,
+    ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
+
+        Gradients are those of the loss times `loss_scale`.
 
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
         stashed = program.weights != "current" and program.trains
-        run = _Run(program, tokens, weight_versions(program) if stashed else {})
+        run = _Run(program, tokens, weight_versions(program) if stashed else {}, loss_scale)
         row = program.ranks[self._mesh.pp.index]
         for stage, stash in self._stashes.items() if stashed else ():
             stash.expect([version for (s, _), version in run.versions.items() if s == stage])
@@ -240,7 +244,7 @@ class PipelineExecutor:
         stage, i = key
         self._load_weights(key, run)
         if stage == run.program.num_stages - 1:
-            gradient = torch.ones((), device=self._mesh.device)
+            gradient = torch.full((), run.loss_scale, device=self._mesh.device)
         else:
             gradient, arrival = run.gradients.pop(key)
             if arrival is not None:

@@ -29,6 +29,7 @@ from shardwright.parallel.collectives import (
 )
 from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.parameter import PlacedParameter, sharded, whole
+from shardwright.precision.float8_linear import forward_product, input_gradient
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,22 @@ class RowLinear(nn.Module):
         return y_sBN if self.bias is None else y_sBN + self.bias
 
 
+def _product(x_SBH: Tensor, weight: PlacedParameter) -> Tensor:
+    """x W^T, in fp8 if the weight's products are."""
+    weight_NH = weight.view(-1, weight.shape[-1])
+    if weight.float8 is None:
+        return functional.linear(x_SBH, weight_NH)
+    return forward_product(weight.float8, x_SBH.flatten(0, 1), weight_NH).unflatten(0, x_SBH.shape[:2])
+
+
+def _input_gradient(dy_SBN: Tensor, weight: PlacedParameter) -> Tensor:
+    """dy W, in fp8 if the weight's products are."""
+    weight_NH = weight.view(-1, weight.shape[-1])
+    if weight.float8 is None:
+        return dy_SBN @ weight_NH
+    return input_gradient(weight.float8, dy_SBN.flatten(0, 1), weight_NH).unflatten(0, dy_SBN.shape[:2])
+
+
 class _ColumnProduct(torch.autograd.Function):
     """Column-parallel product whose backward hides its communication under the weight gradient.
 
@@ -101,7 +118,7 @@ class _ColumnProduct(torch.autograd.Function):
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.cut = weight, cut
         x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
-        return functional.linear(x_SBH, weight.view(-1, weight.shape[-1]))
+        return _product(x_SBH, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -115,7 +132,7 @@ class _ColumnProduct(torch.autograd.Function):
         if cut.shards_sequence:
             x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
             gathered = start_all_gather(x_SBH, x_sBH, tp)
-        dx_SBH = dy_SBN @ weight.view(-1, weight.shape[-1])
+        dx_SBH = _input_gradient(dy_SBN, weight)
         if cut.shards_sequence:
             dx_sBH = torch.empty_like(x_sBH)
             reduced = start_reduce_scatter(dx_sBH, dx_SBH, tp)
@@ -140,14 +157,14 @@ class _RowProduct(torch.autograd.Function):
     def forward(ctx: Any, x_SBH: Tensor, weight_NH: PlacedParameter, cut: Cut) -> Tensor:
         ctx.save_for_backward(x_SBH)
         ctx.weight, ctx.cut = weight_NH, cut
-        return functional.linear(x_SBH, weight_NH)
+        return _product(x_SBH, weight_NH)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (dy_SBN,) = grads
         (x_SBH,) = ctx.saved_tensors
         weight_NH: PlacedParameter = ctx.weight
-        dx_SBH = dy_SBN @ weight_NH
+        dx_SBH = _input_gradient(dy_SBN, weight_NH)
         ctx.cut.deferred.now_or_later(lambda: weight_NH.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1)))
         return dx_SBH, None, None
 

@@ -135,6 +135,8 @@ class Unit:
         for parameter in self.parameters:
             if self._values is None:
                 parameter.data = no_memory(parameter.shape, parameter.device, self.value_shard.dtype)
+                if parameter.float8 is not None:
+                    parameter.float8.drop_weight()
             else:
                 offset = self._offset[parameter]
                 parameter.data = self._values[offset : offset + parameter.numel()].view(parameter.shape)
@@ -183,6 +185,9 @@ class Unit:
         """Let the parameters show another version."""
         self._values = values
         self._show()
+        for parameter in self.parameters:
+            if parameter.float8 is not None:
+                parameter.float8.weight_version += 1  # cast anew: only one version's cast is kept
 
     def write_to(self, values: Tensor) -> None:
         """Let the next update leave its result in this version."""

@@ -9,16 +9,18 @@ import torch
 
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.buffers import BufferPool
-from shardwright.parallel.collectives import Axis
+from shardwright.parallel.collectives import Axis, all_reduce_max
 from shardwright.parallel.mesh import Mesh, make_mesh
 from shardwright.parallel.parameter import PlacedParameter, placed_parameters
 from shardwright.parallel.pipeline import PipelineExecutor
 from shardwright.parallel.shard import ShardedStage
 from shardwright.parallel.stash import StashedWeights
-from shardwright.parallel.tensor import Cut
+from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
 from shardwright.parallel.tied import TiedEmbedding
 from shardwright.parallel.unit import Sharding
 from shardwright.parallel.watch import Watch
+from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, end_step, make_float8_state
+from shardwright.precision.loss_scale import LossScale
 from shardwright.schedule.action import Kind
 from shardwright.schedule.generate import forward_of
 from shardwright.schedule.job import job_program
@@ -45,6 +47,17 @@ class Replica:
     stashes: dict[int, StashedWeights]
     gradient_norm: GradientNorm
     tied: TiedEmbedding
+    loss_scale: LossScale | None
+    float8_reduce_max: ReduceMax
+
+    def float8_states(self) -> list[Float8Linear]:
+        """What the linear layers with fp8 products remember for them, in order of the model."""
+        parameters = (p for stage in self.stages.values() for p in placed_parameters(stage).values())
+        return [p.float8 for p in parameters if p.float8 is not None]
+
+    def end_float8_step(self) -> None:
+        """The weights were updated. Moves, with delayed scaling, all-reduces of 3 numbers a layer over tp and dp."""
+        end_step(self.float8_states(), self.float8_reduce_max)
 
     def finish_gradients(self) -> None:
         """Block until every gradient is the sum over all replicas and uses."""
@@ -98,6 +111,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         shards[stage] = ShardedStage(regions, late, sharding, pool, plan.bucket_mib, job.run.seed)
         shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
         module.through = shards[stage].through
+        _use_float8(job, module, mesh.tp)
     if tied.table is not None and tied.head is not None:
         unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
         tied.share_memory(unit)
@@ -121,7 +135,25 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         stashes=stashes,
         gradient_norm=GradientNorm(counted, program.num_stages, mesh),
         tied=tied,
+        loss_scale=LossScale(job.precision.loss_scale, job.precision.loss_scale_growth_steps)
+        if job.precision.scales_loss
+        else None,
+        float8_reduce_max=lambda amaxes: all_reduce_max(all_reduce_max(amaxes, mesh.tp), mesh.dp),
     )
+
+
+def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> None:
+    """Let the linear layers of the blocks compute in fp8; not embeddings, head and norms, nor attention itself."""
+    recipe = job.precision.float8
+    if recipe == "none":
+        return
+    for module in stage.layers.modules():
+        if isinstance(module, ColumnLinear | RowLinear):
+            cut: CutDim = "none" if tp.size == 1 else "outputs" if isinstance(module, ColumnLinear) else "inputs"
+            module.weight.float8 = make_float8_state(
+                recipe, cut, partial(all_reduce_max, axis=tp), partial(all_reduce_max, axis=tp.for_backward),
+                history=job.precision.float8_history,
+            )  # fmt: skip
 
 
 def _sharding(job: JobSpec, mesh: Mesh, replicas: Axis) -> Sharding:
