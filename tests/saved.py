@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def saved_bytes(forward: Callable[[], object], constants: Iterable[Tensor] = ()) -> int:
-    """Bytes that a forward keeps for its backward, without `constants`: parameters, and tables that all layers share."""
+    """Bytes that a forward keeps for its backward, without `constants`: parameters, and tables that layers share."""
     apart = {tensor.untyped_storage().data_ptr() for tensor in constants}
     kept: dict[int, torch.UntypedStorage] = {}
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from shardwright.model.activation import activate, activate_gated
 from saved import saved_bytes
+from shardwright.model.activation import activate, activate_gated
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu-tanh"])
