@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardwright.parallel.data import GradientBuckets
 
 from cases import made_up_tokens, shapes, small_job
 from ranks import run_on_mesh
-from shardwright.parallel.data import GradientBuckets
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import PlacedParameter, placed_parameters
 from shardwright.parallel.pipeline import PipelineExecutor

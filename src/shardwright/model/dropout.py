@@ -9,6 +9,7 @@ Shape suffixes: S sequence, B batch, H hidden, W = H / 4 rounded up, 64-bit word
 """
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,13 +37,34 @@ class Dropout(nn.Module):
         """[s, B, H] to [s, B, H]."""
         if self.num_dropped_levels == 0 or run.microbatch is None:
             return x_sBH
-        s, B, _ = x_sBH.shape
-        first_position = s * self.cut.tp.index if self.cut.shards_sequence else 0
-        positions_s = torch.arange(first_position, first_position + s, device=x_sBH.device)
-        samples_B = torch.arange(run.microbatch.first_sample, run.microbatch.first_sample + B, device=x_sBH.device)
+        mask = Mask(
+            key=_key(run.microbatch.seed, run.microbatch.step, self.place),
+            num_dropped_levels=self.num_dropped_levels,
+            first_position=x_sBH.shape[0] * self.cut.tp.index if self.cut.shards_sequence else 0,
+            first_sample=run.microbatch.first_sample,
+            sequence=self.sequence,
+        )
+        return _Drop.apply(x_sBH, mask)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """All that it takes to make a mask: a few numbers. One in 65,536 elements is dropped for each dropped level."""
+
+    key: int
+    num_dropped_levels: int
+    first_position: int
+    first_sample: int
+    sequence: int
+
+    def apply(self, x_sBH: Tensor) -> Tensor:
+        """A new tensor: x with some elements zero, the others scaled."""
+        s, B, H = x_sBH.shape
+        positions_s = torch.arange(self.first_position, self.first_position + s, device=x_sBH.device)
+        samples_B = torch.arange(self.first_sample, self.first_sample + B, device=x_sBH.device)
         rows_sB = positions_s[:, None] + samples_B * self.sequence
-        key = _key(run.microbatch.seed, run.microbatch.step, self.place)
-        return _Drop.apply(x_sBH, rows_sB, key, self.num_dropped_levels)
+        kept_sBH = kept_elements(rows_sB, H, self.key, self.num_dropped_levels)
+        return (x_sBH * kept_sBH).mul_(LEVELS / (LEVELS - self.num_dropped_levels))
 
 
 class _Drop(torch.autograd.Function):
@@ -50,18 +72,13 @@ class _Drop(torch.autograd.Function):
     for that is cheaper than to keep it."""
 
     @staticmethod
-    def forward(ctx: Any, x_sBH: Tensor, rows_sB: Tensor, key: int, num_dropped_levels: int) -> Tensor:
-        ctx.rows_sB, ctx.key, ctx.num_dropped_levels = rows_sB, key, num_dropped_levels
-        return _drop(x_sBH, rows_sB, key, num_dropped_levels)
+    def forward(ctx: Any, x_sBH: Tensor, mask: Mask) -> Tensor:
+        ctx.mask = mask
+        return mask.apply(x_sBH)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return _drop(grads[0], ctx.rows_sB, ctx.key, ctx.num_dropped_levels), None, None, None
-
-
-def _drop(x_sBH: Tensor, rows_sB: Tensor, key: int, num_dropped_levels: int) -> Tensor:
-    mask_sBH = kept_elements(rows_sB, x_sBH.shape[-1], key, num_dropped_levels)
-    return (x_sBH * mask_sBH).mul_(LEVELS / (LEVELS - num_dropped_levels))
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.mask.apply(grads[0]), None
 
 
 def kept_elements(rows_sB: Tensor, channels: int, key: int, num_dropped_levels: int) -> Tensor:
