@@ -21,6 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from shardwright.parallel.collectives import Axis, Pending, start_recv, start_send
 from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.stash import StashedWeights
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
@@ -37,7 +38,7 @@ class Stage(Protocol):
         """Where I leaves weight gradients for W."""
         ...
 
-    def __call__(self, x: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None) -> Tensor:
         """Hidden states, or the loss of each token where there are targets."""
         ...
 
@@ -86,6 +87,7 @@ class _Run:
     program: Program
     tokens: Sequence[Tensor]
     versions: dict[Key, int]
+    microbatches: Sequence[Microbatch] | None
     loss_scale: float
     outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
     inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
@@ -127,16 +129,17 @@ class PipelineExecutor:
 
     def run(
         self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None,
-        loss_scale: float = 1.0,
+        microbatches: Sequence[Microbatch] | None = None, loss_scale: float = 1.0,
     ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
 
-        Gradients are those of the loss times `loss_scale`.
+        `microbatches` says which samples those are; without it nothing is dropped out. Gradients are those of the
+        loss times `loss_scale`.
 
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
         stashed = program.weights != "current" and program.trains
-        run = _Run(program, tokens, weight_versions(program) if stashed else {}, loss_scale)
+        run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_scale)
         row = program.ranks[self._mesh.pp.index]
         for stage, stash in self._stashes.items() if stashed else ():
             stash.expect([version for (s, _), version in run.versions.items() if s == stage])
@@ -227,13 +230,14 @@ class PipelineExecutor:
     def _pass(self, key: Key, x: Tensor, run: _Run) -> Tensor:
         """The output of a stage, detached; where gradients are on, all is kept that its backward needs."""
         stage, i = key
+        microbatch = None if run.microbatches is None else run.microbatches[i]
         keeps = torch.is_grad_enabled()
         if keeps and stage > 0:
             run.leaves[key] = x.requires_grad_()
         if stage == run.program.num_stages - 1:
-            output = self._stages[stage](x, run.tokens[i][:, 1:]).mean()
+            output = self._stages[stage](x, run.tokens[i][:, 1:], microbatch).mean()
         else:
-            output = self._stages[stage](x)
+            output = self._stages[stage](x, microbatch=microbatch)
         if keeps:
             # The edge alone is kept: the output's memory is free as soon as it is sent.
             run.edges[key] = get_gradient_edge(output)

@@ -10,7 +10,7 @@ sharded, and equals S elsewhere.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from shardwright.parallel.collectives import (
 )
 from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.parameter import PlacedParameter, sharded, whole
+from shardwright.parallel.recipe import Recipe, keep_input, kept_input
 from shardwright.precision.float8_linear import forward_product, input_gradient
 
 
@@ -65,9 +66,10 @@ class ColumnLinear(nn.Module):
         self.cut = cut
         self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std)
 
-    def forward(self, x_sBH: Tensor) -> Tensor:
-        """[s, B, H] to [S, B, N / tp]."""
-        return _ColumnProduct.apply(x_sBH, self.weight, self.cut)
+    def forward(self, x_sBH: Tensor, tp: Axis | None = None, recipe: Recipe | None = None) -> Tensor:
+        """[s, B, H] to [S, B, N / tp]. `tp` carries the collectives, if not that of the cut; `recipe` makes x again."""
+        cut = self.cut if tp is None else replace(self.cut, tp=tp)
+        return _ColumnProduct.apply(x_sBH, self.weight, cut, recipe)
 
 
 class RowLinear(nn.Module):
@@ -80,11 +82,11 @@ class RowLinear(nn.Module):
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
         self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
 
-    def forward(self, x_SBH: Tensor) -> Tensor:
-        """[S, B, H / tp] to [s, B, N]."""
-        partial_SBN = _RowProduct.apply(x_SBH, self.weight, self.cut)
+    def forward(self, x_SBH: Tensor, tp: Axis | None = None, recipe: Recipe | None = None) -> Tensor:
+        """[S, B, H / tp] to [s, B, N]. `tp` carries the collectives, if not that of the cut; `recipe` makes x again."""
+        partial_SBN = _RowProduct.apply(x_SBH, self.weight, self.cut, recipe)
         leave = scatter_to if self.cut.shards_sequence else reduce_from
-        y_sBN = leave(partial_SBN, self.cut.tp)
+        y_sBN = leave(partial_SBN, self.cut.tp if tp is None else tp)
         return y_sBN if self.bias is None else y_sBN + self.bias
 
 
@@ -113,17 +115,17 @@ class _ColumnProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_sBH: Tensor, weight: PlacedParameter, cut: Cut) -> Tensor:
-        ctx.save_for_backward(x_sBH)
+    def forward(ctx: Any, x_sBH: Tensor, weight: PlacedParameter, cut: Cut, recipe: Recipe | None) -> Tensor:
+        keep_input(ctx, x_sBH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.cut = weight, cut
         x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
         return _product(x_SBH, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (dy_SBN,) = grads
-        (x_sBH,) = ctx.saved_tensors
+        x_sBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         cut: Cut = ctx.cut
         tp = cut.tp.for_backward
@@ -147,26 +149,26 @@ class _ColumnProduct(torch.autograd.Function):
 
         cut.deferred.now_or_later(weight_gradient)
         reduced.wait()
-        return dx_sBH, None, None
+        return dx_sBH, None, None, None
 
 
 class _RowProduct(torch.autograd.Function):
     """This rank's part of a row-parallel product. Moves nothing: its caller sums the parts."""
 
     @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, weight_NH: PlacedParameter, cut: Cut) -> Tensor:
-        ctx.save_for_backward(x_SBH)
+    def forward(ctx: Any, x_SBH: Tensor, weight_NH: PlacedParameter, cut: Cut, recipe: Recipe | None) -> Tensor:
+        keep_input(ctx, x_SBH, recipe)
         ctx.weight, ctx.cut = weight_NH, cut
         return _product(x_SBH, weight_NH)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (dy_SBN,) = grads
-        (x_SBH,) = ctx.saved_tensors
+        x_SBH = kept_input(ctx)
         weight_NH: PlacedParameter = ctx.weight
         dx_SBH = _input_gradient(dy_SBN, weight_NH)
         ctx.cut.deferred.now_or_later(lambda: weight_NH.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1)))
-        return dx_SBH, None, None
+        return dx_SBH, None, None, None
 
 
 def residual_std(std: float, layers: int) -> float:

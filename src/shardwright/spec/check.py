@@ -5,6 +5,7 @@ here is arithmetic on the job and needs nothing else.
 """
 
 from shardwright.spec import catalog
+from shardwright.spec.check_recompute import recompute_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.model import all_divisors, nearest_divisors
 
@@ -16,6 +17,7 @@ def job_faults(job: JobSpec) -> list[str]:
         *_tensor_faults(job),
         *_pipeline_faults(job),
         *_zero_faults(job),
+        *recompute_faults(job.plan),
         *_batch_faults(job),
         *_cluster_faults(job),
         *_optimizer_faults(job),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shardwright.parallel.collectives import all_reduce
 from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.microbatch import Microbatch
 from shardwright.schedule.action import Action
 from shardwright.schedule.job import job_program
 from shardwright.spec.base import PlanError
@@ -48,6 +49,16 @@ def microbatches(tokens_BS: Tensor, microbatch_size: int) -> list[Tensor]:
     return list(tokens_BS.split(microbatch_size))
 
 
+def numbered(job: JobSpec, mesh: Mesh, first_step: int, num_steps: int = 1) -> list[Microbatch]:
+    """Which samples the microbatches of this rank's replica are, over so many steps."""
+    size, first = job.plan.microbatch_size, mesh.dp.index * (job.batch.global_batch_size // job.plan.dp)
+    return [
+        Microbatch(job.run.seed, step, first + i * size)
+        for step in range(first_step, first_step + num_steps)
+        for i in range(job.num_microbatches)
+    ]
+
+
 def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> StepResult:
     """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica."""
     optimizer_spec = job.optimizer
@@ -75,7 +86,9 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
 
     for shards in replica.shards.values():
         shards.zero()
-    losses = replica.executor.run(replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update, scale)
+    losses = replica.executor.run(
+        replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update, numbered(job, mesh, step), scale
+    )
     return StepResult(
         mean_loss(losses, job, mesh), None if skipped else norm, rate, scale if scaling is not None else None, skipped
     )

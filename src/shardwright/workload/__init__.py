@@ -1,0 +1,1 @@
+"""What is computed: shapes, FLOPs, bytes, and what is kept for the backward. Needs no torch."""
