@@ -1,0 +1,1 @@
+"""What is computed and communicated in a step, without torch and without ranks."""
