@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 
 from shardwright.report.nice import nice_step
 
@@ -26,7 +25,7 @@ class Curve:
 
 
 def curves_picture(title: str, x_name: str, y_name: str, curves: list[Curve]) -> str:
-    """The SVG document. Names stand at the ends of their curves, where they are pushed apart if need be."""
+    """The SVG document. Names stand at the ends of their curves, where they are moved up if need be."""
     xs = [math.log10(x) for curve in curves for x, _ in curve.points]
     ys = [y for curve in curves for _, y in curve.points]
     x_low, x_high, y_low, y_high = min(xs), max(xs), min(ys), max(ys)
@@ -53,22 +52,25 @@ def curves_picture(title: str, x_name: str, y_name: str, curves: list[Curve]) ->
         y = down(n * step)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="quiet" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{n * step:g}</text>')
-    ends = _apart([down(curve.points[-1][1]) for curve in curves])
-    for curve, colour, end in zip(curves, _COLOURS, ends, strict=False):
+    ends = [(across(math.log10(curve.points[-1][0])), down(curve.points[-1][1])) for curve in curves]
+    for curve, colour, (x, _), y in zip(curves, _COLOURS[: len(curves)], ends, _apart(ends), strict=True):
         line = " ".join(f"{across(math.log10(x)):.1f},{down(y):.1f}" for x, y in curve.points)
-        x = across(math.log10(curve.points[-1][0]))
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.8" points="{line}"/>')
-        parts.append(f'<text fill="{colour}" x="{x + 6:.1f}" y="{end + 4:.1f}">{escape(curve.name)}</text>')
+        parts.append(f'<text fill="{colour}" x="{x + 6:.1f}" y="{y + 4:.1f}">{escape(curve.name)}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text class="quiet" x="{middle:g}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_name)}</text>')
     parts.append(f'<text class="quiet" x="12" y="16">{escape(y_name)}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _apart(heights: list[float], least: float = 14.0) -> list[float]:
-    """The same heights, moved down where two would lie on each other."""
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
-    placed = list(heights)
-    for above, below in pairwise(order):
-        placed[below] = max(placed[below], placed[above] + least)
-    return placed
+def _apart(ends: list[tuple[float, float]], wide: float = 40.0, high: float = 14.0) -> list[float]:
+    """Heights of names at these points, moved up where two would lie on each other."""
+    placed: dict[int, tuple[float, float]] = {}
+    for i in sorted(range(len(ends)), key=lambda i: -ends[i][1]):
+        x, y = ends[i]
+        near = sorted((other for across, other in placed.values() if abs(across - x) < wide), reverse=True)
+        for other in near:
+            if abs(other - y) < high:
+                y = other - high
+        placed[i] = (x, y)
+    return [placed[i][1] for i in range(len(ends))]
