@@ -88,3 +88,14 @@ def test_a_scaled_loss_changes_no_bit_of_bigger_numbers() -> None:
     """A power of two is multiplied in and divided out again: in float32 nothing is lost."""
     plain, scaled = train(job_in({"compute": "bf16"}), 3), job_in({"compute": "fp16", "loss_scale": 2.0**8})
     assert train(scaled, 3)[0].steps[0].grad_norm == pytest.approx(plain[0].steps[0].grad_norm, rel=1e-2)
+
+
+def test_sixteen_bit_gradients_can_travel_in_float32() -> None:
+    """On four ranks, whose sums in 16 bits would be rounded on the way."""
+    precision = {"compute": "bf16", "gradients": "compute", "reduce": "float32"}
+    expected = train(job_in(precision, dp=4), 3)
+    for zero in (1, 2, 3):
+        ranks = train(job_in(precision, dp=4, zero=zero), 3)
+        assert ranks[0].steps[-1].loss == pytest.approx(expected[0].steps[-1].loss, rel=1e-3)
+    narrow = train(job_in(precision | {"reduce": "gradients"}, dp=4), 3)
+    assert narrow[0].steps != expected[0].steps

@@ -313,7 +313,6 @@ def test_numbers_of_a_job() -> None:
         ({}, (4, 4, 4)),
         ({"compute": "bf16"}, (2, 4, 4)),
         ({"compute": "bf16", "gradients": "compute"}, (2, 2, 2)),
-        ({"compute": "bf16", "reduce": "fp16"}, (2, 4, 2)),
         ({"compute": "fp16", "gradients": "compute", "reduce": "float32"}, (2, 2, 4)),
         ({"gradients": "compute"}, (4, 4, 4)),
     ],

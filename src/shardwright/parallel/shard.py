@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.buffers import BufferPool
+from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.masters import MakeOptimizer
 from shardwright.parallel.parameter import PlacedParameter
 from shardwright.parallel.unit import Sharding, Unit
@@ -40,6 +41,7 @@ class ShardedStage:
         pool: BufferPool,
         bucket_mib: float,
         seed: int,
+        make_compressor: Callable[[], Compressor] | None = None,
     ) -> None:
         """`regions` are what is computed one after the other, by name, with the parameters of each.
 
@@ -56,7 +58,7 @@ class ShardedStage:
         else:
             held = [p for parameters in regions.values() for p in parameters]
             groups = _buckets(held, late, int(bucket_mib * 2**20 / sharding.compute.itemsize))
-        self.units = [Unit(group, sharding, pool, seed) for group in groups]
+        self.units = [Unit(group, sharding, pool, seed, make_compressor) for group in groups]
         self._late = [unit for unit in self.units if not set(late).isdisjoint(unit.parameters)]
         self._prompt = [unit for unit in reversed(self.units) if unit not in self._late]
         for unit in self.units:

@@ -11,7 +11,7 @@ what the stages of ZeRO differ in (Rajbhandari et al. 2020, arXiv 1910.02054, se
     3       shard; whole while they are used, by layer         shard
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,6 +27,8 @@ from shardwright.parallel.collectives import (
     start_all_reduce,
     start_reduce_scatter,
 )
+from shardwright.parallel.compress.compressor import Compressor
+from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.masters import Cut, Masters, on_host
 from shardwright.parallel.parameter import PlacedParameter, initial_box, no_memory
 from shardwright.spec.flat import flat_layout, rows_of
@@ -45,7 +47,8 @@ class Sharding:
     copies: Axis
     tp: Axis
     compute: torch.dtype = torch.float32
-    gradients: torch.dtype = torch.float32
+    gradients: torch.dtype = torch.float32  # in which they add up
+    reduce: torch.dtype = torch.float32  # in which they travel
     host_share: float = 0.0  # of the optimizer state and float32 weights that is in host memory
     host_values: bool = False  # whether the shards of the values are in host memory (stage 3)
 
@@ -58,7 +61,14 @@ class Sharding:
 class Unit:
     """The flat buffers of some parameters, and what moves them."""
 
-    def __init__(self, parameters: Sequence[PlacedParameter], sharding: Sharding, pool: BufferPool, seed: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[PlacedParameter],
+        sharding: Sharding,
+        pool: BufferPool,
+        seed: int,
+        make_compressor: Callable[[], Compressor] | None = None,
+    ) -> None:
         """Gives the parameters their initial values, of which only what this rank holds is kept."""
         # Decayed weights first: the optimizer sees two flat tensors. Long rows first: less padding.
         self.parameters: list[PlacedParameter] = sorted(
@@ -74,7 +84,8 @@ class Unit:
         self._mine = slice(first, first + self.layout.shard_size)
         self._followers: list[tuple[PlacedParameter, PlacedParameter]] = []
         self._gathering: Pending | None = None
-        self._reducing: tuple[Pending, Tensor] | None = None
+        self._reducing: tuple[Pending | Reduction, Tensor, Tensor] | None = None
+        self._compressor = make_compressor() if make_compressor is not None else None
         self._shard_has_gradient = False
         self._make_buffers(seed)
 
@@ -138,10 +149,13 @@ class Unit:
                 if parameter.float8 is not None:
                     parameter.float8.drop_weight()
             else:
-                offset = self._offset[parameter]
-                parameter.data = self._values[offset : offset + parameter.numel()].view(parameter.shape)
+                parameter.data = self._view(self._values, parameter)
         for follower, leader in self._followers:
             follower.data = leader.data
+
+    def _view(self, buffer: Tensor, parameter: PlacedParameter) -> Tensor:
+        offset = self._offset[parameter]
+        return buffer[offset : offset + parameter.numel()].view(parameter.shape)
 
     @property
     def is_gathered(self) -> bool:
@@ -205,7 +219,7 @@ class Unit:
             parameter.has_gradient = False
             parameter.gradient = None
             if gradients is not None:
-                parameter.gradient = gradients[offset : offset + parameter.numel()].view(parameter.shape)
+                parameter.gradient = self._view(gradients, parameter)
                 gradients[end:offset].zero_()  # padding is summed and updated like the rest: it has to be a number
             end = offset + parameter.numel()
         if gradients is not None:
@@ -227,8 +241,8 @@ class Unit:
     def start_reduce(self) -> None:
         """Begin to sum the gradients over the replicas.
 
-        Moves one all-reduce without ZeRO, else one reduce-scatter over the shards; before, where ranks of tp each saw
-        a part of the tokens, an all-reduce of those gradients over tp.
+        Moves one all-reduce without ZeRO, else one reduce-scatter over the shards, or what a compressor makes of it;
+        before, where ranks of tp each saw a part of the tokens, an all-reduce of those gradients over tp.
         """
         self.finish_reduce()
         self.open()
@@ -240,17 +254,27 @@ class Unit:
                 parameter.gradient.zero_()
         for start, stop in self._partial_sums():
             all_reduce(gradients[start:stop], sharding.tp.for_backward)
-        if sharding.zero == 0:
-            self._reducing = start_all_reduce(gradients, sharding.shards), gradients
-            return
-        if sharding.zero == 1:
-            out = gradients[self._mine]
-        elif self._shard_has_gradient:
-            out = self._pool.borrow(self.layout.shard_size, gradients.dtype)
+        source = gradients
+        if sharding.reduce != gradients.dtype:
+            source = self._pool.borrow(gradients.numel(), sharding.reduce).copy_(gradients)
+        out = source if sharding.zero == 0 else self._place_of_sum(source)
+        tensors = [self._view(source, parameter) for parameter in self.parameters]
+        pending: Pending | Reduction
+        if self._compressor is not None and sharding.zero == 0:
+            pending = self._compressor.start(source, tensors, sharding.shards)
+        elif self._compressor is not None:
+            pending = self._compressor.start_scatter(source, tensors, sharding.shards, out)
+        elif sharding.zero == 0:
+            pending = start_all_reduce(source, sharding.shards)
         else:
-            assert self._gradient_shard is not None
-            out = self._gradient_shard
-        self._reducing = start_reduce_scatter(out, gradients, sharding.shards), out
+            pending = start_reduce_scatter(out, source, sharding.shards)
+        self._reducing = pending, source, out
+
+    def _place_of_sum(self, source: Tensor) -> Tensor:
+        """Where the sum of this rank's shard is to arrive: where it stays, or aside if it is to be added or rounded."""
+        if source is self._gradients and not (self._gradient_shard is not None and self._shard_has_gradient):
+            return self.summed_gradients()
+        return self._pool.borrow(self.layout.shard_size, source.dtype)
 
     def _partial_sums(self) -> list[tuple[int, int]]:
         """Ranges of the buffer whose gradients are partial sums over tp."""
@@ -267,18 +291,25 @@ class Unit:
         """Wait until the sum is there. Moves, if sharding is hybrid, an all-reduce of the shard over its copies."""
         if self._reducing is None:
             return
-        pending, out = self._reducing
+        pending, source, out = self._reducing
         self._reducing = None
         pending.wait()
         all_reduce(out, self.sharding.copies)
-        if self.sharding.zero >= 2:
-            assert self._gradients is not None and self._gradient_shard is not None
-            self._pool.give_back(self._gradients)
-            self._set_gradients(None)
-            if out is not self._gradient_shard:
-                self._gradient_shard.add_(out)
+        gradients, summed = self._gradients, self.summed_gradients()
+        assert gradients is not None
+        if out.data_ptr() != summed.data_ptr():
+            if self._shard_has_gradient:
+                summed.add_(out)
+            else:
+                summed.copy_(out)
+            if out is not source:
                 self._pool.give_back(out)
-        self._shard_has_gradient = True
+        if source is not gradients:
+            self._pool.give_back(source)
+        if self._gradient_shard is not None:
+            self._pool.give_back(gradients)
+            self._set_gradients(None)
+            self._shard_has_gradient = True
 
     def summed_gradients(self) -> Tensor:
         """This rank's shard of the sum, after `finish_reduce`."""

@@ -8,6 +8,7 @@ from shardwright.spec import catalog
 from shardwright.spec.check_recompute import recompute_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.model import all_divisors, nearest_divisors
+from shardwright.spec.plan import PlanSpec
 
 
 def job_faults(job: JobSpec) -> list[str]:
@@ -21,6 +22,17 @@ def job_faults(job: JobSpec) -> list[str]:
         *_batch_faults(job),
         *_cluster_faults(job),
         *_optimizer_faults(job),
+        *_compress_faults(job),
+    ]
+
+
+def _compress_faults(job: JobSpec) -> list[str]:
+    plan = job.plan
+    return [
+        f"plan.{field} is {getattr(plan, field)}, and plan.compress = {plan.compress!r} has no {what}; "
+        f'leave it out, or use plan.compress = "{method}"'
+        for field, what, method in (("compress_rank", "rank", "powersgd"), ("compress_share", "share", "topk"))
+        if getattr(plan, field) != PlanSpec.model_fields[field].default and plan.compress != method
     ]
 
 

@@ -27,6 +27,7 @@ ScheduleName = Literal[
 ]
 
 Recompute = Literal["none", "stage", "full", "selective", "budget"]
+CompressName = Literal["none", "bf16", "fp16", "int8", "powersgd", "topk"]
 
 # Pieces of the model for each pipeline rank, where that is not 1; 0 is as many as plan.virtual_stages.
 STAGES_PER_RANK = {
@@ -104,6 +105,12 @@ class PlanSpec(Spec):
     bucket_mib: Annotated[float, Field(gt=0)] = Field(
         25.0, description="Gradients are reduced over dp in buckets of this many MiB, during the backward."
     )
+    compress: CompressName = Field("none", description="How gradients are made smaller on their way over dp.")
+    compress_rank: Count = Field(4, description="powersgd: rank of the two factors that a gradient matrix travels as.")
+    compress_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.01, description="topk: share of the gradient elements of a bucket that travel in one step."
+    )
+    compress_least: Count = Field(4096, description="Gradient tensors with fewer elements travel as they are.")
 
     @property
     def world(self) -> int:

@@ -10,6 +10,7 @@ import torch
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.buffers import BufferPool
 from shardwright.parallel.collectives import Axis, all_reduce_max
+from shardwright.parallel.compress.choose import make_compressor
 from shardwright.parallel.mesh import Mesh, make_mesh
 from shardwright.parallel.parameter import PlacedParameter, placed_parameters
 from shardwright.parallel.pipeline import PipelineExecutor
@@ -110,7 +111,9 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         }
         late = [p for held in regions.values() for p in held if p is tied.table or p is tied.head]
         sharding = _sharding(job, mesh, mesh.replicas(stage, program.num_stages))
-        shards[stage] = ShardedStage(regions, late, sharding, pool, plan.bucket_mib, job.run.seed)
+        shards[stage] = ShardedStage(
+            regions, late, sharding, pool, plan.bucket_mib, job.run.seed, make_compressor(plan)
+        )
         shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
         module.through = shards[stage].through
         _use_float8(job, module, mesh.tp)
@@ -164,6 +167,7 @@ def _sharding(job: JobSpec, mesh: Mesh, replicas: Axis) -> Sharding:
     return Sharding(
         plan.zero if shards.size > 1 or plan.offload_parameters else 0, shards, mesh.shard_copies, mesh.tp,
         compute=NUMBERS[job.precision.compute], gradients=NUMBERS[job.precision.gradient_number],
+        reduce=NUMBERS[job.precision.reduce_number],
         host_share=plan.offload_optimizer, host_values=plan.offload_parameters,
     )  # fmt: skip
 
