@@ -112,6 +112,11 @@ def test_interleaved_gathers_at_every_change_of_chunk(p: int, groups: int, v: in
         assert groups == 1 or gathers > 2 * v - 1  # more than breadth-first, and more with every group
 
 
+def test_counts_of_the_docs() -> None:
+    assert count(training_program("interleaved-1f1b", 4, 8, 2, gathers=True), Kind.GATHER) == [11, 19, 13, 5]
+    assert count(training_program("looped-bfs", 4, 8, 2, gathers=True), Kind.GATHER) == [3] * 4
+
+
 def test_reads_like_this() -> None:
     """Two chunks on one rank: the next gather is issued before the last computation of a run, and travels under it."""
     assert training_program("looped-bfs", 1, 2, 2, gathers=True).text() == (

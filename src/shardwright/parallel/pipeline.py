@@ -63,7 +63,11 @@ class Held(Protocol):
         ...
 
     def reduce(self) -> None:
-        """R: start to sum what is not under way yet, over the replicas."""
+        """R: start to sum what is not under way yet, over the replicas.
+
+        In a program with gathers this comes several times a step, each time for the gradients since the last; who
+        holds them sharded adds each sum to the shard.
+        """
         ...
 
 

@@ -3,7 +3,7 @@
 Parameters that are sharded over the replicas must be whole while a stage computes. What that costs depends on the
 order of work: a stage is gathered once for each stretch in which a rank computes with it, so a schedule that stays on
 a stage for all microbatches gathers it twice a step, and one that changes stages with every microbatch 2m times.
-Lamy-Poirier 2023 (arXiv 2211.05953, section 4.2) is about that order.
+Lamy-Poirier 2023 (arXiv 2211.05953) is about that order.
 
 A run is a stretch of computations that need the same stages: one, or the two of an overlapped pair. W needs no
 parameters, so it belongs to no run. The gather of the next run is issued before the last computation of the present

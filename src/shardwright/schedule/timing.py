@@ -3,7 +3,8 @@
 Every rank has resources that work side by side: compute, one outgoing link for each direction of the pipeline, and
 collectives (reductions and gathers, in one queue). Actions on one resource run in the order of the program. So no
 event queue is needed: the start of an action is the latest of its resource becoming free and its inputs being there,
-and one pass over the actions in an order that respects both gives all times.
+and one pass over the actions in an order that respects both gives all times. Copies between a device and its host
+have no resource here: no action makes any.
 
 Units of time are the caller's: F = 1 for a table of bubbles, seconds for a prediction.
 """
@@ -128,29 +129,37 @@ class _Graph:
         self._node_of: dict[int, int] = {}
         self._last_addition: dict[tuple[int, int, int], int] = {}
         self._added_before: dict[int, int] = {}  # by node of a reduction
+        node_of, stages = self._node_of, self._program.num_stages
         for rank, row in enumerate(self._program.ranks):
             node = self.first_of_rank[rank]
             for step in range(self._num_steps):
+                first = step * self._program.num_microbatches
                 for action in row:
                     for part in action.parts or (action,):
-                        self._node_of[self._base(part, step) + _NUMBER[part.kind]] = node
-                        if part.kind is Kind.BACKWARD or part.kind is Kind.WEIGHT_GRAD:
+                        kind = part.kind
+                        # As _base does, but a call for every action would be a tenth of all time.
+                        node_of[((first + part.microbatch) * stages + part.stage) * _STAGE + _NUMBER[kind]] = node
+                        if kind is Kind.BACKWARD or kind is Kind.WEIGHT_GRAD:
                             self._last_addition[rank, part.stage, step] = node
-                    if action.kind is Kind.REDUCE:
-                        self._added_before[node] = self._last_addition.get((rank, action.stage, step), node)
+                        elif kind is Kind.REDUCE:
+                            self._added_before[node] = self._last_addition.get((rank, part.stage, step), node)
                     node += 1
 
     def _add_row(self, rank: int, row: tuple[Action, ...], step: int, costs: Costs) -> None:
         node_of, reductions = self._node_of, []
+        append_resource, append_cost, append_needs = self.resource.append, self.cost.append, self.needs.append
+        first = len(self.cost)
         gathered: dict[int, int] = {}  # by stage: the node of its latest gather
-        at = len(self.cost) - 1 if step else -1  # the node that the rank computed last
-        for action in row:
+        at = first - 1 if step else -1  # the node that the rank computed last
+        for node, action in enumerate(row, first):
             kind, stage = action.kind, action.stage
             resource, cost = 4 * rank + _COMPUTE, 0.0
             needs: tuple[int, ...] = ()
             if kind in COMPUTE:
                 cost, needs = costs.compute(action), self._inputs(action, rank, step)
-                at = len(self.cost)
+                at = node
+                if gathered:
+                    needs += tuple(gathered[stage] for stage in stages_needed(action) if stage in gathered)
             elif kind is Kind.RECV_FORWARD:
                 resource, cost = -1, costs.latency
                 needs = (node_of[self._base(action, step) - _STAGE + _NUMBER[Kind.SEND_FORWARD]],)
@@ -166,12 +175,14 @@ class _Graph:
             elif kind is Kind.OVERLAP:
                 cost = costs.compute(action)
                 needs = tuple(need for part in action.parts for need in self._inputs(part, rank, step))
-                at = len(self.cost)
+                at = node
+                if gathered:
+                    needs += tuple(gathered[stage] for stage in stages_needed(action) if stage in gathered)
             elif kind is Kind.REDUCE:
                 resource = 4 * rank + _COLLECTIVES
                 cost = costs.reduce[stage] if costs.reduce else 0.0
                 if action.microbatch < 0 and self._program.placement.num_copies == 1:
-                    needs = (self._added_before[len(self.cost)],)
+                    needs = (self._added_before[node],)
                 elif action.microbatch < 0:  # once a step: the gradients of every copy of the stage must be complete
                     holders = set(self._program.placement.replicas(stage))
                     needs = tuple(self._last_addition[holder, stage, step] for holder in holders)
@@ -179,20 +190,18 @@ class _Graph:
                     split = (stage, action.microbatch) in self._program.split_backwards
                     adds = Kind.WEIGHT_GRAD if split else Kind.BACKWARD
                     needs = (node_of[self._base(action, step) + _NUMBER[adds]],)
-                reductions.append(len(self.cost))
+                reductions.append(node)
             elif kind is Kind.GATHER:  # issued when the rank has ended what stands before it
                 resource, cost = 4 * rank + _COLLECTIVES, costs.gather[stage] if costs.gather else 0.0
                 needs = (at,) if at >= 0 else ()
-                gathered[stage] = len(self.cost)
+                gathered[stage] = node
             elif kind is Kind.RELEASE:
                 resource, needs = -1, (at,) if at >= 0 else ()
             elif kind is Kind.STEP:
                 cost, needs, reductions = costs.step, tuple(reductions), []
-            if gathered and at == len(self.cost):
-                needs += tuple(gathered[s] for s in stages_needed(action) if s in gathered)
-            self.resource.append(resource)
-            self.cost.append(cost)
-            self.needs.append(needs)
+            append_resource(resource)
+            append_cost(cost)
+            append_needs(needs)
 
     def _makes_gradient(self, stage: int, microbatch: int) -> Kind:
         """Which action makes the input gradient of a stage."""
