@@ -143,10 +143,9 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
     if sequence_parallel:
         x_SBH, dy_SBH = (t.chunk(mesh.tp.size)[mesh.tp.index].clone() for t in (x_SBH, dy_SBH))
     inputs = {block: x_SBH.clone().requires_grad_() for block in (ours, theirs)}
-    positions_S = torch.arange(spec.sequence)
 
     def our_forward() -> Tensor:
-        return ours(inputs[ours], positions_S)
+        return ours(inputs[ours], replica.stages[0].forward_pass())
 
     def their_forward() -> Tensor:
         return theirs(inputs[theirs])

@@ -70,3 +70,17 @@ def against_one_rank(job: JobSpec, num_steps: int = 3) -> Verdict:
 
     one = run_on_mesh(job.as_one_rank(), record, job.as_one_rank(), num_steps)[0]
     return compare(run_on_mesh(job, record, job, num_steps), one)
+
+
+def shapes() -> Any:
+    """Hypothesis: (name, ranks, microbatches, stages a rank) of any schedule by name that is made without a search."""
+    from hypothesis import strategies as st
+
+    from shardwright.schedule.generate import GENERATORS, schedule_faults
+    from shardwright.spec.plan import STAGES_PER_RANK
+
+    names = [name for name in GENERATORS if name != "auto"]
+    looped = [name for name in names if STAGES_PER_RANK.get(name, 1) == 0]
+    any_name = st.tuples(st.sampled_from(names), st.integers(1, 16), st.integers(1, 64), st.integers(2, 4))
+    fitting = any_name.map(lambda s: (s[0], max(1, s[1] // s[3]), s[2], s[3]) if s[0] in looped else (*s[:3], 1))
+    return fitting.filter(lambda shape: not schedule_faults(*shape))

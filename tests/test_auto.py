@@ -15,9 +15,10 @@ from shardwright.schedule.auto_model import Model, by_stage, fits, named_schedul
 from shardwright.schedule.auto_problem import Problem, Rows
 from shardwright.schedule.check import program_faults
 from shardwright.schedule.generate import GENERATORS
+from shardwright.schedule.lives import peak_activations
 from shardwright.schedule.lower import lower
 from shardwright.schedule.placement import in_line, looped, vee
-from shardwright.schedule.schedule import Schedule, peak_activations
+from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.timing import Costs, play
 from shardwright.schedule.zb_v import zb_v
 

@@ -142,7 +142,7 @@ def test_the_job_itself_is_not_refused(here: Path, no_rank: None, monkeypatch: p
         ),
         ("plan.schedul=gpipe", "plan.schedul is not a known field; did you mean schedule?"),
         ("plan.tpp=4", "plan.tpp is not a known field; did you mean tp or pp?"),
-        ("plan.tensor=4", "plan.tensor is not a known field; there are: bucket_mib, dp, "),
+        ("plan.tensor=4", "plan.tensor is not a known field; there are: bucket_mib, compress, "),
         ("cluster.intra_node.latency=1", "cluster.intra_node.latency is not a known field; did you mean latency_us?"),
         ('plan.tp="4"', 'plan.tp = "4": it should be a valid integer (Tensor-parallel degree: ranks that share'),
         ("plan.tp=four", 'plan.tp = "four": it should be a valid integer'),

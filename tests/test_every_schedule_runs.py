@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from cases import made_up_tokens, record, small_job
 from ranks import run_on_mesh
@@ -10,7 +11,7 @@ from shardwright.measure.verify import Record, compare
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job import job_program
-from shardwright.schedule.schedule import peak_activations
+from shardwright.schedule.lives import Buffer, peak, peak_activations
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
 from shardwright.train.step import evaluate, train_step
@@ -28,7 +29,7 @@ def job_for(schedule: str, pp: int, kind: str = "llama", **fields: Any) -> JobSp
     return small_job(kind, **plan)
 
 
-def run_and_watch(mesh: Mesh, job: JobSpec) -> tuple[Record, list[str], int, float]:
+def run_and_watch(mesh: Mesh, job: JobSpec) -> tuple[Record, list[str], tuple[int, int], float]:
     """What was trained, done and kept in the last of two steps, and an evaluation afterwards."""
     trained = record(mesh, job, 2)
     replica = build(job, mesh)
@@ -36,9 +37,9 @@ def run_and_watch(mesh: Mesh, job: JobSpec) -> tuple[Record, list[str], int, flo
     mine = slice(mesh.dp.index * share, (mesh.dp.index + 1) * share)
     train_step(job, replica, mesh, 0, made_up_tokens(job, 0)[mine])
     performed = [str(entry.action) for entry in replica.executor.performed]
-    peak = replica.executor.peak_alive
+    peaks = replica.executor.peak_alive, replica.executor.peak_inputs
     assert all(stage.deferred.num_kept() == 0 for stage in replica.stages.values())
-    return trained, performed, peak, evaluate(job, replica, mesh, made_up_tokens(job, 1)[mine])
+    return trained, performed, peaks, evaluate(job, replica, mesh, made_up_tokens(job, 1)[mine])
 
 
 def check(job: JobSpec, bitwise: bool) -> None:
@@ -52,11 +53,11 @@ def check(job: JobSpec, bitwise: bool) -> None:
     assert verdict.max_grad_norm_relative_difference <= 1e-6
     assert verdict.max_parameter_relative_difference <= 1e-5
     program = job_program(job)
-    peaks = peak_activations(program)
-    for rank, (_, performed, peak, evaluation) in enumerate(results):
+    alive, inputs = peak_activations(program), peak(program, Buffer.INPUT)
+    for rank, (_, performed, peaks, evaluation) in enumerate(results):
         position = rank // (job.plan.dp * job.plan.tp)
         assert performed == [str(action) for action in program.ranks[position]]
-        assert peak == peaks[position]
+        assert peaks == (alive[position], inputs[position])
         assert evaluation == pytest.approx(one_evaluation, abs=2e-6)
 
 
@@ -93,3 +94,29 @@ def test_zero_bubble_schedules_really_split() -> None:
     assert {Kind.INPUT_GRAD, Kind.WEIGHT_GRAD} <= kinds
     pairs = [a for row in job_program(job_for("dualpipev", 4)).ranks for a in row if a.kind is Kind.OVERLAP]
     assert pairs
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_recompute(schedule: str) -> None:
+    """Bit for bit what one rank gives that keeps everything, and in no more memory than planned."""
+    job = job_for(schedule, 4, recompute="stage")
+    program = job_program(job)
+    assert program.recomputed or schedule == "sequential"
+    check(job, bitwise=schedule in IN_ORDER)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "dualpipev"])
+@pytest.mark.parametrize("fields", [{"tp": 2, "sequence_parallel": True}, {"dp": 2}], ids=["tp2", "dp2"])
+def test_recompute_with_tensor_and_data_parallel(schedule: str, fields: dict[str, Any]) -> None:
+    check(job_for(schedule, 2, recompute="stage", **fields), bitwise=False)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipev"])
+@pytest.mark.parametrize("fields", [{}, {"tp": 2, "sequence_parallel": True}, {"dp": 2}], ids=["pp", "tp2", "dp2"])
+def test_recompute_changes_no_bit(schedule: str, fields: dict[str, Any]) -> None:
+    """The same ranks with and without it."""
+    once, again = (job_for(schedule, 2, recompute=which, **fields) for which in ("none", "stage"))
+    left, right = (run_on_mesh(job, record, job, 2) for job in (once, again))
+    for mine, theirs in zip(left, right, strict=True):
+        assert mine.steps == theirs.steps
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(mine.boxes, theirs.boxes, strict=True))

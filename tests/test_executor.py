@@ -1,11 +1,17 @@
 """The executor does what the program says, and the bytes it moves are those of a table derived by hand."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from cases import made_up_tokens, small_job
 from ranks import run_on_mesh
 from shardwright.parallel.mesh import Mesh
+from shardwright.schedule.action import RECV, SEND, Kind
 from shardwright.schedule.generate import training_program
+from shardwright.schedule.job import job_program
+from shardwright.schedule.sizes import job_sizes
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
 from shardwright.train.step import evaluate, train_step
@@ -96,6 +102,38 @@ def test_bytes_counted_are_bytes_derived(sequence_parallel: bool) -> None:
     )
     for rank, (_, table) in enumerate(run_on_mesh(job, performed_and_counted, job)):
         assert table == expected_table(rank, sequence_parallel)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "plan"),
+    [
+        ("1f1b", {"tp": 2, "sequence_parallel": True, "dp": 2}),
+        ("1f1b", {"dp": 2, "recompute": "stage"}),
+        ("interleaved-1f1b", {"virtual_stages": 2, "tp": 2, "sequence_parallel": True}),
+        ("zb-v", {"tp": 2, "dp": 2}),
+        ("dualpipev", {"tp": 2, "sequence_parallel": True, "recompute": "stage"}),
+        ("dualpipe", {"dp": 2}),
+    ],
+)
+def test_bytes_planned_are_bytes_counted(schedule: str, plan: dict[str, Any]) -> None:
+    """Messages exactly; and of the sums over dp all but that of the loss, which is no part of the program."""
+    kind = "gpt-tied" if schedule == "zb-v" else "llama"
+    job = small_job(kind, pp=2, schedule=schedule, batch=4 * 2 * plan.get("dp", 1), microbatch_size=2, **plan)
+    program = job_program(job)
+    for rank, (_, table) in enumerate(run_on_mesh(job, performed_and_counted, job, timeout_s=120)):
+        position, tp_index = rank // (job.plan.dp * job.plan.tp), rank % job.plan.tp
+        mine = replace(program, sizes=job_sizes(job, program.placement, tp_index))
+
+        def planned(kinds: frozenset[Kind], mine: Any = mine, position: int = position) -> int:
+            return sum(mine.num_bytes(action) for action in mine.ranks[position] if action.kind in kinds)
+
+        def counted(entry: str, table: Any = table) -> int:
+            return table.get(entry, {"bytes": 0})["bytes"]
+
+        assert counted("send pp") == planned(SEND) > 0
+        assert counted("recv pp") == planned(RECV) > 0
+        loss = 8 if job.plan.dp > 1 else 0
+        assert counted("all_reduce dp") - loss == planned(frozenset({Kind.REDUCE}))
 
 
 def test_tied_table_is_summed_over_the_ends_alone() -> None:

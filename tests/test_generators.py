@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from shardwright.schedule.action import SEND, Kind
 from shardwright.schedule.check import program_faults
-from shardwright.schedule.generate import GENERATORS, forward_program, schedule_faults, training_program
+from shardwright.schedule.generate import GENERATORS, forward_of, schedule_faults, training_program
 from shardwright.schedule.interleaved import interleaved
 from shardwright.schedule.job import plan_faults
+from shardwright.schedule.lives import peak_activations
 from shardwright.schedule.lower import lower
-from shardwright.schedule.schedule import Program, peak_activations
+from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.schedule.versions import stashed_versions, weight_versions
 from shardwright.simulate.bubbles import Bubbles, Work, measure, measure_program
@@ -364,7 +365,7 @@ def test_programs_are_right(name: str, p: int, m: int, v: int, num_steps: int) -
     assert program_faults(program) == []
     assert program.num_stages == PlanSpec(pp=p, schedule=name, virtual_stages=v).num_stages
     assert_microbatches_stay_in_order(program)
-    evaluation = forward_program(name, p, m, v)
+    evaluation = forward_of(training_program(name, p, m, v))
     assert program_faults(evaluation) == []
     assert evaluation.num_microbatches == m
     assert evaluation.num_stages == program.num_stages
@@ -403,7 +404,7 @@ def test_names_are_those_of_the_plan() -> None:
 
 
 def test_dualpipe_evaluates_in_both_directions() -> None:
-    program = forward_program("dualpipe", 4, 8)
+    program = forward_of(training_program("dualpipe", 4, 8))
     assert program.placement.num_copies == 2
     first_of_rank = [next(str(action) for action in row if action.computes()) for row in program.ranks]
     assert first_of_rank == ["0F0", "1F0", "1F4", "0F4"]
@@ -440,7 +441,7 @@ def test_dualpipe_evaluates_in_both_directions() -> None:
 def test_what_is_not_admitted_says_why(name: str, p: int, m: int, v: int, faults: list[str]) -> None:
     assert schedule_faults(name, p, m, v) == faults
     with pytest.raises(ValueError, match="use"):
-        forward_program(name, p, m, v)
+        forward_of(training_program(name, p, m, v))
 
 
 def test_options_of_other_schedules_are_refused() -> None:
@@ -503,5 +504,5 @@ def test_interleaved_reads_like_the_figure() -> None:
 
 def test_measures_of_a_program_written_by_hand() -> None:
     found = measure_program(training_program("gpipe", 2, 2), Costs.uniform(2, 1, 1, 1))
-    assert found == Bubbles(9.0, 3.0, 3.0, 3.0, (2.0, 2.0), (1.0, 1.0), 4)
+    assert found == Bubbles(9.0, 3.0, 3.0, 3.0, (2.0, 2.0), (1.0, 1.0), 4, reductions=2)
     assert play(training_program("gpipe", 2, 2), Costs.uniform(2)).makespan == found.makespan

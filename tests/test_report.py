@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.cli import cli, main
+from shardwright.report.memory import memory_table, size_text
 from shardwright.report.page import section_of, timeline_page
 from shardwright.report.picture import picture
 from shardwright.report.study import Study, readable, study_schedule
@@ -20,7 +21,9 @@ from shardwright.report.terminal import draw
 from shardwright.report.trace import trace
 from shardwright.schedule.action import Kind
 from shardwright.schedule.generate import GENERATORS, schedule_faults, training_program
-from shardwright.schedule.schedule import Program, peak_activations
+from shardwright.schedule.job import job_program, relative_costs
+from shardwright.schedule.lives import Buffer, peak_activations
+from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline
@@ -30,6 +33,7 @@ from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import STAGES_PER_RANK
 
 SHAPES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 3, 8)]
+WHOLE = {"makespan", "idle", "memory", "gathers", "reductions", "bytes"}  # what is added where one is looked at
 COMPARED = {
     "name", "bubble", "span_bubble", "period_bubble", "bubble_fraction", "peak_activations", "parameter_copies",
     "messages",
@@ -260,6 +264,94 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
     return int(stop.value.code or 0), out, err
 
 
+def sharded(name: str = "looped-bfs", gather: float = 0.5) -> Study:
+    return study_schedule(name, 2, 4, Work(gather=gather), virtual(name), recompute="stage", gathers=True)
+
+
+def test_drawing_of_gathers_and_recompute() -> None:
+    """A gather stands under the computation that it travels under, a release in the last column of its stage's run."""
+    one = study_schedule("looped-bfs", 2, 2, Work(gather=0.5), 2, recompute="stage", gathers=True)
+    assert draw(one.timeline, width=100).splitlines()[:5] == [
+        "rank 0   |F0 |F1 |f0 |f1 |c0  ...........|b0     |c1 |b1     |C0 |B0     |C1 |B1      ~",
+        "       G0    G2 L                                    G0     LR2                     LR0",
+        "rank 1       |F0 |F1 |f0 |f1 |c0 |b0     |c1 |b1     |C0 |B0     |C1 |B1      ~",
+        "       G1        G3 L                        G1     LR3                     LR1",
+        "time   0       1       2       3       4       5       6       7       8       9       10",
+    ]
+
+
+@pytest.mark.parametrize("gather", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize("name", ["1f1b", "looped-bfs", "interleaved-1f1b", "zb-v", "dualpipev"])
+def test_gathers_are_shown_everywhere(name: str, gather: float) -> None:
+    one = sharded(name, gather)
+    spans = [span for row in one.timeline.ranks for span in row.spans]
+    moves = [span for span in spans if span.action.kind in (Kind.GATHER, Kind.REDUCE, Kind.RELEASE)]
+    for palette in ("none", "256"):
+        lines = draw(one.timeline, 120, palette).splitlines()  # type: ignore[arg-type]
+        plain = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
+        assert [line.startswith("rank") for line in plain[:5]] == [True, False, True, False, False]
+        assert max(map(len, plain[:4])) <= 121
+        assert all("G" in line and set(line) <= set("GRL0123|- ") for line in plain[1:4:2])
+    root = ElementTree.fromstring(picture(one.timeline, name))
+    titles = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert sum(" of stage " in title for title in titles) == len(moves)
+    texts = [text for text in root.findall("{http://www.w3.org/2000/svg}text") if text.get("font-size") == "11.5"]
+    assert texts and all(float(text.get("x", 0)) + 6.6 * len(text.text or "") <= 1120 for text in texts)
+    assert max(float(text.get("y", 0)) for text in texts) < float(root.get("height", 0))
+    page = Page(timeline_page(name, [section_of(one)]))
+    ranks = json.loads(page.data)["sections"][0]["ranks"]
+    assert sum(len(row["moves"]) for row in ranks) == len(moves)
+    assert all(row["gathered"] for row in ranks) and any(row["inputs"] for row in ranks)
+    assert {"gather parameters", "forward again", "stage inputs kept"} <= set(page.words)
+    events = trace(one.timeline, name)["traceEvents"]
+    named = {(event["pid"], event["args"]["name"]) for event in events if event["name"] == "thread_name"}
+    assert {(rank, lane) for rank in (0, 1) for lane in ("collectives", "release")} <= named
+    assert {"gather parameters", "reduce gradients", "release parameters", "forward again"} <= {
+        event["cat"] for event in events if event["ph"] == "X"
+    }
+    assert {event["name"] for event in events if event["ph"] == "C"} >= {
+        "stage inputs alive",
+        "gathered parameters alive",
+    }
+    assert one.formula is None
+    assert [row[0] for row in memory_table(one)] == ["most at once", "rank 0", "rank 1"]
+
+
+def test_trace_of_a_job_says_bytes() -> None:
+    job = load_job("quickstart")
+    program = job_program(job)
+    events = trace(make_timeline(program, play(program, relative_costs(job))), "quickstart")["traceEvents"]
+    sends = [event for event in events if event["ph"] == "X" and event["cat"] == "send forward"]
+    assert sends and all(event["args"]["bytes"] == program.sizes.message for event in sends)  # type: ignore[union-attr]
+    assert any(event["name"] == "bytes of messages" for event in events)
+
+
+def test_sizes_in_words() -> None:
+    assert [size_text(n) for n in (0, 1023, 1536, 3 * 2**20, 2**50)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3 MiB",
+        "1024 TiB",
+    ]
+
+
+def test_gathers_and_recompute_by_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    arguments = ["schedule", "looped-bfs", "--stages", "2", "--microbatches", "4", "--gather", "0.5", "--recompute"]
+    status, out, _ = run(monkeypatch, capsys, *arguments, "--json")
+    result = json.loads(out)
+    assert status == 0
+    assert (result["gathers"], result["reductions"]) == (2 * 3, 2 * 2)
+    assert result["memory"][0]["gathered parameters"] == {"most": 2, "bytes": None}
+    assert result["memory"][0]["stage inputs"]["most"] == 8
+    status, out, _ = run(monkeypatch, capsys, *arguments)
+    assert "reducing its gradients too" in " ".join(out.split()) and "gathered parameters" in out
+    _, out, err = run(monkeypatch, capsys, "schedule", "--compare", "--gather", "0")
+    assert "pipedream is left out: schedule 'pipedream' keeps older versions" in err + out
+
+
 def test_compare_prints_exactly_the_fields(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
@@ -282,7 +374,8 @@ def test_one_schedule_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     status, out, err = run(monkeypatch, capsys, "schedule", "zb-h1", "--json", "--communication", "0.5")
     result = json.loads(out)
     assert (status, err) == (0, "")
-    assert set(result) == COMPARED | {"makespan", "idle"}
+    assert set(result) == COMPARED | WHOLE
+    assert result["bytes"] is None
     assert [set(row) for row in result["idle"]] == [{str(cause) for cause in Cause}] * 4
     assert all(sum(row.values()) == pytest.approx(result["bubble"]) for row in result["idle"])
 
@@ -318,7 +411,16 @@ def test_job_is_drawn_in_units_of_its_mean_rank(
     result = json.loads(out)
     job = load_job("quickstart")
     assert (status, err) == (0, "")
-    assert set(result) == COMPARED | {"makespan", "idle", "job", "unit"}
+    assert set(result) == COMPARED | WHOLE | {"job", "unit"}
+    messages = 2 * job.num_microbatches  # over one border, both ways
+    hidden_state = 4 * job.model.hidden * job.plan.microbatch_size * job.model.sequence // job.plan.tp
+    assert job.plan.sequence_parallel and (result["messages"], job.plan.pp) == (messages, 2)
+    assert result["bytes"]["messages"] == messages * hidden_state
+    assert result["bytes"]["gathers"] == result["gathers"] == 0
+    assert result["bytes"]["reductions"] > 0
+    assert [set(row) for row in result["memory"]] == [set(map(str, Buffer))] * 2
+    assert result["memory"][1]["messages"] == {"most": 1, "bytes": hidden_state}
+    assert result["memory"][0]["activations"] == {"most": 2, "bytes": None}
     assert result["makespan"] - result["bubble"] == pytest.approx(3 * job.num_microbatches)
     _, out, _ = run(monkeypatch, capsys, "simulate", "quickstart", "--set", "plan.schedule=zb-h1")
     assert "quickstart, zb-h1: 2 ranks, 4 microbatches" in out
@@ -336,6 +438,8 @@ def test_job_is_drawn_in_units_of_its_mean_rank(
         (["schedule", "1f1b", "--virtual", "2"], "runs one stage on each rank"),
         (["schedule", "interleaved-1f1b", "--virtual", "1"], "use 2 or more"),
         (["schedule", "dualpipe", "--stages", "3"], "p 3 is odd"),
+        (["schedule", "1f1b", "--gather", "-1"], "--gather is -1"),
+        (["schedule", "pipedream", "--gather", "1"], "keeps older versions of the weights"),
         (["schedule", "1f1b", "--forward", "-1"], "--forward is -1"),
         (["schedule", "--compare", "--communication", "nan"], "--communication is nan"),
         (["schedule", "--compare", "--svg", "x.svg"], "--trace and --svg are of one schedule"),

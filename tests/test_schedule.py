@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from shardwright.schedule.action import Action, Kind, parse
 from shardwright.schedule.check import program_faults
-from shardwright.schedule.generate import GENERATORS, forward_program, training_program
+from shardwright.schedule.generate import GENERATORS, forward_of, training_program
+from shardwright.schedule.lives import peak_activations
 from shardwright.schedule.lower import lower
 from shardwright.schedule.placement import in_line, vee
-from shardwright.schedule.schedule import Program, Schedule, peak_activations
+from shardwright.schedule.schedule import Program, Schedule
 
 names = st.sampled_from(["sequential", "gpipe", "1f1b"])
 ranks = st.integers(1, 12)
@@ -23,7 +24,7 @@ microbatches = st.integers(1, 24)
 def test_programs_are_right(name: str, num_ranks: int, num_microbatches: int) -> None:
     program = training_program(name, num_ranks, num_microbatches)
     assert program_faults(program, most_alive=num_microbatches) == []
-    assert program_faults(forward_program(name, num_ranks, num_microbatches)) == []
+    assert program_faults(forward_of(training_program(name, num_ranks, num_microbatches))) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,7 +56,7 @@ def test_lowered_program_of_two_stages() -> None:
     )
 
 
-action_texts = ["2F5", "0B0", "12I34", "3W1", "2SF5>1", "2RF5<0", "1SB0>0", "1RB0<2", "2G", "2L", "2R", "S"]
+action_texts = ["2C5", "2F5", "0B0", "12I34", "3W1", "2SF5>1", "2RF5<0", "1SB0>0", "1RB0<2", "2G", "2L", "2R", "S"]
 
 
 @pytest.mark.parametrize("text", [*action_texts, "(3F5+3B2)", "(0F1+1I0)"])
@@ -89,6 +90,7 @@ def test_split_backward_v_placement_and_pairs_can_be_said_and_lowered() -> None:
     assert [str(a) for a in program.ranks[0] if a.kind is Kind.REDUCE] == ["3R", "0R"]
 
 
+GATHERED = ("0G 0F0 0SF0>1 0RB0<1 0B0 0L 0R S", "1RF0<0 1G 1F0 1B0 1L 1R 1SB0>0 S")
 RIGHT = ("0F0 0SF0>1 0RB0<1 0B0 0R S", "1RF0<0 1F0 1B0 1R 1SB0>0 S")
 
 
@@ -106,6 +108,20 @@ RIGHT = ("0F0 0SF0>1 0RB0<1 0B0 0R S", "1RF0<0 1F0 1B0 1R 1SB0>0 S")
         (("0F7 0F0 0SF0>1 0RB0<1 0B0 0R S", RIGHT[1]), "1 microbatches"),
         (("0SF0>1 0F0 0RB0<1 0B0 0R S", RIGHT[1]), "0F0 has not run"),
         ((RIGHT[0], "1RF0<0 1F0 1B0 1R S"), "received is stage 1, microbatch 0"),
+        (("0C0 0F0 0SF0>1 0RB0<1 0B0 0R S", RIGHT[1]), "rank 0, action 0 (0C0): 0F0 has not run"),
+        (("0F0 0SF0>1 0RB0<1 0B0 0C0 0R S", RIGHT[1]), "rank 0, action 3 (0B0): 0C0 has not run"),
+        (("0F0 0SF0>1 0C0 0RB0<1 0C0 0B0 0R S", RIGHT[1]), "0C0 runs 2 times; once is right"),
+        ((RIGHT[0], "1RF0<0 1F0 0C0 1B0 1R 1SB0>0 S"), "rank 1, action 2 (0C0): stage 0 is held by rank 0"),
+        (GATHERED[:1] + RIGHT[1:], "rank 1, action 1 (1F0): the parameters of stage 1 are not gathered; put 1G before"),
+        (("0G 0F0 0SF0>1 0L 0RB0<1 0B0 0R S", GATHERED[1]), "rank 0, action 5 (0B0): the parameters of stage 0 are"),
+        (("0G 0F0 0SF0>1 0G 0RB0<1 0B0 0L 0R S", GATHERED[1]), "action 3 (0G): action 0 has gathered stage 0; release"),
+        (("0G 0F0 0SF0>1 0RB0<1 0B0 0L 0L 0R S", GATHERED[1]), "rank 0, action 6 (0L): stage 0 is not gathered, so"),
+        (("0G 0F0 0SF0>1 0RB0<1 0B0 0R S", GATHERED[1]), "rank 0, action 0 (0G): stage 0 is never released; put 0L"),
+        (
+            ("0G 0F0 0SF0>1 0RB0<1 0B0 0R S 0L", GATHERED[1]),
+            "action 6 (S): stage 0 is still gathered; put 0L before it",
+        ),
+        (("0G 1G 0F0 0SF0>1 0RB0<1 0B0 0L 1L 0R S", GATHERED[1]), "action 1 (1G): the rank does not hold stage 1, it"),
     ],
 )
 def test_wrong_programs_are_named(rows: tuple[str, str], says: str) -> None:
@@ -137,7 +153,28 @@ def test_a_deadlock_is_found() -> None:
 def test_too_many_alive_are_named() -> None:
     faults = program_faults(training_program("gpipe", 2, 8), most_alive=4)
     assert len(faults) == 2
-    assert "rank 0 keeps 8 microbatches alive, and 4 are allowed" in faults[0]
+    assert "rank 0 keeps 8 microbatches alive, and 4 are allowed; the most is at action 14 (0F7)" in faults[0]
+
+
+def test_right_programs_with_gathers_and_recompute() -> None:
+    assert program_faults(program_of(*GATHERED, num_microbatches=1)) == []
+    again = ("0G 0F0 0SF0>1 0L 0RB0<1 0G 0C0 0B0 0L 0R S", GATHERED[1])
+    assert program_faults(program_of(*again, num_microbatches=1)) == []
+
+
+def test_too_many_received_are_named() -> None:
+    """From its receive on a message has a buffer, whether it is there yet or not."""
+    rows = (
+        "0F0 0SF0>1 0F1 0SF1>1 0RB0<1 0B0 0RB1<1 0B1 0R S",
+        "1RF0<0 1RF1<0 1F0 1F1 1B0 1SB0>0 1B1 1SB1>0 1R S",
+    )
+    program = program_of(*rows, num_microbatches=2)
+    assert program_faults(program, most_received=2) == []
+    (fault,) = program_faults(program, most_received=1)
+    assert fault == (
+        "rank 1 keeps 2 received messages that nothing has used, and 1 are allowed; the most is at action 1 (1RF1<0); "
+        "receive later, or compute earlier"
+    )
 
 
 def test_impossible_order_is_refused_when_lowered() -> None:

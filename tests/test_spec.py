@@ -27,6 +27,7 @@ from shardwright.spec.model import (
     nearest_divisors,
 )
 from shardwright.spec.plan import PlanSpec, split_evenly
+from shardwright.spec.precision import PrecisionSpec
 
 
 def as_toml(job: JobSpec) -> str:
@@ -301,6 +302,30 @@ def test_numbers_of_a_job() -> None:
     )
     assert job.num_microbatches == 4
     assert job.tokens_per_step == 240
+
+
+# --- precision ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    [
+        ({}, (4, 4, 4)),
+        ({"compute": "bf16"}, (2, 4, 4)),
+        ({"compute": "bf16", "gradients": "compute"}, (2, 2, 2)),
+        ({"compute": "fp16", "gradients": "compute", "reduce": "float32"}, (2, 2, 4)),
+        ({"gradients": "compute"}, (4, 4, 4)),
+    ],
+)
+def test_bytes_of_numbers(fields: dict[str, Any], sizes: tuple[int, int, int]) -> None:
+    precision = PrecisionSpec(**fields)
+    assert (precision.compute_bytes, precision.gradient_bytes, precision.reduce_bytes) == sizes
+
+
+def test_only_fp16_scales_the_loss() -> None:
+    assert PrecisionSpec(compute="fp16").scales_loss
+    assert not PrecisionSpec(compute="fp16", loss_scale=0.0).scales_loss
+    assert not PrecisionSpec(compute="bf16").scales_loss
 
 
 # --- the mesh ---

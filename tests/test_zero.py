@@ -7,6 +7,8 @@ import torch
 
 from cases import against_one_rank, record, small_job
 from ranks import run_on_mesh
+from shardwright.measure.verify import Record
+from shardwright.spec.precision import PrecisionSpec
 
 STEPS = 10
 STAGES = (1, 2, 3)
@@ -19,6 +21,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "pp2": {"dp": 2, "pp": 2},
     "interleaved": {"dp": 2, "pp": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2},
     "zb-v": {"dp": 2, "pp": 2, "schedule": "zb-v"},
+    "dualpipev": {"dp": 2, "pp": 2, "schedule": "dualpipev"},
     "dualpipe": {"dp": 1, "pp": 2, "schedule": "dualpipe"},
     "hybrid": {"dp": 4, "zero_ranks": 2},
 }
@@ -47,3 +50,29 @@ def test_all_stages_are_bitwise_equal(plan: dict[str, Any]) -> None:
             assert rank.steps == first.steps
             for (place, box), (_, expected) in zip(rank.boxes, first.boxes, strict=True):
                 assert torch.equal(box, expected), place.name
+
+
+@pytest.mark.parametrize(
+    "offload",
+    [
+        {"zero": 0, "offload_optimizer": 1.0},
+        {"zero": 1, "offload_optimizer": 0.3},
+        {"zero": 3, "offload_optimizer": 1.0, "offload_parameters": True},
+    ],
+)
+@pytest.mark.parametrize("compute", ["float32", "bf16"])
+def test_offload_changes_no_bit(offload: dict[str, Any], compute: str) -> None:
+    def run(**plan: Any) -> list[Record]:
+        job = small_job("gpt-tied", dp=2, batch=4, **plan)
+        job = job.model_copy(update={"precision": PrecisionSpec(compute=compute)})
+        return run_on_mesh(job, record, job, 3)
+
+    for rank, expected in zip(run(**offload), run(zero=offload["zero"]), strict=True):
+        assert rank.steps == expected.steps
+        for (place, box), (_, other) in zip(rank.boxes, expected.boxes, strict=True):
+            assert torch.equal(box, other), place.name
+
+
+def test_parameters_can_wait_on_the_host_of_a_single_replica() -> None:
+    verdict = against_one_rank(small_job(zero=3, pp=2, offload_parameters=True), 3)
+    assert verdict.bitwise

@@ -152,10 +152,17 @@ def _drawing_options(command: Any) -> Any:
     "--alive", type=float, default=0.0,
     help="auto: most microbatches whose activations a rank may keep.  [default: no limit]",
 )  # fmt: skip
+@click.option("--recompute", is_flag=True, help="Keep a stage's inputs alone, and run its forwards again (C).")
+@click.option(
+    "--gather", type=float, default=None, metavar="TIME",
+    help="Shard the parameters: gather (G) a stage before it computes and release (L) it after. TIME is for all layers "
+    "of a rank; reducing (R) their gradients takes as long.",
+)  # fmt: skip
 @_drawing_options
 def schedule(
     name: str | None, compare: bool, stages: int, microbatches: int, virtual: int | None, forward: float,
-    input_grad: float, weight_grad: float, alive: float, communication: float, steps: int, **output: Any,
+    input_grad: float, weight_grad: float, alive: float, recompute: bool, gather: float | None, communication: float,
+    steps: int, **output: Any,
 ) -> None:  # fmt: skip
     """Draw the pipeline schedule NAME, with its bubble, its memory and its messages.
 
@@ -164,8 +171,10 @@ def schedule(
     from shardwright.report.show import Output, Request, show_schedule
     from shardwright.simulate.bubbles import Work
 
-    work = Work(forward, input_grad, weight_grad, latency=communication)
-    request = Request(stages, microbatches, virtual, steps, work, alive)
+    work = Work(forward, input_grad, weight_grad, latency=communication, gather=gather or 0.0)
+    request = Request(
+        stages, microbatches, virtual, steps, work, alive, "stage" if recompute else "none", gather
+    )  # fmt: skip
     show_schedule(name, request, compare, Output(**output))
 
 

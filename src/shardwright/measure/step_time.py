@@ -18,6 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.collectives import barrier, start_recv, start_send
 from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.pipeline import Performed
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job import job_program
@@ -169,12 +170,16 @@ def _timed(work: Callable[[], object], mesh: Mesh) -> float:
 def _time_stage(stage: DecoderStage, tokens_BS: Tensor, mesh: Mesh) -> tuple[float, float, float, float]:
     """F, I, W and B of one stage, once."""
     found = []
+    microbatch = Microbatch(seed=0, step=0, first_sample=0)  # as in training: with dropout, if the model has some
     for split in (True, False):
         x = tokens_BS[:, :-1] if stage.span.is_first else stage.empty_hidden(len(tokens_BS)).normal_().requires_grad_()
         outputs: list[Tensor] = []
 
         def forward(x: Tensor = x, outputs: list[Tensor] = outputs) -> None:
-            outputs.append(stage(x, tokens_BS[:, 1:]).mean() if stage.span.is_last else stage(x))
+            if stage.span.is_last:
+                outputs.append(stage(x, tokens_BS[:, 1:], microbatch).mean())
+            else:
+                outputs.append(stage(x, microbatch=microbatch))
 
         def backward(split: bool = split, outputs: list[Tensor] = outputs) -> None:
             with stage.deferred.keeping(0) if split else nullcontext():

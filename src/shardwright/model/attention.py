@@ -9,8 +9,10 @@ N = G x Q query heads of this rank, D head width; s is S / tp under sequence par
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.model.rotary import rotary_angles, rotate
+from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.rotary import rotate
 from shardwright.parallel.parameter import sharded
+from shardwright.parallel.recipe import Recipe
 from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.parameters import residual_std
@@ -21,13 +23,15 @@ class Attention(nn.Module):
 
     Each group along its first dim holds the queries that share a key/value head, then that key and that value. So a
     range of the first dim is all that a tp rank needs.
+
+    The operators are called one by one, for a block may compute some of them twice: `project`, `attend`, `leave`.
     """
 
     def __init__(self, spec: ModelSpec, cut: Cut) -> None:
         super().__init__()
         self.head_dim = spec.head_size
         self.queries_per_group = spec.heads // spec.num_kv_heads
-        self.rotary_base = spec.rotary_base if spec.positions == "rotary" else None
+        self.is_rotary = spec.positions == "rotary"
         groups = (spec.num_kv_heads, self.queries_per_group + 2, self.head_dim)
         self.qkv = ColumnLinear(spec.hidden, groups, 0, cut, spec.init_std)
         self.qkv_bias = sharded(groups, 0, cut.tp, "zeros") if spec.bias else None
@@ -36,29 +40,36 @@ class Attention(nn.Module):
             residual_std(spec.init_std, spec.layers),
         )  # fmt: skip
 
-    def forward(self, x_sBH: Tensor, positions_S: Tensor) -> Tensor:
-        """[s, B, H] to [s, B, H]; `positions_S` are those of the whole sequence."""
-        qkv = self.qkv(x_sBH)
+    def project(self, x_sBH: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+        """[s, B, H] to queries, keys and values, [S, B, G x (Q + 2) x D]."""
+        return self.qkv(x_sBH, run.tp, recipe)
+
+    def attend(self, qkv: Tensor, run: ForwardPass) -> Tensor:
+        """[S, B, G x (Q + 2) x D] to [S, B, N x D]: biases, rotary positions and softmax(QK^T / sqrt(D)) V."""
         S, B, _ = qkv.shape
         qkv_SBGRD = qkv.view(S, B, -1, self.queries_per_group + 2, self.head_dim)
         q_SBGQD, k_SBGD, v_SBGD = self._split(qkv_SBGRD)
         q_SBND = q_SBGQD.reshape(S, B, -1, self.head_dim)
-        if self.rotary_base is not None:
-            cosine, sine = rotary_angles(positions_S, self.head_dim, self.rotary_base)
+        if run.angles is not None:
+            cosine, sine = run.angles
             q_SBND, k_SBGD = rotate(q_SBND, cosine, sine), rotate(k_SBGD, cosine, sine)
             v_SBGD = v_SBGD.contiguous()  # a view would keep all of qkv for the backward, for a part of it
         out_BNSD = functional.scaled_dot_product_attention(
             q_SBND.permute(1, 2, 0, 3), k_SBGD.permute(1, 2, 0, 3), v_SBGD.permute(1, 2, 0, 3),
             is_causal=True, enable_gqa=self.queries_per_group > 1,
         )  # fmt: skip
-        return self.out(out_BNSD.permute(2, 0, 1, 3).reshape(S, B, -1))
+        return out_BNSD.permute(2, 0, 1, 3).reshape(S, B, -1)
+
+    def leave(self, attended_SBH: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+        """[S, B, N x D] to [s, B, H]."""
+        return self.out(attended_SBH, run.tp, recipe)
 
     def _split(self, qkv_SBGRD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, with their biases."""
         q, k, v = qkv_SBGRD.split((self.queries_per_group, 1, 1), dim=3)
         if self.qkv_bias is not None:
             q_bias, k_bias, v_bias = self.qkv_bias.split((self.queries_per_group, 1, 1), dim=1)
-            if self.rotary_base is None:
+            if not self.is_rotary:
                 # Without rotary a key bias adds the same number to all scores of a query, which softmax cancels. Its
                 # gradient is zero; left to autograd it would be rounding noise, and Adam makes steps of that.
                 k_bias = k_bias.detach()

@@ -6,23 +6,30 @@ states if not. One rank holds the one stage that is first and last.
 Shape suffixes: S sequence, B batch, H hidden, V vocabulary rows of this rank; s is S / tp under sequence parallel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from shardwright.memory.recompute import Operator, Results, chain, forget
 from shardwright.model.attention import Attention
+from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
+from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.loss import vocabulary_cross_entropy
 from shardwright.model.mlp import MLP
 from shardwright.model.norm import Norm
+from shardwright.model.rotary import rotary_angles
 from shardwright.parallel.deferred import DeferredGradients
+from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.parameter import PlacedParameter, materialise, name_parameters, placed_parameters
+from shardwright.parallel.recipe import Recipe
 from shardwright.parallel.tensor import ColumnLinear, Cut
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import PlanSpec, split_evenly
+from shardwright.spec.recompute import KEEP_ALL, LAYER, Policy
 
 
 @dataclass(frozen=True)
@@ -44,19 +51,57 @@ def stage_span(plan: PlanSpec, layers: int, stage: int) -> StageSpan:
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
+    `policy` says what it computes again in the backward instead of keeping it (spec/recompute.py).
+    """
+
+    def __init__(self, spec: ModelSpec, layer: int, cut: Cut, policy: Policy = KEEP_ALL) -> None:
         super().__init__()
+        self.policy = policy
         self.attention_norm = Norm(spec, cut)
         self.attention = Attention(spec, cut)
+        self.attention_dropout = Dropout(spec, f"layers.{layer}.attention", cut)
         self.mlp_norm = Norm(spec, cut)
         self.mlp = MLP(spec, cut)
+        self.mlp_dropout = Dropout(spec, f"layers.{layer}.mlp", cut)
 
-    def forward(self, x_sBH: Tensor, positions_S: Tensor) -> Tensor:
+    def forward(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
         """[s, B, H] to [s, B, H]."""
-        x_sBH = x_sBH + self.attention(self.attention_norm(x_sBH), positions_S)
-        return x_sBH + self.mlp(self.mlp_norm(x_sBH))
+        recipe: Recipe | None
+        if LAYER in self.policy:
+            (x_sBH, inner_SBF), recipe = forget(
+                lambda x: self._before_down(x, run), lambda x: self._before_down(x, run.in_backward), x_sBH
+            )
+        else:
+            x_sBH = self._attention(x_sBH, run, self.policy)
+            inner_SBF, recipe = chain(self._mlp(run), self._mlp(run.in_backward), self.policy, x_sBH)
+        return x_sBH + self.mlp_dropout(self.mlp.leave(inner_SBF, run, recipe), run)
+
+    def _before_down(self, x_sBH: Tensor, run: ForwardPass) -> Results:
+        """The residual stream between attention and MLP, and the input of the down product."""
+        x_sBH = self._attention(x_sBH, run, KEEP_ALL)
+        return x_sBH, chain(self._mlp(run), self._mlp(run), KEEP_ALL, x_sBH)[0]
+
+    def _attention(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
+        """[s, B, H] to [s, B, H]: the first half of the block."""
+
+        def operators(run: ForwardPass) -> tuple[tuple[str, Operator], ...]:
+            return (
+                ("norm", lambda x, _: self.attention_norm(x)),
+                ("qkv", lambda x, recipe: self.attention.project(x, run, recipe)),
+                ("attention", lambda x, _: self.attention.attend(x, run)),
+            )
+
+        attended_SBH, recipe = chain(operators(run), operators(run.in_backward), policy, x_sBH)
+        return x_sBH + self.attention_dropout(self.attention.leave(attended_SBH, run, recipe), run)
+
+    def _mlp(self, run: ForwardPass) -> tuple[tuple[str, Operator], ...]:
+        return (
+            ("norm", lambda x, _: self.mlp_norm(x)),
+            ("up", lambda x, recipe: self.mlp.rise(x, run, recipe)),
+            ("activation", lambda x, _: self.mlp.activate(x)),
+        )
 
 
 # Computes a region of a stage, given its name; ZeRO has the region's parameters there meanwhile.
@@ -70,14 +115,24 @@ def _straight(region: str, function: Callable[[Tensor], Tensor], x: Tensor) -> T
 class DecoderStage(nn.Module):
     """One stage. Layers keep their number in the whole model, so that a parameter's name is the same in any plan."""
 
-    def __init__(self, spec: ModelSpec, span: StageSpan, cut: Cut) -> None:
+    def __init__(
+        self, spec: ModelSpec, span: StageSpan, cut: Cut, policies: Mapping[int, Policy] | None = None
+    ) -> None:
+        """`policies` say what layers recompute, by their number in the whole model; others keep all."""
         super().__init__()
         self.spec, self.span, self.cut = spec, span, cut
         self.through: Passage = _straight
+        self.angles: tuple[Tensor, Tensor] | None = None
         learned = spec.positions == "learned"
         self.embedding = Embedding(spec, cut) if span.is_first else None
         self.positions = LearnedPositions(spec, cut) if span.is_first and learned else None
-        self.layers = nn.ModuleDict({str(i): Block(spec, cut) for i in range(span.first_layer, span.end_layer)})
+        self.embedding_dropout = Dropout(spec, "embedding", cut)
+        self.layers = nn.ModuleDict(
+            {
+                str(i): Block(spec, i, cut, (policies or {}).get(i, KEEP_ALL))
+                for i in range(span.first_layer, span.end_layer)
+            }
+        )
         self.norm = Norm(spec, cut) if span.is_last else None
         self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, cut, spec.init_std) if span.is_last else None
         if self.head is not None and spec.tied_embeddings:
@@ -92,7 +147,13 @@ class DecoderStage(nn.Module):
     def prepare(self, device: torch.device, dtype: torch.dtype) -> "DecoderStage":
         """Give the parameters their names, device and number type, but no memory. Returns itself."""
         name_parameters(self, device, dtype)
+        self._place_angles(device)
         return self
+
+    def _place_angles(self, device: torch.device) -> None:
+        if self.spec.positions == "rotary":
+            positions_S = torch.arange(self.spec.sequence, device=device)
+            self.angles = rotary_angles(positions_S, self.spec.head_size, self.spec.rotary_base)
 
     def regions(self) -> dict[str, list[PlacedParameter]]:
         """What is computed one after the other, by the name that `through` is told, with its parameters."""
@@ -108,6 +169,7 @@ class DecoderStage(nn.Module):
     def initialise(self, seed: int, device: torch.device) -> "DecoderStage":
         """Fill the parameters. Returns itself."""
         materialise(self, seed, device)
+        self._place_angles(device)
         return self
 
     def empty_hidden(self, batch: int) -> Tensor:
@@ -116,24 +178,31 @@ class DecoderStage(nn.Module):
         like = next(self.parameters())
         return torch.empty(tokens, batch, self.spec.hidden, device=like.device, dtype=like.dtype)
 
-    def forward(self, x: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+    def forward_pass(self, microbatch: Microbatch | None = None) -> ForwardPass:
+        """What the layers share in one pass; without a microbatch nothing is dropped out."""
+        return ForwardPass(self.cut.tp, self.angles, microbatch)
+
+    def forward(self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None) -> Tensor:
         """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.
 
         The last stage gives [S x B] losses if `targets_BS` are given, else the hidden states before the head.
+        `microbatch` says which samples these are, where they are trained on.
         """
-        positions_S = torch.arange(self.spec.sequence, device=x.device)
+        run = self.forward_pass(microbatch)
         if self.embedding is not None:
-            x = self.through("embedding", partial(self._embed, positions_S), x)
+            x = self.through("embedding", partial(self._embed, run), x)
         for name, layer in self.layers.items():
-            x = self.through(name, partial(layer, positions_S=positions_S), x)
+            x = self.through(name, partial(layer, run=run), x)
         if self.norm is not None:
             x = self.through("head", partial(self._finish, targets_BS), x)
         return x
 
-    def _embed(self, positions_S: Tensor, tokens_BS: Tensor) -> Tensor:
+    def _embed(self, run: ForwardPass, tokens_BS: Tensor) -> Tensor:
         assert self.embedding is not None
         x_sBH = self.embedding(tokens_BS.t())
-        return x_sBH if self.positions is None else self.positions(x_sBH, positions_S)
+        if self.positions is not None:
+            x_sBH = self.positions(x_sBH, torch.arange(self.spec.sequence, device=x_sBH.device))
+        return self.embedding_dropout(x_sBH, run)
 
     def _finish(self, targets_BS: Tensor | None, x_sBH: Tensor) -> Tensor:
         assert self.norm is not None

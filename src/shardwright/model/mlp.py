@@ -3,31 +3,27 @@
 Shape suffixes: S sequence, B batch, H hidden, F = ffn / tp inner width; s is S / tp under sequence parallel.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 from torch import Tensor, nn
-from torch.nn import functional
 
+from shardwright.model.activation import activate, activate_gated
+from shardwright.model.forward_pass import ForwardPass
 from shardwright.parallel.parameter import sharded
+from shardwright.parallel.recipe import Recipe
 from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.parameters import residual_std
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu-tanh": partial(functional.gelu, approximate="tanh"),
-}
-
 
 class MLP(nn.Module):
-    """Gate and up are one matrix of full shape [2, ffn, H], so that they share their input's collective."""
+    """Gate and up are one matrix of full shape [2, ffn, H], so that they share their input's collective.
+
+    The operators are called one by one, for a block may compute some of them twice: `rise`, `activate`, `leave`.
+    """
 
     def __init__(self, spec: ModelSpec, cut: Cut) -> None:
         super().__init__()
         self.gated = spec.gated_mlp
-        self.activation = ACTIVATIONS[spec.activation]
+        self.activation = spec.activation
         inner = (2, spec.ffn_size) if self.gated else (1, spec.ffn_size)
         self.up = ColumnLinear(spec.hidden, inner, 1, cut, spec.init_std)
         self.up_bias = sharded(inner, 1, cut.tp, "zeros") if spec.bias else None
@@ -39,12 +35,16 @@ class MLP(nn.Module):
             residual_std(spec.init_std, spec.layers),
         )
 
-    def forward(self, x_sBH: Tensor) -> Tensor:
-        """[s, B, H] to [s, B, H]."""
-        up = self.up(x_sBH)
+    def rise(self, x_sBH: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+        """[s, B, H] to [S, B, F], or to [gate | up], [S, B, 2 F], if gated."""
+        return self.up(x_sBH, run.tp, recipe)
+
+    def activate(self, up: Tensor) -> Tensor:
+        """Bias, activation and gating: what `rise` gave to [S, B, F]."""
         if self.up_bias is not None:
             up = up + self.up_bias.flatten()
-        if not self.gated:
-            return self.down(self.activation(up))
-        gate_SBF, up_SBF = up.chunk(2, dim=-1)
-        return self.down(self.activation(gate_SBF) * up_SBF)
+        return activate_gated(up, self.activation) if self.gated else activate(up, self.activation)
+
+    def leave(self, inner_SBF: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+        """[S, B, F] to [s, B, H]."""
+        return self.down(inner_SBF, run.tp, recipe)

@@ -1,12 +1,16 @@
 """Normalisation: RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) and LayerNorm (Ba et al. 2016, arXiv 1607.06450).
 
 Under sequence parallel each tp rank normalises its own tokens, and sees only their part of the weight's gradient.
+
+Shape suffixes: S sequence (s = S / tp under sequence parallel), B batch, H hidden.
 """
 
-from torch import Tensor, nn
-from torch.nn import functional
+from typing import Any
 
-from shardwright.parallel.parameter import whole
+import torch
+from torch import Tensor, nn
+
+from shardwright.parallel.parameter import PlacedParameter, whole
 from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
 
@@ -23,8 +27,53 @@ class Norm(nn.Module):
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """[S, B, H] to [S, B, H]."""
-        # Copies, because torch keeps both for the backward: a view would keep the whole buffer that it lies in.
-        weight_H = self.weight.clone()
         if self.bias is None:
-            return functional.rms_norm(x_SBH, weight_H.shape, weight_H, self.epsilon)
-        return functional.layer_norm(x_SBH, weight_H.shape, weight_H, self.bias.clone(), self.epsilon)
+            return _RmsNorm.apply(x_SBH, self.weight, self.epsilon)
+        return _LayerNorm.apply(x_SBH, self.weight, self.bias, self.epsilon)
+
+
+class _RmsNorm(torch.autograd.Function):
+    """Forward: x / rms(x) x weight, in float32; keeps x and one number a token. Backward: equation 4 of the paper.
+
+    torch's own is made of several operators on a CPU, which keep x / rms(x) too and take several times as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, epsilon: float) -> Tensor:
+        exact_SBH = x_SBH.float()
+        inverse_SB1 = exact_SBH.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x_SBH, inverse_SB1)
+        ctx.weight = weight_H
+        return (exact_SBH * inverse_SB1).mul_(weight_H).to(x_SBH.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        x_SBH, inverse_SB1 = ctx.saved_tensors
+        weight_H: PlacedParameter = ctx.weight
+        dy_SBH = grads[0].float()
+        normal_SBH = x_SBH.float() * inverse_SB1
+        weight_H.add_gradient((dy_SBH * normal_SBH).sum(dim=(0, 1)))
+        dnormal_SBH = dy_SBH * weight_H
+        along_SB1 = (dnormal_SBH * normal_SBH).mean(dim=-1, keepdim=True)
+        return dnormal_SBH.sub_(normal_SBH.mul_(along_SB1)).mul_(inverse_SB1).to(x_SBH.dtype), None, None
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Forward and backward are torch's. Only the weight is not kept: it may be let go, and gathered again."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, bias_H: PlacedParameter, epsilon: float) -> Tensor:
+        y_SBH, mean_SB1, inverse_SB1 = torch.native_layer_norm(x_SBH, weight_H.shape, weight_H, bias_H, epsilon)
+        ctx.save_for_backward(x_SBH, mean_SB1, inverse_SB1)
+        ctx.weight, ctx.bias = weight_H, bias_H
+        return y_SBH
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        x_SBH, mean_SB1, inverse_SB1 = ctx.saved_tensors
+        dx_SBH, dweight_H, dbias_H = torch.ops.aten.native_layer_norm_backward(
+            grads[0].contiguous(), x_SBH, ctx.weight.shape, mean_SB1, inverse_SB1, ctx.weight, ctx.bias, [True] * 3
+        )
+        ctx.weight.add_gradient(dweight_H)
+        ctx.bias.add_gradient(dbias_H)
+        return dx_SBH, None, None, None

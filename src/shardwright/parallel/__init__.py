@@ -1,1 +1,1 @@
-"""How each strategy runs: mesh, collectives, tensor, data and pipeline parallelism."""
+"""How each strategy runs: mesh, collectives, tensor, data and pipeline parallelism, and compression."""

@@ -34,5 +34,5 @@ def measured_memory(
     parameters = new_bytes(tensor for unit in units for tensor in unit.parameter_memory())
     older = sum(stash.most_older_bytes for stash in stashes.values())
     gradients = new_bytes([*own, *(tensor for unit in units for tensor in unit.gradient_memory())])
-    optimizer = new_bytes(tensor for unit in units for tensor in unit.optimizer_memory())
+    optimizer = new_bytes(tensor for unit in units for tensor in unit.masters.memory())
     return RankMemory(parameters + older, gradients, optimizer, 0, pool.peak_bytes)

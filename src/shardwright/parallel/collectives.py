@@ -136,6 +136,15 @@ def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     return _start(axis, "reduce_scatter", x, work, add_up)
 
 
+def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Give share i of dim 0 of `x` to index i; share i of `out` is what index i gave. Both [n * size, ...]."""
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    work = dist.all_to_all_single(out, x.contiguous(), group=axis.group, async_op=True)
+    return _start(axis, "all_to_all", x, work)
+
+
 def start_send(x: Tensor, axis: Axis, to: int, tag: int) -> Pending:
     """Send `x` to index `to` of the axis."""
     work = dist.isend(x, axis.ranks[to], group=axis.group, tag=tag)

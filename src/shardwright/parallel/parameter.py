@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.parallel.collectives import Axis
+from shardwright.precision.float8_linear import Float8Linear
 from shardwright.spec.place import Place
 from shardwright.spec.plan import split_evenly
 
@@ -36,17 +37,19 @@ class PlacedParameter(nn.Parameter):
     Autograd would hand each weight gradient over in fresh memory, to be added to what is there. A layer's own
     backward computes it straight into `gradient` instead, which may be a view of a bucket and of another dtype; what
     autograd does hand over (norms, biases) is moved there at once. `has_gradient` says whether `gradient` holds a
-    sum yet or only memory, so that nothing need be zeroed.
+    sum yet or only memory, so that nothing need be zeroed. `float8` is there if products with it are in fp8.
     """
 
     place: Place
     home: GradientHome | None
+    float8: Float8Linear | None
     gradient: Tensor | None
     has_gradient: bool
 
     def __new__(cls, data: Tensor, place: Place) -> "PlacedParameter":
         self: PlacedParameter = super().__new__(cls, data, requires_grad=True)
-        self.place, self.home, self.gradient, self.has_gradient = place, None, None, False
+        self.place, self.home, self.float8 = place, None, None
+        self.gradient, self.has_gradient = None, False
         self.register_post_accumulate_grad_hook(_take_over)
         return self
 

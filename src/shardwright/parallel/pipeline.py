@@ -1,6 +1,6 @@
 """The pipeline executor: it reads a program and does what it says, action by action.
 
-It knows no schedule. The order of work, sends, receives and reductions is the program's; what was performed is
+It knows no schedule. The order of work, sends, receives, gathers and reductions is the program's; what was performed is
 recorded, so that it can be compared with what was planned and drawn beside what was simulated.
 
 A send keeps its tensor until the other side has it, and never blocks. A receive is posted where the program says, and
@@ -8,7 +8,7 @@ waited for by the compute that needs it: that wait is the pipeline's idle time.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from shardwright.parallel.collectives import Axis, Pending, start_recv, start_send
 from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.shard import ShardedStage
+from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.stash import StashedWeights
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.reductions import before_reductions
@@ -39,12 +39,36 @@ class Stage(Protocol):
         """Where I leaves weight gradients for W."""
         ...
 
-    def __call__(self, x: Tensor, targets_BS: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None) -> Tensor:
         """Hidden states, or the loss of each token where there are targets."""
         ...
 
     def empty_hidden(self, batch: int) -> Tensor:
         """Memory for what passes between stages."""
+        ...
+
+
+class Held(Protocol):
+    """What the executor needs of whatever holds a stage's parameters and gradients."""
+
+    def gather(self) -> None:
+        """G: start to make the parameters whole. The stage waits for that itself, when it computes."""
+        ...
+
+    def release(self) -> None:
+        """L: nothing computes with the parameters until the next gather."""
+        ...
+
+    def arm(self) -> None:
+        """The next backward or weight gradient is the last before `reduce`: reduce what is complete meanwhile."""
+        ...
+
+    def reduce(self) -> None:
+        """R: start to sum what is not under way yet, over the replicas.
+
+        In a program with gathers this comes several times a step, each time for the gradients since the last; who
+        holds them sharded adds each sum to the shard.
+        """
         ...
 
 
@@ -68,6 +92,8 @@ class _Run:
     program: Program
     tokens: Sequence[Tensor]
     versions: dict[Key, int]
+    microbatches: Sequence[Microbatch] | None
+    loss_scale: float
     outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
     inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
     gradients: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
@@ -76,6 +102,7 @@ class _Run:
     input_gradients: dict[Key, Tensor] = field(default_factory=dict)
     sends: list[tuple[Tensor, Pending]] = field(default_factory=list)
     losses: dict[int, Tensor] = field(default_factory=dict)
+    kept: dict[Key, Tensor] = field(default_factory=dict)  # stage inputs from which a forward will run again
     alive: set[Key] = field(default_factory=set)
 
 
@@ -86,43 +113,49 @@ class PipelineExecutor:
     by their number once, at the optimizer step.
 
     After a run, `performed` is what was done and when, `peak_alive` the most (stage, microbatch) pairs whose
-    activations were kept at once, and `versions_seen` the weights that each pair was computed with.
+    activations were kept at once, `peak_inputs` the most of which only the stage's input was, and `versions_seen` the
+    weights that each pair was computed with.
     """
 
     def __init__(
-        self, stages: dict[int, Stage], shards: dict[int, ShardedStage], mesh: Mesh,
+        self, stages: dict[int, Stage], held: Mapping[int, Held], mesh: Mesh,
         stashes: dict[int, StashedWeights] | None = None,
     ) -> None:  # fmt: skip
         self._stages = stages
-        self._shards = shards
+        self._held = held
         self._mesh = mesh
         self._stashes = stashes or {}
         self._side: ThreadPoolExecutor | None = None
         self._began_s = 0.0
         self.performed: list[Performed] = []
         self.peak_alive = 0
+        self.peak_inputs = 0
         self.versions_seen: dict[Key, int] = {}
 
     def run(
-        self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None
-    ) -> dict[int, Tensor]:
+        self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None,
+        microbatches: Sequence[Microbatch] | None = None, loss_scale: float = 1.0,
+    ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
+
+        `microbatches` says which samples those are; without it nothing is dropped out. Gradients are those of the
+        loss times `loss_scale`.
 
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
         stashed = program.weights != "current" and program.trains
-        run = _Run(program, tokens, weight_versions(program) if stashed else {})
+        run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_scale)
         row = program.ranks[self._mesh.pp.index]
         for stage, stash in self._stashes.items() if stashed else ():
             stash.expect([version for (s, _), version in run.versions.items() if s == stage])
         arming = before_reductions(row)
-        self.performed, self.peak_alive, self.versions_seen = [], 0, {}
+        self.performed, self.peak_alive, self.peak_inputs, self.versions_seen = [], 0, 0, {}
         with torch.set_grad_enabled(program.trains):
             for index, action in enumerate(row):
                 if self._mesh.watch is not None:
                     self._mesh.watch.doing(f"action {index}, {action}")
                 for stage in arming.get(index, ()):
-                    self._shards[stage].arm()
+                    self._held[stage].arm()
                 start_s = self._began_s = time.perf_counter()
                 if action.kind is Kind.STEP:
                     assert update is not None, "a program that ends in a step needs an optimizer"
@@ -131,6 +164,7 @@ class PipelineExecutor:
                     self._do(action, run)
                 self.performed.append(Performed(action, start_s, self._began_s, time.perf_counter()))
                 self.peak_alive = max(self.peak_alive, len(run.alive))
+                self.peak_inputs = max(self.peak_inputs, len(run.kept))
         for _, pending in run.sends:
             pending.wait()
         for stash in self._stashes.values() if stashed else ():
@@ -142,6 +176,9 @@ class PipelineExecutor:
         match action.kind:
             case Kind.FORWARD:
                 self._forward(key, run)
+            case Kind.RECOMPUTE:
+                self._load_weights(key, run)
+                self._pass(key, run.kept.pop(key), run)
             case Kind.BACKWARD | Kind.INPUT_GRAD:
                 self._backward(key, run, action.kind)
             case Kind.WEIGHT_GRAD:
@@ -158,16 +195,19 @@ class PipelineExecutor:
             case Kind.RECV_BACKWARD:
                 run.gradients[key] = self._receive(action, self._mesh.backward, run)
             case Kind.REDUCE:
-                self._shards[stage].reduce()
+                self._held[stage].reduce()
+            case Kind.GATHER:
+                self._held[stage].gather()
+            case Kind.RELEASE:
+                self._held[stage].release()
             case _:
                 raise NotImplementedError(f"the executor can't perform {action}")
 
     def _forward(self, key: Key, run: _Run) -> None:
         stage, i = key
-        trains, here = run.program.trains, self._mesh.pp.index
         if run.versions:
-            self._stashes[stage].load(run.versions[key])
             self.versions_seen[key] = run.versions[key]
+        self._load_weights(key, run)
         if stage == 0:
             x = run.tokens[i][:, :-1]
         else:
@@ -175,28 +215,45 @@ class PipelineExecutor:
             if arrival is not None:
                 arrival.wait()
                 self._began_s = time.perf_counter()
-            if trains:
-                run.leaves[key] = x.requires_grad_()
-        if stage == run.program.num_stages - 1:
-            output = self._stages[stage](x, run.tokens[i][:, 1:]).mean()
-            run.losses[i] = output.detach()
+        if key in run.program.recomputed:
+            run.kept[key] = x
+            with torch.no_grad():
+                output = self._pass(key, x, run)
         else:
-            output = self._stages[stage](x)
-            if run.program.placement.rank(stage + 1, i) == here:
-                run.inputs[stage + 1, i] = output.detach(), None
-            else:
-                run.outputs[key] = output.detach()
-        if trains:
+            output = self._pass(key, x, run)
+        if stage == run.program.num_stages - 1:
+            run.losses[i] = output
+        elif run.program.placement.rank(stage + 1, i) == self._mesh.pp.index:
+            run.inputs[stage + 1, i] = output, None
+        else:
+            run.outputs[key] = output
+
+    def _load_weights(self, key: Key, run: _Run) -> None:
+        if run.versions:
+            self._stashes[key[0]].load(run.versions[key])
+
+    def _pass(self, key: Key, x: Tensor, run: _Run) -> Tensor:
+        """The output of a stage, detached; where gradients are on, all is kept that its backward needs."""
+        stage, i = key
+        microbatch = None if run.microbatches is None else run.microbatches[i]
+        keeps = torch.is_grad_enabled()
+        if keeps and stage > 0:
+            run.leaves[key] = x.requires_grad_()
+        if stage == run.program.num_stages - 1:
+            output = self._stages[stage](x, run.tokens[i][:, 1:], microbatch).mean()
+        else:
+            output = self._stages[stage](x, microbatch=microbatch)
+        if keeps:
             # The edge alone is kept: the output's memory is free as soon as it is sent.
             run.edges[key] = get_gradient_edge(output)
             run.alive.add(key)
+        return output.detach()
 
     def _backward(self, key: Key, run: _Run, kind: Kind) -> None:
         stage, i = key
-        if run.versions:
-            self._stashes[stage].load(run.versions[key])
+        self._load_weights(key, run)
         if stage == run.program.num_stages - 1:
-            gradient = torch.ones((), device=self._mesh.device)
+            gradient = torch.full((), run.loss_scale, device=self._mesh.device)
         else:
             gradient, arrival = run.gradients.pop(key)
             if arrival is not None:
@@ -231,7 +288,8 @@ class PipelineExecutor:
         if self._side is None:
             threads = torch.get_num_threads()
             self._side = ThreadPoolExecutor(1, "overlap", torch.set_num_threads, (threads,))
-        run.alive.add((first.stage, first.microbatch))  # from its begin: both are alive at once
+        if (begins := (first.stage, first.microbatch)) not in run.program.recomputed:
+            run.alive.add(begins)  # from its begin: both are alive at once
         self.peak_alive = max(self.peak_alive, len(run.alive))
         beside = self._side.submit(self._do_beside, first, run)
         self._do(second, run)

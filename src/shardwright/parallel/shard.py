@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.buffers import BufferPool
+from shardwright.parallel.compress.compressor import Compressor
+from shardwright.parallel.masters import MakeOptimizer
 from shardwright.parallel.parameter import PlacedParameter
-from shardwright.parallel.unit import MakeOptimizer, Sharding, Unit
+from shardwright.parallel.unit import Sharding, Unit
 from shardwright.spec.units import MOST_REDUCING, bucket_elements, unit_groups
 
 
@@ -37,6 +39,7 @@ class ShardedStage:
         pool: BufferPool,
         bucket_mib: float,
         seed: int,
+        make_compressor: Callable[[], Compressor] | None = None,
     ) -> None:
         """`regions` are what is computed one after the other, by name, with the parameters of each.
 
@@ -44,14 +47,13 @@ class ShardedStage:
         """
         self._armed = False
         self._next = 0
-        self._held = 0
         self._region_order = list(regions)
         self._reducing: deque[Unit] = deque()
         self._unit_of: dict[PlacedParameter, Unit] = {}
         self._sharding = sharding
         most = bucket_elements(bucket_mib, sharding.compute.itemsize)
         groups = unit_groups(regions, late, sharding.zero == 3, most, lambda p: p.place)
-        self.units = [Unit(group, sharding, pool, seed) for group in groups]
+        self.units = [Unit(group, sharding, pool, seed, make_compressor) for group in groups]
         self._late = [unit for unit in self.units if not set(late).isdisjoint(unit.parameters)]
         self._prompt = [unit for unit in reversed(self.units) if unit not in self._late]
         for unit in self.units:
@@ -133,7 +135,7 @@ class ShardedStage:
     def make_optimizers(self, make: MakeOptimizer) -> None:
         """Give each unit an optimizer of its own."""
         for unit in self.units:
-            unit.make_optimizer(make)
+            unit.masters.make_optimizer(make)
 
     def update(self, factor: float, rate: float) -> None:
         """Step with the summed gradients times `factor`; the update of one unit hides the gather of the one before."""
@@ -147,8 +149,8 @@ class ShardedStage:
 
     def gather(self) -> None:
         """Begin to gather all values, and keep them until `release`."""
-        self._held += 1
         for unit in self._all_units():
+            unit.holds += 1
             unit.start_gather()
 
     def finish_gather(self) -> None:
@@ -158,10 +160,9 @@ class ShardedStage:
 
     def release(self) -> None:
         """Let the values go that `gather` asked for."""
-        self._held -= 1
-        if self._held == 0:
-            for unit in self._all_units():
-                unit.release()
+        for unit in self._all_units():
+            unit.holds -= 1
+            unit.release()
 
     def _all_units(self) -> list[Unit]:
         return list(dict.fromkeys(unit for units in self._units_in.values() for unit in units))
@@ -196,10 +197,9 @@ class ShardedStage:
             unit.start_gather()
 
     def leave(self, region: str) -> None:
-        """Let a region's values go, unless the program holds the stage."""
-        if self._held == 0:
-            for unit in self._units_in[region]:
-                unit.release()
+        """Let a region's values go, unless the program holds them."""
+        for unit in self._units_in[region]:
+            unit.release()
 
     def _after(self, region: str) -> str | None:
         index = self._region_order.index(region) + 1

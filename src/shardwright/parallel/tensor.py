@@ -9,7 +9,7 @@ Shape suffixes: S sequence, B batch, H hidden (input width), N output width; s i
 sharded, and equals S elsewhere.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ from shardwright.parallel.collectives import (
 )
 from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.parameter import PlacedParameter, sharded, whole
+from shardwright.parallel.recipe import Recipe, keep_input, kept_input
+from shardwright.precision.float8_linear import forward_product, input_gradient
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,10 @@ class ColumnLinear(nn.Module):
         self.cut = cut
         self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std)
 
-    def forward(self, x_sBH: Tensor) -> Tensor:
-        """[s, B, H] to [S, B, N / tp]."""
-        return _ColumnProduct.apply(x_sBH, self.weight, self.cut)
+    def forward(self, x_sBH: Tensor, tp: Axis | None = None, recipe: Recipe | None = None) -> Tensor:
+        """[s, B, H] to [S, B, N / tp]. `tp` carries the collectives, if not that of the cut; `recipe` makes x again."""
+        cut = self.cut if tp is None else replace(self.cut, tp=tp)
+        return _ColumnProduct.apply(x_sBH, self.weight, cut, recipe)
 
 
 class RowLinear(nn.Module):
@@ -78,12 +81,28 @@ class RowLinear(nn.Module):
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
         self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
 
-    def forward(self, x_SBH: Tensor) -> Tensor:
-        """[S, B, H / tp] to [s, B, N]."""
-        partial_SBN = _RowProduct.apply(x_SBH, self.weight, self.cut)
+    def forward(self, x_SBH: Tensor, tp: Axis | None = None, recipe: Recipe | None = None) -> Tensor:
+        """[S, B, H / tp] to [s, B, N]. `tp` carries the collectives, if not that of the cut; `recipe` makes x again."""
+        partial_SBN = _RowProduct.apply(x_SBH, self.weight, self.cut, recipe)
         leave = scatter_to if self.cut.shards_sequence else reduce_from
-        y_sBN = leave(partial_SBN, self.cut.tp)
+        y_sBN = leave(partial_SBN, self.cut.tp if tp is None else tp)
         return y_sBN if self.bias is None else y_sBN + self.bias
+
+
+def _product(x_SBH: Tensor, weight: PlacedParameter) -> Tensor:
+    """x W^T, in fp8 if the weight's products are."""
+    weight_NH = weight.view(-1, weight.shape[-1])
+    if weight.float8 is None:
+        return functional.linear(x_SBH, weight_NH)
+    return forward_product(weight.float8, x_SBH.flatten(0, 1), weight_NH).unflatten(0, x_SBH.shape[:2])
+
+
+def _input_gradient(dy_SBN: Tensor, weight: PlacedParameter) -> Tensor:
+    """dy W, in fp8 if the weight's products are."""
+    weight_NH = weight.view(-1, weight.shape[-1])
+    if weight.float8 is None:
+        return dy_SBN @ weight_NH
+    return input_gradient(weight.float8, dy_SBN.flatten(0, 1), weight_NH).unflatten(0, dy_SBN.shape[:2])
 
 
 class _ColumnProduct(torch.autograd.Function):
@@ -95,17 +114,17 @@ class _ColumnProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_sBH: Tensor, weight: PlacedParameter, cut: Cut) -> Tensor:
-        ctx.save_for_backward(x_sBH)
+    def forward(ctx: Any, x_sBH: Tensor, weight: PlacedParameter, cut: Cut, recipe: Recipe | None) -> Tensor:
+        keep_input(ctx, x_sBH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.cut = weight, cut
         x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
-        return functional.linear(x_SBH, weight.view(-1, weight.shape[-1]))
+        return _product(x_SBH, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (dy_SBN,) = grads
-        (x_sBH,) = ctx.saved_tensors
+        x_sBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         cut: Cut = ctx.cut
         tp = cut.tp.for_backward
@@ -114,7 +133,7 @@ class _ColumnProduct(torch.autograd.Function):
         if cut.shards_sequence:
             x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
             gathered = start_all_gather(x_SBH, x_sBH, tp)
-        dx_SBH = dy_SBN @ weight.view(-1, weight.shape[-1])
+        dx_SBH = _input_gradient(dy_SBN, weight)
         if cut.shards_sequence:
             dx_sBH = torch.empty_like(x_sBH)
             reduced = start_reduce_scatter(dx_sBH, dx_SBH, tp)
@@ -129,23 +148,23 @@ class _ColumnProduct(torch.autograd.Function):
 
         cut.deferred.now_or_later(weight_gradient)
         reduced.wait()
-        return dx_sBH, None, None
+        return dx_sBH, None, None, None
 
 
 class _RowProduct(torch.autograd.Function):
     """This rank's part of a row-parallel product. Moves nothing: its caller sums the parts."""
 
     @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, weight_NH: PlacedParameter, cut: Cut) -> Tensor:
-        ctx.save_for_backward(x_SBH)
+    def forward(ctx: Any, x_SBH: Tensor, weight_NH: PlacedParameter, cut: Cut, recipe: Recipe | None) -> Tensor:
+        keep_input(ctx, x_SBH, recipe)
         ctx.weight, ctx.cut = weight_NH, cut
-        return functional.linear(x_SBH, weight_NH)
+        return _product(x_SBH, weight_NH)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (dy_SBN,) = grads
-        (x_SBH,) = ctx.saved_tensors
+        x_SBH = kept_input(ctx)
         weight_NH: PlacedParameter = ctx.weight
-        dx_SBH = dy_SBN @ weight_NH
+        dx_SBH = _input_gradient(dy_SBN, weight_NH)
         ctx.cut.deferred.now_or_later(lambda: weight_NH.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1)))
-        return dx_SBH, None, None
+        return dx_SBH, None, None, None

@@ -13,6 +13,7 @@ what the stages of ZeRO differ in (Rajbhandari et al. 2020, arXiv 1910.02054, se
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -26,12 +27,12 @@ from shardwright.parallel.collectives import (
     start_all_reduce,
     start_reduce_scatter,
 )
+from shardwright.parallel.compress.compressor import Compressor
+from shardwright.parallel.compress.reduction import Reduction
+from shardwright.parallel.masters import Cut, Masters, on_host
 from shardwright.parallel.parameter import PlacedParameter, initial_box, no_memory
 from shardwright.spec.flat import rows_of
 from shardwright.spec.units import in_unit_order, unit_layout
-
-# Makes an optimizer of two lists of flat tensors: weights that decay, and weights that do not.
-MakeOptimizer = Callable[[list[Tensor], list[Tensor]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,10 @@ class Sharding:
     copies: Axis
     tp: Axis
     compute: torch.dtype = torch.float32
-    gradients: torch.dtype = torch.float32
+    gradients: torch.dtype = torch.float32  # in which they add up
+    reduce: torch.dtype = torch.float32  # in which they travel
+    host_share: float = 0.0  # of the optimizer state and float32 weights that is in host memory
+    host_values: bool = False  # whether the shards of the values are in host memory (stage 3)
 
     @property
     def num_shards(self) -> int:
@@ -58,11 +62,19 @@ class Sharding:
 class Unit:
     """The flat buffers of some parameters, and what moves them."""
 
-    def __init__(self, parameters: Sequence[PlacedParameter], sharding: Sharding, pool: BufferPool, seed: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[PlacedParameter],
+        sharding: Sharding,
+        pool: BufferPool,
+        seed: int,
+        make_compressor: Callable[[], Compressor] | None = None,
+    ) -> None:
         """Gives the parameters their initial values, of which only what this rank holds is kept."""
         self.parameters = in_unit_order(parameters, lambda p: p.place)
         self.sharding = sharding
         self._pool = pool
+        self.holds = 0  # how many stages want the values kept
         self.missing = 0  # parameters whose gradient of the running backward has not arrived
         self.layout = unit_layout([p.place for p in self.parameters], sharding.num_shards)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
@@ -70,7 +82,8 @@ class Unit:
         self._mine = slice(first, first + self.layout.shard_size)
         self._followers: list[tuple[PlacedParameter, PlacedParameter]] = []
         self._gathering: Pending | None = None
-        self._reducing: tuple[Pending, Tensor] | None = None
+        self._reducing: tuple[Pending | Reduction, Tensor, Tensor] | None = None
+        self._compressor = make_compressor() if make_compressor is not None else None
         self._shard_has_gradient = False
         self._make_buffers(seed)
 
@@ -81,12 +94,11 @@ class Unit:
         if sharding.zero < 3:
             self._values = torch.zeros(size, dtype=sharding.compute, device=device)
             self.value_shard = self._values[self._mine]
+        elif sharding.host_values:
+            self.value_shard = on_host(shard_size, sharding.compute, device)
         else:
             self.value_shard = torch.zeros(shard_size, dtype=sharding.compute, device=device)
-        # Updates are far smaller than the weights: 16 bits would round them away (Micikevicius et al. 2018,
-        # arXiv 1710.03740, section 3.1), so the optimizer has a float32 copy of its own.
-        exact = sharding.compute == torch.float32
-        self.master = self.value_shard if exact else torch.zeros(shard_size, dtype=torch.float32, device=device)
+        self.masters = Masters(self._cuts(), self.value_shard, device)
         self._gradients: Tensor | None = None
         self._gradient_shard: Tensor | None = None
         if sharding.zero < 2:
@@ -95,14 +107,24 @@ class Unit:
             self._gradient_shard = torch.zeros(shard_size, dtype=sharding.gradients, device=device)
         for parameter in self.parameters:
             initial = initial_box(parameter.place, seed, device).view(-1)
-            for buffer, within in ((self.master, self._mine), (self._values, slice(0, size))):
-                if buffer is not None:
-                    start, stop = self._overlap(parameter, within)
-                    offset = self._offset[parameter]
-                    buffer[start - within.start : stop - within.start] = initial[start - offset : stop - offset]
-        if not exact and sharding.zero == 3:
-            self.value_shard.copy_(self.master)
+            offset = self._offset[parameter]
+            if self._values is not None:
+                self._values[offset : offset + parameter.numel()] = initial
+            start, stop = self._overlap(parameter, self._mine)
+            self.masters.set(start - self._mine.start, initial[start - offset : stop - offset])
+        self.masters.write_values(self.value_shard)
         self._show()
+
+    def _cuts(self) -> list[Cut]:
+        """The shard in pieces that the optimizer treats alike: with decay or without, on the host or the device."""
+        shard_size = self.layout.shard_size
+        last = max((i for i, p in enumerate(self.parameters) if p.place.init == "normal"), default=-1)
+        end_of_decay = self.layout.offsets[last] + self.parameters[last].numel() if last >= 0 else 0
+        decayed = min(max(end_of_decay - self._mine.start, 0), shard_size)
+        # Whole vectors of the CPU's update: the last few elements of a tensor are rounded otherwise.
+        hosted = shard_size if self.sharding.host_share == 1 else int(self.sharding.host_share * shard_size) // 64 * 64
+        edges = sorted({0, decayed, hosted, shard_size})
+        return [Cut(start, stop, stop <= decayed, stop <= hosted) for start, stop in pairwise(edges)]
 
     def _overlap(self, parameter: PlacedParameter, within: slice) -> tuple[int, int]:
         """The range of the buffer that holds this parameter and lies in `within`; empty if start == stop."""
@@ -121,12 +143,17 @@ class Unit:
         """Make the parameters views of the values; or views of nothing, where these are not here."""
         for parameter in self.parameters:
             if self._values is None:
-                parameter.data = no_memory(parameter.shape, self.value_shard.device, self.value_shard.dtype)
+                parameter.data = no_memory(parameter.shape, parameter.device, self.value_shard.dtype)
+                if parameter.float8 is not None:
+                    parameter.float8.drop_weight()
             else:
-                offset = self._offset[parameter]
-                parameter.data = self._values[offset : offset + parameter.numel()].view(parameter.shape)
+                parameter.data = self._view(self._values, parameter)
         for follower, leader in self._followers:
             follower.data = leader.data
+
+    def _view(self, buffer: Tensor, parameter: PlacedParameter) -> Tensor:
+        offset = self._offset[parameter]
+        return buffer[offset : offset + parameter.numel()].view(parameter.shape)
 
     @property
     def is_gathered(self) -> bool:
@@ -137,7 +164,10 @@ class Unit:
         """Begin to gather the values, if they are not here or on their way. Moves one all-gather over the shards."""
         if self._values is None and self._gathering is None:
             self._arriving = self._pool.borrow(self.layout.size, self.value_shard.dtype)
-            self._gathering = start_all_gather(self._arriving, self.value_shard, self.sharding.shards)
+            mine = self.value_shard
+            if self.sharding.host_values:
+                mine = self._arriving[self._mine].copy_(mine, non_blocking=True)
+            self._gathering = start_all_gather(self._arriving, mine, self.sharding.shards)
 
     def finish_gather(self) -> None:
         """Wait until the values are here."""
@@ -147,8 +177,8 @@ class Unit:
             self._show()
 
     def release(self) -> None:
-        """Let gathered values go. What is not sharded stays."""
-        if self.sharding.zero < 3:
+        """Let gathered values go. What is not sharded stays, and what a stage holds."""
+        if self.sharding.zero < 3 or self.holds:
             return
         self.finish_gather()
         if self._values is not None:
@@ -167,13 +197,13 @@ class Unit:
         """Let the parameters show another version."""
         self._values = values
         self._show()
+        for parameter in self.parameters:
+            if parameter.float8 is not None:
+                parameter.float8.weight_version += 1  # cast anew: only one version's cast is kept
 
     def write_to(self, values: Tensor) -> None:
         """Let the next update leave its result in this version."""
-        if self.master is self.value_shard:
-            self.master = values
-            for tensor, (start, stop) in zip(self._updated, self._cuts, strict=True):
-                tensor.data = values[start:stop]
+        self.masters.write_to(values)
         self.value_shard = values
 
     # Gradients.
@@ -187,7 +217,7 @@ class Unit:
             parameter.has_gradient = False
             parameter.gradient = None
             if gradients is not None:
-                parameter.gradient = gradients[offset : offset + parameter.numel()].view(parameter.shape)
+                parameter.gradient = self._view(gradients, parameter)
                 gradients[end:offset].zero_()  # padding is summed and updated like the rest: it has to be a number
             end = offset + parameter.numel()
         if gradients is not None:
@@ -209,8 +239,8 @@ class Unit:
     def start_reduce(self) -> None:
         """Begin to sum the gradients over the replicas.
 
-        Moves one all-reduce without ZeRO, else one reduce-scatter over the shards; before, where ranks of tp each saw
-        a part of the tokens, an all-reduce of those gradients over tp.
+        Moves one all-reduce without ZeRO, else one reduce-scatter over the shards, or what a compressor makes of it;
+        before, where ranks of tp each saw a part of the tokens, an all-reduce of those gradients over tp.
         """
         self.finish_reduce()
         self.open()
@@ -222,17 +252,27 @@ class Unit:
                 parameter.gradient.zero_()
         for start, stop in self._partial_sums():
             all_reduce(gradients[start:stop], sharding.tp.for_backward)
-        if sharding.zero == 0:
-            self._reducing = start_all_reduce(gradients, sharding.shards), gradients
-            return
-        if sharding.zero == 1:
-            out = gradients[self._mine]
-        elif self._shard_has_gradient:
-            out = self._pool.borrow(self.layout.shard_size, gradients.dtype)
+        source = gradients
+        if sharding.reduce != gradients.dtype:
+            source = self._pool.borrow(gradients.numel(), sharding.reduce).copy_(gradients)
+        out = source if sharding.zero == 0 else self._place_of_sum(source)
+        tensors = [self._view(source, parameter) for parameter in self.parameters]
+        pending: Pending | Reduction
+        if self._compressor is not None and sharding.zero == 0:
+            pending = self._compressor.start(source, tensors, sharding.shards)
+        elif self._compressor is not None:
+            pending = self._compressor.start_scatter(source, tensors, sharding.shards, out)
+        elif sharding.zero == 0:
+            pending = start_all_reduce(source, sharding.shards)
         else:
-            assert self._gradient_shard is not None
-            out = self._gradient_shard
-        self._reducing = start_reduce_scatter(out, gradients, sharding.shards), out
+            pending = start_reduce_scatter(out, source, sharding.shards)
+        self._reducing = pending, source, out
+
+    def _place_of_sum(self, source: Tensor) -> Tensor:
+        """Where the sum of this rank's shard is to arrive: where it stays, or aside if it is to be added or rounded."""
+        if source is self._gradients and not (self._gradient_shard is not None and self._shard_has_gradient):
+            return self.summed_gradients()
+        return self._pool.borrow(self.layout.shard_size, source.dtype)
 
     def _partial_sums(self) -> list[tuple[int, int]]:
         """Ranges of the buffer whose gradients are partial sums over tp."""
@@ -249,18 +289,25 @@ class Unit:
         """Wait until the sum is there. Moves, if sharding is hybrid, an all-reduce of the shard over its copies."""
         if self._reducing is None:
             return
-        pending, out = self._reducing
+        pending, source, out = self._reducing
         self._reducing = None
         pending.wait()
         all_reduce(out, self.sharding.copies)
-        if self.sharding.zero >= 2:
-            assert self._gradients is not None and self._gradient_shard is not None
-            self._pool.give_back(self._gradients)
-            self._set_gradients(None)
-            if out is not self._gradient_shard:
-                self._gradient_shard.add_(out)
+        gradients, summed = self._gradients, self.summed_gradients()
+        assert gradients is not None
+        if out.data_ptr() != summed.data_ptr():
+            if self._shard_has_gradient:
+                summed.add_(out)
+            else:
+                summed.copy_(out)
+            if out is not source:
                 self._pool.give_back(out)
-        self._shard_has_gradient = True
+        if source is not gradients:
+            self._pool.give_back(source)
+        if self._gradient_shard is not None:
+            self._pool.give_back(gradients)
+            self._set_gradients(None)
+            self._shard_has_gradient = True
 
     def summed_gradients(self) -> Tensor:
         """This rank's shard of the sum, after `finish_reduce`."""
@@ -287,45 +334,15 @@ class Unit:
         held = self._gradients if self._gradient_shard is None else self._gradient_shard
         return [held] if held is not None else []
 
-    def optimizer_memory(self) -> list[Tensor]:
-        """Master weights and Adam's moments; they are there from the first update on."""
-        states = self.optimizer.state.values()
-        return [self.master, *(t for state in states for t in state.values() if torch.is_tensor(t) and t.numel() > 1)]
-
     # Update.
-
-    def make_optimizer(self, make: MakeOptimizer) -> None:
-        """Give this rank's shard an optimizer of its own."""
-        last = max((i for i, p in enumerate(self.parameters) if p.place.init == "normal"), default=-1)
-        end_of_decay = self.layout.offsets[last] + self.parameters[last].numel() if last >= 0 else 0
-        cut = min(max(end_of_decay - self._mine.start, 0), self.layout.shard_size)
-        self._cuts = [(0, cut), (cut, self.layout.shard_size)]
-        self._updated = [self.master[start:stop].detach() for start, stop in self._cuts]
-        decayed, plain = ([t] if t.numel() else [] for t in self._updated)
-        self.optimizer = make(decayed, plain)
 
     def update(self, factor: float, rate: float) -> None:
         """Step with the summed gradients times `factor`, and begin to gather what the other replicas updated.
 
         Moves, in stages 1 and 2, one all-gather over the shards.
         """
-        summed = self.summed_gradients()
-        if summed.dtype == torch.float32:
-            summed.mul_(factor)
-        else:
-            exact = self._pool.borrow(summed.numel(), torch.float32)
-            summed = torch.mul(summed, factor, out=exact)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        for tensor, (start, stop) in zip(self._updated, self._cuts, strict=True):
-            tensor.grad = summed[start:stop]
-        self.optimizer.step()
-        for tensor in self._updated:
-            tensor.grad = None
-        if summed.dtype != self.summed_gradients().dtype:
-            self._pool.give_back(summed)
-        if self.master is not self.value_shard:
-            self.value_shard.copy_(self.master)
+        self.masters.step(self.summed_gradients(), factor, rate, self._pool)
+        self.masters.write_values(self.value_shard)
         if self.sharding.zero in (1, 2):
             assert self._values is not None
             self._arriving = self._values

@@ -13,9 +13,23 @@ SHADES: dict[str, tuple[str, str]] = {
     "B": ("#e5484d", "#ff9b96"),
     "I": ("#f59f00", "#ffd866"),
     "W": ("#0f9d8a", "#63d5c3"),
+    "C": ("#c026d3", "#eba4f3"),
     "S": ("#6b7280", "#6b7280"),
+    "G": ("#4d7c0f", "#a8d65c"),
+    "R": ("#92400e", "#d9a273"),
+    "L": ("#1f2937", "#9ca3af"),
 }
-NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient", "S": "optimizer step"}
+NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "C": "forward again",
+    "S": "optimizer step",
+    "G": "gather parameters",
+    "R": "reduce gradients",
+    "L": "release parameters",
+}
 PAIR = "#8b5cf6"  # where a forward and a backward that run as one get a single colour
 
 

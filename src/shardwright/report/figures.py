@@ -1,7 +1,9 @@
 """The figures of a study in words, as the terminal and the page show them, and as JSON."""
 
+from dataclasses import asdict
 from typing import Any
 
+from shardwright.report.memory import memory_dict, size_text
 from shardwright.report.study import Study, number
 from shardwright.simulate.bubbles import Bubbles
 from shardwright.simulate.timeline import Cause
@@ -9,7 +11,7 @@ from shardwright.simulate.timeline import Cause
 
 def figures(study: Study) -> list[tuple[str, str, str]]:
     """(name, value, what it means) of all that is true of the schedule as a whole."""
-    bubbles, formula = study.bubbles, study.formula
+    bubbles, formula, moved = study.bubbles, study.formula, study.bubbles.moved
     return [
         (
             "bubble",
@@ -25,24 +27,34 @@ def figures(study: Study) -> list[tuple[str, str, str]]:
             "microbatches whose activations a rank keeps at once, of all its layers",
         ),
         ("parameters", by_rank(bubbles.parameter_copies) + " x", "weights that a rank holds, in p-ths of the model"),
-        ("messages", str(bubbles.messages), "sent in one step"),
+        ("messages", _moved(bubbles.messages, None if moved is None else moved.messages), "sent in one step"),
+        *_collectives(study),
     ]
 
 
+def _collectives(study: Study) -> list[tuple[str, str, str]]:
+    """Gathers and reductions of a step: where parameters are gathered, or where they have bytes."""
+    bubbles, moved = study.bubbles, study.bubbles.moved
+    rows = []
+    if bubbles.gathers:
+        gathers = _moved(bubbles.gathers, None if moved is None else moved.gathers)
+        rows.append(("gathers", gathers, "of the parameters of a stage, in one step"))
+    if bubbles.gathers or (moved is not None and moved.reductions):
+        reductions = _moved(bubbles.reductions, None if moved is None else moved.reductions)
+        rows.append(("reductions", reductions, "of the gradients of a stage, in one step"))
+    return rows
+
+
+def _moved(how_often: int, num_bytes: int | None) -> str:
+    return f"{how_often}" if num_bytes is None else f"{how_often} ({size_text(num_bytes)})"
+
+
 def idle_table(study: Study) -> list[list[str]]:
-    """A header, then for each rank its busy time, its idle time by cause, and the peak of what it keeps."""
-    rows = [["", "busy", *(str(cause) for cause in Cause), "most alive", "most buffered"]]
+    """A header, then for each rank its busy time, and its idle time by cause."""
+    rows = [["", "busy", *(str(cause) for cause in Cause)]]
     for rank, row in enumerate(study.timeline.ranks):
         idle = row.idle_by_cause()
-        rows.append(
-            [
-                f"rank {rank}",
-                number(row.busy),
-                *(number(idle[cause]) for cause in Cause),
-                str(max((count for _, count in row.alive), default=0)),
-                str(max((count for _, count in row.buffered), default=0)),
-            ]
-        )
+        rows.append([f"rank {rank}", number(row.busy), *(number(idle[cause]) for cause in Cause)])
     return rows
 
 
@@ -73,9 +85,20 @@ def as_dict(study: Study) -> dict[str, Any]:
 
 
 def as_full_dict(study: Study) -> dict[str, Any]:
-    """The same, with the makespan of what was drawn and each rank's idle time by cause."""
+    """The same, with the makespan of what was drawn, each rank's idle time by cause and what it keeps in memory.
+
+    `bytes` of a step are null where the sizes are not known.
+    """
     idle = [{str(cause): _clean(time) for cause, time in row.idle_by_cause().items()} for row in study.timeline.ranks]
-    return as_dict(study) | {"makespan": _clean(study.timeline.makespan), "idle": idle}
+    moved = study.bubbles.moved
+    return as_dict(study) | {
+        "makespan": _clean(study.timeline.makespan),
+        "idle": idle,
+        "memory": memory_dict(study),
+        "gathers": study.bubbles.gathers,
+        "reductions": study.bubbles.reductions,
+        "bytes": None if moved is None else asdict(moved),
+    }
 
 
 def _clean(value: float) -> float:

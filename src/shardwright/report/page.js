@@ -32,7 +32,7 @@
     const [from, to, what] = found.span;
     const lines = Array.isArray(what)
       ? what.map(([, letter, stage, microbatch]) => letter === "S" && stage < 0 ? `<b>${data.names.S}</b>`
-        : `<b>${data.names[letter]}</b> of microbatch <b>${microbatch}</b>, stage ${stage}`)
+        : microbatch < 0 ? `<b>${data.names[letter]}</b> of stage ${stage}` : `<b>${data.names[letter]}</b> of microbatch <b>${microbatch}</b>, stage ${stage}`)
       : [`<b>idle</b>: ${{
         "warm-up": "before its first computation", "drain": "after its last computation",
         "dependency": "another rank has yet to compute", "communication": "a message is on its way",
@@ -43,6 +43,8 @@
       return `${most} ${noun}${most === 1 ? "" : "s"}`;
     };
     lines.push(`<div>${count(found.row.alive, "activation")} kept, ${count(found.row.buffered, "message")} buffered</div>`);
+    if (found.row.inputs.length) lines.push(`<div>${count(found.row.inputs, "stage input")} kept</div>`);
+    if (found.row.gathered.length) lines.push(`<div>${count(found.row.gathered, "stage")} gathered</div>`);
     tip.innerHTML = lines.map((line) => line.startsWith("<div>") ? line : `<span>${line}</span><br>`).join("");
     tip.hidden = false;
     const { width, height } = tip.getBoundingClientRect();

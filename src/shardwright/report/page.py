@@ -13,10 +13,12 @@ from typing import Any
 
 from shardwright.report.colours import NAMES, SHADES, chunk_of, ink_on, shade
 from shardwright.report.figures import figures, idle_table
+from shardwright.report.memory import memory_table
 from shardwright.report.messages import messages
 from shardwright.report.study import Study
 from shardwright.report.table import comparison
-from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.action import COMPUTE, Action, Kind
+from shardwright.schedule.lives import Buffer
 from shardwright.simulate.timeline import Cause, Curve, RankTimeline, Resource, Timeline
 
 
@@ -24,7 +26,7 @@ from shardwright.simulate.timeline import Cause, Curve, RankTimeline, Resource, 
 class Section:
     """One timeline of a page.
 
-    `figures` are (name, value, what it means); `table` is by rank, a header first.
+    `figures` are (name, value, what it means); `table` (idle time) and `memory` are by rank, a header first.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Section:
     timeline: Timeline
     figures: Sequence[tuple[str, str, str]] = ()
     table: Sequence[Sequence[str]] = ()
+    memory: Sequence[Sequence[str]] = ()
 
 
 @dataclass
@@ -46,7 +49,9 @@ class _Colours:
 
 def section_of(study: Study, note: str = "") -> Section:
     """The section of a study, with all its figures."""
-    return Section(study.name, note or study.shape, study.timeline, figures(study), idle_table(study))
+    return Section(
+        study.name, note or study.shape, study.timeline, figures(study), idle_table(study), memory_table(study)
+    )
 
 
 def timeline_page(title: str, sections: Sequence[Section], note: str = "", studies: Sequence[Study] = ()) -> str:
@@ -91,13 +96,16 @@ def _section_html(number: int, section: Section) -> str:
         for name, value, meaning in section.figures
     )
     ranks = len(section.timeline.ranks)
-    table = f"<details><summary>Idle time by rank and cause</summary>{_table(section.table)}</details>"
+    tables = (("Idle time by rank and cause", section.table), ("Memory by rank and kind", section.memory))
+    details = "".join(
+        f"<details><summary>{name}</summary>{_table(rows)}</details>" for name, rows in tables if rows
+    )  # fmt: skip
     return (
         f'<section id="s{number}"><h2>{escape(section.name)} <small>{escape(section.note)}</small></h2>'
         f'<dl class="figures">{cards}</dl>'
         f'<canvas data-section="{number}" tabindex="0" role="img" '
         f'aria-label="Timeline of {escape(section.name)}: {ranks} ranks"></canvas>'
-        f"{table if section.table else ''}</section>"
+        f"{details}</section>"
     )
 
 
@@ -128,6 +136,8 @@ def _controls(sections: Sequence[Section]) -> str:
                     letters[str(part.kind)] = max(letters.get(str(part.kind), 1), of)
                 if span.action.kind is Kind.STEP and span.end > span.start:
                     letters["S"] = 1
+        if timeline.program.gathers:
+            letters |= {"G": 1, "R": 1, "L": 1}
     items = []
     for letter in (letter for letter in SHADES if letter in letters):
         of = letters[letter]
@@ -144,6 +154,8 @@ def _controls(sections: Sequence[Section]) -> str:
         '<span><i class="kept"></i>activations kept</span>',
         '<span><i class="buffered"></i>messages buffered</span>',
     ]
+    if "C" in letters:
+        items.append('<span><i class="inputs"></i>stage inputs kept</span>')
     switches = (
         '<label><input type="checkbox" id="arrows">all messages</label>'
         '<label><input type="checkbox" id="memory" checked>memory</label>'
@@ -178,6 +190,13 @@ def _rank_data(timeline: Timeline, row: RankTimeline, colours: _Colours, places:
         "idle": [[*_round((gap.start, gap.end), places), causes.index(gap.cause)] for gap in row.idle],
         "alive": _curve(row.alive, places),
         "buffered": _curve(row.buffered, places),
+        "inputs": _curve(row.kept[Buffer.INPUT].count, places),
+        "gathered": _curve(row.kept[Buffer.PARAMETERS].count, places),
+        "moves": [
+            [*_round((s.start, s.end), places), [_part_data(timeline, s.action, colours)], s.step]
+            for s in row.spans
+            if timeline.program.gathers and s.resource in (Resource.COLLECTIVES, Resource.RELEASE)
+        ],
     }
 
 
@@ -188,7 +207,7 @@ def _parts(action: Action) -> tuple[Action, ...]:
 def _part_data(timeline: Timeline, part: Action, colours: _Colours) -> list[Any]:
     """[colour, letter, stage, microbatch]."""
     letter = str(part.kind)
-    chunk, of = (0, 1) if part.kind is Kind.STEP else chunk_of(timeline.program, part)
+    chunk, of = chunk_of(timeline.program, part) if part.kind in COMPUTE else (0, 1)
     return [colours.number(shade(letter, chunk, of)), letter, part.stage, part.microbatch]
 
 

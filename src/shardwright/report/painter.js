@@ -3,8 +3,11 @@
 // and hover (the block that is pointed at, or null).
 function makePainter(data, state) {
   const LEFT = 58, RIGHT = 12, TOP = 22, LANE = 28, WIRE = 5, CURVE = 22, GAP = 12;
+  // Under a lane, for gathers, reductions and releases, where there are any.
+  const STRIP = data.sections.some((section) => section.ranks.some((rank) => rank.moves.length)) ? 9 : 0;
+  const BELOW = LANE + 2 + 2 * WIRE + STRIP;
   const FONT = getComputedStyle(document.body).fontFamily;
-  const rowHeight = () => LANE + 2 + 2 * WIRE + (state.memory ? CURVE + 4 : 0) + GAP;
+  const rowHeight = () => BELOW + (state.memory ? CURVE + 4 : 0) + GAP;
   const laneTop = (number) => TOP + number * rowHeight();
   let style;
 
@@ -12,7 +15,7 @@ function makePainter(data, state) {
     const computed = getComputedStyle(document.documentElement);
     const read = (name) => computed.getPropertyValue("--" + name).trim();
     style = Object.fromEntries(
-      ["card", "ink", "quiet", "line", "grid", "wait", "wire", "message", "curve", "fill", "lane"].map((n) => [n, read(n)]),
+      ["card", "ink", "quiet", "line", "grid", "wait", "wire", "message", "curve", "input", "fill", "lane"].map((n) => [n, read(n)]),
     );
   }
 
@@ -65,7 +68,8 @@ function makePainter(data, state) {
       pen.rect(LEFT - 1, top - 2, width - LEFT - RIGHT + 2, rowHeight());
       pen.clip();
       drawLane(pen, canvas, section, rank, top);
-      if (state.memory) drawCurves(pen, canvas, section, rank, top + LANE + 2 + 2 * WIRE + 4);
+      drawMoves(pen, canvas, rank, top + BELOW - STRIP);
+      if (state.memory) drawCurves(pen, canvas, section, rank, top + BELOW + 4);
       pen.restore();
     });
     pen.save();
@@ -161,13 +165,25 @@ function makePainter(data, state) {
     }
   }
 
-  // Activations alive, as steps; messages that wait in buffers, on top of them in the colour of messages.
+  // Gathers and reductions are bars, releases ticks.
+  function drawMoves(pen, canvas, rank, top) {
+    for (const [from, to, [[colour]]] of rank.moves) {
+      if (to < state.from || from > state.to) continue;
+      const left = x(canvas, from);
+      pen.fillStyle = data.colours[colour][0];
+      pen.fillRect(left, top, Math.max(x(canvas, to) - left - 0.5, 1.5), STRIP - 3);
+    }
+  }
+
+  // Activations alive, as steps; messages that wait in buffers and stage inputs that wait for their forward
+  // to run again, on top of them in colours of their own.
   function drawCurves(pen, canvas, section, rank, top) {
     const most = section.most || (section.most = Math.max(
       1, ...section.ranks.flatMap((one) => one.alive.map((point) => point[1])),
       ...section.ranks.flatMap((one) => one.buffered.map((point) => point[1])),
+      ...section.ranks.flatMap((one) => one.inputs.map((point) => point[1])),
     ));
-    const stairs = (points, fill, stroke) => {
+    const stairs = (points, fill, stroke, dashes = []) => {
       const y = (count) => top + CURVE - (count / most) * CURVE;
       const line = new Path2D(), area = new Path2D();
       points.forEach(([time, count], index) => {
@@ -182,10 +198,13 @@ function makePainter(data, state) {
       pen.fill(area);
       pen.strokeStyle = stroke;
       pen.lineWidth = 1.2;
+      pen.setLineDash(dashes);
       pen.stroke(line);
+      pen.setLineDash([]);
     };
     stairs(rank.alive, style.fill, style.curve);
     stairs(rank.buffered, style.wire + "40", style.wire);
+    stairs(rank.inputs, "transparent", style.input, [3, 2]);
   }
 
   // Each message is a thin bar under its sender while it is on its way; pointed at, also an arrow to its receiver.
@@ -246,7 +265,8 @@ function makePainter(data, state) {
       const index = firstAfter(spans, time);
       return index < spans.length && spans[index][0] <= time ? spans[index] : null;
     };
-    const span = at(rank.busy) || at(rank.idle);
+    const onStrip = STRIP > 0 && inRow >= BELOW - STRIP && inRow < BELOW;
+    const span = (onStrip && rank.moves.find(([from, to]) => from <= time && time < to)) || at(rank.busy) || at(rank.idle);
     return span && { canvas, span, rank: number, time, row: rank };
   }
 

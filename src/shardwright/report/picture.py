@@ -10,6 +10,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, Timeline
 
 _LEFT, _RIGHT, _TOP, _LANE, _GAP, _BOTTOM = 70, 16, 34, 28, 8, 40
+_STRIP = 10  # under a lane, for gathers, reductions and releases where parameters are sharded
 _SIZES = (12, 10.5, 9, 8)  # of digits in a block: the largest that fits
 
 _STYLE = """
@@ -32,7 +33,10 @@ _HATCHES = "".join(
 def picture(timeline: Timeline, name: str, width: int = 1120) -> str:
     """The SVG document."""
     ranks = len(timeline.ranks)
-    height = _TOP + ranks * (_LANE + _GAP) + _BOTTOM
+    pitch = _LANE + _GAP + (_STRIP if timeline.program.gathers else 0)
+    bottom = _TOP + ranks * pitch
+    legend, more = _legend(timeline, bottom + 22, width - _RIGHT)
+    height = bottom + more + _BOTTOM
     scale = (width - _LEFT - _RIGHT) / (timeline.makespan or 1.0)
     label = f"{name}: {count(ranks, 'rank')}, {count(timeline.program.num_microbatches, 'microbatch')}"
     parts = [
@@ -40,13 +44,14 @@ def picture(timeline: Timeline, name: str, width: int = 1120) -> str:
         f'role="img" aria-label="{escape(label)}">',
         f"<title>{escape(label)}</title><style>{_STYLE}</style><defs>{_HATCHES}</defs>",
         f'<rect class="ground" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>',
-        *_axis(timeline.makespan, scale, height - _BOTTOM),
+        *_axis(timeline.makespan, scale, bottom),
     ]
     for rank, row in enumerate(timeline.ranks):
-        top = _TOP + rank * (_LANE + _GAP)
+        top = _TOP + rank * pitch
         parts.append(f'<text class="name" x="16" y="{top + _LANE / 2 + 4}" font-size="12">rank {rank}</text>')
         parts += _lane(timeline, row, top, scale)
-    return "\n".join([*parts, *_legend(timeline, height - _BOTTOM + 22), "</svg>\n"])
+        parts += _strip(row, top + _LANE + 2, scale) if timeline.program.gathers else []
+    return "\n".join([*parts, *legend, "</svg>\n"])
 
 
 def _axis(makespan: float, scale: float, bottom: float) -> list[str]:
@@ -71,6 +76,21 @@ def _lane(timeline: Timeline, row: RankTimeline, top: float, scale: float) -> li
     for span in row.spans:
         if span.resource is Resource.COMPUTE and span.end > span.start:
             parts += _block(timeline.program, span, top, scale)
+    return parts
+
+
+def _strip(row: RankTimeline, top: float, scale: float) -> list[str]:
+    """Gathers and reductions as bars, releases as ticks."""
+    parts = []
+    for span in row.spans:
+        if span.resource not in (Resource.COLLECTIVES, Resource.RELEASE):
+            continue
+        left, wide = _LEFT + span.start * scale, max((span.end - span.start) * scale - 0.5, 1.5)
+        what = f"{NAMES[span.action.kind]} of stage {span.action.stage}, {span.start:g} to {span.end:g}"
+        parts.append(
+            f'<rect fill="{shade(str(span.action.kind), 0, 1)}" x="{_px(left)}" y="{_px(top)}" width="{_px(wide)}" '
+            f'height="{_STRIP - 2}"><title>{what}</title></rect>'
+        )
     return parts
 
 
@@ -103,26 +123,30 @@ def _ground(program: Program, action: Action) -> str:
     return SHADES["S"][0] if action.kind is Kind.STEP else shade(str(action.kind), *chunk_of(program, action))
 
 
-def _legend(timeline: Timeline, y: float) -> list[str]:
-    """What occurs, left to right."""
+def _legend(timeline: Timeline, top: float, right: float) -> tuple[list[str], float]:
+    """What occurs, left to right; and how much higher than a line it is, if one is not enough."""
     letters: dict[str, int] = {}
     causes = {gap.cause for row in timeline.ranks for gap in row.idle}
     for row in timeline.ranks:
         for part in (part for span in row.spans for part in span.action.computes()):
             letters[str(part.kind)] = chunk_of(timeline.program, part)[1]
-    x, parts = float(_LEFT), []
+    if timeline.program.gathers:
+        letters |= dict.fromkeys("GRL", 1)
+    x, y, parts = float(_LEFT), top, list[str]()
     items = [([shade(k, n, of) for n in range(of)], NAMES[k]) for k, of in sorted(letters.items(), key=_order)]
     later = "other direction" if timeline.program.placement.num_copies > 1 else "later chunk"
     items += [([], f"lighter: {later}")] if max(letters.values(), default=1) > 1 else []
     items += [(["url(#wait)"], "waits for a computation")] if Cause.DEPENDENCY in causes else []
     items += [(["url(#wire)"], "waits for a message")] if Cause.COMMUNICATION in causes else []
     for fills, text in items:
+        if x + 18 * len(fills) + 3 + 6.6 * len(text) > right:
+            x, y = float(_LEFT), y + 16
         for fill in fills:
             parts.append(f'<rect fill="{fill}" x="{x:g}" y="{y - 9:g}" width="16" height="11" rx="2.5"/>')
             x += 18
         parts.append(f'<text class="quiet" x="{x + 3:g}" y="{y:g}" font-size="11.5">{text}</text>')
         x += 3 + 6.6 * len(text) + 18
-    return parts
+    return parts, y - top
 
 
 def _order(item: tuple[str, int]) -> int:

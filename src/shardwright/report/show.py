@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from shardwright.report.figures import as_dict, as_full_dict, figures, idle_table
+from shardwright.report.memory import memory_table
 from shardwright.report.page import Section, section_of, timeline_page
 from shardwright.report.picture import picture
 from shardwright.report.study import Study, count, number, study, study_schedule
@@ -27,7 +28,7 @@ from shardwright.simulate.timeline import make_timeline
 from shardwright.spec import catalog
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.spec.plan import STAGES_PER_RANK, Recompute
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Request:
     num_steps: int
     work: Work
     most_alive: float = 0.0
+    recompute: Recompute = "none"
+    gather: float | None = None  # None: nothing is sharded
 
     def study(self, name: str) -> Study:
         """A named schedule of this shape. ValueError says why it is not admitted."""
@@ -59,7 +62,8 @@ class Request:
             virtual = 2 if _chooses(name) else 1
         limit = self.most_alive if name == "auto" else 0.0
         return study_schedule(
-            name, self.num_ranks, self.num_microbatches, self.work, virtual, self.num_steps, limit
+            name, self.num_ranks, self.num_microbatches, self.work, virtual, self.num_steps, limit,
+            self.recompute, self.gather is not None,
         )  # fmt: skip
 
     def faults(self) -> list[str]:
@@ -77,6 +81,7 @@ class Request:
             "--weight-grad": work.weight_grad,
             "--communication": work.latency,
             "--alive": self.most_alive,
+            "--gather": self.gather or 0.0,
         }
         faults = [f"{option} is {count}; use 1 or more" for option, count in counts.items() if count < 1]
         faults += [
@@ -96,7 +101,10 @@ class Request:
         work = self.work
         costs = f"F {number(work.forward)}, I {number(work.input_grad)}, W {number(work.weight_grad)}"
         wire = f"a message takes {number(work.latency)}" if work.latency else "messages take no time"
-        return f"{costs} for one microbatch through all layers of a rank; {wire}."
+        again = " Stages keep their inputs, and run their forwards again." * (self.recompute == "stage")
+        sharded = f" Gathering all parameters of a rank takes {number(self.gather or 0)}, reducing its gradients too."
+        more = again + sharded * (self.gather is not None)
+        return f"{costs} for one microbatch through all layers of a rank; {wire}.{more}"
 
 
 def show_schedule(name: str | None, request: Request, compare: bool, output: Output) -> None:
@@ -167,7 +175,7 @@ def show_executed(job: JobSpec, run: Executed, output: Output) -> None:
     ran = replace(simulated, name=f"{simulated.name}, as it ran", timeline=make_timeline(program, run.times))
     sections = [
         section_of(simulated, verdict),
-        Section(ran.name, "The last of the steps that were run.", ran.timeline, (), idle_table(ran)),
+        Section(ran.name, "The last of the steps that were run.", ran.timeline, (), idle_table(ran), memory_table(ran)),
     ]
     title = f"{job.name}: simulated and executed"
     _write(output.html, "--html", lambda: timeline_page(title, sections, note))
@@ -198,7 +206,7 @@ def _text(one: Study, output: Output) -> str:
     values = [(name, value, meaning) for name, value, meaning in figures(one)]
     columns = [max(len(row[n]) for row in values) for n in (0, 1)]
     lines = [f"{name:<{columns[0]}}  {value:<{columns[1]}}  {meaning}".rstrip() for name, value, meaning in values]
-    return "\n\n".join([drawing, "\n".join(lines), aligned(idle_table(one))])
+    return "\n\n".join([drawing, "\n".join(lines), aligned(idle_table(one)), aligned(memory_table(one))])
 
 
 def _show_comparison(request: Request, one: Study | None, output: Output) -> None:

@@ -9,6 +9,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Bubbles, Work, measure_program
 from shardwright.simulate.timeline import Timeline, make_timeline
+from shardwright.spec.plan import Recompute
 
 _STEADY = 3  # steps after which each further one takes equally long
 
@@ -52,18 +53,20 @@ class Study:
 
 def study_schedule(
     name: str, num_ranks: int, num_microbatches: int, work: Work, virtual_stages: int = 1, num_steps: int = 1,
-    most_alive: float = 0.0,
+    most_alive: float = 0.0, recompute: Recompute = "none", gathers: bool = False,
 ) -> Study:  # fmt: skip
     """A named schedule of equal stages, `num_steps` of it drawn. ValueError says why it does not admit the shape."""
 
     def program(steps: int) -> Program:
         costs = work.by_stage(num_ranks * virtual_stages, num_ranks)
         return training_program(
-            name, num_ranks, num_microbatches, virtual_stages, num_steps=steps, costs=costs, most_alive=most_alive
-        )
+            name, num_ranks, num_microbatches, virtual_stages, num_steps=steps, costs=costs, most_alive=most_alive,
+            recompute=recompute, gathers=gathers,
+        )  # fmt: skip
 
     one = program(1)
-    formula = _formula(name, one, num_microbatches, work)
+    as_in_the_paper = recompute == "none" and not gathers
+    formula = _formula(name, one, num_microbatches, work) if as_in_the_paper else None
     return study(name, one, work.costs(one), num_steps, program, formula)
 
 

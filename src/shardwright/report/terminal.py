@@ -1,7 +1,8 @@
 """A timeline in the terminal: a row a rank, an action a block with the number of its microbatch.
 
 In colour, hue is what is computed and lightness the chunk or direction. Without colour, letters say the same:
-F, B, I, W, small on a rank's later chunks, F1B0 for a forward and a backward that run as one.
+F, B, I, W, small on a rank's later chunks, F1B0 for a forward and a backward that run as one. Where parameters are
+sharded, a second line under each rank has its gathers, reductions and releases, with the number of the stage.
 """
 
 import os
@@ -46,6 +47,8 @@ def draw(timeline: Timeline, width: int = 120, palette: Palette = "none") -> str
     for rank, row in enumerate(timeline.ranks):
         cells = _halves(timeline, row, scale) if fine else _blocks(timeline, row, scale, palette != "none")
         lines.append(f"{f'rank {rank}':<{label_width}}" + _paint(cells, palette))
+        if timeline.program.gathers:
+            lines.append(" " * label_width + _paint(_collectives(timeline, row, scale, palette != "none"), palette))
     lines.append(f"{'time':<{label_width}}" + _paint(_axis(timeline.makespan, scale), palette))
     lines += ["", *_legend(timeline, palette, glyphs=not fine)]
     return "\n".join(line.rstrip() for line in lines)
@@ -123,6 +126,29 @@ def _halves(timeline: Timeline, row: RankTimeline, scale: float) -> list[_Cell]:
     return [_Cell("▌", left, right) if left else _Cell("▐", right) if right else _Cell() for left, right in pairs]
 
 
+def _collectives(timeline: Timeline, row: RankTimeline, scale: float, in_colour: bool) -> list[_Cell]:
+    """Gathers and reductions as blocks. What takes no time is one letter, where there is room for it."""
+    cells = [_Cell()] * (round(timeline.makespan * scale) + 1)
+    shown = [span for span in row.spans if span.resource in (Resource.COLLECTIVES, Resource.RELEASE)]
+    for span in sorted(
+        shown, key=lambda span: span.start - span.end
+    ):  # blocks first, so that letters know what is free
+        letter = str(span.action.kind)
+        ground = shade(letter, 0, 1) if in_colour else ""
+        ink = ink_on(ground) if in_colour else ""
+        first, last = round(span.start * scale), round(span.end * scale)
+        if first < last:
+            name = f"{letter}{span.action.stage}"
+            text = next((text for text in (f"|{name}", name) if len(text) <= last - first), letter)
+            cells[first:last] = [_Cell(character, ink, ground) for character in text.ljust(last - first, "-")]
+            continue
+        # A release comes right after the computation that it waited for: in that one's last column.
+        column = max(first - (span.resource is Resource.RELEASE), 0)
+        if cells[column] == _Cell():
+            cells[column] = _Cell(letter, ink, ground)
+    return cells
+
+
 def _axis(makespan: float, scale: float) -> list[_Cell]:
     """Numbers that begin at their time."""
     step = nice_step(8 / scale)
@@ -138,6 +164,7 @@ def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
     actions = {span.action for row in timeline.ranks for span in row.spans if span.resource is Resource.COMPUTE}
     kinds = {str(part.kind) for action in actions for part in action.computes()}
     kinds |= {"S" for row in timeline.ranks for s in row.spans if s.action.kind is Kind.STEP and s.end > s.start}
+    kinds |= {str(s.action.kind) for s in timeline.ranks[0].spans if timeline.program.gathers} & {"G", "R", "L"}
     has_pairs = any(action.kind is Kind.OVERLAP for action in actions)
     chunks = max((chunk_of(timeline.program, part)[1] for action in actions for part in action.computes()), default=1)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle} if glyphs else set()
@@ -146,7 +173,7 @@ def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
         if palette == "none":
             items.append(f"{letter} {NAMES[letter]}")
         else:
-            of = 1 if letter == "S" else chunks
+            of = 1 if letter in "SGRL" else chunks
             swatch = [_Cell(" ", "", shade(letter, chunk, of)) for chunk in range(of) for _ in range(2)]
             items.append(f"{_paint(swatch, palette)} {NAMES[letter]}")
     if has_pairs:

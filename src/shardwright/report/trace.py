@@ -1,7 +1,8 @@
 """A timeline as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing, in the Trace Event Format.
 
-A process is a rank, a thread one of its resources; a flow joins a send and its receive; a counter is the number of
-activations alive. The format counts in microseconds. Costs without a unit, F = 1, are drawn as milliseconds.
+A process is a rank, a thread one of its resources; a flow joins a send and its receive; counters are what is kept:
+activations and other buffers, and their bytes where those are known. The format counts in microseconds. Costs without
+a unit, F = 1, are drawn as milliseconds.
 """
 
 from typing import Any
@@ -9,16 +10,14 @@ from typing import Any
 from shardwright.report.colours import NAMES
 from shardwright.report.messages import messages
 from shardwright.schedule.action import Action, Kind
-from shardwright.simulate.timeline import Resource, Span, Timeline
+from shardwright.schedule.schedule import Program
+from shardwright.simulate.timeline import Curve, Resource, Span, Timeline
 
 _KINDS = NAMES | {
     "SF": "send forward",
     "RF": "receive forward",
     "SB": "send backward",
     "RB": "receive backward",
-    "G": "gather",
-    "L": "release",
-    "R": "reduce",
     "O": "forward and backward as one",
 }
 
@@ -36,14 +35,10 @@ def trace(timeline: Timeline, name: str, microseconds: float = 1000.0, unit: str
             events.append(_named("thread_name", rank, tid, lane))
             for span in spans:
                 threads[id(span)] = rank, tid
-                events.append(_slice(span, rank, tid, microseconds))
-        events += [
-            {
-                "ph": "C", "name": "activations alive", "pid": rank, "tid": 0,
-                "ts": time * microseconds, "args": {"alive": count},
-            }
-            for time, count in row.alive
-        ]  # fmt: skip
+                events.append(_slice(timeline.program, span, rank, tid, microseconds))
+        for buffer, kept in row.kept.items():
+            events += _counter(f"{buffer} alive", "alive", kept.count, rank, microseconds)
+            events += _counter(f"bytes of {buffer}", "bytes", kept.num_bytes or (), rank, microseconds)
     for number, message in enumerate(messages(timeline)):
         shared = {"name": "backward" if message.backward else "forward", "cat": "message", "id": number}
         for phase, span, more in (("s", message.send, {}), ("f", message.receive, {"bp": "e"})):
@@ -74,8 +69,8 @@ def _lanes(spans: tuple[Span, ...]) -> list[tuple[str, list[Span]]]:
     return [(name, spans_of) for name, spans_of in lanes if spans_of]
 
 
-def _slice(span: Span, rank: int, tid: int, microseconds: float) -> dict[str, Any]:
-    action = span.action
+def _slice(program: Program, span: Span, rank: int, tid: int, microseconds: float) -> dict[str, Any]:
+    action, size = span.action, program.num_bytes(span.action)
     return {
         "ph": "X",
         "name": _title(action),
@@ -84,8 +79,15 @@ def _slice(span: Span, rank: int, tid: int, microseconds: float) -> dict[str, An
         "tid": tid,
         "ts": span.start * microseconds,
         "dur": (span.end - span.start) * microseconds,
-        "args": {"action": str(action), "step": span.step} | _about(action),
+        "args": {"action": str(action), "step": span.step} | _about(action) | ({"bytes": size} if size else {}),
     }
+
+
+def _counter(name: str, unit: str, curve: Curve, rank: int, microseconds: float) -> list[dict[str, Any]]:
+    return [
+        {"ph": "C", "name": name, "pid": rank, "tid": 0, "ts": time * microseconds, "args": {unit: value}}
+        for time, value in curve
+    ]
 
 
 def _title(action: Action) -> str:

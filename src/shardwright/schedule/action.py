@@ -4,6 +4,7 @@ A schedule is a list of these for each rank. It is written and read as text, one
 
     2F5      forward of microbatch 5 through stage 2
     2B5      its whole backward; 2I5 and 2W5 are its two halves, input gradient and weight gradient
+    2C5      its forward again, from the input that was kept, so that its backward finds activations
     2SF5>1   send the output of stage 2 to rank 1          2RF5<0   receive the input of stage 2 from rank 0
     2SB5>0   send the input gradient of stage 2 to rank 0  2RB5<1   receive its output gradient from rank 1
     2G       gather the parameters of stage 2              2L       let the gathered parameters go
@@ -24,6 +25,7 @@ class Kind(StrEnum):
     BACKWARD = "B"
     INPUT_GRAD = "I"
     WEIGHT_GRAD = "W"
+    RECOMPUTE = "C"
     SEND_FORWARD = "SF"
     RECV_FORWARD = "RF"
     SEND_BACKWARD = "SB"
@@ -38,7 +40,7 @@ class Kind(StrEnum):
     __hash__ = str.__hash__
 
 
-COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
+COMPUTE = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE})
 SEND = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})
 RECV = frozenset({Kind.RECV_FORWARD, Kind.RECV_BACKWARD})
 
@@ -73,7 +75,7 @@ class Action:
         return self.parts
 
 
-_TOKEN = re.compile(r"(?P<stage>\d+)?(?P<kind>SF|RF|SB|RB|F|B|I|W|G|L|R|S)(?P<microbatch>\d+)?([<>](?P<peer>\d+))?")
+_TOKEN = re.compile(r"(?P<stage>\d+)?(?P<kind>SF|RF|SB|RB|F|B|I|W|C|G|L|R|S)(?P<microbatch>\d+)?([<>](?P<peer>\d+))?")
 
 
 def parse(text: str) -> Action:

@@ -2,32 +2,47 @@
 
 Checked: each microbatch passes every stage once, forward and back; on the rank that holds the stage; nothing runs
 before its input is there; every send has its receive, in the same order on both sides; no set of ranks waits in a
-circle even if sends block; and no rank keeps more microbatches alive than `most_alive`.
+circle even if sends block; what is computed again was computed before, and its backward comes after; where a program
+gathers parameters, a stage computes between its gather and its release alone; and no rank keeps more microbatches
+alive than `most_alive`, or more messages than `most_received` that nothing has used yet.
 """
 
 from collections import Counter, deque
 
 from shardwright.schedule.action import RECV, SEND, Action, Kind
-from shardwright.schedule.schedule import Program, peak_activations
+from shardwright.schedule.gather import stages_needed
+from shardwright.schedule.lives import Buffer, lives, most
+from shardwright.schedule.schedule import Program
 
-_COMPUTE_ORDER = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
+_COMPUTE_ORDER = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE)
 _SENT_BY = {Kind.RECV_FORWARD: (Kind.SEND_FORWARD, -1), Kind.RECV_BACKWARD: (Kind.SEND_BACKWARD, +1)}
 
 
-def program_faults(program: Program, most_alive: int | None = None) -> list[str]:
+def program_faults(program: Program, most_alive: int | None = None, most_received: int | None = None) -> list[str]:
     """All faults of a program; empty if it is right."""
     faults = _coverage_faults(program)
+    gathers = any(action.kind in (Kind.GATHER, Kind.RELEASE) for row in program.ranks for action in row)
     for rank in range(program.num_ranks):
         faults += _local_faults(program, rank)
+        faults += _gather_faults(program, rank) if gathers else []
     faults += _pairing_faults(program)
     if not faults:  # the replay needs pairs and local order to be right
         faults += _deadlock_faults(program)
-    if most_alive is not None:
-        faults += [
-            f"rank {rank} keeps {peak} microbatches alive, and {most_alive} are allowed; run backwards earlier"
-            for rank, peak in enumerate(peak_activations(program))
-            if peak > most_alive
-        ]
+    for buffer, limit, what, remedy in (
+        (Buffer.ACTIVATIONS, most_alive, "microbatches alive", "run backwards earlier"),
+        (Buffer.MESSAGE, most_received, "received messages that nothing has used", "receive later, or compute earlier"),
+    ):
+        faults += _limit_faults(program, buffer, limit, what, remedy) if limit is not None else []
+    return faults
+
+
+def _limit_faults(program: Program, buffer: Buffer, limit: int, what: str, remedy: str) -> list[str]:
+    faults = []
+    for rank, row in enumerate(program.ranks):
+        peak, index = most(life for life in lives(program, rank) if life.buffer is buffer)
+        if peak > limit:
+            where = f"at action {index} ({row[index]})"
+            faults.append(f"rank {rank} keeps {peak} {what}, and {limit} are allowed; the most is {where}; {remedy}")
     return faults
 
 
@@ -50,9 +65,11 @@ def _coverage_faults(program: Program) -> list[str]:
                 faults.append(f"{where}: stage {action.stage} is held by rank {holder}")
     for stage in range(program.num_stages):
         for i in range(program.num_microbatches):
-            f, b, ig, w = (counts[kind, stage, i] for kind in _COMPUTE_ORDER)
+            f, b, ig, w, again = (counts[kind, stage, i] for kind in _COMPUTE_ORDER)
             if f != 1:
                 faults.append(f"{stage}F{i} runs {f} times; once is right")
+            if again > 1:
+                faults.append(f"{stage}C{i} runs {again} times; once is right")
             if program.trains and not ((b, ig, w) == (1, 0, 0) or (b, ig, w) == (0, 1, 1)):
                 faults.append(f"stage {stage}, microbatch {i}: B {b}, I {ig}, W {w} times; one B, or one I and one W")
     return faults
@@ -83,6 +100,38 @@ def _local_faults(program: Program, rank: int) -> list[str]:
     return faults
 
 
+def _gather_faults(program: Program, rank: int) -> list[str]:
+    """On one rank: parameters are there when they are used, once, and go before the optimizer changes them."""
+    faults = []
+    held: dict[int, int] = {}  # by stage: the index of its gather
+    for index, action in enumerate(program.ranks[rank]):
+        where = f"rank {rank}, action {index} ({action})"
+        stage = action.stage
+        faults += [
+            f"{where}: the parameters of stage {needed} are not gathered; put {needed}G before it"
+            for needed in sorted(stages_needed(action) - held.keys())
+        ]
+        if action.kind is Kind.GATHER:
+            if stage in held:
+                faults.append(f"{where}: action {held[stage]} has gathered stage {stage}; release it (L) in between")
+            if stage not in program.placement.stages_of(rank):
+                faults.append(f"{where}: the rank does not hold stage {stage}, it holds {_stages(program, rank)}")
+            held[stage] = index
+        elif action.kind is Kind.RELEASE and held.pop(stage, None) is None:
+            faults.append(f"{where}: stage {stage} is not gathered, so there is nothing to let go")
+        elif action.kind is Kind.STEP and held:
+            stale = [other for other in sorted(held) if stage in (other, -1)]
+            faults += [f"{where}: stage {other} is still gathered; put {other}L before it" for other in stale]
+    return faults + [
+        f"rank {rank}, action {index} ({stage}G): stage {stage} is never released; put {stage}L after its last use"
+        for stage, index in held.items()
+    ]
+
+
+def _stages(program: Program, rank: int) -> str:
+    return ", ".join(map(str, program.placement.stages_of(rank))) or "none"
+
+
 def _needs(action: Action, program: Program) -> list[Action]:
     """What must have happened on the same rank before."""
     stage, i = action.stage, action.microbatch
@@ -99,7 +148,10 @@ def _needs(action: Action, program: Program) -> list[Action]:
         return from_stage(stage - 1, Kind.RECV_FORWARD, Kind.FORWARD) if stage > 0 else []
     if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
         gradient = from_stage(stage + 1, Kind.RECV_BACKWARD, Kind.BACKWARD) if stage < last else []
-        return [Action(Kind.FORWARD, stage, i), *gradient]
+        kept_by = Kind.RECOMPUTE if (stage, i) in program.recomputed else Kind.FORWARD
+        return [Action(kept_by, stage, i), *gradient]
+    if action.kind is Kind.RECOMPUTE:
+        return [Action(Kind.FORWARD, stage, i)]
     if action.kind is Kind.WEIGHT_GRAD:
         return [Action(Kind.INPUT_GRAD, stage, i)]
     if action.kind is Kind.SEND_FORWARD:

@@ -1,13 +1,14 @@
 """The generators by name: what each makes, the bubble that its paper gives it, and which shapes it admits."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.schedule.action import Kind
 from shardwright.schedule.auto import auto
 from shardwright.schedule.auto_model import Model
 from shardwright.schedule.dualpipe import dualpipe, dualpipe_faults
 from shardwright.schedule.dualpipev import dualpipev, dualpipev_faults
+from shardwright.schedule.gather import add_gathers
 from shardwright.schedule.gpipe import gpipe
 from shardwright.schedule.interleaved import interleaved, interleaved_faults
 from shardwright.schedule.looped_bfs import looped_bfs
@@ -15,6 +16,7 @@ from shardwright.schedule.lower import lower
 from shardwright.schedule.one_f_one_b import one_f_one_b
 from shardwright.schedule.pipedream import pipedream
 from shardwright.schedule.pipedream_2bw import pipedream_2bw, pipedream_2bw_faults
+from shardwright.schedule.recompute import add_recompute
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.sequential import sequential
 from shardwright.schedule.timing import Costs
@@ -23,12 +25,12 @@ from shardwright.schedule.v_min import v_min
 from shardwright.schedule.zb_h1 import zb_h1
 from shardwright.schedule.zb_h2 import zb_h2
 from shardwright.schedule.zb_v import zb_v
-from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.spec.plan import STAGES_PER_RANK, Recompute
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a schedule is made for. The last three are each understood by some schedules only."""
+    """What a schedule is made for. What follows the virtual stages is each understood by some schedules only."""
 
     num_ranks: int
     num_microbatches: int  # of one optimizer step
@@ -194,11 +196,13 @@ def _stage_faults(name: str, virtual_stages: int) -> list[str]:
 def training_program(
     name: str, num_ranks: int, num_microbatches: int, virtual_stages: int = 1, *, extra_warmup: int = 0,
     group: int = 0, num_steps: int = 1, most_alive: float = 0.0, costs: Costs | None = None,
+    recompute: Recompute = "none", gathers: bool = False,
 ) -> Program:  # fmt: skip
     """One optimizer step under a named schedule, all communication written out.
 
-    An asynchronous schedule can write `num_steps` of them, with no flush between. ValueError says why a shape is not
-    admitted.
+    An asynchronous schedule can write `num_steps` of them, with no flush between. With `recompute` stages keep their
+    inputs alone (recompute.py); with `gathers` their parameters are sharded (gather.py). ValueError says why a shape
+    is not admitted.
     """
     shape = Shape(num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs)
     faults = schedule_faults(
@@ -207,18 +211,20 @@ def training_program(
     )  # fmt: skip
     if faults:
         raise ValueError("; ".join(faults))
-    return lower(GENERATORS[name].make(shape))
-
-
-def forward_program(name: str, num_ranks: int, num_microbatches: int, virtual_stages: int = 1) -> Program:
-    """The forward passes of a named schedule alone."""
-    return forward_of(training_program(name, num_ranks, num_microbatches, virtual_stages))
+    program = lower(GENERATORS[name].make(shape))
+    if recompute == "stage":
+        program = add_recompute(program)
+    return add_gathers(program) if gathers else program
 
 
 def forward_of(program: Program) -> Program:
-    """The forward passes alone, as in evaluation and generation, on the stages of a program and in its order."""
+    """The forward passes alone, as in evaluation and generation, on the stages of a program and in its order.
+
+    Where the program gathers parameters, so do they.
+    """
     rows = tuple(
         tuple(part for action in row for part in action.computes() if part.kind is Kind.FORWARD)
         for row in program.ranks
     )
-    return lower(Schedule("forward", program.num_microbatches, program.placement, rows))
+    lowered = lower(Schedule("forward", program.num_microbatches, program.placement, rows))
+    return replace(add_gathers(lowered) if program.gathers else lowered, sizes=program.sizes)

@@ -1,7 +1,11 @@
 """A job as a schedule: its program, what its stages cost relative to each other, and whether that is admitted."""
 
+from dataclasses import replace
+
+from shardwright.schedule.gather import reduce_by_run
 from shardwright.schedule.generate import schedule_faults, training_program
 from shardwright.schedule.schedule import Program
+from shardwright.schedule.sizes import job_sizes
 from shardwright.schedule.timing import Costs
 from shardwright.spec.flops import stage_flops
 from shardwright.spec.job import JobSpec
@@ -10,10 +14,14 @@ from shardwright.spec.job import JobSpec
 def job_program(job: JobSpec, num_steps: int = 1) -> Program:
     """One optimizer step of the job, all communication written out; of an asynchronous schedule, several."""
     plan = job.plan
-    return training_program(
+    program = training_program(
         plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages,
         extra_warmup=plan.extra_warmup, num_steps=num_steps, most_alive=_limit(job), costs=relative_costs(job),
+        recompute=plan.recompute, gathers=plan.zero == 3 and plan.pp > 1,
     )  # fmt: skip
+    if plan.zero >= 2 and program.weights == "current":
+        program = reduce_by_run(program)
+    return replace(program, sizes=job_sizes(job, program.placement))
 
 
 def _limit(job: JobSpec) -> float:

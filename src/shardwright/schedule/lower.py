@@ -60,6 +60,8 @@ def _can_run(entry: Action, schedule: Schedule, arrived: set[Event], done: set[E
             ready = stage == 0 or (Kind.FORWARD, stage, i) in arrived
         elif kind is Kind.WEIGHT_GRAD:
             ready = (Kind.INPUT_GRAD, stage, i) in done
+        elif kind is Kind.RECOMPUTE:
+            ready = (Kind.FORWARD, stage, i) in done
         else:
             ready = (Kind.FORWARD, stage, i) in done and (stage == last or (Kind.BACKWARD, stage, i) in arrived)
         if not ready:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.placement import Placement
+from shardwright.schedule.sizes import Sizes
 
 Order = tuple[tuple[Action, ...], ...]  # one list of actions a rank
 
@@ -48,6 +49,17 @@ class Schedule:
         )
 
     @cached_property
+    def recomputed(self) -> frozenset[tuple[int, int]]:
+        """(stage, microbatch) of the forwards that are run again before their backward."""
+        return frozenset(
+            (part.stage, part.microbatch)
+            for row in self.ranks
+            for action in row
+            for part in action.computes()
+            if part.kind is Kind.RECOMPUTE
+        )
+
+    @cached_property
     def trains(self) -> bool:
         """Whether there are backwards at all."""
         return any(part.kind is not Kind.FORWARD for row in self.ranks for a in row for part in a.computes())
@@ -55,29 +67,28 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Program(Schedule):
-    """A schedule whose lists also hold sends, receives, gradient reductions and the optimizer step."""
+    """A schedule whose lists also hold sends, receives, gradient reductions and the optimizer step.
+
+    `sizes` says how many bytes they move; None where that is not known.
+    """
+
+    sizes: Sizes | None = None
+
+    @cached_property
+    def gathers(self) -> bool:
+        """Whether parameters are sharded, and gathered before they are used."""
+        return any(action.kind is Kind.GATHER for row in self.ranks for action in row)
+
+    def num_bytes(self, action: Action) -> int | None:
+        """What an action moves: the message of a send or receive, the full tensor of a reduction or gather."""
+        if self.sizes is None:
+            return None
+        if action.kind in SEND or action.kind in RECV:
+            return self.sizes.message
+        if action.kind is Kind.REDUCE:
+            return self.sizes.reduce[action.stage]
+        return self.sizes.gather[action.stage] if action.kind is Kind.GATHER else 0
 
     def text(self) -> str:
         """One line a rank."""
         return "\n".join(f"rank {rank}: " + " ".join(map(str, row)) for rank, row in enumerate(self.ranks))
-
-
-def peak_activations(schedule: Schedule) -> list[int]:
-    """Most (stage, microbatch) pairs whose activations are alive at once, by rank.
-
-    Alive is from F to the end of B, or of W where the backward is split. Divide by the stages of a rank to get
-    microbatches of all its layers. A forward-only program keeps nothing.
-    """
-    peaks = []
-    for row in schedule.ranks:
-        alive = peak = 0
-        for action in row:
-            parts = action.computes()
-            # In an overlapped pair both are alive at once: what begins is counted before what ends.
-            alive += sum(part.kind is Kind.FORWARD for part in parts) if schedule.trains else 0
-            peak = max(peak, alive)
-            for part in parts:
-                split = (part.stage, part.microbatch) in schedule.split_backwards
-                alive -= part.kind is Kind.WEIGHT_GRAD or (part.kind is Kind.BACKWARD and not split)
-        peaks.append(peak)
-    return peaks

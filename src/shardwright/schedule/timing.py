@@ -1,9 +1,10 @@
 """When each action of a program runs, given what each one costs.
 
 Every rank has resources that work side by side: compute, one outgoing link for each direction of the pipeline, and
-collectives. Actions on one resource run in the order of the program. So no event queue is needed: the start of an
-action is the latest of its resource becoming free and its inputs being there, and one pass over the actions in an
-order that respects both gives all times.
+collectives (reductions and gathers, in one queue). Actions on one resource run in the order of the program. So no
+event queue is needed: the start of an action is the latest of its resource becoming free and its inputs being there,
+and one pass over the actions in an order that respects both gives all times. Copies between a device and its host
+have no resource here: no action makes any.
 
 Units of time are the caller's: F = 1 for a table of bubbles, seconds for a prediction.
 """
@@ -11,6 +12,7 @@ Units of time are the caller's: F = 1 for a table of bubbles, seconds for a pred
 from dataclasses import dataclass
 
 from shardwright.schedule.action import COMPUTE, Action, Kind
+from shardwright.schedule.gather import stages_needed
 from shardwright.schedule.schedule import Program
 
 
@@ -20,7 +22,8 @@ class Costs:
 
     `transfer[s]` is how long a message over the border between stages s and s + 1 occupies its link; `latency` more
     passes until it is there, and holds up nobody but the receiver. An overlapped pair takes `pair` times the sum of
-    its parts. `reduce[s]` is a stage's gradient reduction, `step` the optimizer's.
+    its parts, and computing a stage again its forward. `reduce[s]` is a stage's gradient reduction, `gather[s]` the
+    gathering of its parameters, `step` the optimizer's.
     """
 
     forward: tuple[float, ...]
@@ -31,6 +34,7 @@ class Costs:
     pair: float = 1.0
     reduce: tuple[float, ...] = ()
     step: float = 0.0
+    gather: tuple[float, ...] = ()
 
     @classmethod
     def uniform(
@@ -43,7 +47,7 @@ class Costs:
     def compute(self, action: Action) -> float:
         """What a compute action takes; an overlapped pair less than its parts, maybe."""
         kind, stage = action.kind, action.stage
-        if kind is Kind.FORWARD:
+        if kind is Kind.FORWARD or kind is Kind.RECOMPUTE:
             return self.forward[stage]
         if kind is Kind.BACKWARD:
             return self.input_grad[stage] + self.weight_grad[stage]
@@ -121,27 +125,41 @@ class _Graph:
         return ((step * program.num_microbatches + action.microbatch) * program.num_stages + action.stage) * _STAGE
 
     def _place(self) -> None:
-        """Find the node of every action, and the last that adds to each stage's gradient on each rank."""
+        """Find the node of every action, and those that complete a gradient: on a rank in a step, for a reduction."""
         self._node_of: dict[int, int] = {}
         self._last_addition: dict[tuple[int, int, int], int] = {}
+        self._added_before: dict[int, int] = {}  # by node of a reduction
+        node_of, stages = self._node_of, self._program.num_stages
         for rank, row in enumerate(self._program.ranks):
             node = self.first_of_rank[rank]
             for step in range(self._num_steps):
+                first = step * self._program.num_microbatches
                 for action in row:
                     for part in action.parts or (action,):
-                        self._node_of[self._base(part, step) + _NUMBER[part.kind]] = node
-                        if part.kind is Kind.BACKWARD or part.kind is Kind.WEIGHT_GRAD:
+                        kind = part.kind
+                        # As _base does, but a call for every action would be a tenth of all time.
+                        node_of[((first + part.microbatch) * stages + part.stage) * _STAGE + _NUMBER[kind]] = node
+                        if kind is Kind.BACKWARD or kind is Kind.WEIGHT_GRAD:
                             self._last_addition[rank, part.stage, step] = node
+                        elif kind is Kind.REDUCE:
+                            self._added_before[node] = self._last_addition.get((rank, part.stage, step), node)
                     node += 1
 
     def _add_row(self, rank: int, row: tuple[Action, ...], step: int, costs: Costs) -> None:
         node_of, reductions = self._node_of, []
-        for action in row:
+        append_resource, append_cost, append_needs = self.resource.append, self.cost.append, self.needs.append
+        first = len(self.cost)
+        gathered: dict[int, int] = {}  # by stage: the node of its latest gather
+        at = first - 1 if step else -1  # the node that the rank computed last
+        for node, action in enumerate(row, first):
             kind, stage = action.kind, action.stage
             resource, cost = 4 * rank + _COMPUTE, 0.0
             needs: tuple[int, ...] = ()
             if kind in COMPUTE:
                 cost, needs = costs.compute(action), self._inputs(action, rank, step)
+                at = node
+                if gathered:
+                    needs += tuple(gathered[stage] for stage in stages_needed(action) if stage in gathered)
             elif kind is Kind.RECV_FORWARD:
                 resource, cost = -1, costs.latency
                 needs = (node_of[self._base(action, step) - _STAGE + _NUMBER[Kind.SEND_FORWARD]],)
@@ -157,22 +175,33 @@ class _Graph:
             elif kind is Kind.OVERLAP:
                 cost = costs.compute(action)
                 needs = tuple(need for part in action.parts for need in self._inputs(part, rank, step))
+                at = node
+                if gathered:
+                    needs += tuple(gathered[stage] for stage in stages_needed(action) if stage in gathered)
             elif kind is Kind.REDUCE:
                 resource = 4 * rank + _COLLECTIVES
                 cost = costs.reduce[stage] if costs.reduce else 0.0
-                if action.microbatch < 0:  # once a step: the gradients of every copy of the stage must be complete
+                if action.microbatch < 0 and self._program.placement.num_copies == 1:
+                    needs = (self._added_before[node],)
+                elif action.microbatch < 0:  # once a step: the gradients of every copy of the stage must be complete
                     holders = set(self._program.placement.replicas(stage))
                     needs = tuple(self._last_addition[holder, stage, step] for holder in holders)
                 else:  # after an update of an asynchronous schedule: its own microbatch's
                     split = (stage, action.microbatch) in self._program.split_backwards
                     adds = Kind.WEIGHT_GRAD if split else Kind.BACKWARD
                     needs = (node_of[self._base(action, step) + _NUMBER[adds]],)
-                reductions.append(len(self.cost))
+                reductions.append(node)
+            elif kind is Kind.GATHER:  # issued when the rank has ended what stands before it
+                resource, cost = 4 * rank + _COLLECTIVES, costs.gather[stage] if costs.gather else 0.0
+                needs = (at,) if at >= 0 else ()
+                gathered[stage] = node
+            elif kind is Kind.RELEASE:
+                resource, needs = -1, (at,) if at >= 0 else ()
             elif kind is Kind.STEP:
                 cost, needs, reductions = costs.step, tuple(reductions), []
-            self.resource.append(resource)
-            self.cost.append(cost)
-            self.needs.append(needs)
+            append_resource(resource)
+            append_cost(cost)
+            append_needs(needs)
 
     def _makes_gradient(self, stage: int, microbatch: int) -> Kind:
         """Which action makes the input gradient of a stage."""
@@ -190,6 +219,8 @@ class _Graph:
             return (node_of[base - _STAGE + _NUMBER[Kind.FORWARD]],)
         if kind is Kind.WEIGHT_GRAD:
             return (node_of[base + _NUMBER[Kind.INPUT_GRAD]],)
+        if kind is Kind.RECOMPUTE:
+            return (node_of[base + _NUMBER[Kind.FORWARD]],)
         forward = node_of[base + _NUMBER[Kind.FORWARD]]
         if stage == self._program.num_stages - 1:
             return (forward,)

@@ -9,9 +9,10 @@ one before, less the work. ZB-H2 idles (p - 1)F by the first, and not at all by 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardwright.schedule.action import SEND
+from shardwright.schedule.action import SEND, Kind
 from shardwright.schedule.generate import training_program
-from shardwright.schedule.schedule import Program, peak_activations
+from shardwright.schedule.lives import peak_activations
+from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, Times, play
 from shardwright.schedule.versions import stashed_versions
 
@@ -23,7 +24,8 @@ class Work:
     """What one microbatch costs on one rank, through all the layers it holds; so the same for any number of stages.
 
     `latency` is how much longer than its sending a message takes to be there; `pair` what an overlapped pair takes of
-    the sum of its parts.
+    the sum of its parts. `gather` is the time to gather all parameters of a rank, where they are sharded, and to
+    reduce their gradients.
     """
 
     forward: float = 1.0
@@ -31,6 +33,7 @@ class Work:
     weight_grad: float = 1.0
     latency: float = 0.0
     pair: float = 1.0
+    gather: float = 0.0
 
     def costs(self, program: Program) -> Costs:
         """The same by stage of a program."""
@@ -41,7 +44,28 @@ class Work:
         v = num_stages / num_ranks
         forward, input_grad, weight_grad = self.forward / v, self.input_grad / v, self.weight_grad / v
         equal = Costs.uniform(num_stages, forward, input_grad, weight_grad, self.latency)
-        return replace(equal, pair=self.pair)
+        collective = (self.gather / v,) * num_stages if self.gather else ()
+        return replace(equal, pair=self.pair, gather=collective, reduce=collective)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes of a step, over all ranks of one pipeline: of messages, of gradients and of parameters."""
+
+    messages: int
+    reductions: int
+    gathers: int
+
+    @classmethod
+    def of(cls, program: Program) -> "Moved | None":
+        """Those of a program; None where its sizes are not known."""
+        if program.sizes is None:
+            return None
+
+        def total(kinds: frozenset[Kind]) -> int:
+            return sum(program.num_bytes(a) or 0 for row in program.ranks for a in row if a.kind in kinds)
+
+        return cls(total(SEND), total(frozenset({Kind.REDUCE})), total(frozenset({Kind.GATHER})))
 
 
 @dataclass(frozen=True)
@@ -53,7 +77,8 @@ class Bubbles:
     `span_bubble` is the largest idle time of a rank between its own first and last compute action.
     `period_bubble` is the mean idle time of a rank in a step that others precede and follow without a barrier.
     `peak_activations` are microbatches of all layers of a rank, and `parameter_copies` how much of the model a rank
-    holds, older versions of weights included; 1 is its p-th part. `messages` are the sends of one step.
+    holds, older versions of weights included; 1 is its p-th part. `messages` are the sends of one step, `reductions`
+    and `gathers` its collectives on stages, and `moved` the bytes of all three.
     """
 
     makespan: float
@@ -63,6 +88,9 @@ class Bubbles:
     peak_activations: tuple[float, ...]
     parameter_copies: tuple[float, ...]
     messages: int
+    reductions: int = 0
+    gathers: int = 0
+    moved: Moved | None = None
 
     @property
     def bubble_fraction(self) -> float:
@@ -111,6 +139,9 @@ def measure_program(program: Program, costs: Costs, stream: Callable[[int], Prog
         peak_activations=tuple(peak / share for peak in peak_activations(kept)),
         parameter_copies=tuple(n * versions for n, versions in zip(held, stashed_versions(kept), strict=True)),
         messages=sum(action.kind in SEND for row in program.ranks for action in row),
+        reductions=sum(action.kind is Kind.REDUCE for row in program.ranks for action in row),
+        gathers=sum(action.kind is Kind.GATHER for row in program.ranks for action in row),
+        moved=Moved.of(program),
     )
 
 

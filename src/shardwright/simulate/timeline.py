@@ -15,18 +15,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shardwright.schedule.action import RECV, Action, Kind
+from shardwright.schedule.lives import Buffer, lives, num_bytes
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Times
 
 
 class Resource(StrEnum):
-    """What an action occupies: resources of one rank work side by side. An arrival occupies nothing."""
+    """What an action occupies: resources of one rank work side by side. Arrivals and releases occupy nothing."""
 
     COMPUTE = "compute"
     FORWARD_LINK = "forward link"
     BACKWARD_LINK = "backward link"
     COLLECTIVES = "collectives"
     ARRIVAL = "arrival"
+    RELEASE = "release"
 
 
 class Cause(StrEnum):
@@ -61,18 +63,41 @@ class Idle:
 Curve = tuple[tuple[float, int], ...]  # (from when, how many), in order of time; 0 before the first
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """All buffers of one kind on a rank: their number and their bytes over time; None where those are not known."""
+
+    count: Curve
+    num_bytes: Curve | None
+
+    @property
+    def most(self) -> int:
+        """Most at once."""
+        return max((count for _, count in self.count), default=0)
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Most bytes at once."""
+        return None if self.num_bytes is None else max((size for _, size in self.num_bytes), default=0)
+
+
 @dataclass(frozen=True)
 class RankTimeline:
-    """One rank's part.
-
-    `alive` counts (stage, microbatch) pairs whose activations are kept; `buffered` messages that have arrived and
-    that no computation has taken yet.
-    """
+    """One rank's part. `kept` is what it holds in memory, by kind of buffer."""
 
     spans: tuple[Span, ...]
     idle: tuple[Idle, ...]
-    alive: Curve
-    buffered: Curve
+    kept: dict[Buffer, Kept]
+
+    @property
+    def alive(self) -> Curve:
+        """(stage, microbatch) pairs whose activations are kept."""
+        return self.kept[Buffer.ACTIVATIONS].count
+
+    @property
+    def buffered(self) -> Curve:
+        """Messages that have arrived and that no computation has taken yet."""
+        return self.kept[Buffer.MESSAGE].count
 
     @property
     def busy(self) -> float:
@@ -104,8 +129,7 @@ def make_timeline(program: Program, times: Times) -> Timeline:
         rows.append([Span(a, t0, t1, _resource(a), n // length) for n, (a, t0, t1) in enumerate(timed)])
     context = _Context(program, rows, num_steps)
     ranks = [
-        RankTimeline(tuple(row), tuple(context.waits(rank)), tuple(_alive(program, row)), tuple(_buffered(row)))
-        for rank, row in enumerate(rows)
+        RankTimeline(tuple(row), tuple(context.waits(rank)), _kept(program, rank, row)) for rank, row in enumerate(rows)
     ]
     return Timeline(program, num_steps, times.makespan, tuple(ranks))
 
@@ -117,7 +141,12 @@ def _resource(action: Action) -> Resource:
         return Resource.BACKWARD_LINK
     if action.kind in RECV:
         return Resource.ARRIVAL
+    if action.kind is Kind.RELEASE:
+        return Resource.RELEASE
     return Resource.COLLECTIVES if action.kind in (Kind.REDUCE, Kind.GATHER) else Resource.COMPUTE
+
+
+_LOCAL = frozenset({Kind.WEIGHT_GRAD, Kind.RECOMPUTE})  # they take no message and make none
 
 
 class _Context:
@@ -137,7 +166,7 @@ class _Context:
                     backward = action.kind is Kind.RECV_BACKWARD
                     self._arrived[backward, action.stage, action.microbatch, span.step] = span.end
                 for part in action.computes():
-                    if part.kind is not Kind.WEIGHT_GRAD:
+                    if part.kind not in _LOCAL:
                         backward = part.kind is not Kind.FORWARD
                         self._computed[backward, part.stage, part.microbatch, span.step] = span.end
                     if part.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
@@ -165,7 +194,10 @@ class _Context:
                 first.setdefault(span.step, n)
                 last[span.step] = n
         free, reductions = 0.0, list[Span]()
+        gathered: dict[int, float] = {}  # by stage: when its parameters were there
         for n, span in enumerate(row):
+            if span.action.kind is Kind.GATHER:
+                gathered[span.action.stage] = span.end
             if span.action.kind is Kind.REDUCE:
                 reductions.append(span)
             if span.resource is not Resource.COMPUTE:
@@ -180,16 +212,18 @@ class _Context:
                 yield Idle(Cause.DRAIN, free, border)
                 yield Idle(Cause.WARM_UP, border, span.start)
             else:
-                yield from _cut(free, span.start, *self._message(span, free), Cause.DEPENDENCY)
+                yield from _cut(free, span.start, *self._inputs(span, free, gathered), Cause.DEPENDENCY)
             free = span.end
         yield Idle(Cause.DRAIN, free, max(self._end_of_step))
 
-    def _message(self, span: Span, free: float) -> tuple[float, float]:
-        """When the last input of a computation had been computed, and when the last one had arrived."""
+    def _inputs(self, span: Span, free: float, gathered: dict[int, float]) -> tuple[float, float]:
+        """When the last input of a computation had been computed, and when all had arrived, parameters included."""
         computed = arrived = free
         for part in span.action.computes():
             i, step = part.microbatch, span.step
-            if part.kind is Kind.WEIGHT_GRAD:
+            if part.kind is not Kind.WEIGHT_GRAD:
+                arrived = max(arrived, gathered.get(part.stage, 0.0))
+            if part.kind in _LOCAL:
                 continue
             backward = part.kind is not Kind.FORWARD
             producer = part.stage + (1 if backward else -1)
@@ -211,37 +245,33 @@ def _cut(start: float, end: float, computed: float, arrived: float, otherwise: C
     yield Idle(otherwise, arrived, end)
 
 
-def _alive(program: Program, row: list[Span]) -> Iterator[tuple[float, int]]:
-    """Activations live from the start of F to the end of B, or of W where the backward is split."""
-    count = 0
-    if not program.trains:
-        return
-    for span in row:
-        parts = span.action.computes()
-        begins = sum(part.kind is Kind.FORWARD for part in parts)
-        ends = sum(part.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD) for part in parts)
-        if begins:
-            count += begins
-            yield span.start, count
-        if ends:
-            count -= ends
-            yield span.end, count
+def _kept(program: Program, rank: int, row: list[Span]) -> dict[Buffer, Kept]:
+    """The lives of a rank's buffers in the times of its actions, one step after the other."""
+    length = len(program.ranks[rank])
+    changes: dict[Buffer, list[tuple[float, int, int, int | None]]] = {buffer: [] for buffer in Buffer}
+    for life in lives(program, rank):
+        size = num_bytes(life, program.sizes)
+        for first in range(0, len(row), length):
+            born, dies = row[first + life.born], row[first + life.dies]
+            end = dies.start if life.taken else dies.end
+            less = None if size is None else -size
+            if life.buffer is not Buffer.MESSAGE:  # changes at one time are in the order of the program
+                began, ended = 2 * (first + life.born), 2 * (first + life.dies) + (not life.taken)
+                changes[life.buffer] += [(born.start, began, 1, size), (end, ended, -1, less)]
+            elif born.end < end:  # it is there when it has arrived; its receive begins when it has left
+                changes[life.buffer] += [(born.end, 1, 1, size), (end, 0, -1, less)]
+    return {buffer: _curves(found) for buffer, found in changes.items()}
 
 
-def _buffered(row: list[Span]) -> Iterator[tuple[float, int]]:
-    """A message lies in a buffer from its arrival to the start of the computation that takes it."""
-    arrived: dict[tuple[bool, int, int, int], float] = {}
-    changes: list[tuple[float, int]] = []
-    for span in row:
-        if span.action.kind in RECV:
-            backward = span.action.kind is Kind.RECV_BACKWARD
-            arrived[backward, span.action.stage, span.action.microbatch, span.step] = span.end
-        for part in span.action.computes():
-            key = part.kind is not Kind.FORWARD, part.stage, part.microbatch, span.step
-            since = arrived.pop(key, span.start) if part.kind is not Kind.WEIGHT_GRAD else span.start
-            if since < span.start:
-                changes += [(since, 1), (span.start, -1)]
-    count = 0
-    for time, change in sorted(changes):
-        count += change
-        yield time, count
+def _curves(changes: list[tuple[float, int, int, int | None]]) -> Kept:
+    """Sums of (time, order at that time, change, change in bytes)."""
+    changes = sorted(changes, key=lambda change: change[:2])
+    counts, sizes = list[tuple[float, int]](), list[tuple[float, int]]()
+    count = num_bytes = 0
+    for time, _, more, more_bytes in changes:
+        count += more
+        num_bytes += more_bytes or 0
+        counts.append((time, count))
+        sizes.append((time, num_bytes))
+    known = all(more_bytes is not None for *_, more_bytes in changes)
+    return Kept(tuple(counts), tuple(sizes) if known else None)

@@ -5,8 +5,10 @@ here is arithmetic on the job and needs nothing else.
 """
 
 from shardwright.spec import catalog
+from shardwright.spec.check_recompute import recompute_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.model import all_divisors, nearest_divisors
+from shardwright.spec.plan import PlanSpec
 
 
 def job_faults(job: JobSpec) -> list[str]:
@@ -16,9 +18,21 @@ def job_faults(job: JobSpec) -> list[str]:
         *_tensor_faults(job),
         *_pipeline_faults(job),
         *_zero_faults(job),
+        *recompute_faults(job.plan),
         *_batch_faults(job),
         *_cluster_faults(job),
         *_optimizer_faults(job),
+        *_compress_faults(job),
+    ]
+
+
+def _compress_faults(job: JobSpec) -> list[str]:
+    plan = job.plan
+    return [
+        f"plan.{field} is {getattr(plan, field)}, and plan.compress = {plan.compress!r} has no {what}; "
+        f'leave it out, or use plan.compress = "{method}"'
+        for field, what, method in (("compress_rank", "rank", "powersgd"), ("compress_share", "share", "topk"))
+        if getattr(plan, field) != PlanSpec.model_fields[field].default and plan.compress != method
     ]
 
 
@@ -100,6 +114,16 @@ def _zero_faults(job: JobSpec) -> list[str]:
         faults.append(
             f"dualpipe holds each stage twice, so its replicas are 2 x plan.dp {plan.dp} = {2 * plan.dp} ranks, which "
             f"hybrid sharding over plan.zero_ranks {plan.zero_ranks} does not cut; set plan.zero_ranks to 0"
+        )
+    if plan.offload_parameters and plan.zero < 3:
+        faults.append(
+            f"plan.offload_parameters keeps shards of the parameters in host memory until they are gathered, and "
+            f"plan.zero {plan.zero} holds them whole; set plan.zero to 3, or plan.offload_parameters to false"
+        )
+    if plan.offload_optimizer and plan.schedule in ("pipedream", "pipedream-2bw"):
+        faults.append(
+            f"schedule {plan.schedule!r} updates weights while the pipeline is full, and plan.offload_optimizer "
+            f"{plan.offload_optimizer:g} would make each update wait for the host; set plan.offload_optimizer to 0"
         )
     if plan.zero and plan.schedule in ("pipedream", "pipedream-2bw"):
         faults.append(

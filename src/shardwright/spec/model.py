@@ -27,6 +27,11 @@ class ModelSpec(Spec):
     norm_epsilon: Annotated[float, Field(gt=0)] = Field(1e-5, description="Added to the variance.")
     positions: Literal["rotary", "learned"] = Field("rotary", description="How a token knows its position.")
     rotary_base: Annotated[float, Field(gt=0)] = Field(10000.0, description="Base of the rotary frequencies.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0,
+        description="Probability of dropping an element of the embedding and of what each attention and MLP adds to "
+        "the residual stream, in training; attention probabilities are not dropped.",
+    )
     bias: bool = Field(False, description="Biases in the linear layers of attention and MLP.")
     tied_embeddings: bool = Field(False, description="The output head uses the embedding table.")
     vocab: Annotated[int, Field(gt=1)] = Field(256, description="Number of token ids.")

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from shardwright.spec.base import Spec
 from shardwright.spec.model import Count
+from shardwright.spec.recompute import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy
 
 ScheduleName = Literal[
     "sequential",
@@ -24,6 +25,9 @@ ScheduleName = Literal[
     "pipedream-2bw",
     "auto",
 ]
+
+Recompute = Literal["none", "stage", "full", "selective", "budget"]
+CompressName = Literal["none", "bf16", "fp16", "int8", "powersgd", "topk"]
 
 # Pieces of the model for each pipeline rank, where that is not 1; 0 is as many as plan.virtual_stages.
 STAGES_PER_RANK = {
@@ -70,13 +74,43 @@ class PlanSpec(Spec):
         description="Hybrid sharding: neighbouring dp ranks that share one set of shards, and copies of it over the "
         "others; 0 is all of dp.",
     )
+    offload_optimizer: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0,
+        description="Share of the optimizer state and of float32 master weights that is kept in host memory and "
+        "updated there.",
+    )
+    offload_parameters: bool = Field(
+        False, description="ZeRO 3: keep the shards of the parameters in host memory until they are gathered."
+    )
     layout: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list,
         description="Layers of each stage, first to last; empty means as even as possible.",
     )
+    recompute: Recompute = Field(
+        "none",
+        description="What is computed again in the backward instead of being kept. stage: all of a stage, from its "
+        "input, before its backward; full: each layer, from its input, when its turn comes; selective: the operators "
+        "of recompute_operators; budget: what fits memory_limit_gib at the least time.",
+    )
+    recompute_operators: list[OperatorName] = Field(
+        ["attention"],
+        description="selective: operators that are computed again (norm, qkv, attention, up, activation).",
+    )
+    recompute_every: Count = Field(
+        1, description="full and selective: only every so many layers, counted in the whole model from layer 0."
+    )
+    memory_limit_gib: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="budget: most GiB of activations on a rank; what is dearest to compute again is kept."
+    )
     bucket_mib: Annotated[float, Field(gt=0)] = Field(
         25.0, description="Gradients are reduced over dp in buckets of this many MiB, during the backward."
     )
+    compress: CompressName = Field("none", description="How gradients are made smaller on their way over dp.")
+    compress_rank: Count = Field(4, description="powersgd: rank of the two factors that a gradient matrix travels as.")
+    compress_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.01, description="topk: share of the gradient elements of a bucket that travel in one step."
+    )
+    compress_least: Count = Field(4096, description="Gradient tensors with fewer elements travel as they are.")
 
     @property
     def world(self) -> int:
@@ -114,3 +148,11 @@ def split_evenly(total: int, parts: int, index: int) -> tuple[int, int]:
     size, longer = divmod(total, parts)
     start = index * size + min(index, longer)
     return start, start + size + (index < longer)
+
+
+def named_policies(plan: PlanSpec, layers: int) -> dict[int, Policy]:
+    """What each layer of the model recomputes where the plan says so itself: all but plan.recompute = "budget"."""
+    assert plan.recompute != "budget", "a budget is met by workload/recompute.py"
+    by_name = {"full": WHOLE_LAYER, "selective": frozenset(plan.recompute_operators)}
+    policy = by_name.get(plan.recompute, KEEP_ALL)
+    return {layer: policy if layer % plan.recompute_every == 0 else KEEP_ALL for layer in range(layers)}

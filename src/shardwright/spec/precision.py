@@ -19,8 +19,10 @@ class PrecisionSpec(Spec):
     gradients: Literal["float32", "compute"] = Field(
         "float32", description="Number type in which gradients add up over microbatches; compute is that of compute."
     )
-    reduce: Literal["gradients", "float32", "bf16", "fp16"] = Field(
-        "gradients", description="Number type in which gradients travel; gradients is that in which they add up."
+    reduce: Literal["gradients", "float32"] = Field(
+        "gradients",
+        description="Number type in which gradients travel, if plan.compress says nothing else; gradients is that in "
+        "which they add up.",
     )
     loss_scale: Annotated[float, Field(ge=0)] = Field(
         65536.0, description="First factor of the loss with fp16, so that small gradients are kept; 0 means none."

@@ -10,16 +10,19 @@ import torch
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.account import measured_memory
 from shardwright.parallel.buffers import BufferPool
-from shardwright.parallel.collectives import Axis
+from shardwright.parallel.collectives import Axis, all_reduce_max
+from shardwright.parallel.compress.choose import make_compressor
 from shardwright.parallel.mesh import Mesh, make_mesh
 from shardwright.parallel.parameter import PlacedParameter, placed_parameters
 from shardwright.parallel.pipeline import PipelineExecutor
 from shardwright.parallel.shard import ShardedStage
 from shardwright.parallel.stash import StashedWeights
-from shardwright.parallel.tensor import Cut
+from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
 from shardwright.parallel.tied import TiedEmbedding
 from shardwright.parallel.unit import Sharding
 from shardwright.parallel.watch import Watch
+from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, end_step, make_float8_state
+from shardwright.precision.loss_scale import LossScale
 from shardwright.schedule.action import Kind
 from shardwright.schedule.generate import forward_of
 from shardwright.schedule.job import job_program
@@ -27,6 +30,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
 from shardwright.spec.mesh import MeshShape
+from shardwright.spec.plan import named_policies
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
 NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -47,11 +51,22 @@ class Replica:
     stashes: dict[int, StashedWeights]
     gradient_norm: GradientNorm
     tied: TiedEmbedding
+    loss_scale: LossScale | None
+    float8_reduce_max: ReduceMax
     pool: BufferPool
 
     def memory(self) -> RankMemory:
         """What this rank has allocated, by kind, after the first update; activations are not in it."""
         return measured_memory(self.shards, self.stashes, self.tied, self.pool)
+
+    def float8_states(self) -> list[Float8Linear]:
+        """What the linear layers with fp8 products remember for them, in order of the model."""
+        parameters = (p for stage in self.stages.values() for p in placed_parameters(stage).values())
+        return [p.float8 for p in parameters if p.float8 is not None]
+
+    def end_float8_step(self) -> None:
+        """The weights were updated. Moves, with delayed scaling, all-reduces of 3 numbers a layer over tp and dp."""
+        end_step(self.float8_states(), self.float8_reduce_max)
 
     def finish_gradients(self) -> None:
         """Block until every gradient is the sum over all replicas and uses."""
@@ -86,9 +101,10 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     """Make this rank's part of the job, with its initial weights."""
     plan, program = job.plan, job_program(job)
     placement, here = program.placement, mesh.pp.index
+    policies = named_policies(plan, job.model.layers)
     stages = {
         stage: DecoderStage(
-            job.model, stage_span(plan, job.model.layers, stage), Cut(mesh.tp, plan.sequence_parallel)
+            job.model, stage_span(plan, job.model.layers, stage), Cut(mesh.tp, plan.sequence_parallel), policies
         ).prepare(mesh.device, NUMBERS[job.precision.compute])
         for stage in placement.stages_of(here)
     }
@@ -102,9 +118,12 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         }
         late = [p for held in regions.values() for p in held if p is tied.table or p is tied.head]
         sharding = _sharding(job, mesh, mesh.replicas(stage, program.num_stages))
-        shards[stage] = ShardedStage(regions, late, sharding, pool, plan.bucket_mib, job.run.seed)
+        shards[stage] = ShardedStage(
+            regions, late, sharding, pool, plan.bucket_mib, job.run.seed, make_compressor(plan)
+        )
         shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
         module.through = shards[stage].through
+        _use_float8(job, module, mesh.tp)
     if tied.table is not None and tied.head is not None:
         unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
         tied.share_memory(unit)
@@ -128,15 +147,36 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         stashes=stashes,
         gradient_norm=GradientNorm(counted, program.num_stages, mesh),
         tied=tied,
+        loss_scale=LossScale(job.precision.loss_scale, job.precision.loss_scale_growth_steps)
+        if job.precision.scales_loss
+        else None,
+        float8_reduce_max=lambda amaxes: all_reduce_max(all_reduce_max(amaxes, mesh.tp), mesh.dp),
         pool=pool,
     )
 
 
+def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> None:
+    """Let the linear layers of the blocks compute in fp8; not embeddings, head and norms, nor attention itself."""
+    recipe = job.precision.float8
+    if recipe == "none":
+        return
+    for module in stage.layers.modules():
+        if isinstance(module, ColumnLinear | RowLinear):
+            cut: CutDim = "none" if tp.size == 1 else "outputs" if isinstance(module, ColumnLinear) else "inputs"
+            module.weight.float8 = make_float8_state(
+                recipe, cut, partial(all_reduce_max, axis=tp), partial(all_reduce_max, axis=tp.for_backward),
+                history=job.precision.float8_history,
+            )  # fmt: skip
+
+
 def _sharding(job: JobSpec, mesh: Mesh, replicas: Axis) -> Sharding:
     shards = mesh.shards if replicas is mesh.dp else replicas
+    plan = job.plan
     return Sharding(
-        job.plan.zero if shards.size > 1 else 0, shards, mesh.shard_copies, mesh.tp,
+        plan.zero if shards.size > 1 or plan.offload_parameters else 0, shards, mesh.shard_copies, mesh.tp,
         compute=NUMBERS[job.precision.compute], gradients=NUMBERS[job.precision.gradient_number],
+        reduce=NUMBERS[job.precision.reduce_number],
+        host_share=plan.offload_optimizer, host_values=plan.offload_parameters,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """One training step and one evaluation of a rank's part of a job."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from shardwright.parallel.collectives import all_reduce
 from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.microbatch import Microbatch
 from shardwright.schedule.action import Action
 from shardwright.schedule.job import job_program
 from shardwright.spec.base import PlanError
@@ -19,12 +21,15 @@ from shardwright.train.optimizer import learning_rate
 class StepResult:
     """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch.
 
-    There is no `grad_norm` where stages are updated at different times.
+    There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`, because its
+    gradients overflowed: it leaves the weights as they are. `loss_scale` is None where the loss is not scaled.
     """
 
     loss: float
     grad_norm: float | None
     learning_rate: float
+    loss_scale: float | None = None
+    skipped: bool = False
 
 
 def refuse_asynchronous(job: JobSpec, what: str) -> None:
@@ -44,32 +49,56 @@ def microbatches(tokens_BS: Tensor, microbatch_size: int) -> list[Tensor]:
     return list(tokens_BS.split(microbatch_size))
 
 
+def numbered(job: JobSpec, mesh: Mesh, first_step: int, num_steps: int = 1) -> list[Microbatch]:
+    """Which samples the microbatches of this rank's replica are, over so many steps."""
+    size, first = job.plan.microbatch_size, mesh.dp.index * (job.batch.global_batch_size // job.plan.dp)
+    return [
+        Microbatch(job.run.seed, step, first + i * size)
+        for step in range(first_step, first_step + num_steps)
+        for i in range(job.num_microbatches)
+    ]
+
+
 def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> StepResult:
     """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica."""
     optimizer_spec = job.optimizer
     rate = learning_rate(optimizer_spec, step)
-    norm = 0.0
+    scaling = replica.loss_scale
+    scale = scaling.value if scaling is not None else 1.0
+    norm, skipped = 0.0, False
 
     def update(_: Action) -> None:
-        nonlocal norm
+        nonlocal norm, skipped
         replica.finish_gradients()
         # Gradients are sums over microbatches and replicas, each of a mean over tokens.
-        mean = 1.0 / (job.num_microbatches * job.plan.dp)
+        mean = 1.0 / (job.num_microbatches * job.plan.dp * scale)
         norm = replica.gradient_norm() * mean
-        clip = optimizer_spec.clip_grad_norm
-        clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
-        for shards in replica.shards.values():
-            shards.update(mean * clipped, rate)
+        if scaling is not None:
+            # The norm is of all gradients of all ranks: they agree on whether one of them is not a number.
+            skipped = not math.isfinite(norm)
+            scaling.update(skipped)
+        if not skipped:
+            clip = optimizer_spec.clip_grad_norm
+            clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+            for shards in replica.shards.values():
+                shards.update(mean * clipped, rate)
+        replica.end_float8_step()
 
     for shards in replica.shards.values():
         shards.zero()
-    losses = replica.executor.run(replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update)
-    return StepResult(mean_loss(losses, job, mesh), norm, rate)
+    losses = replica.executor.run(
+        replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update, numbered(job, mesh, step), scale
+    )
+    return StepResult(
+        mean_loss(losses, job, mesh), None if skipped else norm, rate, scale if scaling is not None else None, skipped
+    )
 
 
 def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
     """Mean loss of one global batch, without gradients."""
     losses = replica.executor.run(replica.evaluation, microbatches(tokens_BS, job.plan.microbatch_size))
+    for state in replica.float8_states():
+        state.forget_now()
     return mean_loss(losses, job, mesh)
 
 

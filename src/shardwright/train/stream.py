@@ -15,7 +15,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import Replica
 from shardwright.train.optimizer import learning_rate
-from shardwright.train.step import StepResult, mean_loss, microbatches
+from shardwright.train.step import StepResult, mean_loss, microbatches, numbered
 
 
 class MicrobatchStream(Sequence[Tensor]):
@@ -66,7 +66,9 @@ def train_stream(
 
     for shards in replica.shards.values():
         shards.zero()
-    losses = replica.executor.run(program, MicrobatchStream(job, num_batches, batch_of), update)
+    losses = replica.executor.run(
+        program, MicrobatchStream(job, num_batches, batch_of), update, numbered(job, mesh, first_step, num_batches)
+    )
     results = []
     for batch in range(num_batches):
         mine = {i: losses[i] for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses}

@@ -1,0 +1,24 @@
+"""What all layers of a stage share in one forward pass."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from shardwright.parallel.collectives import Axis
+from shardwright.parallel.microbatch import Microbatch
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """`tp` carries the collectives of this pass. `angles` are cosine and sine of the rotary positions, if there are
+    any. There is no `microbatch` where nothing is trained, and then nothing is dropped out."""
+
+    tp: Axis
+    angles: tuple[Tensor, Tensor] | None
+    microbatch: Microbatch | None
+
+    @property
+    def in_backward(self) -> "ForwardPass":
+        """The same pass, made again during a backward: another forward may run beside it, on the forward's
+        communicator."""
+        return replace(self, tp=self.tp.for_backward)

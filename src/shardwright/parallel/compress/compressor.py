@@ -1,0 +1,142 @@
+"""The reduction of one bucket of gradients in fewer bytes.
+
+Large tensors go by a method; those that are too small, or whose shape the method does not take, travel as they are,
+together in one all-reduce.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shardwright.parallel.collectives import Axis, Pending
+from shardwright.parallel.compress.pack import pack, unpack
+from shardwright.parallel.compress.reduction import Reduction
+from shardwright.parallel.compress.wire import Wire, num_bytes_passed_on
+
+
+class Method(Protocol):
+    """How large tensors are summed over an axis of two or more ranks. Yields each collective it has to wait for."""
+
+    def takes(self, shape: torch.Size) -> bool:
+        """Whether tensors of this shape are worth it."""
+        ...
+
+    def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
+        """Overwrite the tensors with their sums, the same bits on every rank."""
+        ...
+
+    def scatter_over(self, flat: Tensor, tensors: list[Tensor], out: Tensor, wire: Wire) -> Iterator[Pending]:
+        """Put this rank's share of the sum of `flat` into `out`. Shapes [d * L] and [L]; `flat` may be used up."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the next step needs of the last one. Differs from rank to rank."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state_dict`."""
+        ...
+
+
+class Compressor:
+    """Sums one bucket over the replicas, approximately; one object a bucket, for it keeps what was lost.
+
+    `least` is the number of elements from which on a tensor is compressed. `bytes_saved` is what an uncompressed
+    reduction would have put on the wire, all ranks of the axis together, minus what was put (see wire.py). It is
+    negative where the method sends more.
+    """
+
+    def __init__(self, method: Method, least: int) -> None:
+        self._method = method
+        self._least = least
+        self.bytes_saved = 0
+
+    def start(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Reduction:
+        """Sum `flat` [n] in place. `tensors` are views of it, one a parameter, in the parameter's shape.
+
+        After `wait` each tensor holds the sum over the axis, the same bits on every rank. Elements that no tensor
+        covers (padding) keep their values. On an axis of one rank nothing happens.
+        """
+        return Reduction(self._sum(flat, tensors, axis))
+
+    def start_scatter(self, flat: Tensor, tensors: list[Tensor], axis: Axis, out: Tensor) -> Reduction:
+        """Put this rank's share of the sum of `flat` into `out`. Shapes [d * L] and [L].
+
+        Elements that no tensor covers (padding) should be zeros. After `wait` the contents of `flat` are undefined, and
+        so is the padding's share of `out`. Where a method works on whole tensors (PowerSGD, top-k) it sums them on
+        every rank, at the wire cost of `start`.
+        """
+        return Reduction(self._scatter(flat, tensors, axis, out))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This rank's error feedback and, for PowerSGD, its warm start. Empty before the first step.
+
+        It belongs to this bucket on this rank: with other buckets or another number of replicas begin without it.
+        """
+        return self._method.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state_dict`. The next reduction raises ValueError if the shapes are another bucket's."""
+        self._method.load_state_dict(state)
+
+    def _sum(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Iterator[Pending]:
+        if axis.size == 1:
+            return
+        wire = Wire(axis)
+        large, small = self._split(tensors)
+        rest = _Rest(small, wire)
+        if large:
+            yield from self._method.sum_over(large, wire)
+        yield from rest.finish()
+        self.bytes_saved += 2 * num_bytes_passed_on(flat, axis) - wire.num_bytes
+
+    def _scatter(self, flat: Tensor, tensors: list[Tensor], axis: Axis, out: Tensor) -> Iterator[Pending]:
+        if axis.size == 1:
+            out.copy_(flat)
+            return
+        wire = Wire(axis)
+        large, small = self._split(tensors)
+        rest = _Rest(small, wire)
+        for tensor in small:
+            tensor.zero_()  # it travels apart, and must not spoil the scale of its neighbours
+        if large:
+            yield from self._method.scatter_over(flat, large, out, wire)
+        yield from rest.finish()
+        begin, end = axis.index * out.numel(), (axis.index + 1) * out.numel()
+        for tensor in small:
+            offset = tensor.storage_offset() - flat.storage_offset()
+            first, last = max(offset, begin), min(offset + tensor.numel(), end)
+            if first < last:
+                out[first - begin : last - begin] = flat[first:last]
+        self.bytes_saved += num_bytes_passed_on(flat, axis) - wire.num_bytes
+
+    def _split(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Those that are compressed, and the others."""
+        large: list[Tensor] = []
+        small: list[Tensor] = []
+        for tensor in tensors:
+            fits = tensor.numel() >= self._least and self._method.takes(tensor.shape)
+            (large if fits else small).append(tensor)
+        return large, small
+
+
+class _Rest:
+    """Tensors that travel as they are, on their way from the beginning."""
+
+    def __init__(self, tensors: list[Tensor], wire: Wire) -> None:
+        self._tensors = tensors
+        if tensors:
+            self._packed = pack(tensors, tensors[0].dtype)
+            self._pending = wire.all_reduce(self._packed)
+
+    def finish(self) -> Iterator[Pending]:
+        if self._tensors:
+            yield self._pending
+            unpack(self._packed, self._tensors)
+
+
+def keep_share(flat: Tensor, out: Tensor, wire: Wire) -> None:
+    """The scatter of a method that has summed the whole bucket. Shapes [d * L] and [L]."""
+    out.copy_(flat.view(wire.axis.size, -1)[wire.axis.index])

@@ -1,0 +1,13 @@
+"""Which samples a forward pass is about: all that randomness in it may depend on, besides the place in the model."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """A microbatch of training: the run's seed, the optimizer step (from 0), and the index of its first sample in the
+    global batch of that step. The same on every rank and in every plan that cuts microbatches alike."""
+
+    seed: int
+    step: int
+    first_sample: int

@@ -1,0 +1,35 @@
+"""How a matrix product gets its input back in the backward: it was kept, or it is made again.
+
+A product needs its input for the weight's gradient. Where that input is the result of a region that is recomputed,
+keeping it would give away most of what recomputation saves. Then the product keeps what its recipe says instead, and
+the recipe makes the input again.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Recipe(Protocol):
+    """Makes a product's input again."""
+
+    def keep(self) -> tuple[Tensor, ...]:
+        """What the product's autograd node must keep until then. Called once, in the forward."""
+        ...
+
+    def make(self, kept: tuple[Tensor, ...]) -> Tensor:
+        """The input, with the same bits as in the forward. Called once, in the backward."""
+        ...
+
+
+def keep_input(ctx: Any, x: Tensor, recipe: Recipe | None) -> None:
+    """In the forward of an autograd function: remember `x`, or how to make it."""
+    ctx.recipe = recipe
+    ctx.save_for_backward(*((x,) if recipe is None else recipe.keep()))
+
+
+def kept_input(ctx: Any) -> Tensor:
+    """In its backward: what `keep_input` remembered."""
+    kept: tuple[Tensor, ...] = ctx.saved_tensors
+    recipe: Recipe | None = ctx.recipe
+    return kept[0] if recipe is None else recipe.make(kept)

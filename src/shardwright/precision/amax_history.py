@@ -1,0 +1,72 @@
+"""Delayed scaling: the scale of a tensor from what it was in past steps, so that it is known before the tensor is.
+
+The recipe of NVIDIA's Transformer Engine: amax is the largest of the last `length` steps', and the tensor is cast with
+the scale that this asks for, times 2^margin of room. The amaxes of the microbatches of a step are one entry.
+
+Two things differ, both where Transformer Engine trains on garbage for a while. Until something has been seen there is
+no scale, and tensors are cast with their own; there it is 1, under which a first gradient of 1e-6 is zero. And a step
+that was not finite leaves an entry of 0, which asks for nothing.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.precision.float8 import scales_for
+
+
+class AmaxHistory:
+    """The amaxes of one tensor over past steps, newest last, and of the step under way."""
+
+    def __init__(self, length: int, margin: int, dtype: torch.dtype) -> None:
+        """ValueError if the history has no length."""
+        if length < 1:
+            raise ValueError(f"a history of {length} amaxes has no largest; use a length of at least 1")
+        self._dtype = dtype
+        self._margin = margin
+        self._past: deque[float] = deque(maxlen=length)
+        self._largest = 0.0
+        self._now: Tensor | None = None
+        self._scale: float | None = None
+
+    @property
+    def scale(self) -> float | None:
+        """What to cast with in this step; None until a number other than 0 has been seen."""
+        return self._scale
+
+    @property
+    def now(self) -> Tensor | None:
+        """Amax of the step under way; None if nothing was cast."""
+        return self._now
+
+    def see(self, amax: Tensor) -> None:
+        """A microbatch had this amax, float32 []."""
+        self._now = amax if self._now is None else torch.maximum(self._now, amax)
+
+    def forget_now(self) -> None:
+        """What was cast since the last step was no training."""
+        self._now = None
+
+    def end_step(self, amax: float) -> None:
+        """The step had this amax over all ranks."""
+        self._past.append(amax if math.isfinite(amax) else 0.0)
+        self._set_largest(max(self._past))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs, taken between two steps. The same on all ranks that share the tensor."""
+        return {"past": list(self._past), "largest": self._largest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; from one with a longer history, with its newest entries."""
+        self._past = deque(state["past"], maxlen=self._past.maxlen)
+        self._set_largest(max(self._past, default=0.0) or state["largest"])
+
+    def _set_largest(self, amax: float) -> None:
+        self._now = None
+        if amax > 0.0:  # a history of zeros asks for nothing: what was before it stays
+            self._largest = amax
+            self._scale = float(scales_for(torch.tensor(amax), self._dtype)) * 2.0**self._margin

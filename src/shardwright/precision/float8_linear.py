@@ -1,0 +1,207 @@
+"""The fp8 products of one linear layer, and what it remembers for them: its cast weight, and past amaxes.
+
+A layer makes one `Float8Linear` and calls `forward_product` and `input_gradient` in its forward and backward; at each
+update of the weights `end_step` is called for all layers together. For the weight gradient the layer keeps x as it is.
+
+Where the tp axis cuts a matrix, scales that are shared across the cut need the largest amax of all shards, or results
+would depend on tp. A layer is cut along its outputs (column-parallel: W and dy are) or along its inputs (row-parallel:
+W and x are). One scale a tensor is always shared; one a row only if the row, the dim that is contracted, is cut; tiles
+and blocks of 128 never are, if the shards are multiples of 128.
+
+Shape suffixes: T tokens, K inputs, N outputs of this rank.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from shardwright.precision.amax_history import AmaxHistory
+from shardwright.precision.float8 import E4M3, Granularity, Quantised, amaxes, cast, quantise, scales_for, transposed
+from shardwright.precision.float8_product import product
+from shardwright.precision.float8_recipe import RECIPES, Recipe, RecipeName
+
+CutDim = Literal["none", "outputs", "inputs"]
+ReduceMax = Callable[[Tensor], Tensor]  # the elementwise largest over some ranks; may work in place
+
+
+def on_one_rank(amax: Tensor) -> Tensor:
+    """The reduction over nobody else."""
+    return amax
+
+
+@dataclass(frozen=True)
+class CastWeight:
+    """A weight in fp8, for both products. `rows` is W [N, K], `columns` is W^T [K, N]: 2 bytes an element."""
+
+    rows: Quantised
+    columns: Quantised
+
+
+class Float8Linear:
+    """What one linear layer remembers for its fp8 products. Made by `make_float8_state`."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        cut: CutDim,
+        reduce_max: ReduceMax,
+        reduce_in_backward: ReduceMax,
+        history: int,
+        margin: int,
+    ) -> None:
+        self.recipe = recipe
+        self.num_weight_casts = 0
+        # Which weights these are: whoever changes them changes this. `end_step` counts it up.
+        self.weight_version = 0
+        self._weight: CastWeight | None = None
+        self._cast_version = 0
+        self._weight_amax: Tensor | None = None
+        self._cut = cut
+        self._reduce_max = {"x": reduce_max, "weight": reduce_max, "dy": reduce_in_backward}
+        self._histories = {
+            "x": AmaxHistory(history, margin, E4M3),
+            "weight": AmaxHistory(history, margin, E4M3),
+            "dy": AmaxHistory(history, margin, recipe.gradient_dtype),
+        }
+
+    def weight(self, weight_NK: Tensor) -> CastWeight:
+        """The weight [N, K] in fp8: cast at the first use of each version, kept until the next."""
+        if self._weight is None or self._cast_version != self.weight_version:
+            self._weight = None  # its memory may be used for the next one
+            self._weight = self._cast_weight(weight_NK)
+            self._cast_version = self.weight_version
+            self.num_weight_casts += 1
+        return self._weight
+
+    def activation(self, x_TK: Tensor) -> Quantised:
+        """The input [T, K] in fp8."""
+        return self._cast("x", x_TK, E4M3, self._cut == "inputs")
+
+    def gradient(self, dy_TN: Tensor) -> Quantised:
+        """The output gradient [T, N] in fp8."""
+        return self._cast("dy", dy_TN, self.recipe.gradient_dtype, self._cut == "outputs")
+
+    def drop_weight(self) -> None:
+        """Let the cast weight go, with the weight that it was cast from."""
+        self._weight = None
+
+    def forget_now(self) -> None:
+        """What was computed since the last step was an evaluation, and is no guide to the next training step."""
+        for history in self._histories.values():
+            history.forget_now()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the weights; empty where scales don't depend on the past."""
+        if not self.recipe.delayed:
+            return {}
+        return {name: history.state_dict() for name, history in self._histories.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, whose weights are other ones."""
+        self.weight_version += 1
+        if self.recipe.delayed:
+            for name, history in self._histories.items():
+                history.load_state_dict(state[name])
+
+    def amaxes_now(self) -> list[Tensor | None]:
+        """Amaxes of the step under way: of x, weight and dy. None for what was not cast."""
+        # Not by way of the weight's history: the cast may have been for an evaluation before this step.
+        weight_amax = self._weight_amax if self._cast_version == self.weight_version else None
+        return [self._histories["x"].now, weight_amax, self._histories["dy"].now]
+
+    def end_step(self, step_amaxes: Sequence[float]) -> None:
+        """The weights were updated. `step_amaxes` are those of x, weight and dy over all ranks; none if not delayed."""
+        self.weight_version += 1
+        if self.recipe.delayed:
+            for history, amax in zip(self._histories.values(), step_amaxes, strict=True):
+                history.end_step(amax)
+
+    def _cast_weight(self, weight_NK: Tensor) -> CastWeight:
+        if self.recipe.weight == "row":
+            # A scale a row is for one direction only: the transpose is another cast.
+            rows = self._quantise("weight", weight_NK, "row", E4M3, self._cut == "inputs")
+            columns = self._quantise("weight", weight_NK.t().contiguous(), "row", E4M3, self._cut == "outputs")
+            return CastWeight(rows, columns)
+        if self.recipe.delayed:
+            rows, self._weight_amax = self._cast_delayed("weight", weight_NK, E4M3, self._cut != "none")
+        else:
+            rows = self._quantise("weight", weight_NK, self.recipe.weight, E4M3, self._cut != "none")
+        return CastWeight(rows, transposed(rows))
+
+    def _cast(self, name: str, x: Tensor, dtype: torch.dtype, is_cut: bool) -> Quantised:
+        if not self.recipe.delayed:
+            return self._quantise(name, x, self.recipe.activation, dtype, is_cut)
+        quantised, amax = self._cast_delayed(name, x, dtype, is_cut)
+        self._histories[name].see(amax)
+        return quantised
+
+    def _cast_delayed(self, name: str, x: Tensor, dtype: torch.dtype, is_cut: bool) -> tuple[Quantised, Tensor]:
+        # Two passes over x. One, chunk by chunk, was not faster: finding the amax is an eighth of a cast.
+        amax = amaxes(x, "tensor")
+        scale = self._histories[name].scale
+        if scale is None:
+            shared = self._reduce_max[name](amax.clone()) if is_cut else amax
+            return cast(x, "tensor", dtype, _scales_over_cut(shared, amax, dtype)), amax
+        return cast(x, "tensor", dtype, scale + amax * 0.0), amax
+
+    def _quantise(self, name: str, x: Tensor, granularity: Granularity, dtype: torch.dtype, is_cut: bool) -> Quantised:
+        if not is_cut or granularity in ("tile", "block"):
+            return quantise(x, granularity, dtype)
+        amax = amaxes(x, granularity)
+        return cast(x, granularity, dtype, _scales_over_cut(self._reduce_max[name](amax.clone()), amax, dtype))
+
+
+def _scales_over_cut(shared: Tensor, own: Tensor, dtype: torch.dtype) -> Tensor:
+    # A maximum over ranks may lose a nan, and scales must be nan wherever the matrix is not finite.
+    return scales_for(shared, dtype) + own * 0.0
+
+
+def make_float8_state(
+    recipe: RecipeName,
+    cut: CutDim = "none",
+    reduce_max: ReduceMax = on_one_rank,
+    reduce_in_backward: ReduceMax = on_one_rank,
+    history: int = 16,
+    margin: int = 0,
+) -> Float8Linear:
+    """The state of one linear layer.
+
+    `cut` says along which dim the tp axis cuts the weight; `reduce_max` reduces over that axis, and
+    `reduce_in_backward` does so in a backward, beside which a forward may run. `history` and `margin` matter to
+    "delayed" alone. ValueError if the recipe is unknown or the history has no length.
+    """
+    if recipe not in RECIPES:
+        raise ValueError(f"there is no fp8 recipe {recipe!r}; use one of {', '.join(RECIPES)}")
+    return Float8Linear(RECIPES[recipe], cut, reduce_max, reduce_in_backward, history, margin)
+
+
+def forward_product(state: Float8Linear, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+    """x W^T in fp8: [T, K] and [N, K] to [T, N], in the dtype of x. `weight_NK` is read where its version is new."""
+    return product(state.activation(x_TK), state.weight(weight_NK).rows, x_TK.dtype)
+
+
+def input_gradient(state: Float8Linear, dy_TN: Tensor, weight_NK: Tensor) -> Tensor:
+    """dy W in fp8: [T, N] and [N, K] to [T, K], in the dtype of dy."""
+    return product(state.gradient(dy_TN), state.weight(weight_NK).columns, dy_TN.dtype)
+
+
+def end_step(states: Sequence[Float8Linear], reduce_max: ReduceMax = on_one_rank) -> None:
+    """The weights of these layers were updated: cast them anew at their next use, and advance the histories.
+
+    Once a step, not once a microbatch. `reduce_max` reduces over all ranks that work on these layers, dp and tp; it is
+    called once, with 3 float32 for each layer, if a recipe is delayed, and else not at all.
+    """
+    delayed = [state for state in states if state.recipe.delayed]
+    now = [amax for state in delayed for amax in state.amaxes_now()]
+    seen = [amax for amax in now if amax is not None]
+    if delayed:
+        zero = torch.zeros((), device=seen[0].device if seen else None)
+        step = reduce_max(torch.stack([zero if amax is None else amax for amax in now])).tolist()
+    for i, state in enumerate(delayed):
+        state.end_step(step[3 * i : 3 * i + 3])
+    for state in states:
+        if not state.recipe.delayed:
+            state.end_step([])

@@ -1,0 +1,50 @@
+"""The product of two fp8 matrices, by the device if it has one, else by a product of the same numbers.
+
+The emulation is exact but for the order of the sum. The values of e4m3 and e5m2 are numbers of bf16 too, and so are
+they times a scale that is a power of two; the product of two of them has at most 8 bits of fraction and is exact in
+float32, in which both the device and the emulation sum. DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) sums in full
+float32 only every 128 elements, because the sums of the tensor core keep about 14 bits; here every sum is in float32.
+
+Shape suffixes: M and N rows of the operands, C the dim that is contracted.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shardwright.precision.float8 import E4M3, Quantised, expanded
+from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
+
+_SIGN_AND_E4M3_AS_BF16 = -0x8000 | 0x07F0
+_BIAS_OF_BF16_OVER_E4M3 = 127 - 7
+
+
+def product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
+    """a b^T: [M, C] and [N, C] to [M, N], summed in float32 and rounded once to `out_dtype`."""
+    multiply = scaled_product if has_scaled_product(a, b) else emulated_product
+    return multiply(a, b, out_dtype)
+
+
+def emulated_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
+    """The same on any device, as a product of the numbers that the operands stand for.
+
+    In bf16 where the result is to be bf16: that product sums in float32 too, and is the fastest one that a CPU has.
+    """
+    inside = torch.bfloat16 if out_dtype == torch.bfloat16 else torch.float32
+    return functional.linear(dequantise(a, inside), dequantise(b, inside)).to(out_dtype)
+
+
+def dequantise(matrix: Quantised, dtype: torch.dtype) -> Tensor:
+    """What a matrix stands for, exactly, in float32 or bf16."""
+    scales = expanded(matrix.scales, matrix.granularity, matrix.values.shape)
+    return _widened(matrix.values, dtype).mul_(scales)
+
+
+def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:
+    if values.dtype != E4M3:
+        return values.to(dtype)
+    # PyTorch's own cast of e4m3 takes 3 to 5 ns an element on a CPU, this takes 0.3. The bits of e4m3 shifted to the
+    # places of a bf16 are the same number but for the bias of the exponent, small ones included. Only nan becomes a
+    # number, 480: its scale is nan.
+    bits = values.view(torch.int8).to(torch.int16).bitwise_left_shift_(4).bitwise_and_(_SIGN_AND_E4M3_AS_BF16)
+    return bits.view(torch.bfloat16).to(dtype).mul_(2.0**_BIAS_OF_BF16_OVER_E4M3)

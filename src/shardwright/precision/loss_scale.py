@@ -1,0 +1,98 @@
+"""Loss scaling for fp16: gradients too small for fp16 are kept by multiplying the loss, and so all of them.
+
+Micikevicius et al. 2018 (arXiv 1710.03740, section 3.2): the scale is divided out before the weights are updated, and
+a step whose gradients are not finite is left out. Which scale is found as PyTorch's GradScaler and NVIDIA's Apex do:
+begin too high, halve it at each overflow, double it after many good steps.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+FLOOR = 1.0
+CEILING = 2.0**24
+
+
+class LossScale:
+    """The scale of the loss, by what became of the gradients.
+
+    All ranks must call `update` with the same flag: whether any of them saw a gradient that is not finite. With
+    `growth_steps` 0 the scale is constant, and overflows only leave steps out.
+    """
+
+    def __init__(self, initial: float = 2.0**16, growth_steps: int = 2000, most_skips_in_a_row: int = 50) -> None:
+        """ValueError if a number is out of its range: 0 < initial < infinity, growth_steps >= 0, most skips >= 1."""
+        if not 0.0 < initial < float("inf"):
+            raise ValueError(f"a loss scale of {initial} scales nothing; use a positive number such as 65536")
+        if growth_steps < 0:
+            raise ValueError(f"the loss scale can't grow after {growth_steps} steps; use 0 for a constant one")
+        if most_skips_in_a_row < 1:
+            raise ValueError(f"{most_skips_in_a_row} skipped steps in a row are always had; allow at least 1")
+        self._initial = initial
+        self._value = initial
+        self._growth_steps = growth_steps
+        self._most_skips_in_a_row = most_skips_in_a_row
+        self._num_good_in_a_row = 0
+        self._num_skipped_in_a_row = 0
+        self._num_skipped = 0
+
+    @property
+    def value(self) -> float:
+        """What the loss of the coming step is multiplied by, and its gradients divided by."""
+        return self._value
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps left out so far."""
+        return self._num_skipped
+
+    def update(self, overflowed: bool) -> None:
+        """A step is over. If it overflowed, the caller leaves the weights as they are.
+
+        FloatingPointError if too many steps in a row overflowed: then the scale is not the reason.
+        """
+        if overflowed:
+            self._skip()
+            return
+        self._num_skipped_in_a_row = 0
+        self._num_good_in_a_row += 1
+        if self._num_good_in_a_row == self._growth_steps:
+            self._num_good_in_a_row = 0
+            # Not below what it is: a first scale above the ceiling stays there.
+            self._value = max(self._value, min(2.0 * self._value, CEILING))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs."""
+        return {
+            "value": self._value,
+            "num_good_in_a_row": self._num_good_in_a_row,
+            "num_skipped_in_a_row": self._num_skipped_in_a_row,
+            "num_skipped": self._num_skipped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint. A constant scale keeps its own value."""
+        if self._growth_steps:
+            self._value = float(state["value"])
+        self._num_good_in_a_row = int(state["num_good_in_a_row"])
+        self._num_skipped_in_a_row = int(state["num_skipped_in_a_row"])
+        self._num_skipped = int(state["num_skipped"])
+
+    def _skip(self) -> None:
+        self._num_good_in_a_row = 0
+        self._num_skipped += 1
+        self._num_skipped_in_a_row += 1
+        if self._growth_steps:
+            # Not above what it is: a first scale below the floor stays there.
+            self._value = min(self._value, max(0.5 * self._value, FLOOR))
+        if self._num_skipped_in_a_row >= self._most_skips_in_a_row:
+            raise FloatingPointError(
+                f"{self._num_skipped_in_a_row} steps in a row had gradients that are not finite, and none of them "
+                f"changed the weights; the loss scale began at {self._initial:g} and is {self._value:g}. "
+                + (
+                    "If the loss itself is finite, activations or gradients leave the range of fp16 (65504) at any "
+                    'scale: use precision.compute = "bf16"; else look for a too high learning rate or broken data'
+                    if self._growth_steps
+                    else "It is constant: use a smaller precision.loss_scale, or let it adapt with "
+                    "precision.loss_scale_growth_steps = 2000"
+                )
+            )

@@ -1,0 +1,24 @@
+"""What a layer computes twice: names of its operators, and which of them each layer of a plan recomputes.
+
+A block is two chains, each ended by a product whose output joins the residual stream:
+
+    norm -> qkv -> attention -> [output product]        norm -> up -> activation -> [down product]
+
+The two products at the ends are never computed again: what they give is added, and an addition keeps nothing.
+"""
+
+from typing import Literal, get_args
+
+# norm: both norms. qkv: the product that makes queries, keys and values. attention: biases, rotary and
+# softmax(QK^T)V. up: the product(s) into the MLP. activation: its bias, activation and gating.
+OperatorName = Literal["norm", "qkv", "attention", "up", "activation"]
+OPERATORS: tuple[str, ...] = get_args(OperatorName)
+
+# What a layer recomputes: names of operators; or LAYER alone, where only the layer's input is kept.
+Policy = frozenset[str]
+LAYER = "layer"
+KEEP_ALL: Policy = frozenset()
+WHOLE_LAYER: Policy = frozenset({LAYER})
+
+# What a product gives is needed by the operator after it alone: to recompute the product without that frees nothing.
+NEEDS = {"qkv": "attention", "up": "activation"}

@@ -1,0 +1,106 @@
+"""What one bucket of gradients communicates under each method of compression; parallel/compress is what runs.
+
+Bytes of a collective are counted as in the ledger of a run: the operand of an all-reduce or all-to-all, the result of
+an all-gather. Bytes on the wire are those that all d ranks of the axis send together (`wire_bytes`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.spec.plan import PlanSpec
+
+_FLOAT32, _HALF, _INDEX = 4, 2, 4  # bytes
+_BLOCK = 256  # elements of int8 that share a float32 scale
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective over the replicas, by its name in the ledger."""
+
+    kind: str
+    num_bytes: int
+
+
+def reduced_bucket(plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, itemsize: int = 4) -> list[Collective]:
+    """Collectives that leave the sum of a bucket on every rank. `itemsize` is bytes of an uncompressed element."""
+    if num_ranks == 1:
+        return []
+    if plan.compress == "none":
+        return [Collective("all_reduce", itemsize * sum(map(math.prod, shapes)))]
+    large, small = _split(plan, shapes)
+    return _as_they_are(small, itemsize) + (_compressed(plan, large, num_ranks) if large else [])
+
+
+def scattered_bucket(
+    plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, num_elements: int, itemsize: int = 4
+) -> list[Collective]:
+    """Collectives that leave a share of the sum on each rank. `num_elements` is the bucket's with its padding.
+
+    ValueError if the bucket does not split into equal shares.
+    """
+    if num_elements % num_ranks:
+        raise ValueError(
+            f"a bucket of {num_elements} elements has no equal shares for {num_ranks} ranks "
+            f"({num_elements} / {num_ranks} = {num_elements / num_ranks:.2f}); pad it to a multiple of {num_ranks}"
+        )
+    if plan.compress == "none" and num_ranks > 1:
+        return [Collective("reduce_scatter", itemsize * num_elements)]
+    if plan.compress in ("none", "powersgd", "topk"):
+        return reduced_bucket(plan, shapes, num_ranks, itemsize)
+    if num_ranks == 1:
+        return []
+    large, small = _split(plan, shapes)
+    share = num_elements // num_ranks
+    message = _int8_bytes(share) if plan.compress == "int8" else _HALF * share
+    return _as_they_are(small, itemsize) + ([Collective("all_to_all", num_ranks * message)] if large else [])
+
+
+def wire_bytes(collectives: Sequence[Collective], num_ranks: int) -> int:
+    """Bytes that all ranks send together, by algorithms that waste nothing.
+
+    (d - 1) / d of the bytes from each of the d ranks, twice that for an all-reduce.
+    """
+    times = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+    return (num_ranks - 1) * sum(times[collective.kind] * collective.num_bytes for collective in collectives)
+
+
+def _compressed(plan: PlanSpec, large: list[Shape], num_ranks: int) -> list[Collective]:
+    num_elements = sum(map(math.prod, large))
+    if plan.compress == "powersgd":
+        rows = sum(math.prod(shape[:-1]) for shape in large)
+        columns = sum(shape[-1] for shape in large)
+        return [Collective("all_reduce", _FLOAT32 * plan.compress_rank * length) for length in (rows, columns)]
+    if plan.compress == "topk":
+        count = max(1, math.ceil(plan.compress_share * num_elements))
+        return [Collective("all_gather", num_ranks * count * (_INDEX + _FLOAT32))]
+    share = -(-num_elements // num_ranks)
+    message = _int8_bytes(share) if plan.compress == "int8" else _HALF * share
+    return [Collective(kind, num_ranks * message) for kind in ("all_to_all", "all_gather")]
+
+
+def _as_they_are(small: list[Shape], itemsize: int) -> list[Collective]:
+    return [Collective("all_reduce", itemsize * sum(map(math.prod, small)))] if small else []
+
+
+def _int8_bytes(num_elements: int) -> int:
+    """Whole blocks, each with its scale."""
+    return -(-num_elements // _BLOCK) * (_BLOCK + _FLOAT32)
+
+
+def _split(plan: PlanSpec, shapes: Sequence[Shape]) -> tuple[list[Shape], list[Shape]]:
+    """Those that are compressed, and the others."""
+    large = [shape for shape in shapes if _is_compressed(plan, shape)]
+    return large, [shape for shape in shapes if not _is_compressed(plan, shape)]
+
+
+def _is_compressed(plan: PlanSpec, shape: Shape) -> bool:
+    if math.prod(shape) < plan.compress_least:
+        return False
+    if plan.compress != "powersgd":
+        return True
+    if len(shape) < 2:
+        return False
+    return plan.compress_rank * (math.prod(shape[:-1]) + shape[-1]) < math.prod(shape)

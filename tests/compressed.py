@@ -1,0 +1,123 @@
+"""Buckets of made-up gradients, and what Gloo ranks make of them under each method of compression."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from cases import small_job
+from ranks import run_on_mesh
+from shardwright.parallel.compress.choose import make_compressor
+from shardwright.parallel.mesh import Mesh
+from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import PlanSpec
+
+# Small ones between large ones; a vector that PowerSGD does not take; three dims; nothing divides by 4 x 256.
+SHAPES = [(33,), (96, 70), (8, 40, 32), (64,), (5001,), (50, 60)]
+SMALL = [0, 3, 5]
+LARGE = [1, 2, 4]
+PADDING = 7.0
+NUM_STEPS = 5
+PLANS = {
+    "bf16": PlanSpec(compress="bf16"),
+    "fp16": PlanSpec(compress="fp16"),
+    "int8": PlanSpec(compress="int8"),
+    "powersgd": PlanSpec(compress="powersgd", compress_rank=3),
+    "topk": PlanSpec(compress="topk", compress_share=0.03),
+}
+WITH_FEEDBACK = ["int8", "powersgd", "topk"]
+WORLDS = [2, 4]
+BAD = [math.nan, math.inf, -math.inf]
+
+
+def num_elements() -> int:
+    """Of the bucket, padded for four ranks."""
+    return -(-sum(map(math.prod, SHAPES)) // 4) * 4
+
+
+def gradient(rank: int, step: int) -> list[torch.Tensor]:
+    """Of small tensors whole numbers, whose sum is exact in any order."""
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    large = [torch.randn(shape, generator=generator) * 10.0 ** -(i + 1) for i, shape in enumerate(SHAPES)]
+    small = [torch.randint(-50, 50, shape, generator=generator).float() for shape in SHAPES]
+    return [small[i] if i in SMALL else large[i] for i in range(len(SHAPES))]
+
+
+def bucket(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A flat bucket with padding at its end, and its views."""
+    flat = torch.full((num_elements(),), PADDING)
+    views = views_of(flat)
+    for view, tensor in zip(views, tensors, strict=True):
+        view.copy_(tensor)
+    return flat, views
+
+
+def views_of(flat: torch.Tensor) -> list[torch.Tensor]:
+    parts = flat[: sum(map(math.prod, SHAPES))].split([math.prod(shape) for shape in SHAPES])
+    return [part.view(shape) for part, shape in zip(parts, SHAPES, strict=True)]
+
+
+@dataclass
+class Outcome:
+    """What one rank has after some steps: each step's flat result or share, ledger, savings and state."""
+
+    results: list[torch.Tensor]
+    table: dict[str, dict[str, int]]
+    bytes_saved: int
+    state: dict[str, torch.Tensor]
+
+
+def reduce_steps(mesh: Mesh, plan: PlanSpec, scatter: bool, steps: list[int], state: Any = None) -> Outcome:
+    make = make_compressor(plan)
+    assert make is not None
+    compressor = make()
+    if state is not None:
+        compressor.load_state_dict(state)
+    mesh.ledger.clear()
+    results = []
+    for step in steps:
+        flat, tensors = bucket(gradient(mesh.dp.index, step))
+        if scatter:
+            out = torch.empty(flat.numel() // mesh.dp.size)
+            compressor.start_scatter(flat, tensors, mesh.dp, out).wait()
+            results.append(out)
+        else:
+            compressor.start(flat, tensors, mesh.dp).wait()
+            results.append(flat)
+    return Outcome(results, mesh.ledger.table(), compressor.bytes_saved, compressor.state_dict())
+
+
+def all_methods(mesh: Mesh) -> dict[tuple[str, bool], Outcome]:
+    steps = list(range(NUM_STEPS))
+    return {(name, scatter): reduce_steps(mesh, plan, scatter, steps) for name, plan in PLANS.items()
+            for scatter in (False, True)}  # fmt: skip
+
+
+def job_over(world: int) -> JobSpec:
+    return small_job(dp=world, batch=4)
+
+
+@cache
+def outcomes(world: int) -> list[dict[tuple[str, bool], Outcome]]:
+    """By rank, then by method and whether the bucket was scattered."""
+    return run_on_mesh(job_over(world), all_methods)
+
+
+def exact_sum(world: int, step: int) -> torch.Tensor:
+    """Of the whole bucket, float64."""
+    total = sum(bucket(gradient(rank, step))[0].double() for rank in range(world))
+    assert isinstance(total, torch.Tensor)
+    return total
+
+
+def large_part(flat: torch.Tensor) -> np.ndarray:
+    """The elements that are compressed (by all but PowerSGD), side by side."""
+    views = views_of(flat)
+    return np.concatenate([views[i].reshape(-1).numpy() for i in LARGE])
+
+
+def large_gradients(world: int, step: int) -> list[np.ndarray]:
+    return [large_part(bucket(gradient(rank, step))[0]) for rank in range(world)]

@@ -1,0 +1,60 @@
+"""Compressed gradients in training: every stage of ZeRO sums what the compressors make of them."""
+
+from typing import Any
+
+import pytest
+
+from cases import made_up_tokens, record, small_job
+from ranks import run_on_mesh
+from shardwright.parallel.mesh import Mesh
+from shardwright.spec.job import JobSpec
+from shardwright.train.build import build
+from shardwright.train.step import train_step
+
+METHODS: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp16": {},
+    "int8": {},
+    "powersgd": {"compress_rank": 4},
+    "topk": {"compress_share": 0.1},
+}
+
+
+def compressed(method: str, **plan: Any) -> JobSpec:
+    return small_job(batch=4, dp=2, compress=method, compress_least=256, **METHODS[method], **plan)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_follows_uncompressed(method: str, zero: int) -> None:
+    plain, job = small_job(batch=4, dp=2), compressed(method, zero=zero)
+    expected, ranks = run_on_mesh(plain, record, plain, 10)[0], run_on_mesh(job, record, job, 10)
+    assert [rank.steps for rank in ranks] == [ranks[0].steps] * 2
+    assert ranks[0].steps[0].loss == expected.steps[0].loss
+    assert ranks[0].steps != expected.steps
+    assert ranks[0].steps[-1].loss == pytest.approx(expected.steps[-1].loss, rel=0.02)
+
+
+def bytes_over_dp(mesh: Mesh, job: JobSpec) -> int:
+    """What crosses dp in a step, twice for an all-reduce, which is a scatter and a gather."""
+    replica = build(job, mesh)
+    mesh.ledger.clear()
+    train_step(job, replica, mesh, 0, made_up_tokens(job, 0)[: job.batch.global_batch_size // 2])
+    return sum(
+        t.num_bytes * (2 if kind == "all_reduce" else 1)
+        for (kind, axis), t in mesh.ledger.tallies.items()
+        if axis == "dp"
+    )
+
+
+def test_compressed_gradients_are_fewer_bytes() -> None:
+    plain = small_job(batch=4, dp=2)
+    whole = run_on_mesh(plain, bytes_over_dp, plain)[0]
+    moved = {
+        method: run_on_mesh(job, bytes_over_dp, job)[0] / whole for method in METHODS for job in [compressed(method)]
+    }
+    assert moved["bf16"] == pytest.approx(0.5, abs=0.02)
+    assert moved["fp16"] == moved["bf16"]
+    assert moved["int8"] < 0.3
+    assert moved["powersgd"] < 0.6
+    assert moved["topk"] < 0.6

@@ -1,0 +1,88 @@
+"""Recomputation in layers changes what is kept and nothing else: every result has the same bits as without it."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from cases import made_up_tokens, record, small_job
+from ranks import run_on_mesh
+from shardwright.measure.verify import Record
+from shardwright.parallel.mesh import Mesh
+from shardwright.spec.job import JobSpec
+from shardwright.train.build import build
+from shardwright.train.step import train_step
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "full": {"recompute": "full"},
+    "every-other": {"recompute": "full", "recompute_every": 2},
+    "attention": {"recompute": "selective"},
+    "norm": {"recompute": "selective", "recompute_operators": ["norm"]},
+    "activation": {"recompute": "selective", "recompute_operators": ["activation"]},
+    "cheap": {"recompute": "selective", "recompute_operators": ["norm", "attention", "activation"]},
+    "all": {"recompute": "selective", "recompute_operators": ["norm", "qkv", "attention", "up", "activation"]},
+}
+PLANS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "tp2": {"tp": 2},
+    "tp2-sp": {"tp": 2, "sequence_parallel": True},
+    "pp2": {"pp": 2},
+    "zb-h1": {"pp": 2, "schedule": "zb-h1"},
+    "dp2-zero3": {"dp": 2, "zero": 3},
+    "zb-v-tp2-sp": {"pp": 2, "schedule": "zb-v", "tp": 2, "sequence_parallel": True},
+}
+
+
+def with_dropout(job: JobSpec, rate: float) -> JobSpec:
+    return job.model_copy(update={"model": job.model.model_copy(update={"dropout": rate})})
+
+
+def assert_same_bits(ours: list[Record], others: list[Record]) -> None:
+    for mine, other in zip(ours, others, strict=True):
+        assert mine.steps == other.steps
+        assert [place for place, _ in mine.boxes] == [place for place, _ in other.boxes]
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(mine.boxes, other.boxes, strict=True))
+
+
+_kept_all: dict[tuple[str, str], list[Record]] = {}
+
+
+def without_recomputation(kind: str, plan: str) -> list[Record]:
+    if (kind, plan) not in _kept_all:
+        job = with_dropout(small_job(kind, **PLANS[plan]), 0.1)
+        _kept_all[kind, plan] = run_on_mesh(job, record, job, 3)
+    return _kept_all[kind, plan]
+
+
+def cases() -> list[tuple[str, str, str]]:
+    """Every policy with every plan for Llama; for GPT each policy on one rank, and each plan with two policies."""
+    gpt = [(plan, policy) for plan in PLANS for policy in POLICIES if plan == "one" or policy in ("full", "cheap")]
+    return [("llama", plan, policy) for plan in PLANS for policy in POLICIES] + [("gpt-tied", *case) for case in gpt]
+
+
+@pytest.mark.parametrize(("kind", "plan", "policy"), cases())
+def test_same_bits_as_without(kind: str, plan: str, policy: str) -> None:
+    job = with_dropout(small_job(kind, **PLANS[plan], **POLICIES[policy]), 0.1)
+    assert_same_bits(run_on_mesh(job, record, job, 3), without_recomputation(kind, plan))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_beside_a_forward_that_communicates(sequence_parallel: bool) -> None:
+    """DualPipeV runs a forward and a backward at once. What is recomputed communicates too, as part of the backward."""
+    fields = {"pp": 2, "tp": 2, "schedule": "dualpipev", "sequence_parallel": sequence_parallel}
+    kept, again = (small_job(**fields, recompute=how) for how in ("none", "full"))
+    assert_same_bits(run_on_mesh(again, record, again, 3), run_on_mesh(kept, record, kept, 3))
+
+
+def collectives(mesh: Mesh, job: JobSpec) -> int:
+    replica = build(job, mesh)
+    mesh.ledger.clear()
+    train_step(job, replica, mesh, 0, made_up_tokens(job, 0))
+    return mesh.ledger.tallies["all_reduce", "tp"].count
+
+
+def test_output_products_are_not_computed_again() -> None:
+    """Of a block's two sums over tp, only the one between attention and MLP is needed twice."""
+    counts = [run_on_mesh(job, collectives, job)[0] for job in (small_job(tp=2), small_job(tp=2, recompute="full"))]
+    layers, microbatches = 4, 8
+    assert counts[1] - counts[0] == layers * microbatches

@@ -1,0 +1,101 @@
+"""Number types in training: 16 bits and fp8 follow float32, and plans don't change what they compute."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from cases import record, small_job
+from ranks import run_on_mesh
+from shardwright.measure.verify import Record
+from shardwright.spec.job import JobSpec
+from shardwright.spec.precision import PrecisionSpec
+
+SIXTEEN: dict[str, dict[str, Any]] = {
+    "bf16": {"compute": "bf16"},
+    "bf16-gradients": {"compute": "bf16", "gradients": "compute"},
+    "fp16": {"compute": "fp16"},
+}
+EIGHT: dict[str, dict[str, Any]] = {
+    name: {"compute": "bf16", "float8": name} for name in ("delayed", "tensorwise", "rowwise", "blockwise")
+}
+EVERY = SIXTEEN | EIGHT
+
+
+def job_in(precision: dict[str, Any], kind: str = "llama", batch: int = 4, **plan: Any) -> JobSpec:
+    return small_job(kind, batch=batch, **plan).model_copy(update={"precision": PrecisionSpec(**precision)})
+
+
+def train(job: JobSpec, steps: int = 10) -> list[Record]:
+    return run_on_mesh(job, record, job, steps)
+
+
+def assert_same_bits(mine: list[Record], expected: list[Record]) -> None:
+    whole = {place.name: box for rank in expected for place, box in rank.boxes}
+    for rank in mine:
+        assert rank.steps == expected[0].steps
+        for place, box in rank.boxes:
+            assert torch.equal(box, whole[place.name][place.slices]), place.name
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_follows_float32(name: str) -> None:
+    exact, rounded = train(job_in({}))[0], train(job_in(EVERY[name]))[0]
+    for step, other in zip(exact.steps, rounded.steps, strict=True):
+        assert other.loss == pytest.approx(step.loss, rel=2e-3 if name in SIXTEEN else 2e-2)
+    assert any(step.loss != other.loss for step, other in zip(exact.steps, rounded.steps, strict=True))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_pipeline_changes_no_bit(name: str) -> None:
+    one = train(job_in(EVERY[name], "gpt-tied"), 3)
+    assert_same_bits(train(job_in(EVERY[name], "gpt-tied", pp=2), 3), one)
+    assert_same_bits(train(job_in(EVERY[name], "gpt-tied", pp=2, schedule="zb-v"), 3), one)
+
+
+@pytest.mark.parametrize("name", ["bf16", "bf16-gradients", "fp16", "delayed", "rowwise"])
+def test_zero_changes_no_bit(name: str) -> None:
+    """Of two replicas' sums of one microbatch each."""
+    whole = train(job_in(EVERY[name], batch=2, dp=2), 3)
+    for zero in (1, 2, 3):
+        assert_same_bits(train(job_in(EVERY[name], batch=2, dp=2, zero=zero), 3), whole)
+
+
+@pytest.mark.parametrize("name", ["bf16", "delayed", "tensorwise", "rowwise"])
+def test_tensor_parallel_differs_by_rounding_alone(name: str) -> None:
+    """Scales are shared over the cut, so what is rounded is the same; sums over tp are rounded to 16 bits."""
+    one = train(job_in(EVERY[name]), 3)[0]
+    for plan in ({"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"tp": 2, "pp": 2, "schedule": "dualpipev"}):
+        cut = train(job_in(EVERY[name], **plan), 3)[0]
+        for step, other in zip(one.steps, cut.steps, strict=True):
+            assert other.loss == pytest.approx(step.loss, rel=1e-3)
+
+
+def test_overflowing_steps_are_left_out_on_all_ranks_alike() -> None:
+    huge = {"compute": "fp16", "loss_scale": 2.0**24}
+    ranks = train(job_in(huge, dp=2, pp=2))
+    steps = ranks[0].steps
+    assert all(rank.steps == steps for rank in ranks)
+    skipped = [step.skipped for step in steps]
+    assert skipped[0] and not skipped[-1]
+    assert [step.loss_scale for step in steps[:2]] == [2.0**24, 2.0**23]
+    assert skipped == sorted(skipped, reverse=True)  # halved until it fits
+    for (place, box), (_, before) in zip(train(job_in(huge), 1)[0].boxes, train(job_in(huge), 0)[0].boxes, strict=True):
+        assert torch.equal(box, before), place.name  # the weights stay
+
+
+def test_a_scaled_loss_changes_no_bit_of_bigger_numbers() -> None:
+    """A power of two is multiplied in and divided out again: in float32 nothing is lost."""
+    plain, scaled = train(job_in({"compute": "bf16"}), 3), job_in({"compute": "fp16", "loss_scale": 2.0**8})
+    assert train(scaled, 3)[0].steps[0].grad_norm == pytest.approx(plain[0].steps[0].grad_norm, rel=1e-2)
+
+
+def test_sixteen_bit_gradients_can_travel_in_float32() -> None:
+    """On four ranks, whose sums in 16 bits would be rounded on the way."""
+    precision = {"compute": "bf16", "gradients": "compute", "reduce": "float32"}
+    expected = train(job_in(precision, dp=4), 3)
+    for zero in (1, 2, 3):
+        ranks = train(job_in(precision, dp=4, zero=zero), 3)
+        assert ranks[0].steps[-1].loss == pytest.approx(expected[0].steps[-1].loss, rel=1e-3)
+    narrow = train(job_in(precision | {"reduce": "gradients"}, dp=4), 3)
+    assert narrow[0].steps != expected[0].steps
