@@ -31,8 +31,10 @@ def measured_memory(
     own = (
         [tied.head.gradient] if tied.are_both_here and tied.head is not None and tied.head.gradient is not None else []
     )
+    in_host = [unit.value_shard for unit in units if unit.sharding.host_values]
+    hosted = new_bytes([*in_host, *(tensor for unit in units for tensor in unit.masters.memory(on_host=True))])
     parameters = new_bytes(tensor for unit in units for tensor in unit.parameter_memory())
     older = sum(stash.most_older_bytes for stash in stashes.values())
     gradients = new_bytes([*own, *(tensor for unit in units for tensor in unit.gradient_memory())])
-    optimizer = new_bytes(tensor for unit in units for tensor in unit.masters.memory())
-    return RankMemory(parameters + older, gradients, optimizer, 0, pool.peak_bytes)
+    optimizer = new_bytes(tensor for unit in units for tensor in unit.masters.memory(on_host=False))
+    return RankMemory(parameters + older, gradients, optimizer, 0, pool.peak_bytes, hosted)

@@ -110,8 +110,9 @@ class Masters:
             if not same:
                 values[cut.start : cut.stop].copy_(tensor, non_blocking=True)
 
-    def memory(self) -> list[Tensor]:
-        """Tensors whose memory is the optimizer's: the weights, Adam's moments, and what gradients are copied to."""
-        states = self.optimizer.state.values() if self.optimizer is not None else ()
+    def memory(self, on_host: bool) -> list[Tensor]:
+        """Tensors whose memory, on host or device, is the optimizer's: weights, moments, on the host gradients too."""
+        weights = [tensor for cut, tensor in zip(self._cuts, self.tensors, strict=True) if cut.on_host == on_host]
+        states = [self.optimizer.state.get(tensor, {}) for tensor in weights] if self.optimizer is not None else []
         moments = [t for state in states for t in state.values() if torch.is_tensor(t) and t.numel() > 1]
-        return [*self.tensors, *moments, *self._host_gradients.values()]
+        return [*weights, *moments, *(self._host_gradients.values() if on_host else ())]

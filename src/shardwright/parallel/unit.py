@@ -32,7 +32,7 @@ from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.masters import Cut, Masters, on_host
 from shardwright.parallel.parameter import PlacedParameter, initial_box, no_memory
 from shardwright.spec.flat import rows_of
-from shardwright.spec.units import in_unit_order, unit_layout
+from shardwright.spec.units import in_unit_order, num_hosted, unit_layout
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,7 @@ class Unit:
         last = max((i for i, p in enumerate(self.parameters) if p.place.init == "normal"), default=-1)
         end_of_decay = self.layout.offsets[last] + self.parameters[last].numel() if last >= 0 else 0
         decayed = min(max(end_of_decay - self._mine.start, 0), shard_size)
-        # Whole vectors of the CPU's update: the last few elements of a tensor are rounded otherwise.
-        hosted = shard_size if self.sharding.host_share == 1 else int(self.sharding.host_share * shard_size) // 64 * 64
+        hosted = num_hosted(self.sharding.host_share, shard_size)
         edges = sorted({0, decayed, hosted, shard_size})
         return [Cut(start, stop, stop <= decayed, stop <= hosted) for start, stop in pairwise(edges)]
 

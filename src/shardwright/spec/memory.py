@@ -9,7 +9,7 @@ class RankMemory:
 
     Activations are what is kept for the backward. Buffers are at their peak: gathered parameters, whole gradients on
     their way to shards, what a reduction needs, pipeline messages. Adam's step counters, a few bytes a unit, are not
-    counted.
+    counted. What is offloaded is `host_bytes` and in no other kind; the others are on the device.
     """
 
     parameters_bytes: int
@@ -17,6 +17,7 @@ class RankMemory:
     optimizer_bytes: int
     activations_bytes: int
     buffers_bytes: int
+    host_bytes: int = 0
 
     @property
     def state_bytes(self) -> int:
@@ -25,7 +26,7 @@ class RankMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All kinds. Their peaks need not coincide, so the true peak of them is at most this."""
+        """All kinds on the device. Their peaks need not coincide, so the true peak of them is at most this."""
         return self.state_bytes + self.activations_bytes + self.buffers_bytes
 
     def as_dict(self) -> dict[str, int]:

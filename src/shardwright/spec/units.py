@@ -61,6 +61,12 @@ def in_unit_order(parameters: Iterable[T], place_of: Callable[[T], Place]) -> li
     return sorted(parameters, key=order)
 
 
+def num_hosted(host_share: float, shard_size: int) -> int:
+    """Elements of a shard, the first ones, whose optimizer state is in host memory."""
+    # Whole vectors of the CPU's update: the last few elements of a tensor are rounded otherwise.
+    return shard_size if host_share == 1 else int(host_share * shard_size) // 64 * 64
+
+
 def unit_layout(places: Sequence[Place], num_shards: int) -> FlatLayout:
     """Where the parameters of a unit, in its order, lie in a buffer that is cut into shards."""
     return flat_layout([rows_of(place.shape) for place in places], num_shards)

@@ -6,17 +6,16 @@ says which). Activations are what autograd keeps of all microbatches in flight; 
 is not counted.
 """
 
-from collections.abc import Mapping
-
-from shardwright.schedule.action import Kind
 from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.versions import stashed_versions
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
-from shardwright.workload.replay import Replayed, replay
-from shardwright.workload.saved import stage_activation_bytes
-from shardwright.workload.state import rank_state
+from shardwright.spec.units import num_hosted
+from shardwright.workload.peak import moments, peak
+from shardwright.workload.recompute import job_stages, rank_policies
+from shardwright.workload.replay import Replayed, replay, runs_on_cpu
+from shardwright.workload.state import StageState, rank_state
 
 _FLOAT = 4  # bytes of a master weight, and of each of Adam's two moments
 
@@ -32,38 +31,40 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
     held = rank_state(job, program, pp_rank, tp_index)
     compute, gradient = job.precision.compute_bytes, job.precision.gradient_bytes
     versions = stashed_versions(program)[pp_rank]
-    parameters = gradients = optimizer = 0
+    parameters = gradients = optimizer = host = 0
     for stage in held.values():
         zero, whole, shard = stage.replicas.zero, stage.num_elements, stage.num_shard_elements
-        parameters += versions * compute * (shard if zero == 3 else whole)
+        values = versions * compute * (shard if zero == 3 else whole)
+        is_hosted = zero == 3 and job.plan.offload_parameters
+        on_device, on_host = _optimizer_bytes(job, stage)
+        parameters += 0 if is_hosted else values
         gradients += gradient * ((shard if zero >= 2 else whole) + stage.own_gradient)
-        optimizer += _FLOAT * shard * (2 if job.precision.compute == "float32" else 3)
-    saved = {stage: stage_activation_bytes(job, stage, tp_index) for stage in held}
-    return RankMemory(
-        parameters, gradients, optimizer, peak_saved(program, pp_rank, saved),
-        replay(job, program, pp_rank, held).buffers_bytes,
-    )  # fmt: skip
+        optimizer += on_device
+        host += on_host + (values if is_hosted else 0)
+    policies = rank_policies(job, pp_rank)
+    activations, _ = peak(moments(program, pp_rank), job_stages(job, program, pp_rank, policies))
+    buffers = replay(job, program, pp_rank, held).buffers_bytes
+    return RankMemory(parameters, gradients, optimizer, activations, buffers, host)
+
+
+def _optimizer_bytes(job: JobSpec, stage: StageState) -> tuple[int, int]:
+    """Adam's moments and master weights, on the device and on the host; there also what gradients are copied to.
+
+    Values in float32 are masters themselves where both lie in the same memory (parallel/masters.py).
+    """
+    hosted = sum(num_hosted(job.plan.offload_optimizer, unit.layout.shard_size) for unit in stage.units)
+    rest = stage.num_shard_elements - hosted
+    is_exact = job.precision.compute == "float32"
+    # On a CPU host and device are one memory, and what is offloaded is copied all the same.
+    values_on_host = stage.replicas.zero == 3 and job.plan.offload_parameters and not runs_on_cpu(job)
+    has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}
+    return _FLOAT * rest * (2 + has_master[False]), _FLOAT * hosted * (3 + has_master[True])
 
 
 def rank_replay(job: JobSpec, pp_rank: int, tp_index: int = 0) -> Replayed:
     """What a rank borrows and moves for ZeRO in one step of a schedule that drains."""
     program = job_program(job)
     return replay(job, program, pp_rank, rank_state(job, program, pp_rank, tp_index))
-
-
-def peak_saved(program: Program, pp_rank: int, saved: Mapping[int, int]) -> int:
-    """Most bytes of activations at once, if a microbatch keeps `saved[stage]` from F to the end of B, or of W."""
-    alive = peak = 0
-    for action in program.ranks[pp_rank]:
-        parts = action.computes()
-        # In an overlapped pair both are alive at once: what begins is counted before what ends.
-        alive += sum(saved[part.stage] for part in parts if part.kind is Kind.FORWARD)
-        peak = max(peak, alive)
-        for part in parts:
-            split = (part.stage, part.microbatch) in program.split_backwards
-            if part.kind is Kind.WEIGHT_GRAD or (part.kind is Kind.BACKWARD and not split):
-                alive -= saved[part.stage]
-    return peak
 
 
 def _num_steps(job: JobSpec) -> int:

@@ -13,6 +13,7 @@ a forward and the backward after it.
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.reductions import before_reductions
@@ -20,6 +21,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.spec.place import Place
 from shardwright.spec.units import MOST_REDUCING
+from shardwright.workload.compress import reduced_bucket, scattered_bucket
 from shardwright.workload.state import StageState, UnitKey, UnitState
 
 _MASTER_BYTES = 4  # of an element that the optimizer updates
@@ -74,20 +76,21 @@ class _Replay:
         self._is_staged = is_staged
         self._compute_bytes = job.precision.compute_bytes
         self._gradient_bytes = job.precision.gradient_bytes
+        self._reduce_bytes = job.precision.reduce_bytes
         self.pool = _Pool()
         self.calls: Counter[tuple[str, str]] = Counter()
         self.moved_bytes: Counter[tuple[str, str]] = Counter()
         self.peak_bytes = 0
         self._values: dict[UnitKey, int] = {}  # buffers of gathered values
         self._gradients: dict[UnitKey, int] = {}  # buffers of whole gradients
-        self._reducing: dict[UnitKey, int] = {}  # staging of reductions under way
-        self._sums: dict[UnitKey, int] = {}  # buffers of sums that will be added to a shard
+        self._reducing: dict[UnitKey, list[int]] = {}  # what reductions under way have borrowed, in order of return
+        self._staged: dict[UnitKey, int] = {}  # and what they need besides
         self._has_sum: set[UnitKey] = set()
         self._under_way: dict[int, deque[UnitKey]] = {stage: deque() for stage in held}
         self._next: dict[int, int] = dict.fromkeys(held, 0)
         self._missing: dict[UnitKey, int] = {}
         self._armed: set[int] = set()
-        self._kept: Counter[int] = Counter()  # stages that the program itself gathers
+        self._holds: Counter[UnitKey] = Counter()  # how many stages want the values kept
         self._messages: set[tuple[Kind, int, int]] = set()
         self._has_sent = False
 
@@ -102,14 +105,13 @@ class _Replay:
             elif action.kind is Kind.REDUCE:
                 self._reduce(action.stage)
             elif action.kind is Kind.GATHER:
-                self._kept[action.stage] += 1
                 for key in self._all_units(action.stage):
+                    self._holds[key] += 1
                     self._gather(key)
             elif action.kind is Kind.RELEASE:
-                self._kept[action.stage] -= 1
-                if not self._kept[action.stage]:
-                    for key in self._all_units(action.stage):
-                        self._release(key)
+                for key in self._all_units(action.stage):
+                    self._holds[key] -= 1
+                    self._release(key)
             for part in action.computes():
                 self._compute(part, program)
             self._message(action)
@@ -125,22 +127,32 @@ class _Replay:
         self._note()
 
     def _compute(self, part: Action, program: Program) -> None:
+        """A part that another one on this rank follows leaves what that takes, and else what will be sent."""
         stage, i = part.stage, part.microbatch
-        is_forward = part.kind is Kind.FORWARD
-        if part.kind is not Kind.WEIGHT_GRAD:
-            arrived, left = (
-                (Kind.RECV_FORWARD, Kind.SEND_FORWARD) if is_forward else (Kind.RECV_BACKWARD, Kind.SEND_BACKWARD)
+        again = (stage, i) in program.recomputed
+        match part.kind:
+            case Kind.FORWARD:
+                if not again:  # else its input stays until then
+                    self._messages.discard((Kind.RECV_FORWARD, stage, i))
+                self._forward(stage, program.trains and not again)
+                self._leave_for(stage + 1, part, program, Kind.RECV_FORWARD, Kind.SEND_FORWARD)
+            case Kind.RECOMPUTE:
+                self._messages.discard((Kind.RECV_FORWARD, stage, i))
+                self._forward(stage, program.trains)
+            case Kind.WEIGHT_GRAD:
+                self._backward(stage, part.kind)
+            case _:
+                self._messages.discard((Kind.RECV_BACKWARD, stage, i))
+                self._backward(stage, part.kind)
+                self._leave_for(stage - 1, part, program, Kind.RECV_BACKWARD, Kind.SEND_BACKWARD)
+
+    def _leave_for(self, following: int, part: Action, program: Program, arrived: Kind, left: Kind) -> None:
+        if 0 <= following < program.num_stages:
+            rank_of = program.placement.rank
+            is_here = rank_of(following, part.microbatch) == rank_of(part.stage, part.microbatch)
+            self._messages.add(
+                (arrived, following, part.microbatch) if is_here else (left, part.stage, part.microbatch)
             )
-            self._messages.discard((arrived, stage, i))
-        if is_forward:
-            self._forward(stage, program.trains)
-        else:
-            self._backward(stage, part.kind)
-        if part.kind is not Kind.WEIGHT_GRAD:
-            following = stage + (1 if is_forward else -1)
-            if 0 <= following < program.num_stages:
-                is_here = program.placement.rank(following, i) == program.placement.rank(stage, i)
-                self._messages.add((arrived, following, i) if is_here else (left, stage, i))
 
     # Values.
 
@@ -155,11 +167,12 @@ class _Replay:
         if replicas.zero == 3 and key not in self._values:
             num_bytes = self._unit(key).layout.size * self._compute_bytes
             self._values[key] = self.pool.borrow(num_bytes)
-            self._move("all_gather", replicas.shards_axis, num_bytes)
+            if replicas.num_ranks > 1:
+                self._move("all_gather", replicas.shards_axis, num_bytes)
             self._note()
 
     def _release(self, key: UnitKey) -> None:
-        if key in self._values:
+        if key in self._values and not self._holds[key]:
             self.pool.give_back(self._values.pop(key))
 
     def _enter(self, stage: StageState, region: str, following: str | None) -> None:
@@ -169,9 +182,8 @@ class _Replay:
             self._gather(key)
 
     def _leave(self, stage: StageState, region: str) -> None:
-        if not self._kept[stage.stage]:
-            for key in stage.units_in[region]:
-                self._release(key)
+        for key in stage.units_in[region]:
+            self._release(key)
 
     def _forward(self, number: int, trains: bool) -> None:
         stage = self._stages[number]
@@ -235,27 +247,38 @@ class _Replay:
     def _start_reduce(self, key: UnitKey) -> None:
         self._finish_reduce(key)
         self._open(key)
-        layout, replicas = self._unit(key).layout, self._stages[key[0]].replicas
-        num_bytes = layout.size * self._gradient_bytes
-        if replicas.num_ranks > 1:
-            self._move("reduce_scatter" if replicas.zero else "all_reduce", replicas.shards_axis, num_bytes)
-        if replicas.zero >= 2 and key in self._has_sum:
-            self._sums[key] = self.pool.borrow(layout.shard_size * self._gradient_bytes)
-        self._reducing[key] = num_bytes if replicas.zero and self._is_staged else 0
+        unit, replicas = self._unit(key), self._stages[key[0]].replicas
+        layout, element = unit.layout, self._reduce_bytes
+        is_cast = element != self._gradient_bytes
+        borrowed = [self.pool.borrow(layout.size * element)] if is_cast else []
+        if replicas.zero and (is_cast or (replicas.zero >= 2 and key in self._has_sum)):
+            borrowed.insert(0, self.pool.borrow(layout.shard_size * element))
+        shapes = [place.shape for place in unit.places]
+        collectives = (
+            scattered_bucket(self._job.plan, shapes, replicas.num_ranks, layout.size, element)
+            if replicas.zero
+            else reduced_bucket(self._job.plan, shapes, replicas.num_ranks, element)
+        )
+        for collective in collectives:
+            self._move(collective.kind, replicas.shards_axis, collective.num_bytes)
+        self._reducing[key] = borrowed
+        scatters = any(collective.kind == "reduce_scatter" for collective in collectives)
+        self._staged[key] = layout.size * element if scatters and self._is_staged else 0
         self._note()
 
     def _finish_reduce(self, key: UnitKey) -> None:
         if key not in self._reducing:
             return
-        del self._reducing[key]
+        borrowed = self._reducing.pop(key)
+        del self._staged[key]
         layout, replicas = self._unit(key).layout, self._stages[key[0]].replicas
         if replicas.num_copies > 1:
-            self._move("all_reduce", replicas.copies_axis, layout.shard_size * self._gradient_bytes)
+            self._move("all_reduce", replicas.copies_axis, layout.shard_size * self._reduce_bytes)
+        for buffer in borrowed:
+            self.pool.give_back(buffer)
         if replicas.zero >= 2:
             self.pool.give_back(self._gradients.pop(key))
-            if key in self._sums:
-                self.pool.give_back(self._sums.pop(key))
-        self._has_sum.add(key)
+            self._has_sum.add(key)
 
     def _reduce(self, number: int) -> None:
         self._armed.discard(number)
@@ -292,7 +315,7 @@ class _Replay:
 
     def _note(self) -> None:
         messages = (len(self._messages) + self._has_sent) * self._message_bytes
-        self.peak_bytes = max(self.peak_bytes, self.pool.held_bytes + sum(self._reducing.values()) + messages)
+        self.peak_bytes = max(self.peak_bytes, self.pool.held_bytes + sum(self._staged.values()) + messages)
 
 
 def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageState]) -> Replayed:
@@ -300,7 +323,8 @@ def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageSt
 
     A step begins with the buffers that the one before left, which may fit worse than fresh ones.
     """
-    found = _Replay(job, held, message_bytes(job), is_reduced_by_gloo(job))
+    # Gloo's reduce-scatter is an exchange of shares, which need memory (parallel/collectives.py).
+    found = _Replay(job, held, message_bytes(job), runs_on_cpu(job))
     before = -1
     while before < found.pool.peak_bytes:
         before = found.pool.peak_bytes
@@ -317,17 +341,22 @@ def message_bytes(job: JobSpec) -> int:
     return tokens * plan.microbatch_size * model.hidden * job.precision.compute_bytes
 
 
-def is_reduced_by_gloo(job: JobSpec) -> bool:
-    """Whether a reduce-scatter is an exchange of shares, which needs memory for them: on a CPU, over Gloo."""
+def runs_on_cpu(job: JobSpec) -> bool:
+    """Whether ranks are processes on CPUs, over Gloo: where the job does not say otherwise."""
     return job.run.device == "cpu" or (job.run.device == "auto" and job.cluster.device == "unknown")
 
 
 def _gradients_of(region: str, places: tuple[Place, ...], kind: Kind) -> Iterator[Place]:
-    """The parameters of a region whose gradients a backward adds to, about in the order in which they arrive.
+    """The parameters of a region whose gradients a backward adds to, in the order in which they arrive.
 
-    W adds those of linear layers, and I all others.
+    W adds those of linear layers, and I all others. The last parameter used is the first to get its gradient; they
+    are listed in the order of use, but for a bias that is listed before its matrix; and a norm adds its two together.
     """
-    for place in reversed(places):
+    order = list(places)
+    for i, (place, following) in enumerate(pairwise(places)):
+        if place.name.endswith("_bias") or following.name == place.name.removesuffix("norm.weight") + "norm.bias":
+            order[i : i + 2] = following, place
+    for place in reversed(order):
         is_linear = place.init == "normal" and region != "embedding"
         if kind is Kind.BACKWARD or is_linear == (kind is Kind.WEIGHT_GRAD):
             yield place

@@ -82,7 +82,7 @@ def stage_replicas(job: JobSpec, placement: Placement) -> Replicas:
     is_hybrid = 0 < plan.zero_ranks < plan.dp
     num_ranks = plan.zero_ranks if is_hybrid else plan.dp * placement.num_copies
     return Replicas(
-        zero=plan.zero if num_ranks > 1 else 0,
+        zero=plan.zero if num_ranks > 1 or plan.offload_parameters else 0,
         num_ranks=num_ranks,
         num_copies=plan.dp // num_ranks if is_hybrid else 1,
         shards_axis="dp shards" if is_hybrid else "dp",
