@@ -52,7 +52,7 @@ def main() -> None:
     asked = _arguments()
     warnings.simplefilter("ignore", FutureWarning)  # names of collectives that baselines still use
     names = _runnable(asked.systems.split(",") if asked.systems else None)
-    job = _job(asked)
+    job = make_job_of(asked)
     timed: Timed = {}
     if asked.rounds:
         timed = _collect(partial(time_all, names=names, rounds=asked.rounds, most_s=asked.seconds), job)
@@ -62,8 +62,8 @@ def main() -> None:
 
 def time_all(mesh: Mesh, job: JobSpec, names: Sequence[str], rounds: int, most_s: float) -> Timed:
     """Check all systems on this rank, then time them in turn."""
-    weights = by_plain_names(job.model, _our_weights(job))
-    tokens_BS = _tokens(job, mesh)
+    weights = by_plain_names(job.model, our_weights(job))
+    tokens_BS = random_tokens(job, mesh)
     _check_logits(job, weights, tokens_BS)
     steps = {name: make_system(name, Setting(job, mesh, weights)) for name in names}
     _check_steps(steps, tokens_BS)
@@ -105,7 +105,7 @@ def measure_peak(mesh: Mesh, job: JobSpec, name: str) -> dict[str, float]:
     if name.startswith("DeepSpeed"):
         importlib.import_module("deepspeed")
     imported = resident_bytes()
-    step, tokens_BS = make_system(name, Setting(job, mesh)), _tokens(job, mesh)
+    step, tokens_BS = make_system(name, Setting(job, mesh)), random_tokens(job, mesh)
     for _ in range(STEPS_BEFORE_PEAK):
         step(tokens_BS)
     reset_peak()
@@ -130,7 +130,8 @@ def _collect(work: Callable[[Mesh, JobSpec], Any], job: JobSpec) -> Any:
         return json.loads(file.read_text())
 
 
-def _our_weights(job: JobSpec) -> dict[str, Tensor]:
+def our_weights(job: JobSpec) -> dict[str, Tensor]:
+    """The initial weights of the whole model by our names."""
     return {name: parameter.detach() for name, parameter in placed_parameters(plain_stage(job)).items()}
 
 
@@ -154,7 +155,8 @@ def _check_steps(steps: dict[str, Callable[[Tensor], tuple[float, float]]], toke
             assert agrees, f"{name}: gradient norm {its_norm} at step {number}, not {norm}"
 
 
-def _tokens(job: JobSpec, mesh: Mesh) -> Tensor:
+def random_tokens(job: JobSpec, mesh: Mesh) -> Tensor:
+    """This rank's samples of one step, [B, S + 1]."""
     generator = torch.Generator().manual_seed(mesh.rank)
     shape = (job.batch.global_batch_size // job.plan.dp, job.model.sequence + 1)
     return torch.randint(job.model.vocab, shape, generator=generator)
@@ -220,7 +222,8 @@ def _runnable(asked: list[str] | None) -> list[str]:
     return [name for name in wanted if not why_not(name)]
 
 
-def _job(asked: argparse.Namespace) -> JobSpec:
+def make_job_of(asked: argparse.Namespace) -> JobSpec:
+    """The job of our side, at the sizes that were asked for."""
     shape = ("layers", "hidden", "heads", "ffn", "vocab", "sequence")
     return make_job({
         "model": {field: getattr(asked, field) for field in shape},
@@ -232,8 +235,8 @@ def _job(asked: argparse.Namespace) -> JobSpec:
     })  # fmt: skip
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def size_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options for the size of the job."""
     sizes = {
         "layers": 8, "hidden": 512, "heads": 8, "ffn": 1536, "vocab": 8192, "sequence": 512, "batch": 2,
         "microbatches": 1,
@@ -242,6 +245,11 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0 is no clipping")
     parser.add_argument("--bucket-mib", type=float, default=25.0, help="size of a gradient bucket, ours and DDP's")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    size_arguments(parser)
     parser.add_argument("--rounds", type=int, default=30, help="most rounds; 0 measures memory alone")
     parser.add_argument("--seconds", type=float, default=240.0, help="begin no round that would end later than this")
     parser.add_argument("--systems", default="", help="names, separated by commas")

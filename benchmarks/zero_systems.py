@@ -120,7 +120,7 @@ def _torch_step(
 def _wrapped(setting: Setting, model: nn.Module) -> DistributedDataParallel:
     # The graph never changes and there are no buffers to send; gradients are reduced where they lie.
     return DistributedDataParallel(
-        model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False,
+        model, gradient_as_bucket_view=True, static_graph=True, forward_sync_buffers=False,
         bucket_cap_mb=setting.job.plan.bucket_mib,
     )  # fmt: skip
 
