@@ -41,8 +41,8 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 
 FLOOR = "floor"
-CHECKED_STEPS = 3
-STEPS_BEFORE_PEAK, STEPS_AT_PEAK = 2, 3
+CHECKED_STEPS = 2  # they are the warm-up too
+STEPS_BEFORE_PEAK, STEPS_AT_PEAK = 1, 2  # the first makes the optimizer's state
 UNASKED = ("DDP compiled",)  # only where --systems names them: they take minutes to begin
 Timed = dict[str, dict[str, list[float]]]  # wall_s and cpu_s of each round, by system
 
@@ -68,6 +68,7 @@ def time_all(mesh: Mesh, job: JobSpec, names: Sequence[str], rounds: int, most_s
     steps = {name: make_system(name, Setting(job, mesh, weights)) for name in names}
     _check_steps(steps, tokens_BS)
     floor = Floor(job.model, job.plan.microbatch_size, job.num_microbatches)
+    floor()
     calls: dict[str, Callable[[], object]] = {name: partial(step, tokens_BS) for name, step in steps.items()}
     return take_turns(calls | {FLOOR: floor}, rounds, most_s)
 
@@ -75,8 +76,6 @@ def time_all(mesh: Mesh, job: JobSpec, names: Sequence[str], rounds: int, most_s
 def take_turns(calls: dict[str, Callable[[], object]], most_rounds: int, most_s: float) -> Timed:
     """Seconds of each call in each round. Every rank calls this, and each call begins on all ranks together."""
     names = list(calls)
-    for call in calls.values():
-        call()
     seconds = torch.zeros(2, most_rounds, len(names), dtype=torch.float64)
     gc.collect()
     gc.disable()  # a collection would hit the one or the other by chance
@@ -181,15 +180,18 @@ def _print_table(names: Sequence[str], timed: Timed, peaks: dict[str, dict[str, 
     ]
     print("| " + " | ".join(header) + " |\n|" + " --- |" * len(header))
     for name in [*names, FLOOR]:
-        cells = [name, "", "", "", "", "", ""]
+        cells = [name] + [""] * (len(header) - 1)
         if timed:
             wall_s = timed[name]["wall_s"]
             cells[1] = _ratio(wall_s, timed[REFERENCE]["wall_s"])
             cells[2] = _ratio(timed[name]["cpu_s"], timed[REFERENCE]["cpu_s"])
             cells[3] = f"{job.tokens_per_step / statistics.median(wall_s):.0f}"
-            cells[4] = f"{statistics.median(a / b for a, b in zip(wall_s, timed[FLOOR]['wall_s'], strict=True)):.2f}"
+            cells[4:6] = [
+                f"{statistics.median(a / b for a, b in zip(timed[name][of], timed[FLOOR][of], strict=True)):.3f}"
+                for of in ("wall_s", "cpu_s")
+            ]
         if name in peaks:
-            cells[5:] = [f"{peaks[name]['whole']:.0f}", f"{peaks[name]['above']:.0f}"]
+            cells[6:] = [f"{peaks[name]['whole']:.0f}", f"{peaks[name]['above']:.0f}"]
         print("| " + " | ".join(cells) + " |")
     if timed:
         floor_s = statistics.median(timed[FLOOR]["wall_s"])
@@ -251,7 +253,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     size_arguments(parser)
     parser.add_argument("--rounds", type=int, default=30, help="most rounds; 0 measures memory alone")
-    parser.add_argument("--seconds", type=float, default=240.0, help="begin no round that would end later than this")
+    parser.add_argument("--seconds", type=float, default=150.0, help="begin no round that would end later than this")
     parser.add_argument("--systems", default="", help="names, separated by commas")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure times alone")
     return parser.parse_args()
