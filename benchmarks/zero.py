@@ -18,6 +18,7 @@ import importlib
 import json
 import math
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -56,7 +57,10 @@ def main() -> None:
     timed: Timed = {}
     if asked.rounds:
         timed = _collect(partial(time_all, names=names, rounds=asked.rounds, most_s=asked.seconds), job)
-    peaks = {name: _collect(partial(measure_peak, name=name), job) for name in names} if asked.memory else {}
+    peaks: dict[str, dict[str, float]] = {}
+    for name in names if asked.memory else ():
+        peaks[name] = _collect(partial(measure_peak, name=name), job)
+        _say(f"peak of {name}: {peaks[name]['whole']:.0f} MiB")
     _print_table(names, timed, peaks, job)
 
 
@@ -89,6 +93,8 @@ def take_turns(calls: dict[str, Callable[[], object]], most_rounds: int, most_s:
             seconds[0, done, which] = time.perf_counter() - start_s
             seconds[1, done, which] = time.process_time() - cpu_start_s
         done += 1
+        if dist.get_rank() == 0:
+            _say(f"round {done} at {time.perf_counter() - begin_s:.0f} s")
         gc.enable()
         gc.collect()
         gc.disable()
@@ -161,6 +167,11 @@ def random_tokens(job: JobSpec, mesh: Mesh) -> Tensor:
     return torch.randint(job.model.vocab, shape, generator=generator)
 
 
+def _say(line: str) -> None:
+    """How far it is; the table alone goes to the output."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def _agree(goes_on: bool) -> bool:
     """Whether all ranks go on."""
     goes = torch.tensor(int(goes_on))
@@ -169,15 +180,8 @@ def _agree(goes_on: bool) -> bool:
 
 
 def _print_table(names: Sequence[str], timed: Timed, peaks: dict[str, dict[str, float]], job: JobSpec) -> None:
-    header = [
-        "system",
-        "time / DDP's [quartiles]",
-        "processor time / DDP's",
-        "tokens/s",
-        "x floor",
-        "peak MiB",
-        "of it",
-    ]
+    header = ["system", "time / DDP's [quartiles]", "processor time / DDP's [quartiles]", "tokens/s", "x floor"]
+    header += ["x floor, processor", "peak MiB", "above imports"]
     print("| " + " | ".join(header) + " |\n|" + " --- |" * len(header))
     for name in [*names, FLOOR]:
         cells = [name] + [""] * (len(header) - 1)
