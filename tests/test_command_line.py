@@ -50,7 +50,14 @@ def test_help_needs_no_heavy_library(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train", "-h"], ["verify", "-h"], ["train", "quickstart", "--set", "plan.tp=3"]]
+    "arguments",
+    [
+        ["train", "-h"],
+        ["verify", "-h"],
+        ["train", "quickstart", "--set", "plan.tp=3"],
+        ["estimate", "quickstart"],
+        ["estimate", "quickstart", "--json"],
+    ],
 )
 def test_a_job_is_read_without_torch(arguments: list[str]) -> None:
     """The right wing is loaded when there is something to run."""

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.parallel.parameter import Place, initial_box
+from shardwright.parallel.parameter import initial_box
+from shardwright.spec.place import Place
 
 CPU = torch.device("cpu")
 

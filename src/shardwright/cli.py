@@ -101,6 +101,16 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         sys.exit(1)
 
 
+@cli.command(cls=_JobCommand)
+@_job_options
+def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device."""
+    spec = _load(job, overrides)
+    from shardwright.report.estimate import show_estimate
+
+    show_estimate(spec, as_json)
+
+
 def _drawing_options(command: Any) -> Any:
     """Where a timeline goes."""
     file = click.Path(dir_okay=False, path_type=Path)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import Place, placed_parameters
+from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec
+from shardwright.spec.place import Place
 from shardwright.train.build import build
 from shardwright.train.data import prepare_tokens
 from shardwright.train.launch import launch

@@ -9,8 +9,9 @@ from shardwright.model.activation import activate, activate_gated
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.parallel.parameter import sharded
 from shardwright.parallel.recipe import Recipe
-from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear, residual_std
+from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
 from shardwright.spec.model import ModelSpec
+from shardwright.spec.parameters import residual_std
 
 
 class MLP(nn.Module):

@@ -11,13 +11,17 @@ from torch import Tensor
 
 
 class BufferPool:
-    """Lends flat buffers. The smallest that is large enough is taken, and a new one is made where there is none."""
+    """Lends flat buffers. The smallest that is large enough is taken, and a new one is made where there is none.
+
+    `peak_bytes` is the most memory that all buffers, lent and free, ever had.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: list[Tensor] = []  # of bytes
         self._lent: dict[int, Tensor] = {}  # by address
         self._lock = threading.Lock()
+        self.peak_bytes = 0
 
     def borrow(self, size: int, dtype: torch.dtype) -> Tensor:
         """A flat tensor of `size` elements, whose values are whatever was there."""
@@ -32,6 +36,7 @@ class BufferPool:
                 self._free = sorted(self._free, key=Tensor.numel)[1:]
                 memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
             self._lent[memory.data_ptr()] = memory
+            self.peak_bytes = max(self.peak_bytes, self._held_bytes())
         return memory[:num_bytes].view(dtype)
 
     def give_back(self, buffer: Tensor) -> None:
@@ -42,4 +47,7 @@ class BufferPool:
     def held_bytes(self) -> int:
         """Memory of all buffers, lent and free."""
         with self._lock:
-            return sum(map(Tensor.numel, (*self._free, *self._lent.values())))
+            return self._held_bytes()
+
+    def _held_bytes(self) -> int:
+        return sum(map(Tensor.numel, (*self._free, *self._lent.values())))

@@ -6,7 +6,7 @@ starts from the same model, bit for bit.
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,37 +15,8 @@ from torch import Tensor, nn
 
 from shardwright.parallel.collectives import Axis
 from shardwright.precision.float8_linear import Float8Linear
+from shardwright.spec.place import Place
 from shardwright.spec.plan import split_evenly
-
-Box = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which part of which tensor a parameter is.
-
-    `box` has a half-open range for each dim of `full_shape`. `sharded_over` names the axes that cut the tensor;
-    over all others it is replicated. `summed_over` names axes whose ranks each compute only a part of the gradient
-    of a replicated parameter (a norm under sequence parallel), so that the parts must be summed.
-    """
-
-    full_shape: tuple[int, ...]
-    box: Box
-    init: str  # "normal", "zeros" or "ones"
-    std: float = 0.0
-    name: str = ""
-    sharded_over: tuple[str, ...] = ()
-    summed_over: tuple[str, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the box."""
-        return tuple(stop - start for start, stop in self.box)
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        """The box as an index into the full tensor."""
-        return tuple(slice(start, stop) for start, stop in self.box)
 
 
 class GradientHome(Protocol):

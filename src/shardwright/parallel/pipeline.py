@@ -24,6 +24,7 @@ from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.stash import StashedWeights
 from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.reductions import before_reductions
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.versions import weight_versions
 
@@ -147,7 +148,7 @@ class PipelineExecutor:
         row = program.ranks[self._mesh.pp.index]
         for stage, stash in self._stashes.items() if stashed else ():
             stash.expect([version for (s, _), version in run.versions.items() if s == stage])
-        arming = _before_reductions(row)
+        arming = before_reductions(row)
         self.performed, self.peak_alive, self.peak_inputs, self.versions_seen = [], 0, 0, {}
         with torch.set_grad_enabled(program.trains):
             for index, action in enumerate(row):
@@ -315,16 +316,3 @@ class PipelineExecutor:
         """Names a message: two stages may talk both ways over one pair of ranks."""
         is_backward = action.kind in (Kind.SEND_BACKWARD, Kind.RECV_BACKWARD)
         return (to_stage * run.program.num_microbatches + action.microbatch) * 2 + is_backward
-
-
-def _before_reductions(row: tuple[Action, ...]) -> dict[int, list[int]]:
-    """Index of the last action that adds to a stage's gradients before they are reduced, and those stages."""
-    latest: dict[int, int] = {}
-    found: dict[int, list[int]] = {}
-    for index, action in enumerate(row):
-        for part in action.computes():
-            if part.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
-                latest[part.stage] = index
-        if action.kind is Kind.REDUCE:
-            found.setdefault(latest[action.stage], []).append(action.stage)
-    return found

@@ -21,9 +21,7 @@ from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.masters import MakeOptimizer
 from shardwright.parallel.parameter import PlacedParameter
 from shardwright.parallel.unit import Sharding, Unit
-
-# Reductions under way at once. Each holds a buffer, and in stages 2 and 3 that memory is what is being saved.
-MOST_REDUCING = 2
+from shardwright.spec.units import MOST_REDUCING, bucket_elements, unit_groups
 
 
 class ShardedStage:
@@ -53,11 +51,8 @@ class ShardedStage:
         self._reducing: deque[Unit] = deque()
         self._unit_of: dict[PlacedParameter, Unit] = {}
         self._sharding = sharding
-        if sharding.zero == 3:
-            groups = [list(parameters) for parameters in regions.values() if parameters]
-        else:
-            held = [p for parameters in regions.values() for p in parameters]
-            groups = _buckets(held, late, int(bucket_mib * 2**20 / sharding.compute.itemsize))
+        most = bucket_elements(bucket_mib, sharding.compute.itemsize)
+        groups = unit_groups(regions, late, sharding.zero == 3, most, lambda p: p.place)
         self.units = [Unit(group, sharding, pool, seed, make_compressor) for group in groups]
         self._late = [unit for unit in self.units if not set(late).isdisjoint(unit.parameters)]
         self._prompt = [unit for unit in reversed(self.units) if unit not in self._late]
@@ -183,8 +178,8 @@ class ShardedStage:
         y = function(x)
         if trains and x.requires_grad:
             y = _BackwardBegins.apply(y, self, region)
-        # The last region's backward comes next.
-        if not (trains and region == self._region_order[-1]):
+        # The last region's backward comes next; that of an embedding needs no values, nor would it let them go.
+        if not (trains and x.requires_grad and region == self._region_order[-1]):
             self.leave(region)
         return y
 
@@ -214,22 +209,6 @@ class ShardedStage:
         index = self._region_order.index(region)
         # The first region of the model looks tokens up, and its backward needs the tokens and not the table.
         return self._region_order[index - 1] if index > 0 and self._region_order[index - 1] != "embedding" else None
-
-
-def _buckets(
-    parameters: Sequence[PlacedParameter], late: Sequence[PlacedParameter], most: int
-) -> list[list[PlacedParameter]]:
-    """Neighbours together until there are `most` elements; late ones by themselves."""
-    groups: list[list[PlacedParameter]] = []
-    filling: list[PlacedParameter] = []
-    # From the end, for that is about the order in which gradients become complete.
-    for parameter in reversed([p for p in parameters if p not in set(late)]):
-        filling.append(parameter)
-        if sum(p.numel() for p in filling) >= most:
-            groups.append(filling)
-            filling = []
-    groups += [filling] if filling else []
-    return [*([p] for p in late), *reversed(groups)]
 
 
 class _BackwardEnds(torch.autograd.Function):

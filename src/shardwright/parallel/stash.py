@@ -26,6 +26,12 @@ class StashedWeights:
         self.newest = 0
         self.most_alive = 1
 
+    @property
+    def most_older_bytes(self) -> int:
+        """Most memory that versions beside the newest ever had."""
+        newest = self._versions[self.newest]
+        return (self.most_alive - 1) * sum(values.untyped_storage().nbytes() for values in newest)
+
     def expect(self, versions: list[int]) -> None:
         """Which version each microbatch of the coming run sees, counted from the newest one at its begin."""
         self._versions = {0: self._versions[self.newest]}

@@ -9,7 +9,6 @@ Shape suffixes: S sequence, B batch, H hidden (input width), N output width; s i
 sharded, and equals S elsewhere.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -169,8 +168,3 @@ class _RowProduct(torch.autograd.Function):
         dx_SBH = _input_gradient(dy_SBN, weight_NH)
         ctx.cut.deferred.now_or_later(lambda: weight_NH.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1)))
         return dx_SBH, None, None, None
-
-
-def residual_std(std: float, layers: int) -> float:
-    """Initial deviation of the outputs that are added to the residual stream (Radford et al. 2019, section 2.3)."""
-    return std / math.sqrt(2 * layers)

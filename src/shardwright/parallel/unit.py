@@ -31,7 +31,8 @@ from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.masters import Cut, Masters, on_host
 from shardwright.parallel.parameter import PlacedParameter, initial_box, no_memory
-from shardwright.spec.flat import flat_layout, rows_of
+from shardwright.spec.flat import rows_of
+from shardwright.spec.units import in_unit_order, unit_layout
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,12 @@ class Unit:
         make_compressor: Callable[[], Compressor] | None = None,
     ) -> None:
         """Gives the parameters their initial values, of which only what this rank holds is kept."""
-        # Decayed weights first: the optimizer sees two flat tensors. Long rows first: less padding.
-        self.parameters: list[PlacedParameter] = sorted(
-            parameters, key=lambda p: (p.place.init != "normal", bool(p.place.summed_over), -rows_of(p.shape)[1])
-        )
+        self.parameters = in_unit_order(parameters, lambda p: p.place)
         self.sharding = sharding
         self._pool = pool
         self.holds = 0  # how many stages want the values kept
         self.missing = 0  # parameters whose gradient of the running backward has not arrived
-        self.layout = flat_layout([rows_of(p.shape) for p in self.parameters], sharding.num_shards)
+        self.layout = unit_layout([p.place for p in self.parameters], sharding.num_shards)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
         first = (sharding.shards.index if sharding.zero else 0) * self.layout.shard_size
         self._mine = slice(first, first + self.layout.shard_size)
@@ -323,6 +321,25 @@ class Unit:
         start, stop = self._overlap(parameter, self._mine)
         shard = self.summed_gradients()[start - self._mine.start : stop - self._mine.start]
         return shard.view(-1, rows_of(parameter.shape)[1])
+
+    # What is allocated.
+
+    def parameter_memory(self) -> list[Tensor]:
+        """Tensors whose memory holds values for good: gathered ones are the pool's."""
+        values = [self._values] if self._values is not None and self.sharding.zero < 3 else []
+        return [self.value_shard, *values]
+
+    def gradient_memory(self) -> list[Tensor]:
+        """Tensors whose memory holds gradients for good: where shards are kept, whole ones are the pool's."""
+        held = self._gradients if self._gradient_shard is None else self._gradient_shard
+        return [held] if held is not None else []
+
+    def optimizer_memory(self) -> list[Tensor]:
+        """Master weights and Adam's moments; they are there from the first update on."""
+        assert self.masters.optimizer is not None
+        states = self.masters.optimizer.state.values()
+        moments = [t for state in states for t in state.values() if torch.is_tensor(t) and t.numel() > 1]
+        return [*self.masters.tensors, *moments]
 
     # Update.
 

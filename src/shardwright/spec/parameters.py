@@ -1,37 +1,108 @@
-"""How many parameters each stage of a pipeline has on one tensor-parallel rank, without making any."""
+"""The parameters of a stage of the model, without making any: names, shapes and places, as the runtime has them.
 
-from collections.abc import Sequence
+model/ builds the same list with torch, and a test holds the two equal: name, full shape, box, init, and over which
+axes a tensor is cut or its gradient summed.
+"""
+
+import math
+from dataclasses import dataclass
 
 from shardwright.spec.model import ModelSpec
-from shardwright.spec.plan import split_evenly
+from shardwright.spec.place import Place
+from shardwright.spec.plan import PlanSpec, split_evenly
+
+Regions = dict[str, list[Place]]  # what is computed one after the other, with its parameters in order
 
 
-def stage_elements(model: ModelSpec, layers: Sequence[int], tp: int = 1, tp_index: int = 0) -> tuple[int, ...]:
-    """Elements by stage that index `tp_index` of the tp ranks holds; stage s has `layers[s]` layers.
+def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int = 0) -> Regions:
+    """The parameters of one stage on one tensor-parallel rank, by region: "embedding", "0", "1", ..., "head".
 
-    Matrices are cut over tp, norms and the biases of their outputs are not. Where rows do not divide, the first ranks
-    have one more. A tied table is counted at both of its uses: each has a gradient.
+    A tied table is listed at both of its uses.
     """
-
-    def share(total: int) -> int:
-        first, end = split_evenly(total, tp, tp_index)
-        return end - first
-
-    width = model.hidden
-    norm = width * (2 if model.norm == "layernorm" else 1)
-    qkv = share(model.num_kv_heads) * (model.heads // model.num_kv_heads + 2) * model.head_size
-    inner = (2 if model.gated_mlp else 1) * share(model.ffn_size)
-    layer = (qkv + share(model.heads * model.head_size) + inner + share(model.ffn_size)) * width + 2 * norm
-    if model.bias:
-        layer += qkv + inner + 2 * width
-    elements = [count * layer for count in layers]
-    table = table_elements(model, tp, tp_index)
-    elements[0] += table + (model.sequence * width if model.positions == "learned" else 0)
-    elements[-1] += norm + table
-    return tuple(elements)
+    counts = plan.stage_layers(model.layers)
+    first = sum(counts[:stage])
+    cut = _Cut(model, plan.tp, tp_index, plan.sequence_parallel)
+    regions: Regions = {}
+    if stage == 0:
+        regions["embedding"] = cut.embedding()
+    for layer in range(first, first + counts[stage]):
+        regions[str(layer)] = cut.layer(layer)
+    if stage == len(counts) - 1:
+        regions["head"] = cut.head()
+    return regions
 
 
-def table_elements(model: ModelSpec, tp: int = 1, tp_index: int = 0) -> int:
-    """Elements of the embedding's table that index `tp_index` of the tp ranks holds."""
-    first, end = split_evenly(model.vocab, tp, tp_index)
-    return (end - first) * model.hidden
+def model_parameters(model: ModelSpec) -> list[Place]:
+    """All parameters of the model, each once: a tied table is one."""
+    regions = stage_parameters(model, PlanSpec(), 0)
+    return list({place.name: place for places in regions.values() for place in places}.values())
+
+
+def num_parameters(model: ModelSpec) -> int:
+    """Parameters of the whole model, a tied table counted once."""
+    return sum(place.num_elements for place in model_parameters(model))
+
+
+def residual_std(std: float, layers: int) -> float:
+    """Initial deviation of the outputs that are added to the residual stream (Radford et al. 2019, section 2.3)."""
+    return std / math.sqrt(2 * layers)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The model as one tensor-parallel rank sees it."""
+
+    model: ModelSpec
+    tp: int
+    index: int
+    sequence_parallel: bool
+
+    def embedding(self) -> list[Place]:
+        model = self.model
+        found = [self._sharded("embedding.weight", (model.vocab, model.hidden), 0, model.init_std)]
+        if model.positions == "learned":
+            shape = (model.sequence, model.hidden)
+            found.append(self._whole("positions.weight", shape, "normal", model.init_std))
+        return found
+
+    def layer(self, number: int) -> list[Place]:
+        model, name = self.model, f"layers.{number}"
+        groups = (model.num_kv_heads, model.heads // model.num_kv_heads + 2, model.head_size)
+        attention = self._pair(f"{name}.attention", "qkv", "out", groups, 0, model.heads * model.head_size)
+        inner = (2 if model.gated_mlp else 1, model.ffn_size)
+        mlp = self._pair(f"{name}.mlp", "up", "down", inner, 1, model.ffn_size)
+        return [*self._norm(f"{name}.attention_norm"), *attention, *self._norm(f"{name}.mlp_norm"), *mlp]
+
+    def head(self) -> list[Place]:
+        model = self.model
+        name = "embedding.weight" if model.tied_embeddings else "head.weight"
+        return [*self._norm("norm"), self._sharded(name, (model.vocab, model.hidden), 0, model.init_std)]
+
+    def _pair(self, name: str, enter: str, leave: str, outputs: tuple[int, ...], dim: int, inner: int) -> list[Place]:
+        """A column-parallel matrix and the row-parallel one after it, with their biases."""
+        model = self.model
+        std = residual_std(model.init_std, model.layers)
+        matrices = [
+            self._sharded(f"{name}.{enter}.weight", (*outputs, model.hidden), dim, model.init_std),
+            self._sharded(f"{name}.{leave}.weight", (model.hidden, inner), 1, std),
+        ]
+        if not model.bias:
+            return matrices
+        # A layer's own parameters are listed before those of its parts.
+        entering = self._sharded(f"{name}.{enter}_bias", outputs, dim, init="zeros")
+        return [entering, *matrices, self._whole(f"{name}.{leave}.bias", (model.hidden,), "zeros")]
+
+    def _norm(self, name: str) -> list[Place]:
+        shape = (self.model.hidden,)
+        weight = self._whole(f"{name}.weight", shape, "ones")
+        return [weight, self._whole(f"{name}.bias", shape, "zeros")] if self.model.norm == "layernorm" else [weight]
+
+    def _whole(self, name: str, shape: tuple[int, ...], init: str, std: float = 0.0) -> Place:
+        box = tuple((0, size) for size in shape)
+        summed_over = ("tp",) if self.sequence_parallel and self.tp > 1 else ()
+        return Place(shape, box, init, std, name, summed_over=summed_over)
+
+    def _sharded(self, name: str, shape: tuple[int, ...], dim: int, std: float = 0.0, init: str = "normal") -> Place:
+        box = [(0, size) for size in shape]
+        box[dim] = split_evenly(shape[dim], self.tp, self.index)
+        return Place(shape, tuple(box), init, std, name, sharded_over=("tp",) if self.tp > 1 else ())

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from shardwright.model.decoder import DecoderStage, stage_span
+from shardwright.parallel.account import measured_memory
 from shardwright.parallel.buffers import BufferPool
 from shardwright.parallel.collectives import Axis, all_reduce_max
 from shardwright.parallel.compress.choose import make_compressor
@@ -27,6 +28,7 @@ from shardwright.schedule.generate import forward_of
 from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
+from shardwright.spec.memory import RankMemory
 from shardwright.spec.mesh import MeshShape
 from shardwright.spec.plan import named_policies
 from shardwright.train.optimizer import GradientNorm, make_adamw
@@ -60,6 +62,12 @@ class Replica:
     def end_float8_step(self) -> None:
         """The weights were updated. Moves, with delayed scaling, all-reduces of 3 numbers a layer over tp and dp."""
         end_step(self.float8_states(), self.float8_reduce_max)
+
+    pool: BufferPool
+
+    def memory(self) -> RankMemory:
+        """What this rank has allocated, by kind, after the first update; activations are not in it."""
+        return measured_memory(self.shards, self.stashes, self.tied, self.pool)
 
     def finish_gradients(self) -> None:
         """Block until every gradient is the sum over all replicas and uses."""
@@ -144,6 +152,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         if job.precision.scales_loss
         else None,
         float8_reduce_max=lambda amaxes: all_reduce_max(all_reduce_max(amaxes, mesh.tp), mesh.dp),
+        pool=pool,
     )
 
 

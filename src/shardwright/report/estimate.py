@@ -1,0 +1,89 @@
+"""What the command `estimate` prints: the memory account of a job, by pipeline rank, and whether it fits."""
+
+import json
+import textwrap
+from typing import Any
+
+import click
+
+from shardwright.report.table import aligned
+from shardwright.schedule.job import job_program
+from shardwright.spec import catalog
+from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.job import JobSpec
+from shardwright.spec.memory import RankMemory, amount
+from shardwright.spec.parameters import num_parameters, stage_parameters
+from shardwright.workload.memory import job_memory
+
+KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "total")
+
+
+def show_estimate(job: JobSpec, as_json: bool) -> None:
+    """The command `estimate`."""
+    memory = job_memory(job)
+    click.echo(json.dumps(_as_dict(job, memory)) if as_json else _text(job, memory))
+
+
+def device_memory_bytes(job: JobSpec) -> int | None:
+    """Memory of the cluster's device; None where the job does not say which it is."""
+    if job.cluster.device == "unknown":
+        return None
+    return int(DeviceSpec(**catalog.read("devices", job.cluster.device)).memory_gib * 2**30)
+
+
+def _as_dict(job: JobSpec, memory: list[RankMemory]) -> dict[str, Any]:
+    limit = device_memory_bytes(job)
+    return {
+        "job": job.name,
+        "parameters": num_parameters(job.model),
+        "memory": [rank.as_dict() for rank in memory],
+        "device_memory_bytes": limit,
+        "fits": None if limit is None else all(rank.total_bytes <= limit for rank in memory),
+    }
+
+
+def _text(job: JobSpec, memory: list[RankMemory]) -> str:
+    plan = job.plan
+    placement = job_program(job).placement
+    rows = [["pp rank", "layers", *KINDS, "state a parameter"]]
+    for rank, of_rank in enumerate(memory):
+        held = [stage_parameters(job.model, plan, stage) for stage in placement.stages_of(rank)]
+        layers = sum(region.isdigit() for regions in held for region in regions)
+        elements = {
+            place.name: place.num_elements for regions in held for places in regions.values() for place in places
+        }
+        values = of_rank.as_dict()
+        rows.append(
+            [
+                str(rank),
+                str(layers),
+                *(amount(values[f"{kind}_bytes"]) for kind in KINDS),
+                f"{of_rank.state_bytes / sum(elements.values()):.2f} B",
+            ]
+        )
+    heading = (
+        f"{job.name}: {num_parameters(job.model):,} parameters on {plan.world} ranks, "
+        f"pp {plan.pp} x dp {plan.dp} x tp {plan.tp}, ZeRO {plan.zero}, {plan.schedule}, "
+        f"{job.num_microbatches} microbatches of {plan.microbatch_size}, computed in {job.precision.compute}"
+    )
+    note = (
+        "Of the tensor-parallel rank that holds most. Parameters, gradients and optimizer state are exact; activations "
+        "are what is kept for the backward, and buffers are at their peak. What an operator needs while it runs, the "
+        "process and its libraries come on top. The last column is parameters, gradients and optimizer state by the "
+        "parameters of the rank's stages."
+    )
+    return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), _verdict(job, memory)])
+
+
+def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
+    limit = device_memory_bytes(job)
+    if limit is None:
+        known = ", ".join(catalog.names("devices"))
+        return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
+    largest = max(memory, key=lambda rank: rank.total_bytes)
+    device = f"{job.cluster.device} with {amount(limit)}"
+    where = f"pp rank {memory.index(largest)} needs {amount(largest.total_bytes)}"
+    left = limit - largest.total_bytes
+    if left < 0:
+        return f"It does not fit a {device}: {where}, which is {amount(-left)} too much."
+    return f"It fits a {device}: {where}, which leaves {amount(left)}."

@@ -1,0 +1,45 @@
+"""The memory account of one rank, by kind: predicted by the left wing, measured by the right."""
+
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes on one rank. Optimizer state is Adam's two moments and, unless the weights are float32, master weights.
+
+    Activations are what is kept for the backward. Buffers are at their peak: gathered parameters, whole gradients on
+    their way to shards, what a reduction needs, pipeline messages. Adam's step counters, a few bytes a unit, are not
+    counted.
+    """
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    buffers_bytes: int
+
+    @property
+    def state_bytes(self) -> int:
+        """What is there from the first update to the last: parameters, gradients, optimizer."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All kinds. Their peaks need not coincide, so the true peak of them is at most this."""
+        return self.state_bytes + self.activations_bytes + self.buffers_bytes
+
+    def as_dict(self) -> dict[str, int]:
+        """For `--json`."""
+        return asdict(self) | {"total_bytes": self.total_bytes}
+
+    def __str__(self) -> str:
+        """One line."""
+        kinds = ", ".join(
+            f"{field.name.removesuffix('_bytes')} {amount(getattr(self, field.name))}" for field in fields(self)
+        )
+        return f"{amount(self.total_bytes)}: {kinds}"
+
+
+def amount(num_bytes: int) -> str:
+    """In MiB, or in GiB from one of those on."""
+    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"

@@ -1,0 +1,333 @@
+"""What the ZeRO engine borrows and moves in a step, replayed from the program without ranks.
+
+The same events in the same order as in parallel/shard.py and parallel/unit.py, on sizes in place of tensors: which
+values are gathered when, which gradients have memory, what is being reduced. So the collectives are those of the
+ledger, and the peak of the pool is that of parallel/buffers.py. One thing is not known beforehand: where two passes
+run side by side (DualPipe), which of them borrows first. They are replayed one after the other.
+
+In stage 3 this is why less than 3P is gathered and scattered (P the bytes of all parameters; Rajbhandari et al. 2020,
+arXiv 1910.02054, section 7.2): the embedding's backward needs no table, and the last region of a stage stays between
+a forward and the backward after it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.schedule.action import RECV, SEND, Action, Kind
+from shardwright.schedule.reductions import before_reductions
+from shardwright.schedule.schedule import Program
+from shardwright.spec.job import JobSpec
+from shardwright.spec.place import Place
+from shardwright.spec.units import MOST_REDUCING
+from shardwright.workload.state import StageState, UnitKey, UnitState
+
+_MASTER_BYTES = 4  # of an element that the optimizer updates
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What one run of a program needs on a rank, in bytes.
+
+    `moved` counts (collective, mesh axis) by calls and by bytes of the full tensor, as the ledger does. `pool_bytes`
+    is the peak of the buffer pool; `buffers_bytes` that of the pool, what waits for or is in a pipeline message, and
+    what a reduce-scatter needs besides its operands.
+    """
+
+    calls: dict[tuple[str, str], int]
+    moved_bytes: dict[tuple[str, str], int]
+    pool_bytes: int
+    buffers_bytes: int
+
+
+class _Pool:
+    """parallel/buffers.py on sizes: the smallest free buffer that is large enough, or else a new one."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self.held_bytes = 0
+        self.peak_bytes = 0
+
+    def borrow(self, num_bytes: int) -> int:
+        """Returns the bytes of the buffer that was lent."""
+        fitting = [size for size in self._free if size >= num_bytes]
+        if fitting:
+            self._free.remove(min(fitting))
+            return min(fitting)
+        if self._free:
+            smallest = min(self._free)
+            self._free.remove(smallest)
+            self.held_bytes -= smallest
+        self.held_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        return num_bytes
+
+    def give_back(self, buffer: int) -> None:
+        self._free.append(buffer)
+
+
+class _Replay:
+    def __init__(self, job: JobSpec, held: dict[int, StageState], message_bytes: int, is_staged: bool) -> None:
+        self._job = job
+        self._stages = held
+        self._message_bytes = message_bytes
+        self._is_staged = is_staged
+        self._compute_bytes = job.precision.compute_bytes
+        self._gradient_bytes = job.precision.gradient_bytes
+        self.pool = _Pool()
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.moved_bytes: Counter[tuple[str, str]] = Counter()
+        self.peak_bytes = 0
+        self._values: dict[UnitKey, int] = {}  # buffers of gathered values
+        self._gradients: dict[UnitKey, int] = {}  # buffers of whole gradients
+        self._reducing: dict[UnitKey, int] = {}  # staging of reductions under way
+        self._sums: dict[UnitKey, int] = {}  # buffers of sums that will be added to a shard
+        self._has_sum: set[UnitKey] = set()
+        self._under_way: dict[int, deque[UnitKey]] = {stage: deque() for stage in held}
+        self._next: dict[int, int] = dict.fromkeys(held, 0)
+        self._missing: dict[UnitKey, int] = {}
+        self._armed: set[int] = set()
+        self._kept: Counter[int] = Counter()  # stages that the program itself gathers
+        self._messages: set[tuple[Kind, int, int]] = set()
+        self._has_sent = False
+
+    def run(self, program: Program, row: tuple[Action, ...]) -> None:
+        """Carry out one rank's list."""
+        arming = before_reductions(row)
+        for index, action in enumerate(row):
+            for stage in arming.get(index, ()):
+                self._arm(stage)
+            if action.kind is Kind.STEP:
+                self._step([action.stage] if action.stage >= 0 else list(self._stages), program.weights == "current")
+            elif action.kind is Kind.REDUCE:
+                self._reduce(action.stage)
+            elif action.kind is Kind.GATHER:
+                self._kept[action.stage] += 1
+                for key in self._all_units(action.stage):
+                    self._gather(key)
+            elif action.kind is Kind.RELEASE:
+                self._kept[action.stage] -= 1
+                if not self._kept[action.stage]:
+                    for key in self._all_units(action.stage):
+                        self._release(key)
+            for part in action.computes():
+                self._compute(part, program)
+            self._message(action)
+
+    # Messages, and what waits for another stage on this rank.
+
+    def _message(self, action: Action) -> None:
+        if action.kind in RECV:
+            self._messages.add((action.kind, action.stage, action.microbatch))
+        elif action.kind in SEND:
+            self._messages.discard((action.kind, action.stage, action.microbatch))
+            self._has_sent = True  # until the next send it may still be on its way
+        self._note()
+
+    def _compute(self, part: Action, program: Program) -> None:
+        stage, i = part.stage, part.microbatch
+        is_forward = part.kind is Kind.FORWARD
+        if part.kind is not Kind.WEIGHT_GRAD:
+            arrived, left = (
+                (Kind.RECV_FORWARD, Kind.SEND_FORWARD) if is_forward else (Kind.RECV_BACKWARD, Kind.SEND_BACKWARD)
+            )
+            self._messages.discard((arrived, stage, i))
+        if is_forward:
+            self._forward(stage, program.trains)
+        else:
+            self._backward(stage, part.kind)
+        if part.kind is not Kind.WEIGHT_GRAD:
+            following = stage + (1 if is_forward else -1)
+            if 0 <= following < program.num_stages:
+                is_here = program.placement.rank(following, i) == program.placement.rank(stage, i)
+                self._messages.add((arrived, following, i) if is_here else (left, stage, i))
+
+    # Values.
+
+    def _unit(self, key: UnitKey) -> UnitState:
+        return self._stages[key[0]].units[key[1]]
+
+    def _all_units(self, stage: int) -> list[UnitKey]:
+        return list(dict.fromkeys(key for keys in self._stages[stage].units_in.values() for key in keys))
+
+    def _gather(self, key: UnitKey) -> None:
+        replicas = self._stages[key[0]].replicas
+        if replicas.zero == 3 and key not in self._values:
+            num_bytes = self._unit(key).layout.size * self._compute_bytes
+            self._values[key] = self.pool.borrow(num_bytes)
+            self._move("all_gather", replicas.shards_axis, num_bytes)
+            self._note()
+
+    def _release(self, key: UnitKey) -> None:
+        if key in self._values:
+            self.pool.give_back(self._values.pop(key))
+
+    def _enter(self, stage: StageState, region: str, following: str | None) -> None:
+        for key in stage.units_in[region]:
+            self._gather(key)
+        for key in stage.units_in[following] if following is not None else ():
+            self._gather(key)
+
+    def _leave(self, stage: StageState, region: str) -> None:
+        if not self._kept[stage.stage]:
+            for key in stage.units_in[region]:
+                self._release(key)
+
+    def _forward(self, number: int, trains: bool) -> None:
+        stage = self._stages[number]
+        order = list(stage.regions)
+        for region, following in zip(order, [*order[1:], None], strict=True):
+            self._enter(stage, region, following)
+            if not (trains and following is None and region != "embedding"):
+                self._leave(stage, region)
+
+    def _backward(self, number: int, kind: Kind) -> None:
+        stage = self._stages[number]
+        order = list(stage.regions)
+        for region, before in zip(reversed(order), [*reversed(order[:-1]), None], strict=True):
+            needs_values = region != "embedding" and kind is not Kind.WEIGHT_GRAD
+            if needs_values:
+                self._enter(stage, region, before if before != "embedding" else None)
+            for place in _gradients_of(region, stage.regions[region], kind):
+                self._arrive(stage, stage.unit_of[place.name])
+            if needs_values:
+                self._leave(stage, region)
+
+    # Gradients.
+
+    def _arm(self, number: int) -> None:
+        stage = self._stages[number]
+        if stage.replicas.num_ranks > 1 or stage.replicas.num_copies > 1:
+            self._armed.add(number)
+        self._next[number] = 0
+        for n, unit in enumerate(stage.units):
+            self._missing[number, n] = len(unit.places)
+
+    def _prompt(self, stage: StageState) -> list[UnitKey]:
+        return [(stage.stage, n) for n, unit in reversed(list(enumerate(stage.units))) if not unit.is_late]
+
+    def _arrive(self, stage: StageState, key: UnitKey) -> None:
+        self._open(key)
+        if stage.stage not in self._armed:
+            return
+        self._missing[key] -= 1
+        prompt = self._prompt(stage)
+        while self._next[stage.stage] < len(prompt) and self._missing[prompt[self._next[stage.stage]]] <= 0:
+            self._start_next(stage)
+
+    def _start_next(self, stage: StageState) -> None:
+        under_way = self._under_way[stage.stage]
+        key = self._prompt(stage)[self._next[stage.stage]]
+        self._next[stage.stage] += 1
+        while len(under_way) >= MOST_REDUCING:
+            self._finish_reduce(under_way.popleft())
+        self._start_reduce(key)
+        under_way.append(key)
+
+    def _open(self, key: UnitKey) -> None:
+        if self._stages[key[0]].replicas.zero < 2:
+            return
+        self._finish_reduce(key)
+        if key not in self._gradients:
+            self._gradients[key] = self.pool.borrow(self._unit(key).layout.size * self._gradient_bytes)
+            self._note()
+
+    def _start_reduce(self, key: UnitKey) -> None:
+        self._finish_reduce(key)
+        self._open(key)
+        layout, replicas = self._unit(key).layout, self._stages[key[0]].replicas
+        num_bytes = layout.size * self._gradient_bytes
+        if replicas.num_ranks > 1:
+            self._move("reduce_scatter" if replicas.zero else "all_reduce", replicas.shards_axis, num_bytes)
+        if replicas.zero >= 2 and key in self._has_sum:
+            self._sums[key] = self.pool.borrow(layout.shard_size * self._gradient_bytes)
+        self._reducing[key] = num_bytes if replicas.zero and self._is_staged else 0
+        self._note()
+
+    def _finish_reduce(self, key: UnitKey) -> None:
+        if key not in self._reducing:
+            return
+        del self._reducing[key]
+        layout, replicas = self._unit(key).layout, self._stages[key[0]].replicas
+        if replicas.num_copies > 1:
+            self._move("all_reduce", replicas.copies_axis, layout.shard_size * self._gradient_bytes)
+        if replicas.zero >= 2:
+            self.pool.give_back(self._gradients.pop(key))
+            if key in self._sums:
+                self.pool.give_back(self._sums.pop(key))
+        self._has_sum.add(key)
+
+    def _reduce(self, number: int) -> None:
+        self._armed.discard(number)
+        stage = self._stages[number]
+        while self._next[number] < len(self._prompt(stage)):
+            self._start_next(stage)
+
+    # Update.
+
+    def _step(self, numbers: list[int], has_late: bool) -> None:
+        for number in numbers:
+            while self._under_way[number]:
+                self._finish_reduce(self._under_way[number].popleft())
+            self._next[number] = 0
+        for number in numbers if has_late else ():
+            late = [(number, n) for n, unit in enumerate(self._stages[number].units) if unit.is_late]
+            for key in late:
+                self._start_reduce(key)
+            for key in late:
+                self._finish_reduce(key)
+        for number in numbers:
+            stage = self._stages[number]
+            for unit in stage.units:
+                if self._gradient_bytes != _MASTER_BYTES:
+                    self.pool.give_back(self.pool.borrow(unit.layout.shard_size * _MASTER_BYTES))
+                    self._note()
+                if stage.replicas.zero in (1, 2):
+                    self._move("all_gather", stage.replicas.shards_axis, unit.layout.size * self._compute_bytes)
+            self._has_sum -= {(number, n) for n in range(len(stage.units))}
+
+    def _move(self, collective: str, axis: str, num_bytes: int) -> None:
+        self.calls[collective, axis] += 1
+        self.moved_bytes[collective, axis] += num_bytes
+
+    def _note(self) -> None:
+        messages = (len(self._messages) + self._has_sent) * self._message_bytes
+        self.peak_bytes = max(self.peak_bytes, self.pool.held_bytes + sum(self._reducing.values()) + messages)
+
+
+def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageState]) -> Replayed:
+    """Replay the list of one pipeline rank, which holds `held`, step after step until the pool grows no more.
+
+    A step begins with the buffers that the one before left, which may fit worse than fresh ones.
+    """
+    found = _Replay(job, held, message_bytes(job), is_reduced_by_gloo(job))
+    before = -1
+    while before < found.pool.peak_bytes:
+        before = found.pool.peak_bytes
+        found.calls.clear()
+        found.moved_bytes.clear()
+        found.run(program, program.ranks[pp_rank])
+    return Replayed(dict(found.calls), dict(found.moved_bytes), found.pool.peak_bytes, found.peak_bytes)
+
+
+def message_bytes(job: JobSpec) -> int:
+    """What passes between two stages of a pipeline: hidden states [s, B, H]."""
+    plan, model = job.plan, job.model
+    tokens = model.sequence // (plan.tp if plan.sequence_parallel else 1)
+    return tokens * plan.microbatch_size * model.hidden * job.precision.compute_bytes
+
+
+def is_reduced_by_gloo(job: JobSpec) -> bool:
+    """Whether a reduce-scatter is an exchange of shares, which needs memory for them: on a CPU, over Gloo."""
+    return job.run.device == "cpu" or (job.run.device == "auto" and job.cluster.device == "unknown")
+
+
+def _gradients_of(region: str, places: tuple[Place, ...], kind: Kind) -> Iterator[Place]:
+    """The parameters of a region whose gradients a backward adds to, about in the order in which they arrive.
+
+    W adds those of linear layers, and I all others.
+    """
+    for place in reversed(places):
+        is_linear = place.init == "normal" and region != "embedding"
+        if kind is Kind.BACKWARD or is_linear == (kind is Kind.WEIGHT_GRAD):
+            yield place

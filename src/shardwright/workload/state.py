@@ -1,0 +1,132 @@
+"""The state that one rank holds, as units: the flat buffers of parallel/unit.py by their layouts alone.
+
+Units, their order and their padding come from spec/units.py, which the runtime builds its own by.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardwright.schedule.placement import Placement
+from shardwright.schedule.schedule import Program
+from shardwright.spec.flat import FlatLayout
+from shardwright.spec.job import JobSpec
+from shardwright.spec.parameters import stage_parameters
+from shardwright.spec.place import Place
+from shardwright.spec.units import bucket_elements, in_unit_order, unit_groups, unit_layout
+
+UnitKey = tuple[int, int]  # (stage, number of the unit in it)
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How the replicas of a stage share its state: `zero` is the stage of ZeRO that takes effect.
+
+    `num_ranks` share one set of shards, and `num_copies` hold each shard alike. The names are those of the mesh axes.
+    """
+
+    zero: int
+    num_ranks: int
+    num_copies: int
+    shards_axis: str
+    copies_axis: str
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the optimizer state: 1 where every replica holds all of it."""
+        return self.num_ranks if self.zero else 1
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """Parameters that are gathered, reduced and updated together, in the order in which they lie in the buffer."""
+
+    places: tuple[Place, ...]
+    layout: FlatLayout
+    is_late: bool
+
+
+@dataclass(frozen=True)
+class StageState:
+    """The units of one stage on one rank.
+
+    `regions` lists the places of each region in the order of the layers, `units_in` the units whose values it needs;
+    `own_gradient` elements are those of a tied head's gradient, where the table is on the same rank.
+    """
+
+    stage: int
+    replicas: Replicas
+    units: tuple[UnitState, ...]
+    regions: dict[str, tuple[Place, ...]]
+    units_in: dict[str, tuple[UnitKey, ...]]
+    own_gradient: int
+
+    @cached_property
+    def unit_of(self) -> dict[str, UnitKey]:
+        """The unit of each parameter, by its name."""
+        return {place.name: (self.stage, n) for n, unit in enumerate(self.units) for place in unit.places}
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all units, padding included."""
+        return sum(unit.layout.size for unit in self.units)
+
+    @property
+    def num_shard_elements(self) -> int:
+        """Elements of this rank's shards, padding included."""
+        return sum(unit.layout.shard_size for unit in self.units)
+
+
+def stage_replicas(job: JobSpec, placement: Placement) -> Replicas:
+    """Who shares the state of a stage. A bidirectional pipeline holds each stage twice, and both share it."""
+    plan = job.plan
+    is_hybrid = 0 < plan.zero_ranks < plan.dp
+    num_ranks = plan.zero_ranks if is_hybrid else plan.dp * placement.num_copies
+    return Replicas(
+        zero=plan.zero if num_ranks > 1 else 0,
+        num_ranks=num_ranks,
+        num_copies=plan.dp // num_ranks if is_hybrid else 1,
+        shards_axis="dp shards" if is_hybrid else "dp",
+        copies_axis="dp copies",
+    )
+
+
+def rank_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> dict[int, StageState]:
+    """What a pipeline rank holds, by stage, on one rank of its tensor-parallel group."""
+    stages = program.placement.stages_of(pp_rank)
+    replicas = stage_replicas(job, program.placement)
+    # A tied table and head on one rank are one memory, with two gradients.
+    shares = job.model.tied_embeddings and {0, program.num_stages - 1} <= set(stages)
+    held = {stage: _stage_state(job, stage, replicas, tp_index, shares) for stage in stages}
+    if shares:
+        table = held[0].unit_of["embedding.weight"]
+        last = held[program.num_stages - 1]
+        units_in = last.units_in | {"head": (*last.units_in["head"], table)}
+        held[last.stage] = replace(last, units_in=units_in)
+    return held
+
+
+def _stage_state(job: JobSpec, stage: int, replicas: Replicas, tp_index: int, shares_table: bool) -> StageState:
+    regions = stage_parameters(job.model, job.plan, stage, tp_index)
+    own_gradient = 0
+    if shares_table and "head" in regions:
+        own_gradient = regions["head"][-1].num_elements
+        regions["head"] = regions["head"][:-1]
+    tied = [place for held in regions.values() for place in held if place.name == "embedding.weight"]
+    late = tied if job.model.tied_embeddings else []
+    most = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
+    units = []
+    for group in unit_groups(regions, late, replicas.zero == 3, most, lambda place: place):
+        places = tuple(in_unit_order(group, lambda place: place))
+        units.append(UnitState(places, unit_layout(places, replicas.num_shards), not set(late).isdisjoint(places)))
+    number_of = {place.name: n for n, unit in enumerate(units) for place in unit.places}
+    return StageState(
+        stage=stage,
+        replicas=replicas,
+        units=tuple(units),
+        regions={region: tuple(places) for region, places in regions.items()},
+        units_in={
+            region: tuple(dict.fromkeys((stage, number_of[place.name]) for place in places))
+            for region, places in regions.items()
+        },
+        own_gradient=own_gradient,
+    )

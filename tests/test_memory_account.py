@@ -1,0 +1,217 @@
+"""What a rank holds, predicted before the run and measured in it: equal to the byte."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from cases import KINDS, made_up_tokens, small_job
+from ranks import run_on_mesh
+from saved_bytes import SavedBytes
+from shardwright.model.decoder import DecoderStage, stage_span
+from shardwright.parallel.account import measured_memory
+from shardwright.parallel.buffers import BufferPool
+from shardwright.parallel.collectives import Axis
+from shardwright.parallel.ledger import Ledger
+from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.shard import ShardedStage
+from shardwright.parallel.tensor import Cut
+from shardwright.parallel.tied import TiedEmbedding
+from shardwright.parallel.unit import Sharding
+from shardwright.schedule.job import job_program
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+from shardwright.spec.memory import RankMemory
+from shardwright.spec.mesh import MeshShape
+from shardwright.train.build import build
+from shardwright.train.optimizer import make_adamw
+from shardwright.train.step import train_step
+from shardwright.train.stream import train_stream
+from shardwright.workload.memory import job_memory, rank_memory, rank_replay
+from shardwright.workload.saved import stage_activation_bytes
+from shardwright.workload.state import rank_state
+from shardwright.workload.traffic import replica_traffic, wire_bytes
+
+CPU = torch.device("cpu")
+NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+def with_precision(job: JobSpec, **precision: Any) -> JobSpec:
+    return make_job(job.model_dump() | {"precision": precision})
+
+
+def axis(size: int, index: int = 0) -> Axis:
+    return Axis("dp", tuple(range(size)), index, None, Ledger(CPU), None)
+
+
+def allocated(job: JobSpec, index: int) -> RankMemory:
+    """The engine of one rank of dp, which nobody else is with, after an update of zeros."""
+    stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, 0), Cut(axis(1)))
+    numbers = NUMBERS[job.precision.compute], NUMBERS[job.precision.gradient_number]
+    sharding = Sharding(job.plan.zero, axis(job.plan.dp, index), axis(1), axis(1), *numbers)
+    pool = BufferPool(CPU)
+    regions = stage.prepare(CPU, numbers[0]).regions()
+    shards = ShardedStage(regions, [], sharding, pool, job.plan.bucket_mib, job.run.seed)
+    shards.make_optimizers(partial(make_adamw, job.optimizer))
+    for unit in shards.units:
+        for group in unit.masters.optimizer.param_groups:
+            for weights in group["params"]:
+                weights.grad = torch.zeros_like(weights)
+        unit.masters.optimizer.step()
+    return measured_memory({0: shards}, {}, TiedEmbedding(None, None, axis(1)), pool)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("gradients", ["compute", "float32"])
+def test_sixteen_bytes_a_parameter_and_their_shards(gradients: str, num_ranks: int) -> None:
+    """Rajbhandari et al. 2020 (arXiv 1910.02054, section 3.1 and figure 1), and with float32 gradients 18 bytes."""
+    g, d = (2 if gradients == "compute" else 4), num_ranks
+    whole, shard = {0: 14 + g, 1: 2 + g, 2: 2, 3: 0}, {0: 0, 1: 12, 2: 12 + g, 3: 14 + g}
+    for zero in range(4):
+        job = with_precision(small_job(dp=d, zero=zero, bucket_mib=0.01), compute="bf16", gradients=gradients)
+        elements = rank_state(job, job_program(job), 0)[0].num_elements
+        assert elements >= 34912  # of the model; the rest is padding
+        assert elements % d == 0 or zero == 0
+        expected = whole[zero] * elements + shard[zero] * elements // d
+        (predicted,) = job_memory(job)
+        assert predicted.state_bytes == expected
+        for index in (0, d - 1):
+            measured = allocated(job, index)
+            assert measured.state_bytes == expected
+            assert measured.parameters_bytes == predicted.parameters_bytes
+            assert measured.gradients_bytes == predicted.gradients_bytes
+            assert measured.optimizer_bytes == predicted.optimizer_bytes
+
+
+def account_of_steps(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, dict[str, dict[str, int]]]:
+    """What a rank has allocated after some steps, and what it moved in the last one."""
+    replica = build(job, mesh)
+    share = job.batch.global_batch_size // job.plan.dp
+    for step in range(3):
+        mesh.ledger.clear()
+        train_step(job, replica, mesh, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share])
+    return replica.memory(), mesh.ledger.table()
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "zero0": {"dp": 2},
+    "zero1": {"dp": 2, "zero": 1},
+    "zero2": {"dp": 2, "zero": 2, "bucket_mib": 0.01},
+    "zero3": {"dp": 2, "zero": 3},
+    "one-microbatch": {"dp": 2, "zero": 3, "batch": 2},
+    "one-microbatch-zero2": {"dp": 2, "zero": 2, "batch": 2, "bucket_mib": 0.01},
+    "pp2": {"dp": 2, "pp": 2, "zero": 3},
+    "embedding-alone": {"dp": 2, "pp": 2, "zero": 3, "layout": [0, 4]},
+    "zb-v": {"dp": 2, "pp": 2, "zero": 3, "schedule": "zb-v"},
+    "zb-h1": {"dp": 2, "pp": 2, "zero": 2, "schedule": "zb-h1", "bucket_mib": 0.01},
+    "dualpipe": {"pp": 2, "zero": 1, "schedule": "dualpipe"},
+    "sp2": {"dp": 2, "tp": 2, "zero": 3, "sequence_parallel": True},
+    "hybrid": {"dp": 4, "zero": 3, "zero_ranks": 2},
+    "hybrid-zero1": {"dp": 4, "zero": 1, "zero_ranks": 2},
+}
+MIXED = {"compute": "bf16", "gradients": "compute"}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("kind", "precision"), [("llama", MIXED), ("gpt-tied", {})], ids=["llama-bf16", "gpt-tied"])
+def test_predicted_is_measured(kind: str, precision: dict[str, str], plan: str) -> None:
+    """Parameters, gradients, optimizer state, the pool's peak, and every collective between replicas."""
+    job = with_precision(small_job(kind, **({"batch": 8} | PLANS[plan])), **precision)
+    program = job_program(job)
+    for rank, (measured, table) in enumerate(run_on_mesh(job, account_of_steps, job)):
+        place = MeshShape.of(job.plan).coordinates(rank)
+        predicted = rank_memory(job, program, place["pp"], place["tp"])
+        assert measured.parameters_bytes == predicted.parameters_bytes
+        assert measured.gradients_bytes == predicted.gradients_bytes
+        assert measured.optimizer_bytes == predicted.optimizer_bytes
+        assert measured.buffers_bytes == rank_replay(job, place["pp"], place["tp"]).pool_bytes
+        moved = {name: entry for name, entry in table.items() if name.split(" ", 1)[1].startswith("dp")}
+        traffic = replica_traffic(job, place["pp"], place["tp"])
+        assert moved == {name: {"count": t.calls, "bytes": t.payload_bytes} for name, t in traffic.items()}
+
+
+def test_classic_volumes() -> None:
+    """Without ZeRO and in stages 1 and 2 a rank sends 2P (d - 1) / d; in stage 3 3P, less what need not be gathered."""
+    ranks = {"dp": 4}
+    small = 4 * 2 * 3 / 4 * 2  # the loss and, with ZeRO, the norm are all-reduces of a few numbers
+    for zero, passes in enumerate((2, 2, 2, 3)):
+        job = small_job(dp=4, zero=zero, batch=4)
+        stage = rank_state(job, job_program(job), 0)[0]
+        num_bytes = 4 * stage.num_elements
+        expected = passes * num_bytes * 3 / 4
+        if zero == 3:
+            sizes = [4 * unit.layout.size for unit in stage.units]
+            expected -= (sizes[0] + sizes[-1]) * 3 / 4  # the embedding's and the head's second gather
+        sent = wire_bytes(replica_traffic(job, 0), ranks)
+        norm = 8 * 27 * 2 * 3 / 4 if zero else 0  # of 27 tensors
+        assert sent == expected + norm + small
+
+
+def run_of_stream(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, RankMemory]:
+    replica = build(job, mesh)
+    steps = job.optimizer.steps
+    train_stream(job, replica, mesh, job_program(job, steps), 0, lambda n: made_up_tokens(job, n))
+    return replica.memory(), job_memory(job)[mesh.pp.index]
+
+
+@pytest.mark.parametrize("compute", ["float32", "bf16"])
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_versions_of_the_weights(schedule: str, compute: str) -> None:
+    fields = small_job(pp=2, schedule="gpipe", batch=4).model_dump()
+    fields["plan"]["schedule"] = schedule
+    fields["optimizer"] |= {"clip_grad_norm": 0.0, "steps": 6}
+    job = make_job(fields | {"precision": {"compute": compute}})
+    for measured, predicted in run_on_mesh(job, run_of_stream, job):
+        assert measured.parameters_bytes == predicted.parameters_bytes
+        assert measured.gradients_bytes == predicted.gradients_bytes
+        assert measured.optimizer_bytes == predicted.optimizer_bytes
+
+
+def saved_by_forward(mesh: Mesh, job: JobSpec) -> tuple[int, int, int]:
+    """Bytes that one microbatch keeps in each stage of this rank, those predicted, and the peak of a whole step."""
+    replica = build(job, mesh)
+    tokens = made_up_tokens(job, 0)[: job.batch.global_batch_size // job.plan.dp]
+    (stage,) = replica.stages
+    parameters = [unit.values() for shards in replica.shards.values() for unit in shards.units]
+    with SavedBytes([*parameters, tokens]) as one:
+        module = replica.stages[stage]
+        rows = tokens[: job.plan.microbatch_size]
+        x = rows[:, :-1] if stage == 0 else module.empty_hidden(job.plan.microbatch_size).requires_grad_()
+        output = module(x, rows[:, 1:])
+    predicted = stage_activation_bytes(job, stage, mesh.tp.index)
+    kept = one.now
+    del output
+    with SavedBytes([*parameters, tokens]) as step:
+        train_step(job, replica, mesh, 0, tokens)
+    return kept, predicted, step.peak
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    **KINDS,
+    "llama-tied": {"kv_heads": 8, "ffn": 48, "tied_embeddings": True, "head_dim": 8},
+    "learned-without-bias": {"positions": "learned", "kv_heads": 2, "ffn": 40},
+    "learned-one-kv-head": {"positions": "learned", "kv_heads": 1, "ffn": 40},
+}
+
+
+@pytest.mark.parametrize("compute", ["float32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_saved_bytes_of_one_rank(shape: str, compute: str) -> None:
+    fields = small_job(microbatch_size=2, schedule="gpipe").model_dump()
+    fields["model"] |= SHAPES[shape] | ({"kv_heads": 0} if "kv_heads" not in SHAPES[shape] else {})
+    job = make_job(fields | {"precision": {"compute": compute}})
+    ((kept, predicted, peak),) = run_on_mesh(job, saved_by_forward, job)
+    assert kept == predicted
+    assert peak == 4 * kept == job_memory(job)[0].activations_bytes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_saved_bytes_in_a_pipeline_of_tensor_parallel_stages(kind: str, sequence_parallel: bool) -> None:
+    job = small_job(kind, pp=2, tp=2, sequence_parallel=sequence_parallel, microbatch_size=2)
+    for rank, (kept, predicted, peak) in enumerate(run_on_mesh(job, saved_by_forward, job)):
+        place = MeshShape.of(job.plan).coordinates(rank)
+        assert kept == predicted
+        assert peak == rank_memory(job, job_program(job), place["pp"], place["tp"]).activations_bytes
+        assert peak == kept * (2 if place["pp"] == 0 else 1)
