@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.schedule.placement import Placement
 from shardwright.spec.job import JobSpec
-from shardwright.spec.parameters import stage_elements, table_elements
+from shardwright.spec.parameters import stage_parameters
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,13 @@ def job_sizes(job: JobSpec, placement: Placement, tp_index: int = 0) -> Sizes:
     """
     plan, model = job.plan, job.model
     tokens = model.sequence // (plan.tp if plan.sequence_parallel else 1)
-    elements = list(stage_elements(model, plan.stage_layers(model.layers), plan.tp, tp_index))
+    held = [
+        [place for places in stage_parameters(model, plan, stage, tp_index).values() for place in places]
+        for stage in range(plan.num_stages)
+    ]
     if model.tied_embeddings and placement.holders[0][0] == placement.holders[0][-1]:
-        # One memory for both uses, whose gradients are summed before they travel.
-        elements[-1] -= table_elements(model, plan.tp, tp_index)
+        held[-1].pop()  # one memory for both uses, whose gradients are summed before they travel
+    elements = [sum(place.num_elements for place in places) for places in held]
     numbers = job.precision
     nothing = (0,) * len(elements)
     return Sizes(
