@@ -5,7 +5,6 @@ axes a tensor is cut or its gradient summed.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.spec.model import ModelSpec
@@ -42,24 +41,6 @@ def model_parameters(model: ModelSpec) -> list[Place]:
 def num_parameters(model: ModelSpec) -> int:
     """Parameters of the whole model, a tied table counted once."""
     return sum(place.num_elements for place in model_parameters(model))
-
-
-def stage_elements(model: ModelSpec, layers: Sequence[int], tp: int = 1, tp_index: int = 0) -> tuple[int, ...]:
-    """Elements by stage that index `tp_index` of the tp ranks holds; stage s has `layers[s]` layers.
-
-    A tied table is counted at both of its uses: each has a gradient.
-    """
-    cut = _Cut(model, tp, tp_index, sequence_parallel=False)
-    layer, embedding, head = (sum(p.num_elements for p in held) for held in (cut.layer(0), cut.embedding(), cut.head()))
-    elements = [count * layer for count in layers]
-    elements[0] += embedding
-    elements[-1] += head
-    return tuple(elements)
-
-
-def table_elements(model: ModelSpec, tp: int = 1, tp_index: int = 0) -> int:
-    """Elements of the embedding's table that index `tp_index` of the tp ranks holds."""
-    return _Cut(model, tp, tp_index, sequence_parallel=False).embedding()[0].num_elements
 
 
 def residual_std(std: float, layers: int) -> float:

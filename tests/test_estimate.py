@@ -1,0 +1,73 @@
+"""The command `estimate`: the account as JSON and as a table, and whether it fits."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+KINDS = ["parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes"]
+BF16 = ["precision.compute=bf16", "precision.gradients=compute"]
+
+
+def estimate(*overrides: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    words = [part for override in overrides for part in ("--set", override)]
+    command = [sys.executable, "-m", "shardwright", "estimate", "quickstart", *words, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def as_json(*overrides: str) -> dict:
+    done = estimate(*overrides, options=("--json",))
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("model", "published"), [("gpt2", 124_439_808), ("llama3-8b", 8_030_261_248)])
+def test_the_account_of_a_known_model(model: str, published: int) -> None:
+    found = as_json(f"model.name={model}", "plan.pp=1", "plan.tp=1", *BF16)
+    assert found["parameters"] == published
+    (rank,) = found["memory"]
+    # A tied table on one rank is one memory with two gradients.
+    tied = 50257 * 768 if model == "gpt2" else 0
+    assert [rank[kind] for kind in KINDS[:3]] == [2 * published, 2 * (published + tied), 12 * published]
+    assert rank["total_bytes"] == sum(rank[kind] for kind in KINDS)
+    assert found["fits"] is None
+
+
+def test_one_entry_a_pipeline_rank() -> None:
+    found = as_json("plan.pp=4", "plan.zero=1")
+    assert len(found["memory"]) == 4
+    kept = [rank["activations_bytes"] for rank in found["memory"]]
+    assert kept[1] > kept[2]  # earlier ranks hold more microbatches
+
+
+def test_whether_it_fits() -> None:
+    small, large = (
+        ("cluster.device=h100-sxm", "model.name=tiny-llama"),
+        ("cluster.device=h100-sxm", "model.name=llama3-8b"),
+    )
+    assert as_json(*small)["fits"] is True
+    found = as_json(*large)
+    assert found["fits"] is False
+    most = max(rank["total_bytes"] for rank in found["memory"])
+    over = (most - found["device_memory_bytes"]) / 2**30
+    assert f"which is {over:,.1f} GiB too much" in estimate(*large).stdout
+    assert "It fits a h100-sxm with 80.0 GiB" in estimate(*small).stdout
+
+
+def test_the_table_shows_the_same() -> None:
+    found, shown = as_json("plan.pp=2"), estimate("plan.pp=2").stdout
+    rows = [line for line in shown.splitlines() if line[:1].isdigit()]
+    assert len(rows) == 2
+    for row, rank in zip(rows, found["memory"], strict=True):
+        for kind in [*KINDS, "total_bytes"]:
+            assert f" {rank[kind] / 2**20:,.1f} MiB" in row
+    assert "803,968 parameters" in shown
+
+
+def test_every_fault_in_one_message() -> None:
+    done = estimate("plan.tp=3", "plan.zero_ranks=3", options=("--json",))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "plan.tp 3 does not divide 8 heads" in done.stderr
+    assert "plan.zero_ranks 3 does not divide plan.dp 2" in done.stderr
+    assert "Traceback" not in done.stderr
