@@ -99,7 +99,11 @@ def test_under_torchrun(tmp_path: Path, ranks: int) -> None:
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
         assert result["steps"] == 2
-        assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3  # two steps and an evaluation
+        lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert len(lines) == 4  # two steps, the memory account, and an evaluation
+        (account,) = [line["memory"] for line in lines if "memory" in line]
+        for kind in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
+            assert [m[kind] for m in account["measured"]] == [m[kind] for m in account["predicted"]]
     else:
         assert done.returncode != 0
         assert "2 ranks were started, and the plan needs dp 1 x tp 2 x pp 2 = 4" in done.stderr

@@ -6,6 +6,7 @@ Exit status: 0 done, 1 it failed, 2 the input is wrong.
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,27 +51,37 @@ def cli() -> None:
 def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them."""
     spec = _load(job, overrides)
+    from shardwright.measure.out_of_memory import way_out
     from shardwright.spec.mesh import MeshShape
     from shardwright.train.data import prepare_tokens
-    from shardwright.train.launch import check_machine, launch
+    from shardwright.train.launch import RunError, check_machine, launch
     from shardwright.train.rank import Failure, Seat, run_rank
     from shardwright.train.trainer import train as train_on_rank
+    from shardwright.workload.memory import job_memory
 
     folder = Path(spec.run.folder or Path("runs", spec.name))
     seat = Seat.from_environment()
 
+    work = partial(train_on_rank, predicted=job_memory(spec))
+
     def tell(failure: Failure) -> None:
         failure.leave(folder)
         if failure.kind != "input" or (seat is not None and seat.rank == 0):  # all ranks refuse the same input
-            click.echo(failure.sentence(MeshShape.of(spec.plan)), err=True)
+            click.echo(failure.sentence(MeshShape.of(spec.plan)) + advice(failure), err=True)
+
+    def advice(failure: Failure | None) -> str:
+        return "\n" + way_out(spec, failure.room_bytes) if failure is not None and failure.kind == "memory" else ""
 
     with _standard_output_for_json_alone(as_json):
         if seat is not None:
-            result = run_rank(seat, train_on_rank, spec, folder, tell)
+            result = run_rank(seat, work, spec, folder, tell)
         else:
             check_machine(spec, folder)  # before much text is read
             prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
-            result = launch(train_on_rank, spec, folder)[0]
+            try:
+                result = launch(work, spec, folder)[0]
+            except RunError as error:
+                raise RunError(f"{error}{advice(error.failure)}", error.failure) from None
     if as_json and (seat is None or seat.rank == 0):
         click.echo(json.dumps(result.as_dict()))
 

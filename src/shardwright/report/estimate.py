@@ -45,7 +45,8 @@ def _as_dict(job: JobSpec, memory: list[RankMemory]) -> dict[str, Any]:
 def _text(job: JobSpec, memory: list[RankMemory]) -> str:
     plan = job.plan
     placement = job_program(job).placement
-    rows = [["pp rank", "layers", *KINDS, "state a parameter"]]
+    kinds = [*KINDS, "host"] if any(of_rank.host_bytes for of_rank in memory) else KINDS
+    rows = [["pp rank", "layers", *kinds, "state a parameter"]]
     for rank, of_rank in enumerate(memory):
         held = [stage_parameters(job.model, plan, stage) for stage in placement.stages_of(rank)]
         layers = sum(region.isdigit() for regions in held for region in regions)
@@ -57,7 +58,7 @@ def _text(job: JobSpec, memory: list[RankMemory]) -> str:
             [
                 str(rank),
                 str(layers),
-                *(amount(values[f"{kind}_bytes"]) for kind in KINDS),
+                *(amount(values[f"{kind}_bytes"]) for kind in kinds),
                 f"{of_rank.state_bytes / sum(elements.values()):.2f} B",
             ]
         )

@@ -34,11 +34,10 @@ class RankMemory:
         return asdict(self) | {"total_bytes": self.total_bytes}
 
     def __str__(self) -> str:
-        """One line."""
-        kinds = ", ".join(
-            f"{field.name.removesuffix('_bytes')} {amount(getattr(self, field.name))}" for field in fields(self)
-        )
-        return f"{amount(self.total_bytes)}: {kinds}"
+        """One line, of the kinds that there are."""
+        kinds = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(self)}
+        words = ", ".join(f"{kind} {amount(num_bytes)}" for kind, num_bytes in kinds.items() if num_bytes)
+        return f"{amount(self.total_bytes)} ({words})"
 
 
 def amount(num_bytes: int) -> str:

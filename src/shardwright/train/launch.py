@@ -34,7 +34,11 @@ ENDING_S = 5.0
 
 
 class RunError(RuntimeError):
-    """Ranks failed. The message says which and why."""
+    """Ranks failed. The message says which and why; `failure` is the cause's own note, if it left one."""
+
+    def __init__(self, message: str, failure: Failure | None = None) -> None:
+        super().__init__(message)
+        self.failure = failure
 
 
 def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list[Any]:
@@ -177,6 +181,6 @@ def _explain(failures: dict[int, ProcessFailure], job: JobSpec, folder: Path) ->
             + (". The system ends processes so when memory runs out" if name == "SIGKILL" else "")
         )
     if notes:
-        return RunError(notes[0].sentence(shape))
+        return RunError(notes[0].sentence(shape), notes[0])
     rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     return RunError(f"{shape.describe(rank)} ended with status {failure.exitcode} and left no note")

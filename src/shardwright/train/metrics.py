@@ -7,6 +7,7 @@ that nothing hid), and idle in the pipeline (waiting for another stage).
 import json
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,6 +20,8 @@ from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.flops import flops_per_token
 from shardwright.spec.job import JobSpec
+from shardwright.spec.memory import RankMemory
+from shardwright.train.account import measured_lines
 from shardwright.train.step import StepResult
 
 
@@ -127,6 +130,14 @@ class MetricsLog:
         """Record an evaluation on held-out text."""
         self._write({"step": step, "validation_loss": loss})
         self.say(f"step {step}: held-out loss {loss:.4f}")
+
+    def memory(self, predicted: Sequence[RankMemory], measured: Sequence[RankMemory]) -> None:
+        """Record the memory account, once: a line with both, by pipeline rank. Measured activations are 0."""
+        account = {"predicted": [m.as_dict() for m in predicted], "measured": [m.as_dict() for m in measured]}
+        self._file.write(json.dumps({"memory": account}) + "\n")
+        self._file.flush()
+        for line in measured_lines(predicted, measured):
+            self.say(line)
 
     def _write(self, values: dict[str, Any]) -> None:
         self._file.write(json.dumps(values) + "\n")

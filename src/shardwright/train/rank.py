@@ -25,6 +25,7 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
 from shardwright.train.build import job_mesh
+from shardwright.train.out_of_memory import OutOfMemoryError, is_out_of_memory, room_bytes
 
 Work = Callable[[JobSpec, Mesh, Path], Any]
 
@@ -56,7 +57,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank ended. Kinds, from cause to consequence: input, error, timeout, lost."""
+    """Why a rank ended. Kinds, from cause to consequence: input, memory, error, timeout, lost."""
 
     rank: int
     kind: str
@@ -64,6 +65,7 @@ class Failure:
     traceback: str = ""
     subject: str = ""  # of wrong input: what is wrong, and all its faults
     faults: tuple[str, ...] = ()
+    room_bytes: int = 0  # where memory ran out: what there was for this rank when it began
 
     def sentence(self, shape: MeshShape) -> str:
         """As the user reads it."""
@@ -80,7 +82,7 @@ class Failure:
 
 def failures_in(folder: Path) -> list[Failure]:
     """The notes that ranks left, causes first."""
-    order = ("input", "error", "timeout", "lost")
+    order = ("input", "memory", "error", "timeout", "lost")
     notes = []
     for path in sorted((folder / "failures").glob("rank*.json")):
         with suppress(ValueError):
@@ -94,10 +96,12 @@ def run_rank(
     """Join the other ranks, do the work, leave. If that fails, `tell` and end the process with status 1 or 2."""
     shape = MeshShape.of(job.plan)
     watch: Watch | None = None
+    room = 0
     try:
         torch.set_num_threads(num_threads or max(1, (os.cpu_count() or 1) // seat.local_world))
         device = choose_device(job.run.device, seat.local_rank)
         store = _join(seat, job, device)
+        room = room_bytes(device, seat.local_world)
         if store is not None:
             watch = Watch(
                 store, seat.rank, job.run.timeout_s, shape.describe,
@@ -115,7 +119,10 @@ def run_rank(
         raise SystemExit(2) from None
     except Exception as error:
         failure = Failure(seat.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
-        if watch is not None and _is_lost_connection(error):
+        if is_out_of_memory(error):
+            known = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
+            failure = Failure(seat.rank, "memory", str(known), room_bytes=room)
+        elif watch is not None and _is_lost_connection(error):
             # Another rank is gone. Whoever started us ends us in a moment, unless that rank was on another machine.
             time.sleep(4.0)
             failure = Failure(seat.rank, "lost", f"lost its connection; {watch.silent_ranks(seat.world)}")

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,10 +13,13 @@ from shardwright.parallel.collectives import barrier
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.job import job_program
 from shardwright.spec.job import JobSpec
+from shardwright.spec.memory import RankMemory
+from shardwright.train.account import measure_memory, predicted_lines
 from shardwright.train.build import Replica, build
 from shardwright.train.data import TokenFiles, prepare_tokens
 from shardwright.train.generate import generate
 from shardwright.train.metrics import MetricsLog, measure_shares
+from shardwright.train.out_of_memory import telling_what_is_held
 from shardwright.train.samples import Samples, unigram_loss
 from shardwright.train.step import StepResult, evaluate, train_step
 from shardwright.train.stream import train_stream
@@ -48,8 +51,11 @@ def my_share(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tenso
     return torch.from_numpy(batch).to(mesh.device)
 
 
-def train(job: JobSpec, mesh: Mesh, folder: Path) -> RunResult:
-    """Train to the end of the job. Every rank calls this; rank 0 speaks."""
+def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory] = ()) -> RunResult:
+    """Train to the end of the job. Every rank calls this; rank 0 speaks.
+
+    `predicted` is the memory account by pipeline rank, to be shown beside the one that is measured.
+    """
     start_s = time.perf_counter()
     tokens = _tokens_after_rank_0(job, mesh, folder)
     train_samples, held_out = tokens.train_samples(), tokens.validation_samples()
@@ -57,6 +63,8 @@ def train(job: JobSpec, mesh: Mesh, folder: Path) -> RunResult:
     log = MetricsLog(job, mesh, folder) if mesh.rank == 0 else None
     if log is not None:
         introduce(job, mesh, tokens, log)
+        for line in predicted_lines(predicted):
+            log.say(line)
     losses: list[float] = []
     validation_loss = None
     for first, num_steps in spans(job, replica):
@@ -64,7 +72,8 @@ def train(job: JobSpec, mesh: Mesh, folder: Path) -> RunResult:
         mesh.ledger.clear()
         if mesh.watch is not None:
             mesh.watch.step(first + 1)
-        results = train_span(job, replica, mesh, first, num_steps, train_samples)
+        with telling_what_is_held(replica.memory):
+            results = train_span(job, replica, mesh, first, num_steps, train_samples)
         step_s = (time.perf_counter() - start_of_span_s) / num_steps
         shares = measure_shares(mesh, step_s * num_steps)
         for step, result in enumerate(results, first + 1):
@@ -73,6 +82,10 @@ def train(job: JobSpec, mesh: Mesh, folder: Path) -> RunResult:
             if log is not None:
                 log.step(step, result, step_s, shares)
         done = first + num_steps
+        if first == 0:  # the optimizer has its state from the first update on
+            measured = measure_memory(mesh, replica)
+            if log is not None:
+                log.memory(predicted, measured)
         due = job.run.eval_every and done % job.run.eval_every == 0
         if held_out is not None and (due or done == job.optimizer.steps):
             validation_loss = held_out_loss(job, replica, mesh, held_out)
