@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from shardwright.model.rotary import rotary_angles, rotate
+from shardwright.model.rotary import rotary_angles
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec
@@ -37,6 +37,12 @@ SIZES = {
 MOST_ROUNDS, MOST_S = 60, 16.0
 
 
+def rotate(x_SBND: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn each pair by its angle."""
+    first, second = x_SBND.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
 class TorchAttention(nn.Module):
     """Attention in the layout of our own, [S, B, H], with a projection each for query, key and value."""
 
@@ -48,7 +54,8 @@ class TorchAttention(nn.Module):
         self.value = nn.Linear(spec.hidden, spec.num_kv_heads * spec.head_size, bias=False)
         self.out = nn.Linear(spec.heads * spec.head_size, spec.hidden, bias=False)
         self.is_grouped = spec.heads != spec.num_kv_heads
-        self.angles = rotary_angles(torch.arange(spec.sequence), spec.head_size, spec.rotary_base)
+        angles = rotary_angles(torch.arange(spec.sequence), spec.head_size, spec.rotary_base)
+        self.angles = tuple(angle.squeeze(2) for angle in angles)
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """[S, B, H] to [S, B, H]."""
@@ -133,7 +140,7 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
     """Check, measure and time one variant; the row of the table after its name."""
     spec, sequence_parallel = job.model, job.plan.sequence_parallel
     replica = build(job, mesh)
-    ours, buckets = replica.stages[0].layers["0"], replica.buckets[0]
+    ours, shards = replica.stages[0].layers["0"], replica.shards[0]
     whole = placed_parameters(plain_stage(job).layers["0"])
     weights = by_torch_names(spec, {name: p.detach() for name, p in whole.items()})
     theirs = torch_block(spec, weights, DeviceMesh("cpu", list(mesh.tp.ranks)), sequence_parallel)
@@ -151,12 +158,13 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
         return theirs(inputs[theirs])
 
     def our_pass() -> Tensor:
-        buckets.zero()
+        shards.zero()
         inputs[ours].grad = None
         y = our_forward()
         y.backward(dy_SBH)
-        buckets.reduce()  # gradients of norms, of which each rank has seen a part of the tokens
-        buckets.wait()
+        shards.arm()
+        shards.reduce()  # gradients of norms, of which each rank has seen a part of the tokens
+        shards.wait()
         return y
 
     def their_pass() -> Tensor:
@@ -171,7 +179,7 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
 
     check_close("the output", our_pass().detach(), their_pass().detach())
     check_close("the input gradient", inputs[ours].grad, inputs[theirs].grad)
-    gradients = by_torch_names(spec, {name: p.grad for name, p in placed_parameters(ours).items()})
+    gradients = by_torch_names(spec, {name: p.gradient for name, p in placed_parameters(ours).items()})
     for name, parameter in theirs.named_parameters():
         gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         check_close(f"the gradient of {name}", gradients[name], gradient)

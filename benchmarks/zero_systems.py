@@ -118,10 +118,11 @@ def _torch_step(
 
 
 def _wrapped(setting: Setting, model: nn.Module) -> DistributedDataParallel:
-    # The graph never changes and there are no buffers to send; gradients are reduced where they lie.
+    # There are no buffers to send, and gradients are reduced where they lie. That the graph never changes can't be
+    # said where microbatches accumulate: the first `no_sync` then fails in torch 2.13.
     return DistributedDataParallel(
-        model, gradient_as_bucket_view=True, static_graph=True, forward_sync_buffers=False,
-        bucket_cap_mb=setting.job.plan.bucket_mib,
+        model, gradient_as_bucket_view=True, static_graph=setting.job.num_microbatches == 1,
+        forward_sync_buffers=False, bucket_cap_mb=setting.job.plan.bucket_mib,
     )  # fmt: skip
 
 

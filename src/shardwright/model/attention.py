@@ -6,11 +6,12 @@ Shape suffixes: S sequence, B batch, H hidden, G key/value heads of this rank, Q
 N = G x Q query heads of this rank, D head width; s is S / tp under sequence parallel.
 """
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwright.model.forward_pass import ForwardPass
-from shardwright.model.rotary import rotate
+from shardwright.model.rotary import split_and_rotate
 from shardwright.parallel.parameter import sharded
 from shardwright.parallel.recipe import Recipe
 from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
@@ -48,14 +49,15 @@ class Attention(nn.Module):
         """[S, B, G x (Q + 2) x D] to [S, B, N x D]: biases, rotary positions and softmax(QK^T / sqrt(D)) V."""
         S, B, _ = qkv.shape
         qkv_SBGRD = qkv.view(S, B, -1, self.queries_per_group + 2, self.head_dim)
-        q_SBGQD, k_SBGD, v_SBGD = self._split(qkv_SBGRD)
-        q_SBND = q_SBGQD.reshape(S, B, -1, self.head_dim)
+        if self.qkv_bias is not None:
+            qkv_SBGRD = qkv_SBGRD + self._bias(self.qkv_bias)
         if run.angles is not None:
-            cosine, sine = run.angles
-            q_SBND, k_SBGD = rotate(q_SBND, cosine, sine), rotate(k_SBGD, cosine, sine)
-            v_SBGD = v_SBGD.contiguous()  # a view would keep all of qkv for the backward, for a part of it
+            q_SBGQD, k_SBGD, v_SBGD = split_and_rotate(qkv_SBGRD, *run.angles)
+        else:
+            q_SBGQD, k_SBGD, v_SBGD = qkv_SBGRD.split((self.queries_per_group, 1, 1), dim=3)
         out_BNSD = functional.scaled_dot_product_attention(
-            q_SBND.permute(1, 2, 0, 3), k_SBGD.permute(1, 2, 0, 3), v_SBGD.permute(1, 2, 0, 3),
+            q_SBGQD.reshape(S, B, -1, self.head_dim).permute(1, 2, 0, 3),
+            k_SBGD.squeeze(3).permute(1, 2, 0, 3), v_SBGD.squeeze(3).permute(1, 2, 0, 3),
             is_causal=True, enable_gqa=self.queries_per_group > 1,
         )  # fmt: skip
         return out_BNSD.permute(2, 0, 1, 3).reshape(S, B, -1)
@@ -64,14 +66,10 @@ class Attention(nn.Module):
         """[S, B, N x D] to [s, B, H]."""
         return self.out(attended_SBH, run.tp, recipe)
 
-    def _split(self, qkv_SBGRD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, with their biases."""
-        q, k, v = qkv_SBGRD.split((self.queries_per_group, 1, 1), dim=3)
-        if self.qkv_bias is not None:
-            q_bias, k_bias, v_bias = self.qkv_bias.split((self.queries_per_group, 1, 1), dim=1)
-            if not self.is_rotary:
-                # Without rotary a key bias adds the same number to all scores of a query, which softmax cancels. Its
-                # gradient is zero; left to autograd it would be rounding noise, and Adam makes steps of that.
-                k_bias = k_bias.detach()
-            q, k, v = q + q_bias, k + k_bias, v + v_bias
-        return q, k.squeeze(3), v.squeeze(3)
+    def _bias(self, bias_GRD: Tensor) -> Tensor:
+        if self.is_rotary:
+            return bias_GRD
+        # Without rotary a key bias adds the same number to all scores of a query, which softmax cancels. Its gradient
+        # is zero; left to autograd it would be rounding noise, and Adam makes steps of that.
+        q_bias, k_bias, v_bias = bias_GRD.split((self.queries_per_group, 1, 1), dim=1)
+        return torch.cat((q_bias, k_bias.detach(), v_bias), dim=1)

@@ -22,7 +22,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         ctx.dtype = logits_TV.dtype
         logits_TV = logits_TV.float()
         largest_T = all_reduce_max(logits_TV.amax(dim=-1), tp)
-        shifted_TV = logits_TV - largest_T[:, None]
+        shifted_TV = logits_TV.sub_(largest_T[:, None])  # nobody needs the logits afterwards
         rows_T = targets_T - first_row
         elsewhere_T = (rows_T < 0) | (rows_T >= logits_TV.shape[-1])
         rows_T = rows_T.masked_fill(elsewhere_T, 0)
@@ -45,6 +45,6 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 def vocabulary_cross_entropy(logits_TV: Tensor, targets_T: Tensor, first_row: int, tp: Axis) -> Tensor:
     """-log softmax(logits)[target] of each token, [T], float32; `first_row` is this rank's first row of the vocabulary.
 
-    The backward may run once: it reuses its memory.
+    The logits are overwritten. The backward may run once: it reuses its memory.
     """
     return _VocabularyCrossEntropy.apply(logits_TV, targets_T, first_row, tp)

@@ -87,7 +87,8 @@ class Masters:
             group["lr"] = rate
         borrowed = None
         if gradients.dtype == torch.float32:
-            gradients.mul_(factor)
+            if factor != 1.0:
+                gradients.mul_(factor)
         else:
             borrowed = pool.borrow(gradients.numel(), torch.float32)
             gradients = torch.mul(gradients, factor, out=borrowed)

@@ -93,7 +93,7 @@ class _Run:
     tokens: Sequence[Tensor]
     versions: dict[Key, int]
     microbatches: Sequence[Microbatch] | None
-    loss_scale: float
+    loss_factor: float
     outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
     inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
     gradients: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
@@ -109,8 +109,7 @@ class _Run:
 class PipelineExecutor:
     """Runs programs on this rank's stages.
 
-    A microbatch's loss is the mean over its tokens; gradients add up over microbatches and replicas, and are divided
-    by their number once, at the optimizer step.
+    A microbatch's loss is the mean over its tokens; gradients add up over microbatches and replicas.
 
     After a run, `performed` is what was done and when, `peak_alive` the most (stage, microbatch) pairs whose
     activations were kept at once, `peak_inputs` the most of which only the stage's input was, and `versions_seen` the
@@ -134,17 +133,17 @@ class PipelineExecutor:
 
     def run(
         self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None,
-        microbatches: Sequence[Microbatch] | None = None, loss_scale: float = 1.0,
+        microbatches: Sequence[Microbatch] | None = None, loss_factor: float = 1.0,
     ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
 
         `microbatches` says which samples those are; without it nothing is dropped out. Gradients are those of the
-        loss times `loss_scale`.
+        losses times `loss_factor`.
 
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
         stashed = program.weights != "current" and program.trains
-        run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_scale)
+        run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factor)
         row = program.ranks[self._mesh.pp.index]
         for stage, stash in self._stashes.items() if stashed else ():
             stash.expect([version for (s, _), version in run.versions.items() if s == stage])
@@ -253,7 +252,7 @@ class PipelineExecutor:
         stage, i = key
         self._load_weights(key, run)
         if stage == run.program.num_stages - 1:
-            gradient = torch.full((), run.loss_scale, device=self._mesh.device)
+            gradient = torch.full((), run.loss_factor, device=self._mesh.device)
         else:
             gradient, arrival = run.gradients.pop(key)
             if arrival is not None:

@@ -70,9 +70,7 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
     def update(_: Action) -> None:
         nonlocal norm, skipped
         replica.finish_gradients()
-        # Gradients are sums over microbatches and replicas, each of a mean over tokens.
-        mean = 1.0 / (job.num_microbatches * job.plan.dp * scale)
-        norm = replica.gradient_norm() * mean
+        norm = replica.gradient_norm() / scale
         if scaling is not None:
             # The norm is of all gradients of all ranks: they agree on whether one of them is not a number.
             skipped = not math.isfinite(norm)
@@ -81,14 +79,17 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
             clip = optimizer_spec.clip_grad_norm
             clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
             for shards in replica.shards.values():
-                shards.update(mean * clipped, rate)
+                shards.update(clipped / scale, rate)
         replica.end_float8_step()
 
     for shards in replica.shards.values():
         shards.zero()
+    # Gradients are summed over microbatches and replicas, each of a mean over tokens.
+    mean = 1.0 / (job.num_microbatches * job.plan.dp)
     losses = replica.executor.run(
-        replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update, numbered(job, mesh, step), scale
-    )
+        replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update,
+        numbered(job, mesh, step), mean * scale,
+    )  # fmt: skip
     return StepResult(
         mean_loss(losses, job, mesh), None if skipped else norm, rate, scale if scaling is not None else None, skipped
     )

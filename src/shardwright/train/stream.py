@@ -61,14 +61,15 @@ def train_stream(
         shards = replica.shards[stage]
         shards.wait()
         replica.stashes[stage].before_update()
-        shards.update(mean, learning_rate(job.optimizer, first_step + action.microbatch // per_batch))
+        shards.update(1.0, learning_rate(job.optimizer, first_step + action.microbatch // per_batch))
         shards.zero()
 
     for shards in replica.shards.values():
         shards.zero()
     losses = replica.executor.run(
-        program, MicrobatchStream(job, num_batches, batch_of), update, numbered(job, mesh, first_step, num_batches)
-    )
+        program, MicrobatchStream(job, num_batches, batch_of), update,
+        numbered(job, mesh, first_step, num_batches), mean,
+    )  # fmt: skip
     results = []
     for batch in range(num_batches):
         mine = {i: losses[i] for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses}
