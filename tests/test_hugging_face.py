@@ -16,7 +16,6 @@ from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.mesh import make_mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.parallel.tensor import Cut
-from shardwright.parallel.tied import TiedEmbedding
 from shardwright.spec import catalog
 from shardwright.spec.mesh import MeshShape
 from shardwright.spec.model import ModelSpec

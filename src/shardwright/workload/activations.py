@@ -155,7 +155,7 @@ def layer_of(job: JobSpec) -> Layer:
     sizes |= {f"whole {name}": size for name, size in sizes.items()}
     sizes |= {f"whole {name}": whole_stream for name in ("attention normal", "middle", "mlp normal", "output")}
 
-    if model.positions == "rotary" or model.bias:
+    if model.positions == "rotary":
         qkv_kept: tuple[str, ...] = ("query", "key", "value")
     elif model.heads == model.num_kv_heads:
         qkv_kept = ("qkv",)  # three views of it
