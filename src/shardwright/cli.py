@@ -212,10 +212,13 @@ def _load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     from shardwright.schedule.job import plan_faults
     from shardwright.spec.base import PlanError
     from shardwright.spec.load import load_job
+    from shardwright.workload.recompute import choices
 
     spec = load_job(job, list(overrides))
     if faults := plan_faults(spec):
         raise PlanError(f"job {job}", faults)
+    if spec.plan.recompute == "budget":
+        choices(spec)  # tells whether the limit can be met
     return spec
 
 

@@ -30,8 +30,8 @@ from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
 from shardwright.spec.mesh import MeshShape
-from shardwright.spec.plan import named_policies
 from shardwright.train.optimizer import GradientNorm, make_adamw
+from shardwright.workload.recompute import rank_policies
 
 NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -102,7 +102,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     """Make this rank's part of the job, with its initial weights."""
     plan, program = job.plan, job_program(job)
     placement, here = program.placement, mesh.pp.index
-    policies = named_policies(plan, job.model.layers)
+    policies = rank_policies(job, here)
     stages = {
         stage: DecoderStage(
             job.model, stage_span(plan, job.model.layers, stage), Cut(mesh.tp, plan.sequence_parallel), policies

@@ -1,0 +1,168 @@
+"""plan.recompute = "budget": what is chosen fits its limit, on paper and as measured, and costs the least."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from cases import made_up_tokens, record, small_job
+from live_bytes import LiveBytes
+from ranks import run_on_mesh
+from shardwright.measure.verify import compare
+from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.parameter import placed_parameters
+from shardwright.schedule.job import job_program
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.recompute import KEEP_ALL, WHOLE_LAYER, Policy
+from shardwright.train.build import build
+from shardwright.train.step import train_step
+from shardwright.workload.activations import layer_of
+from shardwright.workload.peak import bytes_at, moments, peak
+from shardwright.workload.recompute import GIB, Prices, choices, choose, job_stages, ladder, options
+
+PRICES = Prices()
+
+
+def budget_job(limit_bytes: float = GIB, **fields: Any) -> JobSpec:
+    fields = {"pp": 4, "layers": 12, "batch": 8, **fields}
+    job = small_job(recompute="budget", memory_limit_gib=limit_bytes / GIB, **fields)
+    return job.model_copy(update={"model": job.model.model_copy(update={"sequence": 64})})
+
+
+def peaks_with(job: JobSpec, policy: Policy) -> list[int]:
+    """Predicted peak of each pipeline rank, all layers with one policy."""
+    program = job_program(job)
+    policies = dict.fromkeys(range(job.model.layers), policy)
+    return [peak(moments(program, rank), job_stages(job, program, rank, policies))[0] for rank in range(job.plan.pp)]
+
+
+def between(job: JobSpec, share: float) -> float:
+    """A limit so far between what the first rank needs with all layers recomputed (0) and with none (1)."""
+    least, most = max(peaks_with(job, WHOLE_LAYER)), max(peaks_with(job, KEEP_ALL))
+    return least + share * (most - least)
+
+
+def live_peak(mesh: Mesh, job: JobSpec) -> int:
+    """The most bytes that saved tensors of this rank held in a training step."""
+    replica = build(job, mesh)
+    tokens = made_up_tokens(job, 0)
+    constants = [p.detach() for stage in replica.stages.values() for p in placed_parameters(stage).values()]
+    constants += [angle for stage in replica.stages.values() for angle in stage.angles or ()]
+    with LiveBytes([*constants, tokens]) as live:
+        train_step(job, replica, mesh, 0, tokens)
+    assert live.now == 0
+    return live.peak
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9])
+def test_limit_holds_as_measured_and_costs_less_than_full(share: float) -> None:
+    limit = between(budget_job(), share)
+    job = budget_job(limit)
+    found = choices(job)
+    layer = layer_of(job)
+    full = layer.work_again(WHOLE_LAYER).flops
+    for rank, (choice, measured) in enumerate(zip(found, run_on_mesh(job, live_peak, job), strict=True)):
+        assert choice.peak_bytes <= choice.limit_bytes == int(limit)
+        assert measured <= choice.peak_bytes
+        assert measured >= 0.9 * choice.peak_bytes
+        if share > 0:
+            assert choice.flops < len(choice.policies) * full
+        assert rank == 0 or choice.flops <= found[rank - 1].flops  # early stages hold more microbatches
+    if share < 0.9:
+        assert found[0].flops > found[-1].flops
+    assert max(peaks_with(job, KEEP_ALL)) > limit
+
+
+@pytest.mark.parametrize("policy", [KEEP_ALL, WHOLE_LAYER, frozenset({"norm", "attention", "activation"})])
+def test_predicted_peak_is_the_measured_one(policy: Policy) -> None:
+    fields: dict[str, Any] = {"recompute": "none"}
+    if policy == WHOLE_LAYER:
+        fields = {"recompute": "full"}
+    elif policy:
+        fields = {"recompute": "selective", "recompute_operators": sorted(policy)}
+    job = small_job(pp=4, layers=12, batch=8, **fields)
+    for predicted, measured in zip(peaks_with(job, policy), run_on_mesh(job, live_peak, job), strict=True):
+        # Where something is computed again, its last result is held too, but not by autograd.
+        assert 0.85 * predicted <= measured <= predicted
+        if policy == KEEP_ALL:
+            assert measured == predicted
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-h1", "zb-v", "dualpipev", "gpipe"])
+def test_any_schedule(schedule: str) -> None:
+    fields: dict[str, Any] = {"schedule": schedule, "pp": 2, "layers": 8}
+    if schedule == "interleaved-1f1b":
+        fields["virtual_stages"] = 2
+    job = budget_job(between(budget_job(**fields), 0.4), **fields)
+    found = choices(job)
+    assert all(choice.peak_bytes <= choice.limit_bytes for choice in found)
+    assert len({policy for choice in found for policy in choice.policies.values()}) > 1
+    one = run_on_mesh(job.as_one_rank(), record, job.as_one_rank(), 2)[0]
+    assert compare(run_on_mesh(job, record, job, 2), one).bitwise
+
+
+def cost_of(job: JobSpec, policies: tuple[Policy, ...]) -> float:
+    by_policy = {option.policy: option.cost for option in options(layer_of(job), PRICES)}
+    return sum(by_policy[policy] for policy in policies)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.4, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_no_choice_is_cheaper_by_more_than_a_step(pp: int, share: float) -> None:
+    """Against all combinations of policies: at most the dearest step of one layer above the best of them."""
+    job = budget_job(pp=pp, layers=4 * pp)
+    layer, program = layer_of(job), job_program(job)
+    every = options(layer, PRICES)
+    dearest_step = max(b.cost - a.cost for a, b in itertools.pairwise(ladder(every)))
+    limit = int(between(job, share))
+    stages = job_stages(job, program, 0, dict.fromkeys(range(4 * pp), KEEP_ALL))
+    when = moments(program, 0)
+    chosen = choose(layer, stages, when, limit, PRICES)
+    assert chosen is not None
+    ours = cost_of(job, tuple(held.policy for held in chosen[0].layers))
+    best = float("inf")
+    # Only how many layers have which policy matters, if those that keep less come first.
+    for combination in itertools.combinations_with_replacement(sorted(every, key=lambda o: o.kept_bytes), 4):
+        policies = dict(enumerate(option.policy for option in combination))
+        tried = job_stages(job, program, 0, policies | dict.fromkeys(range(4, 4 * pp), KEEP_ALL))
+        if peak(when, tried)[0] <= limit:
+            best = min(best, sum(option.cost for option in combination))
+    assert best <= ours <= best + dearest_step
+
+
+def test_ladder_gets_steeper() -> None:
+    layer = layer_of(budget_job())
+    steps = ladder(options(layer, PRICES))
+    assert steps[0].policy == KEEP_ALL and steps[-1].policy == WHOLE_LAYER
+    assert len(steps) >= 4
+    rates = [(b.cost - a.cost) / (a.kept_bytes - b.kept_bytes) for a, b in itertools.pairwise(steps)]
+    assert rates == sorted(rates)
+
+
+def test_limit_that_nothing_meets_says_by_how_much() -> None:
+    least = max(peaks_with(budget_job(), WHOLE_LAYER))
+    with pytest.raises(PlanError) as caught:
+        choices(budget_job(0.5 * least))
+    text = str(caught.value)
+    assert "pipeline rank 0 holds" in text and f"{least:,}" in text and "stage 0" in text and "set it to" in text
+    assert choices(budget_job(least))[0].peak_bytes <= least
+
+
+def test_moments_hold_what_the_schedule_says() -> None:
+    """1F1B: rank r holds p - r microbatches at most; its backward begins with all of them there."""
+    job = budget_job()
+    program = job_program(job)
+    for rank in range(4):
+        alive = {sum(moment.microbatches.values()) for moment in moments(program, rank)}
+        assert max(alive) == 4 - rank
+    stages = job_stages(job, program, 3, dict.fromkeys(range(12), KEEP_ALL))
+    most, moment = peak(moments(program, 3), stages)
+    assert most == bytes_at(moment, stages) == stages[3].kept_bytes
+
+
+def test_many_layers_and_ranks() -> None:
+    """Choosing is arithmetic: 126 layers over 16 ranks and 64 microbatches."""
+    fields: dict[str, Any] = {"pp": 16, "layers": 126, "batch": 64}
+    job = budget_job(between(budget_job(**fields), 0.3), **fields)
+    assert len(choices(job)) == 16
