@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shardwright.parallel.data import GradientBuckets
 
 from cases import made_up_tokens, shapes, small_job
 from ranks import run_on_mesh
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import PlacedParameter, placed_parameters
 from shardwright.parallel.pipeline import PipelineExecutor
+from shardwright.parallel.shard import ShardedStage
 from shardwright.schedule.action import Kind
 from shardwright.schedule.check import program_faults
 from shardwright.schedule.gather import add_gathers
@@ -165,10 +165,10 @@ def test_the_next_step_gathers_what_the_optimizer_changed() -> None:
 
 
 class LostUnlessGathered:
-    """Buckets whose parameters are wiped out by L and come back with G. It records what it is told."""
+    """A stage whose parameters are wiped out by L and come back with G. It records what it is told."""
 
-    def __init__(self, buckets: GradientBuckets, parameters: list[PlacedParameter]) -> None:
-        self._buckets, self._parameters = buckets, parameters
+    def __init__(self, shards: ShardedStage, parameters: list[PlacedParameter]) -> None:
+        self._whole, self._parameters = shards, parameters
         self._shards = [p.detach().clone() for p in parameters]
         self.told: list[str] = []
         self._wipe()
@@ -189,14 +189,14 @@ class LostUnlessGathered:
 
     def arm(self) -> None:
         self.told.append("arm")
-        self._buckets.arm()
+        self._whole.arm()
 
     def reduce(self) -> None:
         self.told.append("R")
-        self._buckets.reduce()
+        self._whole.reduce()
 
     def wait(self) -> None:
-        self._buckets.wait()
+        self._whole.wait()
         self.restore()
 
     def restore(self) -> None:
@@ -208,10 +208,13 @@ class LostUnlessGathered:
         self._wipe()
 
     def zero(self) -> None:
-        self._buckets.zero()
+        self._whole.zero()
 
-    def scale(self, factor: float) -> None:
-        self._buckets.scale(factor)
+    def reduce_late(self) -> None:
+        self._whole.reduce_late()
+
+    def update(self, factor: float, rate: float) -> None:
+        self._whole.update(factor, rate)
 
 
 def train(mesh: Mesh, job: JobSpec, gathers: bool) -> tuple[list[float], list[torch.Tensor], list[str], Any]:
@@ -221,10 +224,10 @@ def train(mesh: Mesh, job: JobSpec, gathers: bool) -> tuple[list[float], list[to
     holders = {}
     if gathers:
         program = add_gathers(job_program(job))
-        holders = {stage: LostUnlessGathered(replica.buckets[stage], held) for stage, held in parameters.items()}
+        holders = {stage: LostUnlessGathered(replica.shards[stage], held) for stage, held in parameters.items()}
         executor = PipelineExecutor(dict(replica.stages), holders, mesh)
         replica = replace(
-            replica, program=program, evaluation=forward_of(program), executor=executor, buckets=holders  # type: ignore[arg-type]
+            replica, program=program, evaluation=forward_of(program), executor=executor, shards=holders  # type: ignore[arg-type]
         )  # fmt: skip
     losses = []
     for step in range(2):

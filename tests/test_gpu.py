@@ -1,5 +1,7 @@
 """What one GPU can show: the same job on CUDA as on the CPU, timed by events and within its memory."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -33,6 +35,24 @@ def test_cuda_trains_to_what_the_cpu_does(kind: str) -> None:
     assert verdict.max_loss_difference < 1e-5
     assert verdict.max_grad_norm_relative_difference < 1e-5
     assert verdict.max_parameter_relative_difference < 1e-4
+
+
+def test_dropout_recomputation_and_offload_on_cuda() -> None:
+    """The same elements as on the CPU are dropped; recomputed and fetched from the host, the bits are the same."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    device = torch.device("cuda", 0)
+
+    def with_dropout(**plan: Any) -> JobSpec:
+        job = small_job("llama", microbatch_size=2, **plan)
+        return job.model_copy(update={"model": job.model.model_copy(update={"dropout": 0.1})})
+
+    plain = record_on(device, with_dropout())
+    verdict = compare([plain], record_on(torch.device("cpu"), with_dropout()))
+    assert verdict.max_loss_difference < 1e-5
+    for away in (False, True):
+        again = record_on(device, with_dropout(recompute="full", offload_activations=away))
+        assert again.steps == plain.steps
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(again.boxes, plain.boxes, strict=True))
 
 
 def test_shares_and_memory_are_measured() -> None:

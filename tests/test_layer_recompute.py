@@ -9,12 +9,14 @@ from cases import made_up_tokens, record, small_job
 from ranks import run_on_mesh
 from shardwright.measure.verify import Record
 from shardwright.parallel.mesh import Mesh
+from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
 from shardwright.train.step import train_step
 
 POLICIES: dict[str, dict[str, Any]] = {
     "full": {"recompute": "full"},
+    "stage": {"recompute": "stage"},
     "every-other": {"recompute": "full", "recompute_every": 2},
     "attention": {"recompute": "selective"},
     "norm": {"recompute": "selective", "recompute_operators": ["norm"]},
@@ -86,3 +88,22 @@ def test_output_products_are_not_computed_again() -> None:
     counts = [run_on_mesh(job, collectives, job)[0] for job in (small_job(tp=2), small_job(tp=2, recompute="full"))]
     layers, microbatches = 4, 8
     assert counts[1] - counts[0] == layers * microbatches
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"recompute_operators": ["norm"]}, "recompute_operators is for selective recomputation"),
+        ({"recompute": "selective", "recompute_operators": []}, "name some of norm, qkv, attention, up, activation"),
+        ({"recompute": "selective", "recompute_operators": ["qkv"]}, "add 'attention'"),
+        ({"recompute": "selective", "recompute_operators": ["up", "norm"]}, "add 'activation'"),
+        ({"recompute_every": 2}, "plan.recompute_every 2 needs something to recompute"),
+        ({"recompute": "budget"}, "needs a limit"),
+        ({"recompute": "full", "memory_limit_gib": 1.0}, "memory_limit_gib 1 is for"),
+        ({"recompute": "selective", "recompute_operators": ["softmax"]}, "recompute_operators"),
+    ],
+)
+def test_contradictions_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        small_job(**fields)
+    assert said in str(caught.value)

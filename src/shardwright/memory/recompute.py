@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.memory.offload import Convoy
 from shardwright.parallel.recipe import Recipe
 
 Results = tuple[Tensor, ...]
@@ -28,23 +29,29 @@ Operator = Callable[[Tensor, Recipe | None], Tensor]  # a product may get the re
 class Region:
     """One region of one microbatch: the recipe of its last result. Used for one forward and one backward."""
 
-    def __init__(self, again: Callable[[Tensor], Results], x: Tensor) -> None:
+    def __init__(self, again: Callable[[Tensor], Results], x: Tensor, convoy: Convoy | None = None) -> None:
         self._again: Callable[[Tensor], Results] | None = again
         self._input: Tensor | None = x
+        self._convoy = convoy
+        self._number = -1
         self._leaf: Tensor | None = None
         self._made: Results = ()
 
     def keep(self) -> Results:
-        """The region's input, for the product that follows the region to keep."""
+        """The region's input, for the product that follows the region to keep; nothing, if it is sent away."""
         x, self._input = self._input, None
         assert x is not None, "a region has one product that follows it"
-        return (x,)
+        if self._convoy is None:
+            return (x,)
+        self._number = self._convoy.send(x)
+        return ()
 
     def make(self, kept: Results) -> Tensor:
         """Run the region again. Returns its last result."""
         again, self._again = self._again, None
         assert again is not None, "a region is recomputed once"
-        self._leaf = kept[0].detach().requires_grad_()
+        x = kept[0] if self._convoy is None else self._convoy.bring(self._number)
+        self._leaf = x.detach().requires_grad_()
         with torch.enable_grad():
             self._made = again(self._leaf)
         return self._made[-1].detach()
@@ -76,13 +83,16 @@ class _Forget(torch.autograd.Function):
         return None, None, ctx.region.pass_back(grads)
 
 
-def forget(run: Callable[[Tensor], Results], again: Callable[[Tensor], Results], x: Tensor) -> tuple[Results, Recipe]:
-    """Run a region and keep nothing of it. Returns its results, and the recipe of the last one.
+def forget(
+    run: Callable[[Tensor], Results], again: Callable[[Tensor], Results], x: Tensor, convoy: Convoy | None = None
+) -> tuple[Results, Recipe]:
+    """Run a region and keep its input alone, or send that away with `convoy`. Returns its results, and the recipe of
+    the last one.
 
     That one must go into a matrix product, together with the recipe, and nowhere else. `again` does what `run` does,
     to the bit, with collectives that a backward pass may use.
     """
-    region = Region(again, x)
+    region = Region(again, x, convoy)
     return _Forget.apply(region, run, x), region
 
 

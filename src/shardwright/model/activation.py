@@ -39,8 +39,9 @@ class _GatedActivation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (dy_SBF,) = grads
-        gate_SBF, up_SBF = ctx.saved_tensors[0].chunk(2, dim=-1)
-        gradient_SBF2 = torch.empty_like(ctx.saved_tensors[0])
+        (fused_SBF2,) = ctx.saved_tensors
+        gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
+        gradient_SBF2 = torch.empty_like(fused_SBF2)
         dgate_SBF, dup_SBF = gradient_SBF2.chunk(2, dim=-1)
         torch.mul(dy_SBF, activate(gate_SBF, ctx.name), out=dup_SBF)
         dactivated_SBF = dy_SBF * up_SBF

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from shardwright.memory.offload import Convoy, HostPool
 from shardwright.memory.recompute import Operator, Results, chain, forget
 from shardwright.model.attention import Attention
 from shardwright.model.dropout import Dropout
@@ -71,7 +72,7 @@ class Block(nn.Module):
         recipe: Recipe | None
         if LAYER in self.policy:
             (x_sBH, inner_SBF), recipe = forget(
-                lambda x: self._before_down(x, run), lambda x: self._before_down(x, run.in_backward), x_sBH
+                lambda x: self._before_down(x, run), lambda x: self._before_down(x, run.in_backward), x_sBH, run.convoy
             )
         else:
             x_sBH = self._attention(x_sBH, run, self.policy)
@@ -116,11 +117,13 @@ class DecoderStage(nn.Module):
     """One stage. Layers keep their number in the whole model, so that a parameter's name is the same in any plan."""
 
     def __init__(
-        self, spec: ModelSpec, span: StageSpan, cut: Cut, policies: Mapping[int, Policy] | None = None
-    ) -> None:
-        """`policies` say what layers recompute, by their number in the whole model; others keep all."""
+        self, spec: ModelSpec, span: StageSpan, cut: Cut, policies: Mapping[int, Policy] | None = None,
+        host: HostPool | None = None,
+    ) -> None:  # fmt: skip
+        """`policies` say what layers recompute, by their number in the whole model; others keep all. Where there is a
+        `host`, inputs of layers that keep nothing else wait there for the backward."""
         super().__init__()
-        self.spec, self.span, self.cut = spec, span, cut
+        self.spec, self.span, self.cut, self.host = spec, span, cut, host
         self.through: Passage = _straight
         self.angles: tuple[Tensor, Tensor] | None = None
         learned = spec.positions == "learned"
@@ -180,7 +183,8 @@ class DecoderStage(nn.Module):
 
     def forward_pass(self, microbatch: Microbatch | None = None) -> ForwardPass:
         """What the layers share in one pass; without a microbatch nothing is dropped out."""
-        return ForwardPass(self.cut.tp, self.angles, microbatch)
+        convoy = None if self.host is None or microbatch is None else Convoy(self.host)
+        return ForwardPass(self.cut.tp, self.angles, microbatch, convoy)
 
     def forward(self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None) -> Tensor:
         """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.
@@ -191,8 +195,10 @@ class DecoderStage(nn.Module):
         run = self.forward_pass(microbatch)
         if self.embedding is not None:
             x = self.through("embedding", partial(self._embed, run), x)
-        for name, layer in self.layers.items():
-            x = self.through(name, partial(layer, run=run), x)
+        for index, (name, layer) in enumerate(self.layers.items()):
+            # The pipeline holds a stage's input for its gradient: sending that away would free nothing.
+            is_held = index == 0 and not self.span.is_first
+            x = self.through(name, partial(layer, run=replace(run, convoy=None) if is_held else run), x)
         if self.norm is not None:
             x = self.through("head", partial(self._finish, targets_BS), x)
         return x

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from shardwright.memory.offload import Convoy
 from shardwright.parallel.collectives import Axis
 from shardwright.parallel.microbatch import Microbatch
 
@@ -11,11 +12,14 @@ from shardwright.parallel.microbatch import Microbatch
 @dataclass(frozen=True)
 class ForwardPass:
     """`tp` carries the collectives of this pass. `angles` are cosine and sine of the rotary positions, if there are
-    any. There is no `microbatch` where nothing is trained, and then nothing is dropped out."""
+    any. There is no `microbatch` where nothing is trained, and then nothing is dropped out. A `convoy` takes inputs
+    of recomputed layers to the host.
+    """
 
     tp: Axis
     angles: tuple[Tensor, Tensor] | None
     microbatch: Microbatch | None
+    convoy: Convoy | None = None
 
     @property
     def in_backward(self) -> "ForwardPass":

@@ -6,7 +6,7 @@ nothing. The first half works on tensors; the second half is differentiable.
 Shapes: leading dim is the one that is gathered and scattered, so that no copy is needed before or after.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,9 @@ from shardwright.parallel.watch import Watch
 # torch 2.13 renamed these two and warns at the old names; 2.11 knows the old names alone.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+# Tells the messages of an exchange from those of a pipeline, should they ever share a group.
+EXCHANGE_TAG = 2**30
 
 
 @dataclass(frozen=True)
@@ -108,32 +111,84 @@ def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.R
 
 
 def start_all_gather(out: Tensor, x: Tensor, axis: Axis) -> Pending:
-    """Concatenate each rank's `x` along dim 0 into `out`. Shapes [n, ...] and [n * size, ...]."""
-    if axis.size == 1:
-        out.copy_(x)
-        return _done(axis)
-    return _start(axis, "all_gather", out, _all_gather(out, x.contiguous(), group=axis.group, async_op=True))
+    """Concatenate each rank's `x` along dim 0 into `out`. Shapes [n, ...] and [n * size, ...].
 
-
-def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
-    """Sum `x` over the axis and keep this rank's share of dim 0. Shapes [n, ...] and [n * size, ...].
-
-    Gloo's own reduce-scatter sends as much as an all-reduce, twice what is needed. There we exchange the shares
-    (all-to-all) and add them up here, in rank order.
+    `x` may be this rank's part of `out`. Over Gloo each rank sends its part to each other straight into place: as many
+    bytes as a ring, without the copies that Gloo's own all-gather makes.
     """
     if axis.size == 1:
         out.copy_(x)
         return _done(axis)
     x = x.contiguous()
-    if dist.get_backend(axis.group) != "gloo":
+    if not _is_gloo(axis):
+        return _start(axis, "all_gather", out, _all_gather(out, x, group=axis.group, async_op=True))
+    parts = out.chunk(axis.size)
+    if parts[axis.index].data_ptr() != x.data_ptr():
+        parts[axis.index].copy_(x)
+    return _start(axis, "all_gather", out, _exchange([x] * axis.size, parts, axis))
+
+
+def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Sum `x` over the axis and keep this rank's share of dim 0. Shapes [n, ...] and [n * size, ...].
+
+    `out` may be this rank's share of `x`. Gloo's own reduce-scatter sends as much as an all-reduce, twice what is
+    needed. There each rank sends every other its share, and they are added up here, in float32.
+    """
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    x = x.contiguous()
+    if not _is_gloo(axis):
         return _start(axis, "reduce_scatter", x, _reduce_scatter(out, x, group=axis.group, async_op=True))
-    shares = torch.empty_like(x)
-    work = dist.all_to_all_single(shares, x, group=axis.group, async_op=True)
+    shares = x.chunk(axis.size)
+    arriving = x.new_empty(axis.size - 1, *out.shape)
+    others = iter(arriving)
+    received = [shares[i] if i == axis.index else next(others) for i in range(axis.size)]
 
     def add_up() -> None:
-        torch.sum(shares.view(axis.size, *out.shape), dim=0, out=out)
+        mine = shares[axis.index]
+        if axis.size == 2:
+            torch.add(mine, arriving[0], out=out)
+        elif x.dtype == torch.float32:
+            torch.add(mine, arriving[0], out=out)
+            for share in arriving[1:]:
+                out.add_(share)
+        else:
+            out.copy_(mine.float() + arriving.sum(dim=0, dtype=torch.float32))
 
-    return _start(axis, "reduce_scatter", x, work, add_up)
+    return _start(axis, "reduce_scatter", x, _exchange(shares, received, axis), add_up)
+
+
+def _is_gloo(axis: Axis) -> bool:
+    return bool(dist.get_backend(axis.group) == "gloo")
+
+
+class _Exchange:
+    """Sends and receives that are over together."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def is_completed(self) -> bool:
+        """Whether all are over."""
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self) -> None:
+        """Block until all are over."""
+        for work in self._works:
+            work.wait()
+
+
+def _exchange(mine: Sequence[Tensor], theirs: Sequence[Tensor], axis: Axis) -> _Exchange:
+    """Give `mine[i]` to index i and take its `theirs[i]`, of every other index of the axis.
+
+    Messages between two ranks arrive in the order in which they were sent, so exchanges may be under way one behind
+    another. Each rank begins with its neighbour, so that not all send to one.
+    """
+    around = [(axis.index + step) % axis.size for step in range(1, axis.size)]
+    works = [dist.irecv(theirs[i], axis.ranks[i], group=axis.group, tag=EXCHANGE_TAG) for i in reversed(around)]
+    works += [dist.isend(mine[i], axis.ranks[i], group=axis.group, tag=EXCHANGE_TAG) for i in around]
+    return _Exchange(works)
 
 
 def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:

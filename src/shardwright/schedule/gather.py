@@ -11,7 +11,7 @@ one and travels under it. So at most the stages of two neighbouring runs are the
 most four.
 
 Gradients are sharded likewise, so they can't wait for the last backward: they are reduced, and added to the shard,
-after each stretch of B and W of one stage, and where there is no pipeline after each microbatch. Where a pipeline
+after each stretch of B and W of one stage, and of a model in one piece after each microbatch. Where a pipeline
 holds a stage twice (DualPipe), the two copies end such stretches at different moments; there one reduction at the end
 stays.
 """
@@ -35,14 +35,14 @@ def add_gathers(program: Program) -> Program:
 
 
 def reduce_by_run(program: Program) -> Program:
-    """The same program with an R after each stretch of B and W of one stage; on a single rank, after each B.
+    """The same program with an R after each stretch of B and W of one stage; if there is but one stage, after each B.
 
     ValueError for a schedule that keeps older versions of its weights.
     """
     _refuse_versions(program)
     if program.placement.num_copies > 1:
         return program
-    by_microbatch = program.num_ranks == 1
+    by_microbatch = program.num_stages == 1
     return replace(program, ranks=tuple(_reduced_by_run(row, by_microbatch) for row in program.ranks))
 
 

@@ -40,4 +40,9 @@ def recompute_faults(plan: PlanSpec) -> list[str]:
             f'plan.memory_limit_gib {plan.memory_limit_gib:g} is for plan.recompute = "budget", and that is '
             f'{plan.recompute!r}; use plan.recompute = "budget"'
         )
+    if plan.offload_activations and plan.recompute != "full":
+        faults.append(
+            "plan.offload_activations sends away the one tensor that a recomputed layer keeps, and plan.recompute is "
+            f'{plan.recompute!r}; use plan.recompute = "full", or plan.offload_activations = false'
+        )
     return faults

@@ -102,6 +102,10 @@ class PlanSpec(Spec):
     memory_limit_gib: Annotated[float, Field(ge=0)] = Field(
         0.0, description="budget: most GiB of activations on a rank; what is dearest to compute again is kept."
     )
+    offload_activations: bool = Field(
+        False,
+        description="full: inputs of layers wait for the backward in host memory, and come back ahead of it.",
+    )
     bucket_mib: Annotated[float, Field(gt=0)] = Field(
         25.0, description="Gradients are reduced over dp in buckets of this many MiB, during the backward."
     )

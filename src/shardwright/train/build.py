@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from shardwright.memory.offload import HostPool
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.account import measured_memory
 from shardwright.parallel.buffers import BufferPool
@@ -102,9 +103,10 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     plan, program = job.plan, job_program(job)
     placement, here = program.placement, mesh.pp.index
     policies = rank_policies(job, here)
+    host = HostPool(mesh.device) if plan.offload_activations else None
     stages = {
         stage: DecoderStage(
-            job.model, stage_span(plan, job.model.layers, stage), Cut(mesh.tp, plan.sequence_parallel), policies
+            job.model, stage_span(plan, job.model.layers, stage), Cut(mesh.tp, plan.sequence_parallel), policies, host
         ).prepare(mesh.device, NUMBERS[job.precision.compute])
         for stage in placement.stages_of(here)
     }
