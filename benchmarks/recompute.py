@@ -29,8 +29,8 @@ from shardwright.spec.recompute import KEEP_ALL, OPERATORS, WHOLE_LAYER, Policy
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.step import train_step
 from shardwright.workload.activations import layer_of
-from shardwright.workload.peak import moments, peak
-from shardwright.workload.recompute import GIB, choices, job_stages
+from shardwright.workload.peak import job_stages, moments, peak
+from shardwright.workload.recompute import GIB, choices, meet_budget
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from live_bytes import LiveBytes
@@ -84,8 +84,9 @@ class Step:
     """A job on one rank, whose step can be run."""
 
     def __init__(self, job: JobSpec) -> None:
-        self.job, self.mesh = job, job_mesh(job, 0, torch.device("cpu"))
-        self.replica: Replica = build(job, self.mesh)
+        self.asked, self.job = job, meet_budget(job)
+        self.mesh = job_mesh(job, 0, torch.device("cpu"))
+        self.replica: Replica = build(self.job, self.mesh)
         generator = torch.Generator().manual_seed(0)
         shape = (BATCH, job.model.sequence + 1)
         self.tokens_BS = torch.randint(job.model.vocab, shape, generator=generator)
@@ -150,7 +151,7 @@ def budget_table() -> Iterator[str]:
     job, layers = job_with(), MODEL["layers"]
     program = job_program(job)
     least, most = (
-        peak(moments(program, 0), job_stages(job, program, 0, dict.fromkeys(range(layers), policy)))[0]
+        peak(moments(program, 0), job_stages(job, program, 0, [policy] * layers))[0]
         for policy in (WHOLE_LAYER, KEEP_ALL)
     )
     full = Step(job_with(recompute="full"))
@@ -165,7 +166,7 @@ def budget_table() -> Iterator[str]:
     yield "| limit | predicted peak, MiB | measured peak, MiB | FLOPs again, of full's | step time, of full's |"
     yield "| --- | --- | --- | --- | --- |"
     for name, step in variants.items():
-        choice = None if name == "full" else choices(step.job)[0]
+        choice = None if name == "full" else choices(step.asked)[0]
         predicted = least if choice is None else choice.peak_bytes
         share = 1.0 if choice is None else choice.flops / of_full
         yield (

@@ -14,7 +14,7 @@ from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import named_policies
+from shardwright.spec.plan import layer_policies
 from shardwright.spec.recompute import KEEP_ALL, OPERATORS, WHOLE_LAYER
 from shardwright.train.build import build
 from shardwright.workload.activations import embedding_kept, head_deferred_bytes, head_kept, layer_of
@@ -94,7 +94,7 @@ def saved_by_stage(mesh: Mesh, job: JobSpec) -> int:
 def test_stages_with_their_ends(kind: str, plan: dict[str, Any]) -> None:
     job = shaped(kind, "small", ["attention"], pp=2, recompute_every=2, **plan)
     layer = layer_of(job)
-    policies = named_policies(job.plan, job.model.layers)
+    policies = layer_policies(job.plan, job.model.layers)
     ends = [embedding_kept(job), head_kept(job)]
     for rank, measured in enumerate(run_on_mesh(job, saved_by_stage, job)):
         stage = rank // job.plan.tp

@@ -17,6 +17,7 @@ from shardwright.train.step import train_step
 POLICIES: dict[str, dict[str, Any]] = {
     "full": {"recompute": "full"},
     "stage": {"recompute": "stage"},
+    "layers": {"recompute": "layers", "recompute_layers": [["layer"], [], ["norm"], ["attention", "qkv"]]},
     "every-other": {"recompute": "full", "recompute_every": 2},
     "attention": {"recompute": "selective"},
     "norm": {"recompute": "selective", "recompute_operators": ["norm"]},
@@ -97,6 +98,10 @@ def test_output_products_are_not_computed_again() -> None:
         ({"recompute": "selective", "recompute_operators": []}, "name some of norm, qkv, attention, up, activation"),
         ({"recompute": "selective", "recompute_operators": ["qkv"]}, "add 'attention'"),
         ({"recompute": "selective", "recompute_operators": ["up", "norm"]}, "add 'activation'"),
+        ({"recompute": "layers", "recompute_layers": [[]] * 3}, "says for 3 layers what they compute again"),
+        ({"recompute": "layers", "recompute_layers": [["layer", "norm"], [], [], []]}, "no operators left to name"),
+        ({"recompute": "layers", "recompute_layers": [[], [], ["up"], []]}, "recompute_layers[2] has 'up'"),
+        ({"recompute_layers": [[]] * 4}, 'use plan.recompute = "layers"'),
         ({"recompute_every": 2}, "plan.recompute_every 2 needs something to recompute"),
         ({"recompute": "budget"}, "needs a limit"),
         ({"recompute": "full", "memory_limit_gib": 1.0}, "memory_limit_gib 1 is for"),

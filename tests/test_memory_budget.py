@@ -14,12 +14,14 @@ from shardwright.parallel.parameter import placed_parameters
 from shardwright.schedule.job import job_program
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+from shardwright.spec.plan import layer_policies
 from shardwright.spec.recompute import KEEP_ALL, WHOLE_LAYER, Policy
 from shardwright.train.build import build
 from shardwright.train.step import train_step
 from shardwright.workload.activations import layer_of
-from shardwright.workload.peak import bytes_at, moments, peak
-from shardwright.workload.recompute import GIB, Prices, choices, choose, job_stages, ladder, options
+from shardwright.workload.peak import activation_bytes, bytes_at, job_stages, moments, peak
+from shardwright.workload.recompute import GIB, Prices, choices, choose, ladder, meet_budget, options
 
 PRICES = Prices()
 
@@ -33,7 +35,7 @@ def budget_job(limit_bytes: float = GIB, **fields: Any) -> JobSpec:
 def peaks_with(job: JobSpec, policy: Policy) -> list[int]:
     """Predicted peak of each pipeline rank, all layers with one policy."""
     program = job_program(job)
-    policies = dict.fromkeys(range(job.model.layers), policy)
+    policies = [policy] * job.model.layers
     return [peak(moments(program, rank), job_stages(job, program, rank, policies))[0] for rank in range(job.plan.pp)]
 
 
@@ -62,7 +64,7 @@ def test_limit_holds_as_measured_and_costs_less_than_full(share: float) -> None:
     found = choices(job)
     layer = layer_of(job)
     full = layer.work_again(WHOLE_LAYER).flops
-    for rank, (choice, measured) in enumerate(zip(found, run_on_mesh(job, live_peak, job), strict=True)):
+    for rank, (choice, measured) in enumerate(zip(found, run_on_mesh(job, live_peak, meet_budget(job)), strict=True)):
         assert choice.peak_bytes <= choice.limit_bytes == int(limit)
         assert measured <= choice.peak_bytes
         assert measured >= 0.9 * choice.peak_bytes
@@ -99,7 +101,7 @@ def test_any_schedule(schedule: str) -> None:
     assert all(choice.peak_bytes <= choice.limit_bytes for choice in found)
     assert len({policy for choice in found for policy in choice.policies.values()}) > 1
     one = run_on_mesh(job.as_one_rank(), record, job.as_one_rank(), 2)[0]
-    assert compare(run_on_mesh(job, record, job, 2), one).bitwise
+    assert compare(run_on_mesh(job, record, meet_budget(job), 2), one).bitwise
 
 
 def cost_of(job: JobSpec, policies: tuple[Policy, ...]) -> float:
@@ -116,7 +118,7 @@ def test_no_choice_is_cheaper_by_more_than_a_step(pp: int, share: float) -> None
     every = options(layer, PRICES)
     dearest_step = max(b.cost - a.cost for a, b in itertools.pairwise(ladder(every)))
     limit = int(between(job, share))
-    stages = job_stages(job, program, 0, dict.fromkeys(range(4 * pp), KEEP_ALL))
+    stages = job_stages(job, program, 0, [KEEP_ALL] * 4 * pp)
     when = moments(program, 0)
     chosen = choose(layer, stages, when, limit, PRICES)
     assert chosen is not None
@@ -124,8 +126,8 @@ def test_no_choice_is_cheaper_by_more_than_a_step(pp: int, share: float) -> None
     best = float("inf")
     # Only how many layers have which policy matters, if those that keep less come first.
     for combination in itertools.combinations_with_replacement(sorted(every, key=lambda o: o.kept_bytes), 4):
-        policies = dict(enumerate(option.policy for option in combination))
-        tried = job_stages(job, program, 0, policies | dict.fromkeys(range(4, 4 * pp), KEEP_ALL))
+        policies = [option.policy for option in combination] + [KEEP_ALL] * 4 * (pp - 1)
+        tried = job_stages(job, program, 0, policies)
         if peak(when, tried)[0] <= limit:
             best = min(best, sum(option.cost for option in combination))
     assert best <= ours <= best + dearest_step
@@ -156,9 +158,31 @@ def test_moments_hold_what_the_schedule_says() -> None:
     for rank in range(4):
         alive = {sum(moment.microbatches.values()) for moment in moments(program, rank)}
         assert max(alive) == 4 - rank
-    stages = job_stages(job, program, 3, dict.fromkeys(range(12), KEEP_ALL))
+    stages = job_stages(job, program, 3, [KEEP_ALL] * 12)
     most, moment = peak(moments(program, 3), stages)
     assert most == bytes_at(moment, stages) == stages[3].kept_bytes
+
+
+def test_stage_recomputation_holds_inputs() -> None:
+    """One microbatch is made again at a time; of the others there is the stage's input. Token ids are there anyway."""
+    job = small_job(pp=4, layers=12, batch=8, recompute="stage")
+    program, layer = job_program(job), layer_of(job)
+    for rank in range(4):
+        stages = job_stages(job, program, rank, [KEEP_ALL] * 12)
+        inputs = 0 if rank == 0 else (3 - rank) * layer.sizes["input"]
+        assert peak(moments(program, rank), stages)[0] == stages[rank].kept_bytes + inputs
+
+
+def test_a_met_budget_is_a_plan() -> None:
+    job = budget_job(between(budget_job(), 0.4))
+    met = meet_budget(job)
+    assert met.plan.recompute == "layers" and met.plan.memory_limit_gib == 0
+    assert make_job(met.model_dump()) == met  # it can be written down and read
+    chosen = {i: policy for choice in choices(job) for i, policy in choice.policies.items()}
+    assert layer_policies(met.plan, 12) == [chosen[i] for i in range(12)]
+    assert meet_budget(met) is met
+    program = job_program(met)
+    assert [activation_bytes(met, program, rank) for rank in range(4)] == [c.peak_bytes for c in choices(job)]
 
 
 def test_many_layers_and_ranks() -> None:

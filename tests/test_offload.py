@@ -13,11 +13,13 @@ from shardwright.memory.offload import Convoy, HostPool
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.parameter import placed_parameters
+from shardwright.schedule.job import job_program
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
 from shardwright.train.step import evaluate, train_step
 from shardwright.workload.activations import layer_of
+from shardwright.workload.peak import activation_bytes
 
 PLANS: dict[str, dict[str, Any]] = {
     "one": {},
@@ -87,6 +89,8 @@ def test_device_keeps_nothing_between_forward_and_backward() -> None:
     one = layer_of(away).sizes["input"]
     assert (saved_away, saved_kept) == (0, 12 * one)
     assert peak_away < peak_kept
+    predicted = activation_bytes(away, job_program(away), 0)
+    assert 0.7 * predicted <= peak_away <= predicted  # what a region gives its product is held besides
 
 
 def test_next_one_is_called_while_one_is_here() -> None:

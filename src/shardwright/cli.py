@@ -223,14 +223,12 @@ def _load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     from shardwright.schedule.job import plan_faults
     from shardwright.spec.base import PlanError
     from shardwright.spec.load import load_job
-    from shardwright.workload.recompute import choices
+    from shardwright.workload.recompute import meet_budget
 
     spec = load_job(job, list(overrides))
     if faults := plan_faults(spec):
         raise PlanError(f"job {job}", faults)
-    if spec.plan.recompute == "budget":
-        choices(spec)  # tells whether the limit can be met
-    return spec
+    return meet_budget(spec)
 
 
 class _standard_output_for_json_alone:  # noqa: N801 (reads as a verb in its with statement)

@@ -18,7 +18,7 @@ def job_faults(job: JobSpec) -> list[str]:
         *_tensor_faults(job),
         *_pipeline_faults(job),
         *_zero_faults(job),
-        *recompute_faults(job.plan),
+        *recompute_faults(job.plan, job.model.layers),
         *_batch_faults(job),
         *_cluster_faults(job),
         *_optimizer_faults(job),

@@ -1,10 +1,10 @@
 """Is what a plan says about recomputation of one piece?"""
 
 from shardwright.spec.plan import PlanSpec
-from shardwright.spec.recompute import NEEDS, OPERATORS
+from shardwright.spec.recompute import OPERATORS, policy_faults
 
 
-def recompute_faults(plan: PlanSpec) -> list[str]:
+def recompute_faults(plan: PlanSpec, layers: int) -> list[str]:
     """What contradicts itself among the fields about recomputation."""
     faults = []
     chosen = plan.recompute_operators
@@ -14,12 +14,7 @@ def recompute_faults(plan: PlanSpec) -> list[str]:
                 'plan.recompute = "selective" without plan.recompute_operators recomputes nothing; '
                 f'name some of {", ".join(OPERATORS)}, or use plan.recompute = "none"'
             )
-        faults += [
-            f"plan.recompute_operators has {product!r} without {follower!r}: what {product} gives is needed by "
-            f"{follower} alone, so computing it again frees nothing; add {follower!r}, or leave {product!r} out"
-            for product, follower in NEEDS.items()
-            if product in chosen and follower not in chosen
-        ]
+        faults += policy_faults("plan.recompute_operators", frozenset(chosen))
     elif chosen != ["attention"]:
         faults.append(
             f"plan.recompute_operators is for selective recomputation, and plan.recompute is {plan.recompute!r}; "
@@ -39,6 +34,19 @@ def recompute_faults(plan: PlanSpec) -> list[str]:
         faults.append(
             f'plan.memory_limit_gib {plan.memory_limit_gib:g} is for plan.recompute = "budget", and that is '
             f'{plan.recompute!r}; use plan.recompute = "budget"'
+        )
+    if plan.recompute == "layers":
+        if len(plan.recompute_layers) != layers:
+            faults.append(
+                f"plan.recompute_layers says for {len(plan.recompute_layers)} layers what they compute again, and the "
+                f"model has {layers}; give {layers} lists"
+            )
+        for layer, names in enumerate(plan.recompute_layers):
+            faults += policy_faults(f"plan.recompute_layers[{layer}]", frozenset(names))
+    elif plan.recompute_layers:
+        faults.append(
+            f'plan.recompute_layers is for plan.recompute = "layers", and that is {plan.recompute!r}; '
+            'use plan.recompute = "layers"'
         )
     if plan.offload_activations and plan.recompute != "full":
         faults.append(

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from shardwright.spec.base import Spec
 from shardwright.spec.model import Count
-from shardwright.spec.recompute import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy
+from shardwright.spec.recompute import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy, RecomputedName
 
 ScheduleName = Literal[
     "sequential",
@@ -26,7 +26,7 @@ ScheduleName = Literal[
     "auto",
 ]
 
-Recompute = Literal["none", "stage", "full", "selective", "budget"]
+Recompute = Literal["none", "stage", "full", "selective", "budget", "layers"]
 CompressName = Literal["none", "bf16", "fp16", "int8", "powersgd", "topk"]
 
 # Pieces of the model for each pipeline rank, where that is not 1; 0 is as many as plan.virtual_stages.
@@ -90,7 +90,7 @@ class PlanSpec(Spec):
         "none",
         description="What is computed again in the backward instead of being kept. stage: all of a stage, from its "
         "input, before its backward; full: each layer, from its input, when its turn comes; selective: the operators "
-        "of recompute_operators; budget: what fits memory_limit_gib at the least time.",
+        "of recompute_operators; budget: what fits memory_limit_gib at the least time; layers: recompute_layers.",
     )
     recompute_operators: list[OperatorName] = Field(
         ["attention"],
@@ -98,6 +98,10 @@ class PlanSpec(Spec):
     )
     recompute_every: Count = Field(
         1, description="full and selective: only every so many layers, counted in the whole model from layer 0."
+    )
+    recompute_layers: list[list[RecomputedName]] = Field(
+        default_factory=list,
+        description="layers: by layer of the model what it computes again, operators or layer; budget chooses it.",
     )
     memory_limit_gib: Annotated[float, Field(ge=0)] = Field(
         0.0, description="budget: most GiB of activations on a rank; what is dearest to compute again is kept."
@@ -154,9 +158,11 @@ def split_evenly(total: int, parts: int, index: int) -> tuple[int, int]:
     return start, start + size + (index < longer)
 
 
-def named_policies(plan: PlanSpec, layers: int) -> dict[int, Policy]:
-    """What each layer of the model recomputes where the plan says so itself: all but plan.recompute = "budget"."""
-    assert plan.recompute != "budget", "a budget is met by workload/recompute.py"
+def layer_policies(plan: PlanSpec, layers: int) -> list[Policy]:
+    """What each layer of the model recomputes. A budget must have been met before (workload/recompute.py)."""
+    assert plan.recompute != "budget", "a budget is not yet a choice of what to recompute"
+    if plan.recompute == "layers":
+        return [frozenset(names) for names in plan.recompute_layers]
     by_name = {"full": WHOLE_LAYER, "selective": frozenset(plan.recompute_operators)}
     policy = by_name.get(plan.recompute, KEEP_ALL)
-    return {layer: policy if layer % plan.recompute_every == 0 else KEEP_ALL for layer in range(layers)}
+    return [policy if layer % plan.recompute_every == 0 else KEEP_ALL for layer in range(layers)]

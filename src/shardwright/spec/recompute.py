@@ -13,6 +13,7 @@ from typing import Literal, get_args
 # softmax(QK^T)V. up: the product(s) into the MLP. activation: its bias, activation and gating.
 OperatorName = Literal["norm", "qkv", "attention", "up", "activation"]
 OPERATORS: tuple[str, ...] = get_args(OperatorName)
+RecomputedName = Literal["norm", "qkv", "attention", "up", "activation", "layer"]
 
 # What a layer recomputes: names of operators; or LAYER alone, where only the layer's input is kept.
 Policy = frozenset[str]
@@ -22,3 +23,16 @@ WHOLE_LAYER: Policy = frozenset({LAYER})
 
 # What a product gives is needed by the operator after it alone: to recompute the product without that frees nothing.
 NEEDS = {"qkv": "attention", "up": "activation"}
+
+
+def policy_faults(field: str, policy: Policy) -> list[str]:
+    """What is wrong with the names of one layer's policy, as `field` of a plan has them."""
+    if LAYER in policy and len(policy) > 1:
+        others = ", ".join(sorted(policy - {LAYER}))
+        return [f"{field} has {LAYER!r} and {others}: a layer that keeps its input alone has no operators left to name"]
+    return [
+        f"{field} has {product!r} without {follower!r}: what {product} gives is needed by {follower} alone, so "
+        f"computing it again frees nothing; add {follower!r}, or leave {product!r} out"
+        for product, follower in NEEDS.items()
+        if product in policy and follower not in policy
+    ]

@@ -31,8 +31,8 @@ from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
 from shardwright.spec.mesh import MeshShape
+from shardwright.spec.plan import layer_policies
 from shardwright.train.optimizer import GradientNorm, make_adamw
-from shardwright.workload.recompute import rank_policies
 
 NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -102,7 +102,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     """Make this rank's part of the job, with its initial weights."""
     plan, program = job.plan, job_program(job)
     placement, here = program.placement, mesh.pp.index
-    policies = rank_policies(job, here)
+    policies = dict(enumerate(layer_policies(plan, job.model.layers)))
     host = HostPool(mesh.device) if plan.offload_activations else None
     stages = {
         stage: DecoderStage(

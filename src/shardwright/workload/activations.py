@@ -141,6 +141,7 @@ def layer_of(job: JobSpec) -> Layer:
     sizes = {
         "input": stream, "attention statistics": statistics, "attention normal": stream,
         "qkv": element * tokens * qkv_width,
+        "biased qkv": element * tokens * qkv_width,
         "query": element * tokens * heads * width,
         "key": element * tokens * kv_heads * width,
         "value": element * tokens * kv_heads * width,
@@ -155,12 +156,13 @@ def layer_of(job: JobSpec) -> Layer:
     sizes |= {f"whole {name}": size for name, size in sizes.items()}
     sizes |= {f"whole {name}": whole_stream for name in ("attention normal", "middle", "mlp normal", "output")}
 
+    whole_qkv = "biased qkv" if model.bias else "qkv"
     if model.positions == "rotary":
         qkv_kept: tuple[str, ...] = ("query", "key", "value")
-    elif model.heads == model.num_kv_heads:
-        qkv_kept = ("qkv",)  # three views of it
+    elif heads == kv_heads or kv_heads == 1:
+        qkv_kept = (whole_qkv,)  # three views of it
     else:
-        qkv_kept = ("qkv", "query")  # several queries of a key are copied side by side
+        qkv_kept = (whole_qkv, "query")  # several queries of a key are copied side by side
 
     def product(rows: int, columns: int, gathered: int = 0, scattered: int = 0) -> Work:
         """T x rows times rows x columns."""
@@ -207,15 +209,12 @@ def embedding_kept(job: JobSpec) -> dict[str, int]:
     return kept
 
 
-def head_kept(job: JobSpec) -> dict[str, int]:
-    """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's.
-
-    On the tp rank with most rows of the vocabulary.
-    """
+def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
+    """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's."""
     model, plan = job.model, job.plan
     layer = layer_of(job)
     tokens = model.sequence * plan.microbatch_size
-    first, end = split_evenly(model.vocab, plan.tp, 0)
+    first, end = split_evenly(model.vocab, plan.tp, tp_index)
     return {
         "final input": layer.sizes["input"], "final statistics": layer.sizes["attention statistics"],
         "final normal": layer.sizes["attention normal"],
@@ -224,8 +223,8 @@ def head_kept(job: JobSpec) -> dict[str, int]:
     }  # fmt: skip
 
 
-def head_deferred_bytes(job: JobSpec) -> int:
+def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> int:
     """What the head keeps from I to W: its input, and the gradient of the logits."""
-    first, end = split_evenly(job.model.vocab, job.plan.tp, 0)
+    first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
     tokens, element = job.model.sequence * job.plan.microbatch_size, job.precision.compute_bytes
     return element * tokens * (job.model.hidden + end - first)

@@ -12,8 +12,8 @@ from shardwright.schedule.versions import stashed_versions
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
 from shardwright.spec.units import num_hosted
-from shardwright.workload.peak import moments, peak
-from shardwright.workload.recompute import job_stages, rank_policies
+from shardwright.workload.peak import activation_bytes
+from shardwright.workload.recompute import meet_budget
 from shardwright.workload.replay import Replayed, replay, runs_on_cpu
 from shardwright.workload.state import StageState, rank_state
 
@@ -41,8 +41,7 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
         gradients += gradient * ((shard if zero >= 2 else whole) + stage.own_gradient)
         optimizer += on_device
         host += on_host + (values if is_hosted else 0)
-    policies = rank_policies(job, pp_rank)
-    activations, _ = peak(moments(program, pp_rank), job_stages(job, program, pp_rank, policies))
+    activations = activation_bytes(meet_budget(job), program, pp_rank, tp_index)
     buffers = replay(job, program, pp_rank, held).buffers_bytes
     return RankMemory(parameters, gradients, optimizer, activations, buffers, host)
 

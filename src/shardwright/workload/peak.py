@@ -6,14 +6,16 @@ again, and the layers after it have let go what they kept.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
-from shardwright.spec.recompute import Policy
-from shardwright.workload.activations import Layer
+from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import layer_policies
+from shardwright.spec.recompute import LAYER, Policy
+from shardwright.workload.activations import Layer, embedding_kept, head_deferred_bytes, head_kept, layer_of
 
 Counts = tuple[tuple[int, int], ...]  # (stage, microbatches), ascending
 
@@ -21,10 +23,12 @@ Counts = tuple[tuple[int, int], ...]  # (stage, microbatches), ascending
 @dataclass(frozen=True)
 class Moment:
     """What is alive at one moment: microbatches by stage whose layers hold what they kept, and those that only wait for
-    their weight gradients; and the stage whose backward runs, if one does. That microbatch is not among the others."""
+    their weight gradients, and those of which only the stage's input is there; and the stage whose backward runs, if
+    one does. That microbatch is not among the others."""
 
     kept: Counts
     deferred: Counts
+    inputs: Counts = ()
     in_backward: int | None = None
     is_split: bool = False
 
@@ -41,14 +45,19 @@ def moments(program: Program, rank: int) -> frozenset[Moment]:
     """The distinct moments of a rank's list that may be its peak."""
     kept: Counter[int] = Counter()
     deferred: Counter[int] = Counter()
+    inputs: Counter[int] = Counter()
     found: set[Moment] = set()
 
     def note(in_backward: int | None = None, is_split: bool = False) -> None:
-        found.add(Moment(_counts(kept), _counts(deferred), in_backward, is_split))
+        found.add(Moment(_counts(kept), _counts(deferred), _counts(inputs), in_backward, is_split))
 
     def begin(part: Action) -> None:
-        again = part.kind is Kind.RECOMPUTE
-        if again or (part.kind is Kind.FORWARD and (part.stage, part.microbatch) not in program.recomputed):
+        is_recomputed = (part.stage, part.microbatch) in program.recomputed
+        if part.kind is Kind.FORWARD and is_recomputed:
+            inputs[part.stage] += 1
+        elif part.kind is Kind.RECOMPUTE:
+            inputs[part.stage] -= 1
+        if part.kind is Kind.RECOMPUTE or (part.kind is Kind.FORWARD and not is_recomputed):
             kept[part.stage] += 1
 
     for action in program.ranks[rank] if program.trains else ():
@@ -82,9 +91,11 @@ class LayerMemory:
     deferred_bytes: int
 
     @classmethod
-    def of(cls, layer: Layer, policy: Policy) -> "LayerMemory":
-        """That of a layer with a policy."""
-        return cls(policy, layer.kept_bytes(policy), layer.again_bytes(policy), layer.deferred_bytes())
+    def of(cls, layer: Layer, policy: Policy, is_away: bool = False) -> "LayerMemory":
+        """That of a layer with a policy. What it keeps is away in host memory, or there: its own in its turn of the
+        backward, and that of the layer whose turn is next."""
+        kept, again = layer.kept_bytes(policy), layer.again_bytes(policy)
+        return cls(policy, 0 if is_away else kept, again + (2 * kept if is_away else 0), layer.deferred_bytes())
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,7 @@ class StageMemory:
     """What one microbatch holds in a stage: in its layers, first to last, and in what stands before and after them."""
 
     layers: tuple[LayerMemory, ...]
+    input_bytes: int = 0
     embedding_bytes: int = 0
     head_bytes: int = 0
     head_deferred_bytes: int = 0
@@ -122,6 +134,7 @@ def bytes_at(moment: Moment, stages: Mapping[int, StageMemory]) -> int:
     """Bytes of activations at a moment."""
     total = sum(count * stages[stage].kept_bytes for stage, count in moment.kept)
     total += sum(count * stages[stage].deferred_bytes for stage, count in moment.deferred)
+    total += sum(count * stages[stage].input_bytes for stage, count in moment.inputs)
     if moment.in_backward is not None:
         total += stages[moment.in_backward].backward_bytes(moment.is_split)
     return total
@@ -130,3 +143,35 @@ def bytes_at(moment: Moment, stages: Mapping[int, StageMemory]) -> int:
 def peak(of: Iterable[Moment], stages: Mapping[int, StageMemory]) -> tuple[int, Moment]:
     """The most bytes, and a moment when that is so."""
     return max(((bytes_at(moment, stages), moment) for moment in of), key=lambda entry: (entry[0], str(entry[1])))
+
+
+def job_stages(
+    job: JobSpec, program: Program, rank: int, policies: Sequence[Policy], tp_index: int = 0
+) -> dict[int, StageMemory]:
+    """The stages of one pipeline rank of a job, with a policy for each layer of the model."""
+    layer, counts = layer_of(job), job.plan.stage_layers(job.model.layers)
+    found = {}
+    for stage in program.placement.stages_of(rank):
+        first, is_last = sum(counts[:stage]), stage == len(counts) - 1
+        found[stage] = StageMemory(
+            tuple(
+                LayerMemory.of(layer, policy, is_away=_is_away(job, policy, stage, index))
+                for index, policy in enumerate(policies[first : first + counts[stage]])
+            ),
+            input_bytes=layer.sizes["input"] if stage else 0,
+            embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
+            head_bytes=sum(head_kept(job, tp_index).values()) if is_last else 0,
+            head_deferred_bytes=head_deferred_bytes(job, tp_index) if is_last else 0,
+        )
+    return found
+
+
+def _is_away(job: JobSpec, policy: Policy, stage: int, index: int) -> bool:
+    """Whether a layer's input goes to the host; a stage's own input stays, for the pipeline holds it."""
+    return job.plan.offload_activations and LAYER in policy and (stage == 0 or index > 0)
+
+
+def activation_bytes(job: JobSpec, program: Program, rank: int, tp_index: int = 0) -> int:
+    """The most bytes of activations that a pipeline rank holds at once. A budget must have been met."""
+    policies = layer_policies(job.plan, job.model.layers)
+    return peak(moments(program, rank), job_stages(job, program, rank, policies, tp_index))[0]

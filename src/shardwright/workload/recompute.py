@@ -16,13 +16,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
 from shardwright.schedule.job import job_program
-from shardwright.schedule.schedule import Program
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import named_policies
 from shardwright.spec.recompute import NEEDS, OPERATORS, WHOLE_LAYER, Policy
-from shardwright.workload.activations import Layer, Work, embedding_kept, head_deferred_bytes, head_kept, layer_of
-from shardwright.workload.peak import LayerMemory, Moment, StageMemory, moments, peak
+from shardwright.workload.activations import Layer, Work, layer_of
+from shardwright.workload.peak import LayerMemory, Moment, StageMemory, job_stages, moments, peak
 
 GIB = 2**30
 
@@ -154,22 +152,6 @@ def _give_back(
             return current
 
 
-def job_stages(job: JobSpec, program: Program, rank: int, policies: Mapping[int, Policy]) -> dict[int, StageMemory]:
-    """The stages of one pipeline rank of a job, with a policy for each layer of the model."""
-    layer, counts = layer_of(job), job.plan.stage_layers(job.model.layers)
-    known = {policy: LayerMemory.of(layer, policy) for policy in set(policies.values())}
-    found = {}
-    for stage in program.placement.stages_of(rank):
-        first, is_last = sum(counts[:stage]), stage == len(counts) - 1
-        found[stage] = StageMemory(
-            tuple(known[policies[i]] for i in range(first, first + counts[stage])),
-            embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
-            head_bytes=sum(head_kept(job).values()) if is_last else 0,
-            head_deferred_bytes=head_deferred_bytes(job) if is_last else 0,
-        )
-    return found
-
-
 def choices(job: JobSpec, prices: Prices | None = None) -> list[Choice]:
     """What each pipeline rank recomputes under plan.recompute = "budget". PlanError if a rank can't fit the limit."""
     plan, layers, program = job.plan, job.model.layers, job_program(job)
@@ -177,7 +159,7 @@ def choices(job: JobSpec, prices: Prices | None = None) -> list[Choice]:
     limit_bytes = int(plan.memory_limit_gib * GIB)
     found, faults = [], []
     for rank in range(plan.pp):
-        least = job_stages(job, program, rank, dict.fromkeys(range(layers), WHOLE_LAYER))
+        least = job_stages(job, program, rank, [WHOLE_LAYER] * layers)
         when = moments(program, rank)
         chosen = choose(layer, least, when, limit_bytes, prices or Prices())
         if chosen is None:
@@ -195,14 +177,24 @@ def choices(job: JobSpec, prices: Prices | None = None) -> list[Choice]:
     return found
 
 
-def rank_policies(job: JobSpec, rank: int) -> dict[int, Policy]:
-    """What the layers of a pipeline rank recompute, whatever the plan says about it. PlanError as `choices`.
+def meet_budget(job: JobSpec) -> JobSpec:
+    """The job with its budget met: plan.recompute = "layers", and what each one recomputes. PlanError as `choices`.
 
-    Where a schedule holds a stage on two ranks, they may differ: that changes what they keep and nothing else.
+    A job without a budget is returned as it is. Where a schedule holds a stage on two ranks, its layers do what the
+    rank that keeps less of them needs.
     """
-    if job.plan.recompute == "budget":
-        return choices(job)[rank].policies
-    return named_policies(job.plan, job.model.layers)
+    if job.plan.recompute != "budget":
+        return job
+    layer = layer_of(job)
+    merged: dict[int, Policy] = {}
+    for choice in choices(job):
+        for index, policy in choice.policies.items():
+            merged[index] = min(policy, merged.get(index, policy), key=layer.kept_bytes)
+    chosen = {
+        "recompute": "layers", "recompute_layers": [sorted(merged[index]) for index in sorted(merged)],
+        "memory_limit_gib": 0.0,
+    }  # fmt: skip
+    return job.model_copy(update={"plan": job.plan.model_copy(update=chosen)})
 
 
 def _too_little(job: JobSpec, rank: int, stages: Mapping[int, StageMemory], when: frozenset[Moment]) -> str:
