@@ -11,7 +11,6 @@ from shardwright.measure.verify import Record
 from shardwright.spec.precision import PrecisionSpec
 
 STEPS = 10
-STAGES = (1, 2, 3)
 PLANS: dict[str, dict[str, Any]] = {
     "dp2": {"dp": 2},
     "dp4": {"dp": 4},
@@ -27,13 +26,20 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt-tied"])
-@pytest.mark.parametrize("zero", STAGES)
-@pytest.mark.parametrize("plan", PLANS)
+# The first stage differs from the second in when gradients are sharded; where work is cut otherwise it need not be run.
+CASES = [
+    (plan, zero, kind)
+    for plan in PLANS
+    for zero in (1, 2, 3)
+    for kind in ("llama", "gpt-tied")
+    if (zero > 1 or plan in ("dp2", "sp2", "hybrid"))
+    and (kind == "llama" or plan not in ("dp4", "small-buckets", "interleaved", "dualpipev"))
+]
+
+
+@pytest.mark.parametrize(("plan", "zero", "kind"), CASES)
 def test_equals_one_rank(plan: str, zero: int, kind: str) -> None:
     """After ten steps whose gradients are accumulated over several microbatches, and clipped."""
-    if kind == "gpt-tied" and plan in ("dp4", "small-buckets", "interleaved", "dualpipev"):
-        pytest.skip("one model is enough here")
     verdict = against_one_rank(small_job(kind, zero=zero, batch=8, **PLANS[plan]), STEPS)
     assert verdict.max_loss_difference < 1e-6
     assert verdict.max_parameter_relative_difference < 1e-6
