@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, small_job
+from cases import made_up_tokens, record, small_job
 from ranks import run_on_mesh
 from shardwright.cli import cli
 from shardwright.model.decoder import DecoderStage, stage_span
@@ -149,3 +149,16 @@ def test_it_trains(schedule: str, tmp_path: Any) -> None:
     assert outcome["steps"] == 40
     assert outcome["last_loss"] < outcome["first_loss"] - 1.0
     assert outcome["validation_loss"] < outcome["unigram_loss"] + 0.3
+
+
+def test_a_tied_embedding_on_one_rank_learns_from_both_uses() -> None:
+    """One batch on one rank: nothing is asynchronous yet, so it is the step of any other schedule."""
+    job = small_job("gpt-tied", schedule="pipedream-2bw", batch=4)
+    job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"clip_grad_norm": 0.0})})
+    (expected,) = run_on_mesh(job.as_one_rank(), record, job.as_one_rank(), 1)
+    mesh = make_mesh(MeshShape.of(job.plan), 0, torch.device("cpu"), 30)
+    replica = build(job, mesh)
+    train_stream(job, replica, mesh, job_program(job, 1), 0, lambda n: made_up_tokens(job, n))
+    held = {p.place.name: p.detach() for p in placed_parameters(replica.stages[0]).values()}
+    for place, box in expected.boxes:
+        assert torch.equal(held[place.name], box), place.name
