@@ -321,6 +321,11 @@ class Unit:
         shard = self.summed_gradients()[start - self._mine.start : stop - self._mine.start]
         return shard.view(-1, rows_of(parameter.shape)[1])
 
+    @property
+    def compression_bytes_saved(self) -> float:
+        """This rank's part of what compression kept off the wire so far; the ranks of the axis sum to all of it."""
+        return self._compressor.bytes_saved / self.sharding.shards.size if self._compressor is not None else 0.0
+
     # What is allocated.
 
     def parameter_memory(self) -> list[Tensor]:

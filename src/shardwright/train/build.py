@@ -60,6 +60,13 @@ class Replica:
         """What this rank has allocated, by kind, after the first update; activations are not in it."""
         return measured_memory(self.shards, self.stashes, self.tied, self.pool)
 
+    def compression_bytes_saved(self) -> float:
+        """This rank's part of the bytes that compressed gradients kept off the wire so far; all ranks sum to the job's.
+
+        Negative where a method sends more than an uncompressed reduction would.
+        """
+        return sum(unit.compression_bytes_saved for shards in self.shards.values() for unit in shards.units)
+
     def float8_states(self) -> list[Float8Linear]:
         """What the linear layers with fp8 products remember for them, in order of the model."""
         parameters = (p for stage in self.stages.values() for p in placed_parameters(stage).values())

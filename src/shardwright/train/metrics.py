@@ -27,7 +27,12 @@ from shardwright.train.step import StepResult
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One line of metrics.jsonl. `mfu` is None where the device's rate is unknown, `grad_norm` where there is none."""
+    """One line of metrics.jsonl.
+
+    `mfu` is None where the device's rate is unknown, `grad_norm` where there is none, `loss_scale` where the loss is
+    not scaled, and `compression_bytes_saved`, which is of all ranks together, where gradients are not compressed. A
+    step that is `skipped` changed no weight.
+    """
 
     step: int
     loss: float
@@ -40,28 +45,34 @@ class StepMetrics:
     exposed_communication_share: float
     pipeline_idle_share: float
     peak_memory_bytes: int
+    loss_scale: float | None
+    skipped: bool
+    compression_bytes_saved: int | None
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How the ranks spent a step, on average, and the largest memory of any."""
+    """How the ranks spent a step, on average, the largest memory of any, and what compression saved them all."""
 
     compute: float
     exposed_communication: float
     pipeline_idle: float
     peak_memory_bytes: int
+    compression_bytes_saved: int
 
 
-def measure_shares(mesh: Mesh, step_s: float) -> Shares:
-    """Collect the ranks' ledgers. Moves two small all-reduces over the world."""
+def measure_shares(mesh: Mesh, step_s: float, compression_bytes_saved: float = 0.0) -> Shares:
+    """Collect the ranks' ledgers, and what each of them saved. Moves two small all-reduces over the world."""
     blocked_s = mesh.ledger.blocked_s()
     idle_s = blocked_s.pop("pp", 0.0)
-    mine = torch.tensor([sum(blocked_s.values()), idle_s, step_s], dtype=torch.float64, device=mesh.device)
+    mine = torch.tensor(
+        [sum(blocked_s.values()), idle_s, step_s, compression_bytes_saved], dtype=torch.float64, device=mesh.device
+    )
     peak = torch.tensor([peak_memory_bytes(mesh.device)], dtype=torch.int64, device=mesh.device)
-    exposed_s, idle_s, total_s = all_reduce(mine, mesh.world).tolist()
+    exposed_s, idle_s, total_s, saved_bytes = all_reduce(mine, mesh.world).tolist()
     all_reduce_max(peak, mesh.world)
     exposed, idle = exposed_s / total_s, idle_s / total_s
-    return Shares(1.0 - exposed - idle, exposed, idle, int(peak))
+    return Shares(1.0 - exposed - idle, exposed, idle, int(peak), round(saved_bytes))
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -110,6 +121,8 @@ class MetricsLog:
         metrics = StepMetrics(
             step, result.loss, result.grad_norm, result.learning_rate, step_s, tokens_per_s, mfu,
             shares.compute, shares.exposed_communication, shares.pipeline_idle, shares.peak_memory_bytes,
+            result.loss_scale, result.skipped,
+            None if self._job.plan.compress == "none" else shares.compression_bytes_saved,
         )  # fmt: skip
         self._write(asdict(metrics))
         self._recent_s = [*self._recent_s[-19:], step_s]
@@ -120,7 +133,7 @@ class MetricsLog:
             self.say(
                 f"step {step:>{len(str(total))}}/{total}  loss {result.loss:.4f}  "
                 + (f"grad {result.grad_norm:.3f}  " if result.grad_norm is not None else "")
-                + f"lr {result.learning_rate:.2e}  "
+                + f"lr {result.learning_rate:.2e}  {_what_applies(metrics)}"
                 f"{rate_text}  compute {shares.compute:.0%} communication {shares.exposed_communication:.0%} "
                 f"idle {shares.pipeline_idle:.0%}  {shares.peak_memory_bytes / 2**20:,.0f} MiB  "
                 f"left {_minutes(left_s)}"
@@ -150,6 +163,18 @@ class MetricsLog:
         """Finish the files."""
         self._file.close()
         self._board.close()
+
+
+def _what_applies(metrics: StepMetrics) -> str:
+    """What only some jobs have: the loss scale, whether the step was skipped, what compression saved."""
+    parts = []
+    if metrics.loss_scale is not None:
+        parts.append(f"scale {metrics.loss_scale:g}")
+    if metrics.skipped:
+        parts.append("skipped: gradients overflowed")
+    if metrics.compression_bytes_saved:
+        parts.append(f"compression saved {metrics.compression_bytes_saved / 2**20:,.2f} MiB")
+    return "".join(part + "  " for part in parts)
 
 
 def _minutes(seconds: float) -> str:

@@ -67,6 +67,7 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory
             log.say(line)
     losses: list[float] = []
     validation_loss = None
+    saved_bytes = 0.0
     for first, num_steps in spans(job, replica):
         start_of_span_s = time.perf_counter()
         mesh.ledger.clear()
@@ -75,7 +76,8 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory
         with telling_what_is_held(replica.memory):
             results = train_span(job, replica, mesh, first, num_steps, train_samples)
         step_s = (time.perf_counter() - start_of_span_s) / num_steps
-        shares = measure_shares(mesh, step_s * num_steps)
+        saved_before_bytes, saved_bytes = saved_bytes, replica.compression_bytes_saved()
+        shares = measure_shares(mesh, step_s * num_steps, (saved_bytes - saved_before_bytes) / num_steps)
         for step, result in enumerate(results, first + 1):
             refuse_divergence(job, step, result)
             losses.append(result.loss)

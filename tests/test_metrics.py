@@ -1,0 +1,90 @@
+"""What a run writes down of its steps: the loss scale, steps that were left out, and what compression saved."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cases import small_job
+from ranks import run_on_mesh
+from shardwright.parallel.mesh import Mesh
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+from shardwright.spec.plan import PlanSpec
+from shardwright.train.build import build
+from shardwright.train.metrics import MetricsLog, Shares
+from shardwright.train.step import StepResult
+from shardwright.train.trainer import train
+from shardwright.workload.compress import reduced_bucket, wire_bytes
+
+STEPS = 3
+
+
+def job_on_text(tmp_path: Path, plan: dict[str, Any], precision: dict[str, Any]) -> JobSpec:
+    """A small model that reads bytes."""
+    (tmp_path / "text.txt").write_text("one two three four five six seven eight nine ten\n" * 40)
+    fields = small_job(batch=4, layers=2, **plan).model_dump()
+    fields["model"]["vocab"] = 256
+    fields["precision"] |= precision
+    fields["data"]["path"] = str(tmp_path / "text.txt")
+    fields["optimizer"]["steps"] = STEPS
+    fields["run"] |= {"eval_batches": 1, "log_every": 1}
+    return make_job(fields)
+
+
+def train_and_count(mesh: Mesh, job: JobSpec, folder: Path) -> list[list[tuple[int, ...]]]:
+    """Train. Returns the shapes in each bucket of this rank."""
+    train(job, mesh, folder)
+    units = [unit for shards in build(job, mesh).shards.values() for unit in shards.units]
+    return [[tuple(p.shape) for p in unit.parameters] for unit in units]
+
+
+def steps_in(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that are of training steps."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+def test_skipped_steps_and_saved_bytes_are_written(tmp_path: Path) -> None:
+    """In a pipeline of two stages on two replicas: what is saved is summed over the stages, each counted once."""
+    plan = {"dp": 2, "pp": 2, "compress": "bf16", "compress_least": 256}
+    job = job_on_text(tmp_path, plan, {"compute": "fp16", "loss_scale": 2.0**23})
+    ranks = run_on_mesh(job, train_and_count, job, tmp_path)
+    steps = steps_in(tmp_path)
+    assert len(steps) == STEPS
+    assert steps[0]["skipped"] and steps[0]["grad_norm"] is None
+    assert [step["loss_scale"] for step in steps[:2]] == [2.0**23, 2.0**22]
+    buckets = [shapes for rank in ranks for shapes in rank]
+    plain, sent = (sum(wire_bytes(reduced_bucket(p, b, 2), 2) for b in buckets) for p in (PlanSpec(), job.plan))
+    saved = (plain - sent) // 2  # both replicas have listed their buckets
+    assert saved > 0
+    assert [step["compression_bytes_saved"] for step in steps] == [saved] * STEPS
+
+
+def test_what_does_not_apply_is_null(tmp_path: Path) -> None:
+    job = job_on_text(tmp_path, {}, {})
+    run_on_mesh(job, train_and_count, job, tmp_path)
+    for step in steps_in(tmp_path):
+        assert (step["loss_scale"], step["skipped"], step["compression_bytes_saved"]) == (None, False, None)
+
+
+@pytest.mark.parametrize(
+    ("plan", "result", "saved_bytes", "words"),
+    [
+        ({}, StepResult(1.0, 2.0, 3e-3), 0, ""),
+        ({}, StepResult(1.0, 2.0, 3e-3, 4096.0), 0, "scale 4096  "),
+        ({}, StepResult(1.0, None, 3e-3, 65536.0, True), 0, "scale 65536  skipped: gradients overflowed  "),
+        ({"compress": "bf16"}, StepResult(1.0, 2.0, 3e-3), 3 << 20, "compression saved 3.00 MiB  "),
+    ],
+)
+def test_the_progress_line_shows_what_applies(
+    tmp_path: Path, plan: dict[str, Any], result: StepResult, saved_bytes: int, words: str
+) -> None:
+    job = job_on_text(tmp_path, plan, {})
+    out = StringIO()
+    log = run_on_mesh(job, lambda mesh: MetricsLog(job, mesh, tmp_path, out))[0]
+    log.step(1, result, 1.0, Shares(1.0, 0.0, 0.0, 2**20, saved_bytes))
+    log.close()
+    assert f"lr 3.00e-03  {words}{job.tokens_per_step} tok/s" in out.getvalue()
