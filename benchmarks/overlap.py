@@ -35,13 +35,13 @@ from shardwright.parallel.parameter import placed_parameters
 from shardwright.parallel.pipeline import Held, PipelineExecutor, Stage, _Run
 from shardwright.schedule.action import Action, Kind, backward, forward
 from shardwright.schedule.check import program_faults
+from shardwright.schedule.job import job_program
 from shardwright.schedule.pairs import split_pairs
 from shardwright.schedule.placement import in_line
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
-from shardwright.schedule.job import job_program
 from shardwright.train.build import build
 from shardwright.train.step import microbatches
 
