@@ -10,9 +10,10 @@ forward runs beside a backward, and split_pairs of it. Losses and gradients are 
 core for each rank. `dualpipev` is the whole schedule: 4 ranks (pp 2, tp 2), of which two share each core of a machine
 with 2 cores.
 
-Exposed is the time in which a rank stands still for tp (both passes of it, in a pair), over the actions that are in
-pairs; the mean over ranks, the median over rounds. A pair computes for c and sends for w, and takes at least the
-longer of the two: of e exposed seconds no more than e - max(0, w - c) can hide, which is the bound.
+Figures are for one pair: the median over rounds of the mean over a step, then the mean over ranks. In turn a pair
+takes t, of which e is exposed: the rank stands still for tp. Side by side it takes t', and stands still where both
+passes do. Hidden is (t - t') / e. A pair needs the core for p processor seconds, moving the data included, and the link
+for w: with n ranks on a core it takes at least max(n p, w), so (t - max(n p, w)) / e is the most that can hide.
 """
 
 import os
@@ -27,7 +28,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from alternate import WARMUP, alternate, print_row, run_ranks
-from links import Links, NoLinksError, links, shape
+from links import FRAME_BYTES, Links, NoLinksError, links, shape
 from torch import Tensor
 
 from shardwright.parallel.mesh import Mesh, make_mesh
@@ -46,20 +47,22 @@ from shardwright.train.build import build
 from shardwright.train.step import microbatches
 
 MICROBATCHES = 8
-HEADERS = 1514 / 1448  # bytes of a frame over those of the tensor in it
-MODEL = {"hidden": 256, "heads": 8, "ffn": 704, "vocab": 512, "sequence": 128}
+MICROBATCH_SIZE = 4
+HEADERS = (FRAME_BYTES + 14) / (FRAME_BYTES - 52)  # bytes of a frame over those of the tensor in it
+MODEL = {"hidden": 256, "heads": 8, "ffn": 704, "vocab": 512, "sequence": 256}
 JOBS = {
-    "chain": {"model": {"layers": 2, **MODEL}, "plan": {"tp": 2, "microbatch_size": 2}},
+    "chain": {"model": {"layers": 1, **MODEL}, "plan": {"tp": 2, "microbatch_size": MICROBATCH_SIZE}},
     "dualpipev": {
         "model": {"layers": 4, **MODEL},
-        "plan": {"pp": 2, "tp": 2, "schedule": "dualpipev", "microbatch_size": 2},
+        "plan": {"pp": 2, "tp": 2, "schedule": "dualpipev", "microbatch_size": MICROBATCH_SIZE},
     },
 }
 RATES = {"chain": (800.0, 400.0, 200.0), "dualpipev": (400.0, 200.0, 100.0)}  # Mbit/s
-MOST_ROUNDS, MOST_S = 40, float(os.environ.get("MOST_S", 40.0))
+CORES = sorted(os.sched_getaffinity(0))
+MOST_ROUNDS, MOST_S = 40, float(os.environ.get("MOST_S", 30.0))
 HEADER = [
-    "program, Mbit/s", "c : w of a pair, ms", "step, side by side / in turn [quartiles]", "processor time", "rounds",
-    "exposed in turn, ms a pair", "side by side", "hidden", "bound", "simulated, pair 1", "pair max(c, w)",
+    "program, Mbit/s", "step, side by side / in turn [quartiles]", "processor time", "rounds", "p, ms", "w, ms",
+    "t, ms", "t', ms", "e, ms", "exposed side by side, ms", "hidden", "bound", "simulated, pair 1", "pair at its bound",
 ]  # fmt: skip
 
 
@@ -77,6 +80,10 @@ class Spent:
     total_s: float
     exposed_s: float
     blocked_s: float
+
+    def without_stages(self) -> float:
+        """Seconds less those in which the rank waited for another stage."""
+        return self.total_s - (self.blocked_s - self.exposed_s)
 
 
 class Observed(PipelineExecutor):
@@ -113,6 +120,7 @@ class Contest:
         shape_BS = (self.job.batch.global_batch_size, self.job.model.sequence + 1)
         tokens_BS = torch.randint(self.job.model.vocab, shape_BS, generator=generator)
         self.tokens = microbatches(tokens_BS, self.job.plan.microbatch_size)
+        self.processor_s: list[float] = []
         self.mine = [a for a in self.pairs.ranks[self.mesh.pp.index] if a.kind is Kind.OVERLAP]
 
     def step(self, program: Program, noted: list[dict[Action, Spent]]) -> list[Tensor]:
@@ -121,8 +129,10 @@ class Contest:
             shards.zero()
         self.executor.spent = {}
         self.mesh.ledger.clear()
+        begin_s = time.process_time()
         losses = self.executor.run(program, self.tokens, lambda _: None)  # no optimizer step here
         noted.append(self.executor.spent)
+        self.processor_s.append(time.process_time() - begin_s)
         return [losses[i] for i in sorted(losses)]
 
     def outcome(self, program: Program) -> list[Tensor]:
@@ -141,6 +151,7 @@ class Contest:
 def compare(contest: Contest, megabits_per_s: float) -> list[str]:
     """Time one rate; the row of the table after its name."""
     shape(megabits_per_s)
+    contest.processor_s.clear()
     dist.barrier()
     in_pairs: list[dict[Action, Spent]] = []
     in_turn: list[dict[Action, Spent]] = []
@@ -158,19 +169,19 @@ def compare(contest: Contest, megabits_per_s: float) -> list[str]:
     num_forwards = len(contest.replica.stages) * len(contest.tokens)
     bytes_of_pair = contest.wire_bytes({"all_reduce", "send"}) / num_forwards
     here = torch.tensor([
-        ms(in_turn, parts, lambda s: s.total_s - s.blocked_s), bytes_of_pair * 8e-3 / megabits_per_s,
+        statistics.median(contest.processor_s) * 1e3 / num_forwards,
+        bytes_of_pair * 8e-3 / megabits_per_s,
+        ms(in_turn, parts, Spent.without_stages), ms(in_pairs, contest.mine, Spent.without_stages),
         ms(in_turn, parts, lambda s: s.exposed_s), ms(in_pairs, contest.mine, lambda s: s.exposed_s),
     ])  # fmt: skip
     dist.all_reduce(here)
-    computes, wire, exposed, left = (here / dist.get_world_size()).tolist()
-    most = exposed - max(0.0, wire - computes)
-    simulated = [
-        f"{simulated_ratio(contest, in_turn, megabits_per_s, pair):.2f}"
-        for pair in (1.0, max(computes, wire) / (computes + exposed))
-    ]
+    figures = (here / dist.get_world_size()).tolist()
+    processor, wire, turn, side, exposed, _ = figures
+    least = max(processor * dist.get_world_size() / min(len(CORES), dist.get_world_size()), wire)
+    simulated = [simulated_ratio(contest, in_turn, megabits_per_s, pair) for pair in (1.0, least / turn)]
     return [
-        f"{computes:.0f} : {wire:.0f}", *ratio.cells(), f"{exposed:.1f}", f"{left:.1f}",
-        f"{(1 - left / exposed):.0%}", f"{most / exposed:.0%}", *simulated,
+        *ratio.cells(), *[f"{figure:.0f}" for figure in figures],
+        f"{(turn - side) / exposed:.0%}", f"{min(1.0, (turn - least) / exposed):.0%}", *[f"{r:.2f}" for r in simulated],
     ]  # fmt: skip
 
 
@@ -179,8 +190,7 @@ def simulated_ratio(contest: Contest, steps: list[dict[Action, Spent]], megabits
     took: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for step in steps[WARMUP:]:
         for action, spent in step.items():
-            waits_for_stages = spent.blocked_s - spent.exposed_s
-            took[action.kind, action.stage].append(spent.total_s - waits_for_stages)
+            took[action.kind, action.stage].append(spent.without_stages())
     everywhere: list[dict[tuple[Kind, int], list[float]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everywhere, dict(took))
     medians = {key: statistics.median(seconds) for rank in everywhere for key, seconds in rank.items()}
@@ -211,8 +221,7 @@ def benchmark(mesh: Mesh, job: JobSpec, name: str) -> None:
 
 def enter(rank: int, of: Links) -> None:
     """Take this rank's link and core, before anything of it runs."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    os.sched_setaffinity(0, {CORES[rank % len(CORES)]})
     of.enter(rank)
 
 
@@ -221,7 +230,7 @@ def main() -> None:
     names = sys.argv[1:] or list(JOBS)
     print("| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER), sep="\n", flush=True)
     for name in names:
-        job = JOBS[name] | {"batch": {"global_batch_size": MICROBATCHES * 2}}
+        job = JOBS[name] | {"batch": {"global_batch_size": MICROBATCHES * MICROBATCH_SIZE}}
         world = 4 if name == "dualpipev" else 2
         with links(world) as made:
             run_ranks(partial(benchmark, name=name), job, world, partial(enter, of=made))
