@@ -59,22 +59,34 @@ RATIO_HEADER = ["time, ours / theirs [quartiles]", "processor time", "rounds"]
 
 def run_two_ranks(work: Callable[[Mesh, JobSpec], None], job: dict[str, Any]) -> None:
     """Call `work` with the mesh and the job on two forked ranks of one thread each."""
+    run_ranks(work, job, WORLD)
+
+
+def run_ranks(
+    work: Callable[[Mesh, JobSpec], None], job: dict[str, Any], world: int, enter: Callable[[int], None] | None = None
+) -> None:
+    """The same on `world` ranks. `enter` is called with the rank first of all, before there is any connection."""
     # One thread before the fork: an OpenMP pool does not survive it.
     torch.set_num_threads(1)
     torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # the first optimizer imports much; the ranks find it loaded
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        start_processes(_rank, (work, make_job(job), folder), nprocs=WORLD, start_method="fork")
+        start_processes(_rank, (work, make_job(job), folder, world, enter), nprocs=world, start_method="fork")
 
 
-def _rank(rank: int, work: Callable[[Mesh, JobSpec], None], job: JobSpec, folder: str) -> None:
+def _rank(
+    rank: int, work: Callable[[Mesh, JobSpec], None], job: JobSpec, folder: str, world: int,
+    enter: Callable[[int], None] | None,
+) -> None:  # fmt: skip
     torch.set_num_threads(1)
+    if enter is not None:
+        enter(rank)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(str(Path(folder, "ranks")), WORLD), rank=rank, world_size=WORLD,
+        "gloo", store=dist.FileStore(str(Path(folder, "ranks")), world), rank=rank, world_size=world,
         timeout=timedelta(seconds=TIMEOUT_S),
     )  # fmt: skip
     # A training run is always watched: what that costs is part of our times.
-    store = dist.FileStore(str(Path(folder, "watch")), WORLD)
+    store = dist.FileStore(str(Path(folder, "watch")), world)
     watch = Watch(store, rank, TIMEOUT_S, MeshShape.of(job.plan).describe, _give_up)
     watch.start()
     work(job_mesh(job, rank, torch.device("cpu"), watch), job)

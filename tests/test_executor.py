@@ -4,17 +4,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from cases import made_up_tokens, small_job
 from ranks import run_on_mesh
 from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.parameter import placed_parameters
 from shardwright.schedule.action import RECV, SEND, Kind
 from shardwright.schedule.generate import training_program
 from shardwright.schedule.job import job_program
+from shardwright.schedule.pairs import split_pairs
 from shardwright.schedule.sizes import job_sizes
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
-from shardwright.train.step import evaluate, train_step
+from shardwright.train.step import evaluate, microbatches, train_step
 
 
 def performed_and_counted(mesh: Mesh, job: JobSpec) -> tuple[list[str], dict[str, dict[str, int]]]:
@@ -161,3 +164,28 @@ def accumulate(mesh: Mesh, job: JobSpec) -> tuple[int, int]:
 def test_nothing_is_reduced_while_microbatches_accumulate() -> None:
     once, four_times = (run_on_mesh(job, accumulate, job) for job in (small_job(dp=2, batch=n) for n in (2, 8)))
     assert once == four_times == [(2, 1)] * 2  # one bucket and the loss; the loss alone
+
+
+def losses_and_gradients(mesh: Mesh, job: JobSpec) -> list[tuple[list[str], list[torch.Tensor]]]:
+    """What a step performs and gives with pairs, and with the same pairs taken apart."""
+    replica = build(job, mesh)
+    tokens = microbatches(made_up_tokens(job, 0), job.plan.microbatch_size)
+    outcomes = []
+    for program in (replica.program, split_pairs(replica.program)):
+        for shards in replica.shards.values():
+            shards.zero()
+        losses = replica.executor.run(program, tokens, lambda _: None)
+        parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
+        bits = [losses[i] for i in sorted(losses)] + [p.gradient.clone() for p in parameters]
+        outcomes.append(([str(entry.action) for entry in replica.executor.performed], bits))
+    return outcomes
+
+
+def test_pairs_give_the_bits_of_their_parts_in_turn() -> None:
+    job = small_job(pp=2, tp=2, schedule="dualpipev", batch=6)
+    programs = job_program(job), split_pairs(job_program(job))
+    for rank, outcomes in enumerate(run_on_mesh(job, losses_and_gradients, job)):
+        for program, (performed, _) in zip(programs, outcomes, strict=True):
+            assert performed == [str(action) for action in program.ranks[rank // 2]]
+        (_, side_by_side), (_, in_turn) = outcomes
+        assert all(torch.equal(one, other) for one, other in zip(side_by_side, in_turn, strict=True))

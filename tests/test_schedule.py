@@ -1,6 +1,7 @@
 """Schedules as data: right for any size, equal to the formulas, and wrong ones are found and named."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from shardwright.schedule.check import program_faults
 from shardwright.schedule.generate import GENERATORS, forward_of, training_program
 from shardwright.schedule.lives import peak_activations
 from shardwright.schedule.lower import lower
+from shardwright.schedule.pairs import split_pairs
 from shardwright.schedule.placement import in_line, vee
 from shardwright.schedule.schedule import Program, Schedule
 
@@ -187,3 +189,23 @@ def test_impossible_order_is_refused_when_lowered() -> None:
 def test_actions_are_small_and_hashable() -> None:
     assert len({Action(Kind.FORWARD, 0, 1), parse("0F1")}) == 1
     assert not hasattr(parse("0F1"), "__dict__")
+
+
+@pytest.mark.parametrize(("schedule", "num_ranks"), [("dualpipe", 4), ("dualpipev", 2), ("dualpipev", 5)])
+@pytest.mark.parametrize(
+    "extra", [{}, {"recompute": "stage"}, {"gathers": True}], ids=["plain", "recompute", "gathers"]
+)
+def test_a_program_without_its_pairs_is_right(schedule: str, num_ranks: int, extra: dict[str, Any]) -> None:
+    program = training_program(schedule, num_ranks, 4 * num_ranks, **extra)
+    apart = split_pairs(program)
+    assert program_faults(program) == program_faults(apart) == []
+    for with_pairs, row in zip(program.ranks, apart.ranks, strict=True):
+        assert not any(action.kind is Kind.OVERLAP for action in row)
+        assert [a for action in with_pairs for a in action.computes()] == [a for a in row if a.computes()]
+        assert [a for a in with_pairs if not a.computes()] == [a for a in row if not a.computes()]
+
+
+def test_the_first_part_of_a_pair_is_sent_before_the_second_runs() -> None:
+    row = "(0F3+3B1) 1RF2<0 0SF3>1 3SB1>1 (3F2+0B0) 3R"
+    program = Program("by hand", 4, vee(2), (tuple(map(parse, row.split())), ()))
+    assert split_pairs(program).text().splitlines()[0] == "rank 0: 0F3 1RF2<0 0SF3>1 3B1 3SB1>1 3F2 0B0 3R"

@@ -7,7 +7,7 @@ Shapes: leading dim is the one that is gathered and scattered, so that no copy i
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.parallel.ledger import Ledger
+from shardwright.parallel.turns import Turns
 from shardwright.parallel.watch import Watch
 
 # torch 2.13 renamed these two and warns at the old names; 2.11 knows the old names alone.
@@ -36,6 +37,7 @@ class Axis:
     ledger: Ledger
     watch: Watch | None
     backward_group: dist.ProcessGroup | None = None
+    turns: Turns = field(default_factory=Turns)
 
     @property
     def for_backward(self) -> "Axis":
@@ -71,7 +73,7 @@ class Pending:
         if self._work is None:
             return
         axis = self._axis
-        with axis.ledger.blocked(axis.name):
+        with axis.turns.waiting(), axis.ledger.blocked(axis.name):
             if axis.watch is None:
                 self._work.wait()
             else:

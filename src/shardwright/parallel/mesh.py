@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from shardwright.parallel.collectives import Axis
 from shardwright.parallel.ledger import Ledger
+from shardwright.parallel.turns import Turns
 from shardwright.parallel.watch import Watch
 from shardwright.schedule.placement import Placement, in_line
 from shardwright.spec.mesh import AXES, MeshShape
@@ -39,6 +40,7 @@ class Mesh:
     shard_copies: Axis
     device: torch.device
     ledger: Ledger
+    turns: Turns
     watch: Watch | None
 
     def replicas(self, stage: int, num_stages: int) -> Axis:
@@ -65,7 +67,7 @@ def make_mesh(
     stages there are; `side_by_side`, that a forward and a backward pass may run at once; `zero_ranks`, if it is not 0,
     that ZeRO shards over so many neighbours of dp, and copies over the others.
     """
-    ledger = Ledger(device)
+    ledger, turns = Ledger(device), Turns()
     placement = placement or in_line(shape.sizes["pp"])
     # The watch speaks first; this bound only ends a rank whose watch could not.
     timeout = timedelta(seconds=2 * timeout_s + 10)
@@ -81,7 +83,7 @@ def make_mesh(
     def axis(name: str, lines: list[list[int]], twice: bool = False) -> Axis:
         mine = next((line for line in lines if rank in line), [rank])
         backward = group_of(lines) if twice else None
-        return Axis(name, tuple(mine), mine.index(rank), group_of(lines), ledger, watch, backward)
+        return Axis(name, tuple(mine), mine.index(rank), group_of(lines), ledger, watch, backward, turns)
 
     pipelines, replicas = shape.lines("pp"), shape.lines("dp")
     pp = axis("pp", pipelines)
@@ -110,5 +112,6 @@ def make_mesh(
         shard_copies=shard_copies,
         device=device,
         ledger=ledger,
+        turns=turns,
         watch=watch,
     )

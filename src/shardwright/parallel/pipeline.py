@@ -276,8 +276,8 @@ class PipelineExecutor:
     def _overlap(self, pair: Action, run: _Run) -> None:
         """A forward and a backward side by side: while one waits for its communication, the other computes.
 
-        On a CPU two threads do it, and each pass has a communicator of its own. On CUDA the two passes are issued one
-        after the other; side by side they would need streams of their own.
+        On a CPU two threads do it, which compute in turn, and each pass has a communicator of its own. On CUDA the two
+        passes are issued one after the other; side by side they would need streams of their own.
         """
         first, second = pair.parts
         if self._mesh.device.type != "cpu":
@@ -290,13 +290,15 @@ class PipelineExecutor:
         if (begins := (first.stage, first.microbatch)) not in run.program.recomputed:
             run.alive.add(begins)  # from its begin: both are alive at once
         self.peak_alive = max(self.peak_alive, len(run.alive))
-        beside = self._side.submit(self._do_beside, first, run)
-        self._do(second, run)
+        with self._mesh.turns.taking():  # the first part begins, on every rank
+            beside = self._side.submit(self._do_beside, second, run)
+            self._do(first, run)
         with self._mesh.ledger.lanes(-1):
             beside.result()
 
     def _do_beside(self, action: Action, run: _Run) -> None:
-        with self._mesh.ledger.lanes(+1), torch.enable_grad():  # a thread begins with its own grad mode
+        # A thread begins with its own grad mode.
+        with self._mesh.ledger.lanes(+1), self._mesh.turns.taking(), torch.enable_grad():
             self._do(action, run)
 
     def _send(self, tensor: Tensor, axis: Axis, action: Action, to_stage: int, run: _Run) -> None:
