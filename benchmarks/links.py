@@ -60,9 +60,8 @@ def links(num_ranks: int) -> Iterator[Links]:
         _run(f"ip -n {hub} link set bridge up")
         for rank, name in enumerate(namespaces):
             _run(f"ip netns add {name}")
-            _run(
-                f"ip -n {hub} link add port{rank} mtu {FRAME_BYTES} type veth peer name {DEVICE} mtu {FRAME_BYTES} netns {name}"
-            )
+            ends = f"port{rank} mtu {FRAME_BYTES} type veth peer name {DEVICE} mtu {FRAME_BYTES} netns {name}"
+            _run(f"ip -n {hub} link add {ends}")
             _run(f"ip -n {hub} link set port{rank} master bridge up")
             _run(f"ip -n {name} address add 10.77.0.{rank + 1}/24 dev {DEVICE}")
             _run(f"ip -n {name} link set lo up")
