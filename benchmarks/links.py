@@ -38,13 +38,13 @@ class Links:
         os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
 
 
-def shape(megabits_per_s: float | None) -> None:
-    """Give the link of this process, which has entered it, a rate; None lets it run free."""
-    if megabits_per_s is None:
-        subprocess.run(["tc", "qdisc", "del", "dev", DEVICE, "root"], check=False, stderr=subprocess.DEVNULL)
-        return
-    bucket = f"tbf rate {megabits_per_s * 1e6:.0f}bit burst {BURST_BYTES} latency {QUEUE_S}s"
-    _run(f"tc qdisc replace dev {DEVICE} root {bucket}")
+def shape(megabits_per_s: float) -> None:
+    """Give the link of this process, which has entered it, a rate."""
+    _run(f"tc qdisc replace dev {DEVICE} root {_bucket(megabits_per_s)}")
+
+
+def _bucket(megabits_per_s: float) -> str:
+    return f"tbf rate {megabits_per_s * 1e6:.0f}bit burst {BURST_BYTES} latency {QUEUE_S}s"
 
 
 @contextmanager
@@ -60,14 +60,15 @@ def links(num_ranks: int) -> Iterator[Links]:
         _run(f"ip -n {hub} link set bridge up")
         for rank, name in enumerate(namespaces):
             _run(f"ip netns add {name}")
-            ends = f"port{rank} mtu {FRAME_BYTES} type veth peer name {DEVICE} mtu {FRAME_BYTES} netns {name}"
-            _run(f"ip -n {hub} link add {ends}")
+            peer = f"type veth peer name {DEVICE} mtu {FRAME_BYTES} netns {name}"
+            _run(f"ip -n {hub} link add port{rank} mtu {FRAME_BYTES} {peer}")
             _run(f"ip -n {hub} link set port{rank} master bridge up")
             _run(f"ip -n {name} address add 10.77.0.{rank + 1}/24 dev {DEVICE}")
             _run(f"ip -n {name} link set lo up")
             _run(f"ip -n {name} link set {DEVICE} up")
-        _run(f"tc -n {namespaces[0]} qdisc replace dev {DEVICE} root tbf rate 1gbit burst {BURST_BYTES} latency 1s")
-        _run(f"tc -n {namespaces[0]} qdisc del dev {DEVICE} root")
+        # Better now than in the ranks: whether there is a token bucket at all.
+        _run(f"tc -n {namespaces[0]} qdisc add dev {DEVICE} root {_bucket(1000.0)}")
+        _run(f"tc -n {namespaces[0]} qdisc delete dev {DEVICE} root")
         yield Links(namespaces)
     finally:
         for name in (*namespaces, hub):  # a namespace takes its devices with it

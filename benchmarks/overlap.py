@@ -59,7 +59,7 @@ JOBS = {
 }
 RATES = {"chain": (800.0, 400.0, 200.0), "dualpipev": (400.0, 200.0, 100.0)}  # Mbit/s
 CORES = sorted(os.sched_getaffinity(0))
-MOST_ROUNDS, MOST_S = 40, float(os.environ.get("MOST_S", 30.0))
+MOST_ROUNDS, MOST_S = 40, 30.0
 HEADER = [
     "program, Mbit/s", "step, side by side / in turn [quartiles]", "processor time", "rounds", "p, ms", "w, ms",
     "t, ms", "t', ms", "e, ms", "exposed side by side, ms", "hidden", "bound", "simulated, pair 1", "pair at its bound",
