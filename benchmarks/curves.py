@@ -6,8 +6,10 @@ from html import escape
 
 from shardwright.report.nice import nice_step
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 460, 56, 130, 24, 48
-_COLOURS = ("#6b7280", "#3b82f6", "#8b5cf6", "#0f9d8a", "#f59f00", "#e5484d", "#d6409f")
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 460, 56, 180, 24, 48
+_COLOURS = (
+    "#6b7280", "#3b82f6", "#8b5cf6", "#0f9d8a", "#f59f00", "#e5484d", "#d6409f", "#65a30d", "#0891b2", "#a16207",
+)  # fmt: skip
 _STYLE = """
 text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; font-size: 12px }
 .ground { fill: #ffffff; stroke: #e3e6eb } .quiet { fill: #667085 } .grid { stroke: #eceef2 }
@@ -42,11 +44,10 @@ def curves_picture(title: str, x_name: str, y_name: str, curves: list[Curve]) ->
         f"<title>{escape(title)}</title><style>{_STYLE}</style>",
         f'<rect class="ground" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="8"/>',
     ]
-    for power in range(math.ceil(x_low), math.floor(x_high) + 1):
-        x = across(power)
+    for x_value in _ticks(x_low, x_high):
+        x = across(math.log10(x_value))
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
-        label = f"{10.0**power:g}"
-        parts.append(f'<text class="quiet" x="{x:.1f}" y="{_HEIGHT - 30}" text-anchor="middle">{label}</text>')
+        parts.append(f'<text class="quiet" x="{x:.1f}" y="{_HEIGHT - 30}" text-anchor="middle">{x_value:g}</text>')
     step = nice_step((y_high - y_low) / 8 or 1.0)
     for n in range(math.ceil(y_low / step), math.floor(y_high / step) + 1):
         y = down(n * step)
@@ -61,6 +62,13 @@ def curves_picture(title: str, x_name: str, y_name: str, curves: list[Curve]) ->
     parts.append(f'<text class="quiet" x="{middle:g}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_name)}</text>')
     parts.append(f'<text class="quiet" x="12" y="16">{escape(y_name)}</text>')
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _ticks(log_low: float, log_high: float) -> list[float]:
+    """Powers of ten between these; where there are few, also twice and five times as much."""
+    steps = (1, 2, 5) if log_high - log_low < 2 else (1,)
+    values = [s * 10.0**power for power in range(math.floor(log_low), math.ceil(log_high) + 1) for s in steps]
+    return [value for value in values if log_low <= math.log10(value) <= log_high]
 
 
 def _apart(ends: list[tuple[float, float]], wide: float = 40.0, high: float = 14.0) -> list[float]:
