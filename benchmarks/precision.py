@@ -3,7 +3,7 @@
     python benchmarks/precision.py --svg docs/precision.svg
 
 Prints the table of docs/precision.md and draws its picture. The steps are those of a training run (train/step.py) on
-one rank; nothing is timed.
+one rank. Seconds of each run go to stderr; they compare nothing, for fp8 is emulated on a CPU.
 
 A gradient of a mean over n tokens has elements of the order of 1 / n. A batch as large as those that large models are
 trained with can't be computed here, but its gradients can: the loss is multiplied by the share of such a batch that a
