@@ -2,35 +2,29 @@
 
     .venv/bin/python benchmarks/compression.py --set optimizer.steps=300 --svg benchmarks/compression.svg
 
-Every method sees the same samples from the same initial weights. The loop is plain data parallelism with one bucket:
-backward, one reduction a step, clipping, AdamW. Bytes are those that one rank puts on the wire for gradients (half of
-what both do), as predicted; the compressor's own account is checked against it. Prints a table and draws the curves.
+Every method sees the same samples from the same initial weights. Bytes are those that one rank puts on the wire for
+gradients (half of what both do), as predicted. Prints a table and draws the curves.
 """
 
 import argparse
 import statistics
 import tempfile
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-from alternate import plain_stage, print_row, resized, run_two_ranks
+from alternate import print_row, resized, run_two_ranks
 from curves import Curve, curves_picture
-from torch import nn
 
-from shardwright.parallel.collectives import all_reduce, barrier, start_all_reduce
-from shardwright.parallel.compress.choose import make_compressor
+from shardwright.parallel.collectives import barrier
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import load_job
-from shardwright.spec.plan import PlanSpec
+from shardwright.train.build import build
 from shardwright.train.data import TokenFiles, prepare_tokens
-from shardwright.train.optimizer import learning_rate, make_adamw
-from shardwright.train.step import apply_update
-from shardwright.train.trainer import my_share
+from shardwright.train.step import train_step
+from shardwright.train.trainer import held_out_loss, my_share
 from shardwright.workload.compress import reduced_bucket, wire_bytes
 
 BASE = [
@@ -51,64 +45,31 @@ SMOOTHED = 10  # steps whose mean loss is a point of a curve
 
 @dataclass(frozen=True)
 class Run:
-    """One method: mean loss of each step, the held-out loss, and what a reduction cost one rank."""
+    """One method: mean loss of each step, the held-out loss, and what one rank put on the wire in a step."""
 
     losses: list[float]
     held_out: float
     bytes_a_step: float
-    cpu_ms: float
 
 
 def train(job: JobSpec, mesh: Mesh, tokens: TokenFiles) -> Run:
     """Train from the initial weights to the last step."""
-    decoder = plain_stage(job)
-    parameters = list(placed_parameters(decoder).values())
-    flat = torch.zeros(sum(p.numel() for p in parameters))
-    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter)
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    optimizer = make_adamw(job.optimizer, parameters)
-    make = make_compressor(job.plan)
-    compressor = make() if make else None
+    replica = build(job, mesh)
     samples, held_out = tokens.train_samples(), tokens.validation_samples()
     assert held_out is not None, "a comparison needs held-out text"
-    losses, cpu_s = [], []
+    batch, losses = job.batch.global_batch_size, []
     for step in range(job.optimizer.steps):
-        flat.zero_()
-        total = torch.zeros(())
-        for part_BS in my_share(samples, step * job.batch.global_batch_size, job, mesh).split(job.plan.microbatch_size):
-            loss = decoder(part_BS[:, :-1], part_BS[:, 1:]).mean()
-            loss.backward()
-            total += loss.detach()
-        start_s = time.process_time()
-        reduction = compressor.start(flat, gradients, mesh.dp) if compressor else start_all_reduce(flat, mesh.dp)
-        reduction.wait()
-        cpu_s.append(time.process_time() - start_s)
-        flat.mul_(1.0 / (job.num_microbatches * mesh.dp.size))
-        nn.utils.clip_grad_norm_(parameters, job.optimizer.clip_grad_norm)
-        apply_update(optimizer, learning_rate(job.optimizer, step))
-        losses.append(all_reduce(total, mesh.dp).item() / (job.num_microbatches * mesh.dp.size))
-
-    shapes = [tuple(p.shape) for p in parameters]
-    sent, plain = (
-        wire_bytes(reduced_bucket(plan, shapes, mesh.dp.size), mesh.dp.size) for plan in (job.plan, PlanSpec())
-    )
-    if compressor is not None:
-        assert compressor.bytes_saved == job.optimizer.steps * (plain - sent)
-    with torch.no_grad():
-        total = torch.zeros(())
-        for i in range(job.run.eval_batches):
-            tokens_BS = my_share(held_out, i * job.batch.global_batch_size, job, mesh)
-            total += decoder(tokens_BS[:, :-1], tokens_BS[:, 1:]).mean()
-    mean = all_reduce(total, mesh.dp).item() / (job.run.eval_batches * mesh.dp.size)
-    return Run(losses, mean, sent / mesh.dp.size, 1e3 * statistics.median(cpu_s))
+        losses.append(train_step(job, replica, mesh, step, my_share(samples, step * batch, job, mesh)).loss)
+    shapes = [tuple(p.shape) for p in placed_parameters(replica.stages[0]).values()]
+    sent = wire_bytes(reduced_bucket(job.plan, shapes, mesh.dp.size), mesh.dp.size)
+    return Run(losses, held_out_loss(job, replica, mesh, held_out), sent / mesh.dp.size)
 
 
 def compare(mesh: Mesh, job: JobSpec, svg: Path | None) -> None:
     """All methods on this rank."""
     with tempfile.TemporaryDirectory() as folder:
         tokens = prepare_tokens(job.data, job.model, job.run.seed, Path(folder))
-        header = ["method", "last loss", "held-out loss", "KB a step", "less", "reduction, processor ms"]
+        header = ["method", "last loss", "held-out loss", "KB a step", "less"]
         print_row(header, is_header=True)
         curves, plain = [], 0.0
         for name, fields in METHODS.items():
@@ -121,7 +82,7 @@ def compare(mesh: Mesh, job: JobSpec, svg: Path | None) -> None:
             curves.append(Curve(name, points))
             print_row([
                 name, f"{points[-1][1]:.3f}", f"{run.held_out:.3f}", f"{run.bytes_a_step / 1e3:,.1f}",
-                f"{plain / run.bytes_a_step:.1f} x", f"{run.cpu_ms:.1f}",
+                f"{plain / run.bytes_a_step:.1f} x",
             ])  # fmt: skip
         barrier(mesh.world)
     if svg is not None and mesh.rank == 0:
