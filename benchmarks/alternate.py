@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
 
 from shardwright.model.decoder import DecoderStage, stage_span
@@ -154,29 +153,6 @@ def _agree(goes_on: bool) -> bool:
 def _quartiles(seconds: Tensor) -> tuple[float, float, float]:
     low, middle, high = statistics.quantiles((seconds[:, 0] / seconds[:, 1]).tolist(), n=4, method="inclusive")
     return low, middle, high
-
-
-def saved_bytes(forward: Callable[[], Tensor], modules: list[nn.Module]) -> int:
-    """Bytes that a forward keeps on this rank for its backward: storages counted once, parameters not at all."""
-    parameters = {_local(p).untyped_storage().data_ptr() for module in modules for p in module.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = _local(tensor).untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage  # kept alive, so that no other may take its address
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = forward()
-    total = sum(storage.nbytes() for storage in kept.values())
-    del output
-    return total
-
-
-def _local(tensor: Tensor) -> Tensor:
-    with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def check_close(what: str, ours: Tensor, baseline: Tensor, relative: float = 1e-4) -> None:

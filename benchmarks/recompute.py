@@ -8,16 +8,15 @@ of the ratios to the first variant in the same round: what slows the machine for
 
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from shardwright.measure.activations import LiveBytes, saved_bytes
 from shardwright.model.activation import activate_gated
 from shardwright.model.dropout import LEVELS, Mask
 from shardwright.parallel.microbatch import Microbatch
@@ -31,10 +30,6 @@ from shardwright.train.step import train_step
 from shardwright.workload.activations import layer_of
 from shardwright.workload.peak import job_stages, moments, peak
 from shardwright.workload.recompute import GIB, choices, meet_budget
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from live_bytes import LiveBytes
-from saved import saved_bytes
 
 ROUNDS = 20
 MODEL = {"layers": 8, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 704, "sequence": 256, "vocab": 256}

@@ -9,7 +9,7 @@ gradients and weight gradients are checked equal before anything is timed.
 """
 
 import torch
-from alternate import RATIO_HEADER, alternate, check_close, plain_stage, print_row, resized, run_two_ranks, saved_bytes
+from alternate import RATIO_HEADER, alternate, check_close, plain_stage, print_row, resized, run_two_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
+from shardwright.measure.activations import saved_bytes
 from shardwright.model.rotary import rotary_angles
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import placed_parameters
@@ -183,7 +184,9 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
     for name, parameter in theirs.named_parameters():
         gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         check_close(f"the gradient of {name}", gradients[name], gradient)
-    saved = [saved_bytes(forward, [block]) for forward, block in ((our_forward, ours), (their_forward, theirs))]
+    saved = [
+        saved_bytes(forward, block.parameters()) for forward, block in ((our_forward, ours), (their_forward, theirs))
+    ]
     ratio = alternate(our_pass, their_pass, MOST_ROUNDS, MOST_S)
     return [*ratio.cells(), f"{saved[0] / 2**20:.2f}", f"{saved[1] / 2**20:.2f}"]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from saved import saved_bytes
+from shardwright.measure.activations import saved_bytes
 from shardwright.model.activation import activate, activate_gated
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cases import KINDS, small_job
 from ranks import run_on_mesh
-from saved import saved_bytes
+from shardwright.measure.activations import saved_bytes
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch

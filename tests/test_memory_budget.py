@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cases import made_up_tokens, record, small_job
-from live_bytes import LiveBytes
 from ranks import run_on_mesh
+from shardwright.measure.activations import LiveBytes
 from shardwright.measure.verify import compare
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import placed_parameters

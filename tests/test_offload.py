@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from cases import made_up_tokens, record, small_job
-from live_bytes import LiveBytes
 from ranks import run_on_mesh
-from saved import saved_bytes
+from shardwright.measure.activations import LiveBytes, saved_bytes
 from shardwright.memory.offload import Convoy, HostPool
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch

@@ -8,6 +8,7 @@ import torch
 from cases import record, small_job
 from ranks import run_on_mesh
 from shardwright.measure.verify import Record
+from shardwright.schedule.job import plan_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.precision import PrecisionSpec
 
@@ -84,10 +85,22 @@ def test_overflowing_steps_are_left_out_on_all_ranks_alike() -> None:
         assert torch.equal(box, before), place.name  # the weights stay
 
 
-def test_a_scaled_loss_changes_no_bit_of_bigger_numbers() -> None:
-    """A power of two is multiplied in and divided out again: in float32 nothing is lost."""
+def test_the_scale_is_divided_out_of_the_norm() -> None:
     plain, scaled = train(job_in({"compute": "bf16"}), 3), job_in({"compute": "fp16", "loss_scale": 2.0**8})
     assert train(scaled, 3)[0].steps[0].grad_norm == pytest.approx(plain[0].steps[0].grad_norm, rel=1e-2)
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_what_needs_a_common_step_is_refused_without_one(schedule: str) -> None:
+    """A loss scale and delayed scales are decided at the end of a step, and these schedules have none."""
+
+    def faults(**precision: Any) -> str:
+        return " ".join(plan_faults(job_in(precision, pp=2, schedule=schedule)))
+
+    assert "set precision.loss_scale to 0" in faults(compute="fp16")
+    assert "use tensorwise, rowwise or blockwise" in faults(compute="bf16", float8="delayed")
+    for fine in ({"compute": "bf16"}, {"compute": "fp16", "loss_scale": 0.0}, {"float8": "rowwise"}):
+        assert "precision" not in faults(**fine)
 
 
 def test_sixteen_bit_gradients_can_travel_in_float32() -> None:

@@ -44,10 +44,5 @@ class BufferPool:
         with self._lock:
             self._free.append(self._lent.pop(buffer.data_ptr()))
 
-    def held_bytes(self) -> int:
-        """Memory of all buffers, lent and free."""
-        with self._lock:
-            return self._held_bytes()
-
     def _held_bytes(self) -> int:
         return sum(map(Tensor.numel, (*self._free, *self._lent.values())))

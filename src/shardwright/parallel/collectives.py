@@ -149,14 +149,12 @@ def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
 
     def add_up() -> None:
         mine = shares[axis.index]
-        if axis.size == 2:
-            torch.add(mine, arriving[0], out=out)
-        elif x.dtype == torch.float32:
-            torch.add(mine, arriving[0], out=out)
-            for share in arriving[1:]:
-                out.add_(share)
-        else:
+        if axis.size > 2 and x.dtype != torch.float32:  # more than one addition, and only the last may round
             out.copy_(mine.float() + arriving.sum(dim=0, dtype=torch.float32))
+            return
+        torch.add(mine, arriving[0], out=out)
+        for share in arriving[1:]:
+            out.add_(share)
 
     return _start(axis, "reduce_scatter", x, _exchange(shares, received, axis), add_up)
 

@@ -21,7 +21,7 @@ MakeOptimizer = Callable[[list[Tensor], list[Tensor]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
-class Cut:
+class Piece:
     """The elements [start, stop) of a shard: whether their weights decay, and whether the host holds their state."""
 
     start: int
@@ -38,47 +38,48 @@ def on_host(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 class Masters:
     """Float32 weights of a shard and their optimizer."""
 
-    def __init__(self, cuts: list[Cut], values: Tensor, device: torch.device) -> None:
+    def __init__(self, pieces: list[Piece], values: Tensor, device: torch.device) -> None:
         """`values` is the shard that the model computes with."""
-        self._cuts = cuts
+        self._pieces = pieces
         self._device = device
-        is_exact = values.dtype == torch.float32
-        self._are_values = [is_exact and cut.on_host == (values.device != device) for cut in cuts]
-        if is_exact and device.type == "cpu":  # one memory is host and device: what is offloaded is copied all the same
-            self._are_values = [not cut.on_host for cut in cuts]
+        is_exact, values_on_host = values.dtype == torch.float32, values.device != device
+        # On a CPU one memory is host and device: what is offloaded there is copied all the same.
+        self._are_values = [is_exact and piece.on_host == values_on_host for piece in pieces]
         self.tensors = [
-            values[cut.start : cut.stop].detach() if same else self._empty(cut)
-            for cut, same in zip(cuts, self._are_values, strict=True)
+            values[piece.start : piece.stop].detach() if same else self._empty(piece)
+            for piece, same in zip(pieces, self._are_values, strict=True)
         ]
         self._host_gradients = {
-            i: on_host(cut.stop - cut.start, torch.float32, device) for i, cut in enumerate(cuts) if cut.on_host
+            i: on_host(piece.stop - piece.start, torch.float32, device)
+            for i, piece in enumerate(pieces)
+            if piece.on_host
         }
         self.optimizer: torch.optim.Optimizer | None = None
 
-    def _empty(self, cut: Cut) -> Tensor:
-        size = cut.stop - cut.start
-        if cut.on_host:
+    def _empty(self, piece: Piece) -> Tensor:
+        size = piece.stop - piece.start
+        if piece.on_host:
             return on_host(size, torch.float32, self._device)
         return torch.zeros(size, dtype=torch.float32, device=self._device)
 
     def make_optimizer(self, make: MakeOptimizer) -> None:
         """Let `make` make the optimizer."""
-        decayed = [tensor for cut, tensor in zip(self._cuts, self.tensors, strict=True) if cut.decays]
-        plain = [tensor for cut, tensor in zip(self._cuts, self.tensors, strict=True) if not cut.decays]
+        decayed = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if piece.decays]
+        plain = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if not piece.decays]
         self.optimizer = make(decayed, plain)
 
     def set(self, start: int, values: Tensor) -> None:
         """Set the elements from `start` on."""
-        for cut, tensor in zip(self._cuts, self.tensors, strict=True):
-            first, last = max(start, cut.start), min(start + values.numel(), cut.stop)
+        for piece, tensor in zip(self._pieces, self.tensors, strict=True):
+            first, last = max(start, piece.start), min(start + values.numel(), piece.stop)
             if first < last:
-                tensor[first - cut.start : last - cut.start] = values[first - start : last - start]
+                tensor[first - piece.start : last - piece.start] = values[first - start : last - start]
 
     def write_to(self, values: Tensor) -> None:
         """From now on these are the values that the model computes with."""
-        for cut, tensor, same in zip(self._cuts, self.tensors, self._are_values, strict=True):
+        for piece, tensor, same in zip(self._pieces, self.tensors, self._are_values, strict=True):
             if same:
-                tensor.data = values[cut.start : cut.stop]
+                tensor.data = values[piece.start : piece.stop]
 
     def step(self, gradients: Tensor, factor: float, rate: float, pool: BufferPool) -> None:
         """Update with `gradients` times `factor`. The gradients may be overwritten."""
@@ -92,9 +93,9 @@ class Masters:
         else:
             borrowed = pool.borrow(gradients.numel(), torch.float32)
             gradients = torch.mul(gradients, factor, out=borrowed)
-        for i, (cut, tensor) in enumerate(zip(self._cuts, self.tensors, strict=True)):
-            gradient = gradients[cut.start : cut.stop]
-            if cut.on_host:
+        for i, (piece, tensor) in enumerate(zip(self._pieces, self.tensors, strict=True)):
+            gradient = gradients[piece.start : piece.stop]
+            if piece.on_host:
                 gradient = self._host_gradients[i].copy_(gradient, non_blocking=True)
             tensor.grad = gradient
         if self._host_gradients and self._device.type == "cuda":
@@ -107,13 +108,13 @@ class Masters:
 
     def write_values(self, values: Tensor) -> None:
         """Give the model the new weights, rounded to its number type."""
-        for cut, tensor, same in zip(self._cuts, self.tensors, self._are_values, strict=True):
+        for piece, tensor, same in zip(self._pieces, self.tensors, self._are_values, strict=True):
             if not same:
-                values[cut.start : cut.stop].copy_(tensor, non_blocking=True)
+                values[piece.start : piece.stop].copy_(tensor, non_blocking=True)
 
     def memory(self, on_host: bool) -> list[Tensor]:
         """Tensors whose memory, on host or device, is the optimizer's: weights, moments, on the host gradients too."""
-        weights = [tensor for cut, tensor in zip(self._cuts, self.tensors, strict=True) if cut.on_host == on_host]
+        weights = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if piece.on_host == on_host]
         states = [self.optimizer.state.get(tensor, {}) for tensor in weights] if self.optimizer is not None else []
         moments = [t for state in states for t in state.values() if torch.is_tensor(t) and t.numel() > 1]
         return [*weights, *moments, *(self._host_gradients.values() if on_host else ())]

@@ -11,6 +11,7 @@ section 3.3). In a pipeline the program gathers and releases whole stages, and t
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -174,10 +175,10 @@ class ShardedStage:
         self._enter(region, self._after(region))
         trains = torch.is_grad_enabled()
         if trains and x.requires_grad:
-            x = _BackwardEnds.apply(x, self, region)
+            x = _OnTheWayBack.apply(x, partial(self.leave, region))
         y = function(x)
         if trains and x.requires_grad:
-            y = _BackwardBegins.apply(y, self, region)
+            y = _OnTheWayBack.apply(y, partial(self.enter_backward, region))
         # The last region's backward comes next; that of an embedding needs no values, nor would it let them go.
         if not (trains and x.requires_grad and region == self._region_order[-1]):
             self.leave(region)
@@ -211,29 +212,15 @@ class ShardedStage:
         return self._region_order[index - 1] if index > 0 and self._region_order[index - 1] != "embedding" else None
 
 
-class _BackwardEnds(torch.autograd.Function):
-    """Stands before a region. Forward: nothing. Backward: the region's values are let go."""
+class _OnTheWayBack(torch.autograd.Function):
+    """Forward: nothing. Backward: `then` is called when the gradient passes here, and may gather or let go."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stage: ShardedStage, region: str) -> Tensor:
-        ctx.stage, ctx.region = stage, region
+    def forward(ctx: Any, x: Tensor, then: Callable[[], None]) -> Tensor:
+        ctx.then = then
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        ctx.stage.leave(ctx.region)
-        return grads[0], None, None
-
-
-class _BackwardBegins(torch.autograd.Function):
-    """Stands after a region. Forward: nothing. Backward: the region's values are gathered, unless they are there."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, stage: ShardedStage, region: str) -> Tensor:
-        ctx.stage, ctx.region = stage, region
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        ctx.stage.enter_backward(ctx.region)
-        return grads[0], None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.then()
+        return grads[0], None

@@ -29,7 +29,7 @@ from shardwright.parallel.collectives import (
 )
 from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.compress.reduction import Reduction
-from shardwright.parallel.masters import Cut, Masters, on_host
+from shardwright.parallel.masters import Masters, Piece, on_host
 from shardwright.parallel.parameter import PlacedParameter, initial_box, no_memory
 from shardwright.spec.flat import rows_of
 from shardwright.spec.units import in_unit_order, num_hosted, unit_layout
@@ -98,7 +98,7 @@ class Unit:
             self.value_shard = on_host(shard_size, sharding.compute, device)
         else:
             self.value_shard = torch.zeros(shard_size, dtype=sharding.compute, device=device)
-        self.masters = Masters(self._cuts(), self.value_shard, device)
+        self.masters = Masters(self._pieces(), self.value_shard, device)
         self._gradients: Tensor | None = None
         self._gradient_shard: Tensor | None = None
         if sharding.zero < 2:
@@ -115,7 +115,7 @@ class Unit:
         self.masters.write_values(self.value_shard)
         self._show()
 
-    def _cuts(self) -> list[Cut]:
+    def _pieces(self) -> list[Piece]:
         """The shard in pieces that the optimizer treats alike: with decay or without, on the host or the device."""
         shard_size = self.layout.shard_size
         last = max((i for i, p in enumerate(self.parameters) if p.place.init == "normal"), default=-1)
@@ -123,7 +123,7 @@ class Unit:
         decayed = min(max(end_of_decay - self._mine.start, 0), shard_size)
         hosted = num_hosted(self.sharding.host_share, shard_size)
         edges = sorted({0, decayed, hosted, shard_size})
-        return [Cut(start, stop, stop <= decayed, stop <= hosted) for start, stop in pairwise(edges)]
+        return [Piece(start, stop, stop <= decayed, stop <= hosted) for start, stop in pairwise(edges)]
 
     def _overlap(self, parameter: PlacedParameter, within: slice) -> tuple[int, int]:
         """The range of the buffer that holds this parameter and lies in `within`; empty if start == stop."""
@@ -153,11 +153,6 @@ class Unit:
     def _view(self, buffer: Tensor, parameter: PlacedParameter) -> Tensor:
         offset = self._offset[parameter]
         return buffer[offset : offset + parameter.numel()].view(parameter.shape)
-
-    @property
-    def is_gathered(self) -> bool:
-        """Whether the values are here."""
-        return self._values is not None
 
     def start_gather(self) -> None:
         """Begin to gather the values, if they are not here or on their way. Moves one all-gather over the shards."""

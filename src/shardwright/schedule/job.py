@@ -74,4 +74,15 @@ def _asynchronous_faults(job: JobSpec) -> list[str]:
             f"schedule {schedule!r} updates the first and the last stage at different times, and a tied embedding is "
             f"one tensor on both; set model.tied_embeddings = false"
         )
+    if job.precision.scales_loss:
+        faults.append(
+            f"schedule {schedule!r} updates each stage on its own, so there is no step that all leave out when "
+            f"gradients overflow, and precision.loss_scale is {job.precision.loss_scale:g} with compute in fp16; "
+            f"compute in bf16, or set precision.loss_scale to 0"
+        )
+    if job.precision.float8 == "delayed":
+        faults.append(
+            f"schedule {schedule!r} updates each stage on its own, and precision.float8 'delayed' takes its scales "
+            f"from steps that end everywhere at once; use tensorwise, rowwise or blockwise"
+        )
     return faults

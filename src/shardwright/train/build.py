@@ -41,7 +41,8 @@ NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 class Replica:
     """One rank's part of a job, ready to run.
 
-    `stashes` is empty unless the program needs several versions of the weights.
+    `stashes` is empty unless the program needs several versions of the weights. `float8_states` are what the linear
+    layers with fp8 products remember for them.
     """
 
     stages: dict[int, DecoderStage]
@@ -53,6 +54,7 @@ class Replica:
     gradient_norm: GradientNorm
     tied: TiedEmbedding
     loss_scale: LossScale | None
+    float8_states: list[Float8Linear]
     float8_reduce_max: ReduceMax
     pool: BufferPool
 
@@ -67,14 +69,9 @@ class Replica:
         """
         return sum(unit.compression_bytes_saved for shards in self.shards.values() for unit in shards.units)
 
-    def float8_states(self) -> list[Float8Linear]:
-        """What the linear layers with fp8 products remember for them, in order of the model."""
-        parameters = (p for stage in self.stages.values() for p in placed_parameters(stage).values())
-        return [p.float8 for p in parameters if p.float8 is not None]
-
     def end_float8_step(self) -> None:
         """The weights were updated. Moves, with delayed scaling, all-reduces of 3 numbers a layer over tp and dp."""
-        end_step(self.float8_states(), self.float8_reduce_max)
+        end_step(self.float8_states, self.float8_reduce_max)
 
     def finish_gradients(self) -> None:
         """Block until every gradient is the sum over all replicas and uses."""
@@ -120,6 +117,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     tied = _tied(job, stages, mesh)
     pool = BufferPool(mesh.device)
     shards = {}
+    float8_states: list[Float8Linear] = []
     for stage, module in stages.items():
         regions = {
             name: [p for p in held if p is not tied.head or not tied.are_both_here]
@@ -132,7 +130,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         )
         shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
         module.through = shards[stage].through
-        _use_float8(job, module, mesh.tp)
+        float8_states += _use_float8(job, module, mesh.tp)
     if tied.table is not None and tied.head is not None:
         unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
         tied.share_memory(unit)
@@ -159,23 +157,27 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         loss_scale=LossScale(job.precision.loss_scale, job.precision.loss_scale_growth_steps)
         if job.precision.scales_loss
         else None,
+        float8_states=float8_states,
         float8_reduce_max=lambda amaxes: all_reduce_max(all_reduce_max(amaxes, mesh.tp), mesh.dp),
         pool=pool,
     )
 
 
-def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> None:
+def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> list[Float8Linear]:
     """Let the linear layers of the blocks compute in fp8; not embeddings, head and norms, nor attention itself."""
-    recipe = job.precision.float8
+    recipe, states = job.precision.float8, list[Float8Linear]()
     if recipe == "none":
-        return
+        return states
     for module in stage.layers.modules():
         if isinstance(module, ColumnLinear | RowLinear):
             cut: CutDim = "none" if tp.size == 1 else "outputs" if isinstance(module, ColumnLinear) else "inputs"
-            module.weight.float8 = make_float8_state(
+            state = make_float8_state(
                 recipe, cut, partial(all_reduce_max, axis=tp), partial(all_reduce_max, axis=tp.for_backward),
                 history=job.precision.float8_history,
             )  # fmt: skip
+            module.weight.float8 = state
+            states.append(state)
+    return states
 
 
 def _sharding(job: JobSpec, mesh: Mesh, replicas: Axis) -> Sharding:

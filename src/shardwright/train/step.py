@@ -98,7 +98,7 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
 def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
     """Mean loss of one global batch, without gradients."""
     losses = replica.executor.run(replica.evaluation, microbatches(tokens_BS, job.plan.microbatch_size))
-    for state in replica.float8_states():
+    for state in replica.float8_states:
         state.forget_now()
     return mean_loss(losses, job, mesh)
 

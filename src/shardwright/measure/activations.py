@@ -1,10 +1,40 @@
-"""What autograd holds over time: live bytes of saved tensors, each storage once, and their peak."""
+"""What autograd keeps between forward and backward, measured: storages that saved tensors lie in, each once.
 
-from collections.abc import Iterable
+Too slow for a run, whose account is a prediction (workload/activations.py): this is what that is held against.
+"""
+
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def saved_bytes(forward: Callable[[], object], constants: Iterable[Tensor] = ()) -> int:
+    """Bytes that a forward keeps for its backward, without `constants`: parameters, and tables that layers share.
+
+    Of a DTensor, those of this rank's part.
+    """
+    apart = {_local(tensor).untyped_storage().data_ptr() for tensor in constants}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = _local(tensor).untyped_storage()
+        if storage.data_ptr() not in apart:
+            kept[storage.data_ptr()] = storage  # kept alive, so that no other may take its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = forward()
+    total = sum(storage.nbytes() for storage in kept.values())
+    del output
+    return total
+
+
+def _local(tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 class LiveBytes:
@@ -28,6 +58,7 @@ class LiveBytes:
         return _Held(tensor, self)
 
     def begin(self, tensor: Tensor) -> None:
+        """One more saved tensor lies in this storage."""
         storage = tensor.untyped_storage()
         holders = self._holders.get(storage.data_ptr(), 0)
         self._holders[storage.data_ptr()] = holders + 1
@@ -36,6 +67,7 @@ class LiveBytes:
             self.peak = max(self.peak, self.now)
 
     def end(self, tensor: Tensor) -> None:
+        """One fewer."""
         storage = tensor.untyped_storage()
         self._holders[storage.data_ptr()] -= 1
         if self._holders[storage.data_ptr()] == 0:
