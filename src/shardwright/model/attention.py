@@ -6,10 +6,12 @@ Shape suffixes: S sequence, B batch, H hidden, G key/value heads of this rank, Q
 N = G x Q query heads of this rank, D head width; s is S / tp under sequence parallel.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from shardwright.model.attend import dot_product_attention
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.rotary import split_and_rotate
 from shardwright.parallel.parameter import sharded
@@ -55,10 +57,10 @@ class Attention(nn.Module):
             q_SBGQD, k_SBGD, v_SBGD = split_and_rotate(qkv_SBGRD, *run.angles)
         else:
             q_SBGQD, k_SBGD, v_SBGD = qkv_SBGRD.split((self.queries_per_group, 1, 1), dim=3)
-        out_BNSD = functional.scaled_dot_product_attention(
+        out_BNSD = dot_product_attention(
             q_SBGQD.reshape(S, B, -1, self.head_dim).permute(1, 2, 0, 3),
             k_SBGD.squeeze(3).permute(1, 2, 0, 3), v_SBGD.squeeze(3).permute(1, 2, 0, 3),
-            is_causal=True, enable_gqa=self.queries_per_group > 1,
+            1 / math.sqrt(self.head_dim), run,
         )  # fmt: skip
         return out_BNSD.permute(2, 0, 1, 3).reshape(S, B, -1)
 
