@@ -16,18 +16,34 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama": {"kv_heads": 4, "ffn": 48},
     "llama-tied": {"kv_heads": 8, "ffn": 48, "tied_embeddings": True},
     "gpt": {
-        "norm": "layernorm", "positions": "learned", "gated_mlp": False, "activation": "gelu-tanh", "bias": True,
+        "norm": "layernorm",
+        "positions": "learned",
+        "gated_mlp": False,
+        "activation": "gelu-tanh",
+        "bias": True,
     },
     "gpt-tied": {
-        "norm": "layernorm", "positions": "learned", "gated_mlp": False, "activation": "gelu-tanh", "bias": True,
-        "tied_embeddings": True, "kv_heads": 4,
+        "norm": "layernorm",
+        "positions": "learned",
+        "gated_mlp": False,
+        "activation": "gelu-tanh",
+        "bias": True,
+        "tied_embeddings": True,
+        "kv_heads": 4,
     },
+}
+# Other kinds of attention, which tests of attention add.
+LATENT = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim": 4, "value_dim": 6}
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "qwen": {"kv_heads": 4, "ffn": 48, "qk_norm": True},
+    "latent": {"ffn": 48, "latent": LATENT},
+    "latent-plain-queries": {"ffn": 48, "latent": LATENT | {"q_rank": 0}},
 }  # fmt: skip
 
 
 def small_job(kind: str = "llama", batch: int = 8, layers: int = 4, **plan: Any) -> JobSpec:
     """A model of some thousand parameters, whose vocabulary does not divide by 2 or 4."""
-    model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | KINDS[kind]
+    model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | (KINDS | ATTENTIONS)[kind]
     return make_job(
         {
             "model": model,
