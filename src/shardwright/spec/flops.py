@@ -41,8 +41,9 @@ def score_flops(model: ModelSpec) -> int:
 def stage_flops(model: ModelSpec, layers: Sequence[int], sequences: int) -> tuple[float, ...]:
     """Forward FLOPs by stage, of a microbatch of `sequences`; stage s holds `layers[s]`, the last one also the head.
 
-    2 a matrix element and token, and those of attention's scores and sums, causality not discounted. Lookups, norms and the loss are not counted. The backward is twice the forward: once
-    for the input gradients and once for the weights'. All stages together are flops_per_token, times tokens.
+    2 a matrix element and token, and those of attention's scores and sums, causality not discounted. Lookups, norms
+    and the loss are not counted. The backward is twice the forward: once for the input gradients and once for the
+    weights'. All stages together are flops_per_token, times tokens.
     """
     head = model.vocab * model.hidden
     matrices = (matrix_parameters(model) - head) // model.layers
