@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shardwright.spec.base import Spec
+from shardwright.spec.moe import MoeSpec
 
 Count = Annotated[int, Field(gt=0, le=10**12)]
 
@@ -39,6 +40,7 @@ class ModelSpec(Spec):
     init_std: Annotated[float, Field(gt=0)] = Field(
         0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
     )
+    moe: MoeSpec = Field(MoeSpec(), description="Experts in place of the MLP.")
 
     @property
     def num_kv_heads(self) -> int:
@@ -75,7 +77,7 @@ class ModelSpec(Spec):
                 f"rotary positions turn pairs of elements, and a head has {self.head_size}; "
                 f'use an even model.head_dim, or positions = "learned"'
             )
-        return faults
+        return faults + self.moe.faults(self.layers)
 
 
 def divisors(number: int) -> list[int]:
