@@ -191,7 +191,8 @@ class MoeSpec(Spec):
         if self.experts % self.num_groups:
             return [
                 f"model.moe.num_groups {self.num_groups} does not divide {self.experts} experts "
-                f"({self.experts} / {self.num_groups} = {self.experts / self.num_groups:.2f}); use a divisor of {self.experts}"
+                f"({self.experts} / {self.num_groups} = {self.experts / self.num_groups:.2f}); use a divisor of "
+                f"{self.experts}"
             ]
         size = self.experts // self.num_groups
         if self.groups_kept > self.num_groups:
