@@ -23,11 +23,13 @@ from torch import Tensor
 from shardwright.spec.moe import MoeSpec
 
 
-def balance_loss(likelihood_sBE: Tensor, counts_BE: Tensor | None, shares_E: Tensor, sequence: int, spec: MoeSpec) -> Tensor:
+def balance_loss(
+    likelihood_sBE: Tensor, counts_BE: Tensor | None, shares_E: Tensor, sequence: int, spec: MoeSpec
+) -> Tensor:
     """This rank's part of the loss of one microbatch, times its coefficient.
 
     `likelihood_sBE` are scores that add up to one for each token, `counts_BE` the choices of each sample's tokens on
-    all ranks, and `shares_E` what the step before says instead, in scope "global". `sequence` is the length of a sample.
+    all ranks, and `shares_E` what the step before says instead, in scope "global". A sample has `sequence` tokens.
     """
     num_choices = 1 if spec.aux_loss == "gshard" else spec.num_chosen
     if spec.aux_scope == "global":

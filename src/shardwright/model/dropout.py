@@ -88,4 +88,3 @@ def kept_elements(rows_sB: Tensor, channels: int, key: int, num_dropped_levels: 
     z_sBW = random_words(rows_sB, -(-channels // CHANNELS_PER_WORD), key)
     levels_sBH = z_sBW.view(torch.int16)[..., :channels]
     return levels_sBH >= num_dropped_levels - LEVELS // 2
-

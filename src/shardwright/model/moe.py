@@ -12,10 +12,10 @@ on this rank, N rows of tokens at the experts of this rank, e experts of this ra
 """
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from shardwright.memory.recompute import Operator, chain
 from shardwright.model.activation import activate, activate_gated
+from shardwright.model.exact_product import exact_product
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.mlp import MLP
 from shardwright.model.router import Router
@@ -76,7 +76,8 @@ class MixtureOfExperts(nn.Module):
             return y_sBH
         shared_sBH = self._shared(self.shared, x_sBH, run, policy)
         if self.shared_gate is not None:
-            shared_sBH = shared_sBH * functional.linear(x_sBH, self.shared_gate).sigmoid()
+            gate_T1 = exact_product(x_sBH.flatten(0, 1), self.shared_gate, self.cut.deferred).sigmoid()
+            shared_sBH = shared_sBH * gate_T1.to(x_sBH.dtype).view(*x_sBH.shape[:2], 1)
         return y_sBH + shared_sBH
 
     def _routed(self, x_sBH: Tensor, routing: Routing, run: ForwardPass, policy: Policy) -> Tensor:

@@ -8,13 +8,13 @@ rank, A tokens of the whole microbatch, K choices of a token.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shardwright.model.balance import add_losses, balance_loss, z_loss
 from shardwright.model.capacity import fit
+from shardwright.model.exact_product import exact_product
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.gates.choice import Choice, Known, add_to_one
 from shardwright.model.gates.make import make_gate
@@ -22,7 +22,7 @@ from shardwright.model.random_words import stream_key, uniform
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.collectives import Axis, all_gather, all_reduce
 from shardwright.parallel.expert import Routing
-from shardwright.parallel.parameter import PlacedParameter, whole
+from shardwright.parallel.parameter import whole
 from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
 
@@ -40,7 +40,7 @@ class Router(nn.Module):
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Routing:
         """The routing of this rank's tokens, [s x B, K]."""
         s, B, _ = x_sBH.shape
-        logits_TE = _Logits.apply(x_sBH.flatten(0, 1), self.weight, self.cut)
+        logits_TE = exact_product(x_sBH.flatten(0, 1), self.weight, self.cut.deferred)
         scores_TE = self.gate.score(logits_TE)
         positions_s = self._positions(s, x_sBH.device)
         with torch.no_grad():
@@ -53,12 +53,8 @@ class Router(nn.Module):
             self.state.observe(asked, final, likelihood_TE.detach(), *losses.detach())
             if losses.requires_grad:
                 # The factor of a rank's loss is for its part of the sequence, and these are parts of the whole.
-                weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * self._cp_size)
+                weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * run.cp.size)
         return Routing(final.experts_TK.masked_fill(~final.holds_TK, -1), weights_TK)
-
-    @property
-    def _cp_size(self) -> int:
-        return 1
 
     def _positions(self, num_here: int, device: torch.device) -> Tensor:
         """Where in their sequences this rank's tokens are."""
@@ -67,7 +63,7 @@ class Router(nn.Module):
 
     def _splits(self, run: ForwardPass) -> list[Axis]:
         """The axes whose ranks hold parts of a microbatch's tokens, innermost first."""
-        return [run.tp] if self.cut.shards_sequence else []
+        return ([run.tp] if self.cut.shards_sequence else []) + ([run.cp] if run.cp.size > 1 else [])
 
     def _decide(
         self, logits_TE: Tensor, scores_TE: Tensor, positions_s: Tensor, batch: int, run: ForwardPass
@@ -113,9 +109,7 @@ class Router(nn.Module):
             draws_T = uniform(rows_T, key)
         return Known(self.state.bias_E, self.state.together_EE, draws_T)
 
-    def _losses(
-        self, logits_TE: Tensor, likelihood_TE: Tensor, asked: Choice, batch: int, run: ForwardPass
-    ) -> Tensor:
+    def _losses(self, logits_TE: Tensor, likelihood_TE: Tensor, asked: Choice, batch: int, run: ForwardPass) -> Tensor:
         """The balance loss and the z-loss, [2]: this rank's parts."""
         spec = self.spec
         balance = z = logits_TE.new_zeros(())
@@ -146,22 +140,3 @@ def _of_tokens(choice: Choice, tokens_T: Tensor) -> Choice:
         holds_TK=choice.holds_TK[tokens_T],
         preference_TE=choice.preference_TE[tokens_T],
     )
-
-
-class _Logits(torch.autograd.Function):
-    """x W^T in float32, of whatever x and W are. Moves nothing. Keeps x as it came, so that no copy of it stays."""
-
-    @staticmethod
-    def forward(ctx: Any, x_TH: Tensor, weight_EH: PlacedParameter, cut: Cut) -> Tensor:
-        ctx.save_for_backward(x_TH)
-        ctx.weight, ctx.cut = weight_EH, cut
-        return x_TH.float() @ weight_EH.float().t()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (dlogits_TE,) = grads
-        (x_TH,) = ctx.saved_tensors
-        weight_EH: PlacedParameter = ctx.weight
-        dx_TH = (dlogits_TE @ weight_EH.float()).to(x_TH.dtype)
-        ctx.cut.deferred.now_or_later(lambda: weight_EH.add_product(dlogits_TE, x_TH.float()))
-        return dx_TH, None, None

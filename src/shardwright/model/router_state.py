@@ -49,9 +49,9 @@ class Totals:
     def of(cls, numbers: Tensor, spec: MoeSpec) -> "Totals":
         """Those in a vector of `size_of_totals` numbers: views of it."""
         E, pairs = spec.experts, counts_pairs(spec)
-        *parts, together = numbers.split([1] * len(COUNTED) + [E, E, E * E if pairs else 0])
-        *scalars, chosen_E, first_E = parts
-        return cls(*(s.squeeze() for s in scalars), chosen_E, first_E, together.view(E, E) if pairs else None)
+        scalars, chosen_E, first_E, together = numbers.split([len(COUNTED), E, E, E * E if pairs else 0])
+        named = dict(zip(COUNTED, scalars.unbind(), strict=True))
+        return cls(**named, chosen_E=chosen_E, first_E=first_E, together_EE=together.view(E, E) if pairs else None)
 
 
 class RouterState(nn.Module):
@@ -74,7 +74,9 @@ class RouterState(nn.Module):
         self.register_buffer("seen", torch.zeros(size_of_totals(spec), dtype=torch.float64), persistent=False)
 
     @torch.no_grad()
-    def observe(self, asked: Choice, final: Choice, likelihood_TE: Tensor, balance_loss: Tensor, z_loss: Tensor) -> None:
+    def observe(
+        self, asked: Choice, final: Choice, likelihood_TE: Tensor, balance_loss: Tensor, z_loss: Tensor
+    ) -> None:
         """Add what became of some tokens: what the gate asked for, and what there was room for."""
         into, E = Totals.of(self.seen, self.spec), self.spec.experts
         into.tokens.add_(likelihood_TE.shape[0])
