@@ -48,6 +48,10 @@ class Axis:
         """
         return self if self.backward_group is None else replace(self, group=self.backward_group)
 
+    def alone(self, name: str) -> "Axis":
+        """An axis on which this rank is alone."""
+        return Axis(name, (self.ranks[self.index],), 0, None, self.ledger, self.watch, turns=self.turns)
+
     @property
     def size(self) -> int:
         """Number of ranks on the axis."""
@@ -94,10 +98,13 @@ def _start(
     work: Any,
     finish: Callable[[], None] = _nothing,
     peer: int | None = None,
+    num_elements: int | None = None,
 ) -> Pending:
-    axis.ledger.record(kind, axis.name, tensor)
+    """Count a collective over all of `tensor`, or over `num_elements` of its elements."""
+    num_bytes = tensor.element_size() * (tensor.numel() if num_elements is None else num_elements)
+    axis.ledger.record(kind, axis.name, num_bytes)
     peers = tuple(rank for i, rank in enumerate(axis.ranks) if i != axis.index) if peer is None else (peer,)
-    what = f"{kind} of {tensor.numel() * tensor.element_size()} bytes"
+    what = f"{kind} of {num_bytes} bytes"
     return Pending(work, axis, what, peers, finish)
 
 
@@ -183,11 +190,16 @@ def _exchange(mine: Sequence[Tensor], theirs: Sequence[Tensor], axis: Axis) -> _
     """Give `mine[i]` to index i and take its `theirs[i]`, of every other index of the axis.
 
     Messages between two ranks arrive in the order in which they were sent, so exchanges may be under way one behind
-    another. Each rank begins with its neighbour, so that not all send to one.
+    another. Each rank begins with its neighbour, so that not all send to one. Where there is nothing to say, which
+    both sides know, nothing is sent.
     """
     around = [(axis.index + step) % axis.size for step in range(1, axis.size)]
-    works = [dist.irecv(theirs[i], axis.ranks[i], group=axis.group, tag=EXCHANGE_TAG) for i in reversed(around)]
-    works += [dist.isend(mine[i], axis.ranks[i], group=axis.group, tag=EXCHANGE_TAG) for i in around]
+    works = [
+        dist.irecv(theirs[i], axis.ranks[i], group=axis.group, tag=EXCHANGE_TAG)
+        for i in reversed(around)
+        if theirs[i].numel()
+    ]
+    works += [dist.isend(mine[i], axis.ranks[i], group=axis.group, tag=EXCHANGE_TAG) for i in around if mine[i].numel()]
     return _Exchange(works)
 
 
@@ -198,6 +210,27 @@ def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         return _done(axis)
     work = dist.all_to_all_single(out, x.contiguous(), group=axis.group, async_op=True)
     return _start(axis, "all_to_all", x, work)
+
+
+def start_all_to_all_v(
+    out: Tensor, x: Tensor, axis: Axis, out_splits: Sequence[int], in_splits: Sequence[int]
+) -> Pending:
+    """The same with shares of any size: give `in_splits[i]` rows of `x` to index i, take `out_splits[i]` of its.
+
+    Shapes [sum of in_splits, ...] and [sum of out_splits, ...], rows in the order of the indices. A split may be 0.
+    """
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    x = x.contiguous()
+    num_elements = x.shape[1:].numel() * (sum(in_splits) - in_splits[axis.index])
+    if not _is_gloo(axis):
+        work = dist.all_to_all_single(out, x, list(out_splits), list(in_splits), group=axis.group, async_op=True)
+    else:
+        mine, theirs = x.split(list(in_splits)), out.split(list(out_splits))
+        theirs[axis.index].copy_(mine[axis.index])
+        work = _exchange(mine, theirs, axis)
+    return _start(axis, "all_to_all_v", x, work, num_elements=num_elements)
 
 
 def start_send(x: Tensor, axis: Axis, to: int, tag: int) -> Pending:
@@ -260,7 +293,7 @@ def barrier(axis: Axis) -> None:
 
 
 class _ReduceFrom(torch.autograd.Function):
-    """g: forward all-reduces; backward moves nothing. Its conjugate f is in the column-parallel product."""
+    """g: forward all-reduces; backward moves nothing. Its conjugate f is below, and in the column-parallel product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -282,6 +315,42 @@ class _ScatterTo(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return all_gather(grads[0], ctx.axis.for_backward), None
+
+
+class _CopyTo(torch.autograd.Function):
+    """f: forward moves nothing; backward all-reduces the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grads[0].clone(), ctx.axis.for_backward), None
+
+
+class _GatherFrom(torch.autograd.Function):
+    """f of sequence parallel: forward all-gathers dim 0; backward reduce-scatters the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return all_gather(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(grads[0], ctx.axis.for_backward), None
+
+
+def copy_to(x: Tensor, axis: Axis) -> Tensor:
+    """Enter a region where each rank of the axis computes a part of what becomes of all of `x`."""
+    return x if axis.size == 1 else _CopyTo.apply(x, axis)
+
+
+def gather_from(x: Tensor, axis: Axis) -> Tensor:
+    """Enter such a region from a tensor that is sharded over dim 0."""
+    return x if axis.size == 1 else _GatherFrom.apply(x, axis)
 
 
 def reduce_from(x: Tensor, axis: Axis) -> Tensor:

@@ -22,8 +22,9 @@ class Ledger:
     """What one rank has communicated since the last `clear`.
 
     Bytes are those of the full tensor that a collective is about: the operand of an all-reduce, the result of an
-    all-gather, the operand of a reduce-scatter or an all-to-all, the message of a send or receive. What an algorithm
-    puts on the wire for it is the cost model's affair.
+    all-gather, the operand of a reduce-scatter or an all-to-all, the message of a send or receive; of an all-to-all
+    whose shares differ (all_to_all_v), what this rank sends to others. What an algorithm puts on the wire for the
+    others is the cost model's affair.
 
     Blocked seconds are host time on a CPU; where two passes run side by side, time in which both are blocked. On
     CUDA the host does not wait, so events on the compute stream bracket each wait; `blocked_s` resolves them.
@@ -38,12 +39,12 @@ class Ledger:
     _num_blocked: int = 0
     _blocked_since_s: float = 0.0
 
-    def record(self, kind: str, axis: str, tensor: torch.Tensor) -> None:
-        """Count one collective over `tensor`."""
+    def record(self, kind: str, axis: str, num_bytes: int) -> None:
+        """Count one collective."""
         with self._lock:
             tally = self.tallies.setdefault((kind, axis), Tally())
             tally.count += 1
-            tally.num_bytes += tensor.numel() * tensor.element_size()
+            tally.num_bytes += num_bytes
 
     @contextmanager
     def blocked(self, axis: str) -> Iterator[None]:

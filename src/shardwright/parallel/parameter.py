@@ -6,6 +6,7 @@ starts from the same model, bit for bit.
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -64,7 +65,23 @@ class PlacedParameter(nn.Parameter):
 
     def add_product(self, dy_TN: Tensor, x_TH: Tensor) -> None:
         """Add dy^T x, the gradient of a linear layer's weight; N is all dims but the last."""
-        into_NH = self._open().view(-1, self.shape[-1])
+        self._add_product(self._open().view(-1, self.shape[-1]), dy_TN, x_TH)
+        self._added()
+
+    def add_products(self, dy_NO: Tensor, x_NH: Tensor, ranges: Sequence[tuple[int, slice]]) -> None:
+        """Add dy^T x of some rows to the matrix of each expert, for a weight of shape [experts, ..., H].
+
+        `ranges` are the experts that have rows, and which. Without any a gradient is 0.
+        """
+        into_eOH = self._open().flatten(1, -2)
+        if not self.has_gradient:
+            for expert in set(range(len(into_eOH))).difference(expert for expert, _ in ranges):
+                into_eOH[expert].zero_()
+        for expert, rows in ranges:
+            self._add_product(into_eOH[expert], dy_NO[rows], x_NH[rows])
+        self._added()
+
+    def _add_product(self, into_NH: Tensor, dy_TN: Tensor, x_TH: Tensor) -> None:
         if into_NH.dtype != dy_TN.dtype:
             product_NH = dy_TN.t() @ x_TH
             into_NH.add_(product_NH) if self.has_gradient else into_NH.copy_(product_NH)
@@ -72,7 +89,6 @@ class PlacedParameter(nn.Parameter):
             into_NH.addmm_(dy_TN.t(), x_TH)
         else:
             torch.mm(dy_TN.t(), x_TH, out=into_NH)
-        self._added()
 
     def add_rows(self, rows_T: Tensor, dy_TH: Tensor) -> None:
         """Add each row of dy to one row, the gradient of a table that was looked up."""
@@ -116,6 +132,17 @@ def sharded(shape: tuple[int, ...], dim: int, axis: Axis, init: str, std: float 
     box = [(0, size) for size in shape]
     box[dim] = split_evenly(shape[dim], axis.size, axis.index)
     place = Place(shape, tuple(box), init, std, sharded_over=(axis.name,) if axis.size > 1 else ())
+    return PlacedParameter(torch.empty(place.shape, device="meta"), place)
+
+
+def expert_matrix(shape: tuple[int, ...], dim: int, ep: Axis, expert_tp: Axis, std: float) -> PlacedParameter:
+    """One matrix of each of shape[0] experts, of which a rank of `ep` holds some, and a rank of `expert_tp` a range of
+    `dim` of each."""
+    box = [(0, size) for size in shape]
+    for cut, axis in ((0, ep), (dim, expert_tp)):
+        box[cut] = split_evenly(shape[cut], axis.size, axis.index)
+    axes = tuple(axis.name for axis in (ep, expert_tp) if axis.size > 1)
+    place = Place(shape, tuple(box), "normal", std, sharded_over=axes, is_expert=True)
     return PlacedParameter(torch.empty(place.shape, device="meta"), place)
 
 

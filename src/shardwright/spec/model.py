@@ -7,6 +7,7 @@ from pydantic import Field
 
 from shardwright.spec.base import Spec
 from shardwright.spec.latent import LatentSpec
+from shardwright.spec.moe import MoeSpec
 from shardwright.spec.yarn import YarnSpec
 
 Count = Annotated[int, Field(gt=0, le=10**12)]
@@ -47,6 +48,7 @@ class ModelSpec(Spec):
     init_std: Annotated[float, Field(gt=0)] = Field(
         0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
     )
+    moe: MoeSpec = Field(MoeSpec(), description="Experts in place of the MLP.")
 
     @property
     def num_kv_heads(self) -> int:
@@ -134,7 +136,7 @@ class ModelSpec(Spec):
                 f"rotary positions turn pairs of elements, and a head has {self.head_size}; "
                 f'use an even model.head_dim, or positions = "learned"'
             )
-        return faults
+        return faults + self.moe.faults(self.layers)
 
 
 def divisors(number: int) -> list[int]:

@@ -1,0 +1,49 @@
+"""Products of many experts against one product each; gradients where they belong, at once or put off."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from shardwright.parallel.deferred import DeferredGradients
+from shardwright.parallel.grouped import grouped_linear
+from shardwright.parallel.parameter import PlacedParameter
+from shardwright.spec.place import Place
+
+COUNTS = ([3, 0, 5, 1], [0, 2, 0, 0], [0, 0, 0, 0])  # three microbatches; the last brings this rank nothing
+SHAPE = (4, 2, 6, 8)  # experts, gate and up, inner, hidden
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64).requires_grad_()
+
+
+def plain(x_NH: torch.Tensor, weight: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """Every row gathers its matrix."""
+    expert_N = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    return torch.einsum("nh,noh->no", x_NH, weight.reshape(4, 12, 8)[expert_N])
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+@pytest.mark.parametrize("gradient_dtype", [torch.float64, torch.float32])
+def test_equal_to_a_matrix_for_each_row(is_deferred: bool, gradient_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    place = Place(SHAPE, tuple((0, n) for n in SHAPE), "normal", 1.0, "w")
+    weight, expected = PlacedParameter(torch.randn(SHAPE, dtype=torch.float64), place), leaf(*SHAPE)
+    weight.gradient = torch.full(SHAPE, torch.nan, dtype=gradient_dtype)  # memory without a meaning yet
+    expected.data = weight.data.clone()
+    deferred = DeferredGradients()
+    for i, counts in enumerate(COUNTS):
+        x, dy = leaf(sum(counts), 8), torch.randn(sum(counts), 12, dtype=torch.float64)
+        y = grouped_linear(x, weight, torch.tensor(counts), deferred)
+        with deferred.keeping(i) if is_deferred else nullcontext():
+            y.backward(dy)
+        mine, x.grad = x.grad, None
+        reference = plain(x, expected, counts)
+        reference.backward(dy)
+        torch.testing.assert_close(y, reference)
+        torch.testing.assert_close(mine, x.grad)
+    assert weight.has_gradient != is_deferred
+    for i in range(deferred.num_kept()):
+        deferred.compute(i)
+    torch.testing.assert_close(weight.gradient, expected.grad.to(gradient_dtype))
