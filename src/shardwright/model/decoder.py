@@ -19,6 +19,7 @@ from shardwright.model.attention import Attention
 from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.latent_attention import LatentAttention
 from shardwright.model.loss import vocabulary_cross_entropy
 from shardwright.model.mlp import MLP
 from shardwright.model.moe import MixtureOfExperts
@@ -63,7 +64,7 @@ class Block(nn.Module):
         super().__init__()
         self.policy = policy
         self.attention_norm = Norm(spec, cut)
-        self.attention = Attention(spec, cut)
+        self.attention = LatentAttention(spec, cut) if spec.is_latent else Attention(spec, cut)
         self.attention_dropout = Dropout(spec, f"layers.{layer}.attention", cut)
         self.mlp_norm = Norm(spec, cut)
         self.mlp = None if spec.moe.has_experts(layer) else MLP(spec, cut)
@@ -186,7 +187,7 @@ class DecoderStage(nn.Module):
             state.to(device)
         if self.spec.positions == "rotary":
             positions_S = torch.arange(self.spec.sequence, device=device)
-            self.angles = rotary_angles(positions_S, self.spec.head_size, self.spec.rotary_base)
+            self.angles = rotary_angles(positions_S, self.spec.rotary_width, self.spec.rotary_base, self.spec.yarn)
 
     def regions(self) -> dict[str, list[PlacedParameter]]:
         """What is computed one after the other, by the name that `through` is told, with its parameters."""

@@ -75,8 +75,7 @@ class _Cut:
 
     def layer(self, number: int) -> list[Place]:
         model, name = self.model, f"layers.{number}"
-        groups = (model.num_kv_heads, model.heads // model.num_kv_heads + 2, model.head_size)
-        attention = self._pair(f"{name}.attention", "qkv", "out", groups, 0, model.heads * model.head_size)
+        attention = (self._latent_attention if model.is_latent else self._attention)(f"{name}.attention")
         inner = self._experts(name) if model.moe.has_experts(number) else self._mlp(f"{name}.mlp", model.ffn_size)
         return [*self._norm(f"{name}.attention_norm"), *attention, *self._norm(f"{name}.mlp_norm"), *inner]
 
@@ -107,6 +106,33 @@ class _Cut:
         axes = tuple(axis for axis, size in (("ep", plan.ep), ("tp", expert_tp)) if size > 1)
         return Place(shape, tuple(box), "normal", std, name, sharded_over=axes, is_expert=True)
 
+    def _attention(self, name: str) -> list[Place]:
+        model = self.model
+        groups = (model.num_kv_heads, model.heads // model.num_kv_heads + 2, model.head_size)
+        places = self._pair(name, "qkv", "out", groups, 0, model.heads * model.head_size)
+        # Each rank norms its own heads.
+        for which in ("q_norm", "k_norm") if model.qk_norm else ():
+            places += self._norm(f"{name}.{which}", model.head_size, is_partial=True)
+        return places
+
+    def _latent_attention(self, name: str) -> list[Place]:
+        model, latent = self.model, self.model.latent
+        std = model.init_std
+        # Without low-rank queries the latent is made from the whole sequence on each rank, for its own heads alone.
+        is_partial = latent.q_rank == 0
+        down = (latent.q_rank + latent.kv_rank + latent.rope_dim, model.hidden)
+        keys_and_values = (model.heads, latent.nope_dim + latent.value_dim, latent.kv_rank)
+        queries = (model.heads, model.query_width, latent.q_rank or model.hidden)
+        leaving = (model.hidden, model.heads * latent.value_dim)
+        return [
+            self._whole(f"{name}.down.weight", down, "normal", std, is_partial),
+            *(self._norm(f"{name}.q_norm", latent.q_rank) if latent.q_rank else []),
+            *self._norm(f"{name}.kv_norm", latent.kv_rank, is_partial),
+            self._sharded(f"{name}.q_up.weight", queries, 0, std),
+            self._sharded(f"{name}.kv_up.weight", keys_and_values, 0, std),
+            self._sharded(f"{name}.out.weight", leaving, 1, residual_std(std, model.layers)),
+        ]
+
     def head(self) -> list[Place]:
         model = self.model
         name = "embedding.weight" if model.tied_embeddings else "head.weight"
@@ -126,14 +152,15 @@ class _Cut:
         entering = self._sharded(f"{name}.{enter}_bias", outputs, dim, init="zeros")
         return [entering, *matrices, self._whole(f"{name}.{leave}.bias", (model.hidden,), "zeros")]
 
-    def _norm(self, name: str) -> list[Place]:
-        shape = (self.model.hidden,)
-        weight = self._whole(f"{name}.weight", shape, "ones")
-        return [weight, self._whole(f"{name}.bias", shape, "zeros")] if self.model.norm == "layernorm" else [weight]
+    def _norm(self, name: str, width: int = 0, is_partial: bool = False) -> list[Place]:
+        shape = (width or self.model.hidden,)
+        inits = {"weight": "ones"} | ({"bias": "zeros"} if self.model.norm == "layernorm" else {})
+        return [self._whole(f"{name}.{key}", shape, init, is_partial=is_partial) for key, init in inits.items()]
 
-    def _whole(self, name: str, shape: tuple[int, ...], init: str, std: float = 0.0) -> Place:
+    def _whole(self, name: str, shape: tuple[int, ...], init: str, std: float = 0.0, is_partial: bool = False) -> Place:
+        """`is_partial`: each tp rank computes a part of the gradient, whether the sequence is sharded or not."""
         box = tuple((0, size) for size in shape)
-        summed_over = ("tp",) if self.plan.sequence_parallel and self.plan.tp > 1 else ()
+        summed_over = ("tp",) if (self.plan.sequence_parallel or is_partial) and self.plan.tp > 1 else ()
         return Place(shape, box, init, std, name, summed_over=summed_over)
 
     def _sharded(self, name: str, shape: tuple[int, ...], dim: int, std: float = 0.0, init: str = "normal") -> Place:
