@@ -23,27 +23,26 @@ KINDS: dict[str, dict[str, Any]] = {
         "tied_embeddings": True, "kv_heads": 4,
     },
 }  # fmt: skip
-
-# Other kinds of attention.
+# Other kinds of attention, which tests of attention add.
 LATENT = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim": 4, "value_dim": 6}
 ATTENTIONS: dict[str, dict[str, Any]] = {
-    "head-norms": {"kv_heads": 4, "ffn": 48, "qk_norm": True},
+    "qwen": {"kv_heads": 4, "ffn": 48, "qk_norm": True},
     "latent": {"ffn": 48, "latent": LATENT},
     "latent-plain-queries": {"ffn": 48, "latent": LATENT | {"q_rank": 0}},
-}
-
-MOE_KINDS: dict[str, dict[str, Any]] = {
+}  # fmt: skip
+# Kinds of experts, which tests of experts add.
+EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": KINDS["llama"] | {
         "moe": {"experts": 4, "softmax_over": "chosen", "aux_loss": "switch", "z_coefficient": 1e-3},
     },
-    "deepseek": KINDS["llama"] | {
+    "deepseek": ATTENTIONS["latent"] | {
         "moe": {
             "experts": 8, "top_k": 3, "ffn": 16, "shared_experts": 2, "first_dense": 1, "gate": "sigmoid",
             "num_groups": 4, "groups_kept": 2, "routed_scaling": 2.5, "bias_update": 0.01, "aux_loss": "switch",
             "aux_scope": "sequence",
         },
     },
-    "qwen": KINDS["llama"] | {
+    "qwen-moe": ATTENTIONS["qwen"] | {
         "moe": {
             "experts": 4, "ffn": 24, "shared_experts": 1, "shared_ffn": 40, "shared_gate": True, "normalise": False,
             "aux_loss": "switch", "aux_scope": "global",
@@ -70,8 +69,8 @@ MOE_KINDS: dict[str, dict[str, Any]] = {
 
 def small_job(kind: str = "llama", batch: int = 8, layers: int = 4, **plan: Any) -> JobSpec:
     """A model of some thousand parameters, whose vocabulary does not divide by 2 or 4."""
-    fields = (KINDS | ATTENTIONS | MOE_KINDS)[kind]
-    model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | fields
+    kinds = KINDS | ATTENTIONS | EXPERTS
+    model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | kinds[kind]
     return make_job(
         {
             "model": model,

@@ -1,4 +1,4 @@
-"""Tokens travel to their experts and back: outputs, gradients and bytes, whatever the size of the axis."""
+"""Tokens travel to their experts and back: outputs, gradients and bytes, whatever the size of the axis and the way."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from cases import small_job
 from ranks import run_on_mesh
 from shardwright.parallel.collectives import Axis
-from shardwright.parallel.expert import Routing, through_experts
+from shardwright.parallel.expert import NodeAxes, Routing, through_experts
 from shardwright.parallel.ledger import Ledger
 from shardwright.parallel.mesh import Mesh
+from shardwright.workload.expert import ExpertRanks, Sent, sent_direct, sent_node_aware
 
 HIDDEN = 16
 
@@ -40,7 +41,7 @@ def made_up(num_tokens: int, num_choices: int, num_experts: int, skew: float, se
     }
 
 
-def outcome(case: dict[str, torch.Tensor], ep: Axis) -> dict[str, torch.Tensor]:
+def outcome(case: dict[str, torch.Tensor], ep: Axis, nodes: NodeAxes | None = None) -> dict[str, torch.Tensor]:
     """Output and gradients of this rank's tokens and experts."""
     num_experts = case["matrices"].shape[0]
     mine = case["matrices"].chunk(ep.size)[ep.index].clone().requires_grad_()
@@ -51,7 +52,7 @@ def outcome(case: dict[str, torch.Tensor], ep: Axis) -> dict[str, torch.Tensor]:
         rows = x_NH.split(counts_e.tolist())
         return torch.cat([torch.relu(part @ matrix) for part, matrix in zip(rows, mine, strict=True)])
 
-    out = through_experts(x, routing, compute, num_experts, ep)
+    out = through_experts(x, routing, compute, num_experts, ep, nodes)
     out.backward(case["dout"].chunk(ep.size)[ep.index])
     parts = {"out": out.detach(), "dx": x.grad, "dweights": weights.grad, "dmatrices": mine.grad}
     return {name: part.clone() for name, part in parts.items()}
@@ -82,29 +83,61 @@ def test_one_rank_equals_loops(num_tokens: int, num_choices: int, num_experts: i
 
 
 def _on_ranks(mesh: Mesh, cases: list[Any]) -> list[Any]:
+    """Each case both ways, on 2 nodes of 2 ranks, with the account of each."""
+    mesh.ledger.rank, mesh.ledger.ranks_per_node = mesh.rank, 2
+    ep, nodes = replace(mesh.world, name="ep"), NodeAxes(replace(mesh.dp, name="ep"), replace(mesh.tp, name="ep"))
     results = []
     for case in cases:
-        mesh.ledger.clear()
-        results.append((outcome(case, replace(mesh.dp, name="ep")), mesh.ledger.table()))
+        for way in (None, nodes):
+            mesh.ledger.clear()
+            results.append((outcome(case, ep, way), mesh.ledger.table(), mesh.ledger.by_link()))
     return results
 
 
-def test_ranks_equal_one_rank_bit_for_bit_and_count_what_leaves_them() -> None:
-    """Even and skewed choices, up to one where all go to the first rank; more experts than ranks, and as many."""
+def test_ranks_equal_one_rank_and_send_what_is_predicted() -> None:
+    """Even and skewed choices, up to one where all go to the first rank; more experts than ranks, and as many.
+
+    Direct, all is equal bit for bit, and node-aware but for the order of additions.
+    """
     cases = [made_up(24, 3, 8, skew, seed) for seed, skew in enumerate([0.0, 0.2, 9.0])] + [made_up(24, 1, 4, 0.3)]
-    by_rank = run_on_mesh(small_job(dp=4), _on_ranks, cases)
+    by_rank = run_on_mesh(small_job(dp=2, tp=2), _on_ranks, cases)
     for number, case in enumerate(cases):
-        expected = outcome(case, alone())
-        for name, whole in expected.items():
-            together = torch.cat([results[number][0][name] for results in by_rank])
-            assert torch.equal(together, whole), (number, name)
-        num_experts = case["matrices"].shape[0]
-        for rank, results in enumerate(by_rank):
-            table = results[number][1]
-            assert table["all_to_all ep"] == {"count": 1, "bytes": 8 * num_experts}
-            home = case["experts"] // (num_experts // 4)  # stays -1 where dropped
-            source = torch.arange(24)[:, None].expand_as(home) // 6
-            leaves = (home >= 0) & (home != source)
-            # There with the token and the output's gradient, back with the output and the token's gradient.
-            rows = 2 * (leaves & (source == rank)).sum() + 2 * (leaves & (home == rank)).sum()
-            assert table["all_to_all_v ep"] == {"count": 4, "bytes": 4 * HIDDEN * int(rows)}
+        direct, node_aware = ([results[2 * number + way] for results in by_rank] for way in range(2))
+        for name, whole in outcome(case, alone()).items():
+            assert torch.equal(torch.cat([results[0][name] for results in direct]), whole), (number, name)
+            torch.testing.assert_close(torch.cat([results[0][name] for results in node_aware]), whole)
+        num_experts, top_k = case["matrices"].shape[0], case["experts"].shape[1]
+        ranks = ExpertRanks(num_experts, num_ranks=4, ranks_per_node=2)
+        counts, copies = count_choices(case["experts"].tolist(), ranks)
+        backward = sent_direct(counts, ranks, 4 * HIDDEN, is_backward=True)
+        for rank, (_, table, links) in enumerate(direct):
+            assert sent(links) == sent_direct(counts, ranks, 4 * HIDDEN)[rank] + backward[rank]
+            rows_bytes = 2 * (backward[rank].inside_bytes + backward[rank].between_bytes)
+            assert table == {
+                "all_to_all ep": {"count": 1, "bytes": 8 * num_experts},
+                "all_to_all_v ep": {"count": 4, "bytes": rows_bytes},
+            }
+        for rank, (_, _, links) in enumerate(node_aware):
+            passes = [
+                sent_node_aware(counts, copies, ranks, 4 * HIDDEN, top_k, is_backward)[rank]
+                for is_backward in (False, True)
+            ]
+            assert sent(links) == passes[0] + passes[1]
+
+
+def sent(links: dict[str, int]) -> Sent:
+    return Sent(links.get("ep inside the node", 0), links.get("ep between nodes", 0))
+
+
+def count_choices(experts_TK: list[list[int]], ranks: ExpertRanks) -> tuple[list[list[int]], list[list[int]]]:
+    """Tokens of each rank that chose each expert, and each node, token by token."""
+    counts = [[0] * ranks.num_experts for _ in range(ranks.num_ranks)]
+    copies = [[0] * ranks.num_nodes for _ in range(ranks.num_ranks)]
+    for token, chosen in enumerate(experts_TK):
+        rank = token * ranks.num_ranks // len(experts_TK)
+        kept = [expert for expert in chosen if expert >= 0]
+        for expert in kept:
+            counts[rank][expert] += 1
+        for node in {ranks.node_of(ranks.rank_of(expert)) for expert in kept}:
+            copies[rank][node] += 1
+    return counts, copies

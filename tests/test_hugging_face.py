@@ -139,7 +139,7 @@ def assert_equal(spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         worst, largest = (actual[name] - gradient).abs().max(), gradient.abs().max()
-        assert worst < 2e-6, f"gradient of {name}"
+        assert worst < 3e-6, f"gradient of {name}"
         assert worst < 1e-5 * largest, f"gradient of {name}"
     return actual, expected
 

@@ -16,7 +16,7 @@ from shardwright.model.gates.choice import Choice
 from shardwright.spec.moe import MoeSpec
 
 COUNTED = ("tokens", "dropped", "unserved", "entropy", "balance_loss", "z_loss")
-MOST_PICTURED = 64  # experts up to which it is counted who was chosen together: the square of it is summed over ranks
+MOST_PICTURED = 32  # experts up to which it is counted who was chosen together: the square of it is summed over ranks
 
 
 def counts_pairs(spec: MoeSpec) -> bool:

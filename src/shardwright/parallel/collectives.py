@@ -6,7 +6,7 @@ nothing. The first half works on tensors; the second half is differentiable.
 Shapes: leading dim is the one that is gathered and scattered, so that no copy is needed before or after.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,18 +94,25 @@ def _nothing() -> None:
 def _start(
     axis: Axis,
     kind: str,
-    tensor: Tensor,
+    num_bytes: int,
     work: Any,
+    sent_bytes: Mapping[int, int],
     finish: Callable[[], None] = _nothing,
     peer: int | None = None,
-    num_elements: int | None = None,
 ) -> Pending:
-    """Count a collective over all of `tensor`, or over `num_elements` of its elements."""
-    num_bytes = tensor.element_size() * (tensor.numel() if num_elements is None else num_elements)
-    axis.ledger.record(kind, axis.name, num_bytes)
+    axis.ledger.record(kind, axis.name, num_bytes, sent_bytes)
     peers = tuple(rank for i, rank in enumerate(axis.ranks) if i != axis.index) if peer is None else (peer,)
-    what = f"{kind} of {num_bytes} bytes"
-    return Pending(work, axis, what, peers, finish)
+    return Pending(work, axis, f"{kind} of {num_bytes} bytes", peers, finish)
+
+
+def _around_ring(axis: Axis, num_bytes: int) -> dict[int, int]:
+    """What this rank sends, by rank, in a ring over which `num_bytes` pass it."""
+    return {axis.ranks[(axis.index + 1) % axis.size]: num_bytes}
+
+
+def _to_each(axis: Axis, num_bytes: int) -> dict[int, int]:
+    """What this rank sends, by rank, if it sends every other as many bytes."""
+    return {rank: num_bytes for i, rank in enumerate(axis.ranks) if i != axis.index}
 
 
 def _done(axis: Axis) -> Pending:
@@ -116,7 +123,8 @@ def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.R
     """Reduce `x` in place over the axis."""
     if axis.size == 1:
         return _done(axis)
-    return _start(axis, "all_reduce", x, dist.all_reduce(x, op, group=axis.group, async_op=True))
+    work = dist.all_reduce(x, op, group=axis.group, async_op=True)
+    return _start(axis, "all_reduce", x.nbytes, work, _around_ring(axis, 2 * (axis.size - 1) * x.nbytes // axis.size))
 
 
 def start_all_gather(out: Tensor, x: Tensor, axis: Axis) -> Pending:
@@ -130,11 +138,12 @@ def start_all_gather(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         return _done(axis)
     x = x.contiguous()
     if not _is_gloo(axis):
-        return _start(axis, "all_gather", out, _all_gather(out, x, group=axis.group, async_op=True))
+        work = _all_gather(out, x, group=axis.group, async_op=True)
+        return _start(axis, "all_gather", out.nbytes, work, _around_ring(axis, out.nbytes - x.nbytes))
     parts = out.chunk(axis.size)
     if parts[axis.index].data_ptr() != x.data_ptr():
         parts[axis.index].copy_(x)
-    return _start(axis, "all_gather", out, _exchange([x] * axis.size, parts, axis))
+    return _start(axis, "all_gather", out.nbytes, _exchange([x] * axis.size, parts, axis), _to_each(axis, x.nbytes))
 
 
 def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
@@ -148,7 +157,8 @@ def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         return _done(axis)
     x = x.contiguous()
     if not _is_gloo(axis):
-        return _start(axis, "reduce_scatter", x, _reduce_scatter(out, x, group=axis.group, async_op=True))
+        work = _reduce_scatter(out, x, group=axis.group, async_op=True)
+        return _start(axis, "reduce_scatter", x.nbytes, work, _around_ring(axis, x.nbytes - out.nbytes))
     shares = x.chunk(axis.size)
     arriving = x.new_empty(axis.size - 1, *out.shape)
     others = iter(arriving)
@@ -163,7 +173,8 @@ def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         for share in arriving[1:]:
             out.add_(share)
 
-    return _start(axis, "reduce_scatter", x, _exchange(shares, received, axis), add_up)
+    exchange = _exchange(shares, received, axis)
+    return _start(axis, "reduce_scatter", x.nbytes, exchange, _to_each(axis, out.nbytes), add_up)
 
 
 def _is_gloo(axis: Axis) -> bool:
@@ -209,7 +220,7 @@ def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         out.copy_(x)
         return _done(axis)
     work = dist.all_to_all_single(out, x.contiguous(), group=axis.group, async_op=True)
-    return _start(axis, "all_to_all", x, work)
+    return _start(axis, "all_to_all", x.nbytes, work, _to_each(axis, x.nbytes // axis.size))
 
 
 def start_all_to_all_v(
@@ -223,26 +234,27 @@ def start_all_to_all_v(
         out.copy_(x)
         return _done(axis)
     x = x.contiguous()
-    num_elements = x.shape[1:].numel() * (sum(in_splits) - in_splits[axis.index])
+    row_bytes = x.shape[1:].numel() * x.element_size()
+    sent_bytes = {axis.ranks[i]: split * row_bytes for i, split in enumerate(in_splits) if i != axis.index and split}
     if not _is_gloo(axis):
         work = dist.all_to_all_single(out, x, list(out_splits), list(in_splits), group=axis.group, async_op=True)
     else:
         mine, theirs = x.split(list(in_splits)), out.split(list(out_splits))
         theirs[axis.index].copy_(mine[axis.index])
         work = _exchange(mine, theirs, axis)
-    return _start(axis, "all_to_all_v", x, work, num_elements=num_elements)
+    return _start(axis, "all_to_all_v", sum(sent_bytes.values()), work, sent_bytes)
 
 
 def start_send(x: Tensor, axis: Axis, to: int, tag: int) -> Pending:
     """Send `x` to index `to` of the axis."""
     work = dist.isend(x, axis.ranks[to], group=axis.group, tag=tag)
-    return _start(axis, "send", x, work, peer=axis.ranks[to])
+    return _start(axis, "send", x.nbytes, work, {axis.ranks[to]: x.nbytes}, peer=axis.ranks[to])
 
 
 def start_recv(out: Tensor, axis: Axis, source: int, tag: int) -> Pending:
     """Receive into `out` from index `source` of the axis."""
     work = dist.irecv(out, axis.ranks[source], group=axis.group, tag=tag)
-    return _start(axis, "recv", out, work, peer=axis.ranks[source])
+    return _start(axis, "recv", out.nbytes, work, {}, peer=axis.ranks[source])
 
 
 def all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -278,7 +290,9 @@ def broadcast(x: Tensor, axis: Axis, source: int) -> Tensor:
     """Overwrite `x` with that of index `source` of the axis, and return it."""
     if axis.size > 1:
         work = dist.broadcast(x, axis.ranks[source], group=axis.group, async_op=True)
-        _start(axis, "broadcast", x, work, peer=axis.ranks[source]).wait()
+        is_last = (axis.index + 1) % axis.size == source
+        sent_bytes = {} if is_last else _around_ring(axis, x.nbytes)
+        _start(axis, "broadcast", x.nbytes, work, sent_bytes, peer=axis.ranks[source]).wait()
     return x
 
 

@@ -7,8 +7,14 @@ all-to-all whose shares are as uneven as the choices, and each is the backward o
 Rows are in order of expert, then of the rank they come from, then of token. An expert thus sees its tokens in the
 same order whatever the size of the axis.
 
+Node-aware, a token crosses the slow link between two nodes once, however many of its experts are there (DeepSeek-AI
+2024, arXiv 2412.19437, section 3.2.2). It goes to the rank with its own rank's place in that node, with its
+choices and their weights, and from there to its experts over the fast links of the node. On the way back what they
+made of it is added up inside the node first, and one sum crosses the slow link. In 16 bits that sum is rounded once
+more than in direct dispatch.
+
 Shape suffixes: T tokens of this rank, K choices of a token, H hidden, E experts, e experts of this rank, P ranks of
-the axis, R rows that leave this rank, N rows that arrive.
+the axis, R rows that leave this rank, N rows that arrive, M copies of tokens that arrive at this node through it.
 """
 
 from collections.abc import Callable
@@ -34,6 +40,15 @@ class Routing:
 
     experts_TK: Tensor
     weights_TK: Tensor
+
+
+@dataclass(frozen=True)
+class NodeAxes:
+    """An ep axis cut at the borders of nodes: index i of it is index i // L of `between` and i % L of `inside`, where
+    each node has L of its ranks. `between` joins the ranks with one place in their nodes, `inside` those of a node."""
+
+    between: Axis
+    inside: Axis
 
 
 @dataclass(frozen=True)
@@ -83,14 +98,43 @@ def plan_trip(experts_TK: Tensor, num_experts: int, ep: Axis) -> Trip:
     )
 
 
-def through_experts(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, ep: Axis) -> Tensor:
+def through_experts(
+    x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, ep: Axis, nodes: NodeAxes | None = None
+) -> Tensor:
     """Sum over the choices of a token of weight x what the expert makes of it: [T, H] to [T, H].
 
-    `num_experts` are those of all ranks of the axis. Every rank calls `compute`, be it with no rows.
+    `num_experts` are those of all ranks of the axis. Every rank calls `compute`, be it with no rows. Where `nodes` are
+    given, tokens travel by them and not by `ep`.
     """
+    if nodes is not None:
+        return _through_nodes(x_TH, routing, compute, num_experts, nodes)
     trip = plan_trip(routing.experts_TK, num_experts, ep)
     x_NH = _Dispatch.apply(x_TH, trip, ep)
     return _Combine.apply(compute(x_NH, trip.counts_e), routing.weights_TK, trip, ep)
+
+
+def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, nodes: NodeAxes) -> Tensor:
+    """Between the nodes each of them is as an expert whose work is to send tokens through the experts that it has."""
+    num_local = num_experts // nodes.between.size
+    node_TK = torch.where(routing.experts_TK < 0, -1, routing.experts_TK // num_local)
+    trip = plan_trip(each_once(node_TK), nodes.between.size, nodes.between)
+    token_R = trip.tokens
+    node_R = node_TK.flatten().index_select(0, trip.choice_R)
+    expert_RK = routing.experts_TK.index_select(0, token_R)
+    is_there_RK = node_TK.index_select(0, token_R) == node_R[:, None]
+    local_RK = torch.where(is_there_RK, expert_RK - node_R[:, None] * num_local, -1)
+    x_MH = _Dispatch.apply(x_TH, trip, nodes.between)
+    # All weights travel: those of choices elsewhere are not used there, and their gradient from there is 0.
+    weights_MK = _Dispatch.apply(routing.weights_TK, trip, nodes.between)
+    local_MK = _go(local_RK.int(), trip, nodes.between).long()
+    y_MH = through_experts(x_MH, Routing(local_MK, weights_MK), compute, num_local, nodes.inside)
+    return _Combine.apply(y_MH, None, trip, nodes.between)
+
+
+def each_once(node_TK: Tensor) -> Tensor:
+    """The first choice of each node stays; those that repeat it become -1."""
+    same_TKK = node_TK[:, :, None] == node_TK[:, None, :]
+    return node_TK.masked_fill(same_TKK.tril(-1).any(dim=2), -1)
 
 
 def _go(x_RH: Tensor, trip: Trip, ep: Axis) -> Tensor:
@@ -140,24 +184,27 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
-    """Forward: the experts' rows come back, and are added up with their weights. They are kept for the gradient of
-    the weights. Backward: an all-to-all of the gradients of these rows, as in a dispatch."""
+    """Forward: the experts' rows come back, and are added up with their weights, if there are any. Then the rows are
+    kept for the gradient of the weights. Backward: an all-to-all of the gradients of the rows, as in a dispatch."""
 
     @staticmethod
-    def forward(ctx: Any, y_NH: Tensor, weights_TK: Tensor, trip: Trip, ep: Axis) -> Tensor:
+    def forward(ctx: Any, y_NH: Tensor, weights_TK: Tensor | None, trip: Trip, ep: Axis) -> Tensor:
         y_RH = _return(y_NH, trip, ep)
         ctx.trip, ctx.ep = trip, ep
-        ctx.save_for_backward(y_RH, weights_TK)
+        ctx.save_for_backward(*(() if weights_TK is None else (y_RH, weights_TK)))
         return _sum_choices(y_RH, trip.row_TK, weights_TK)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (dout_TH,) = grads
-        y_RH, weights_TK = ctx.saved_tensors
         trip: Trip = ctx.trip
+        ep: Axis = ctx.ep.for_backward
+        dy_RH = dout_TH.index_select(0, trip.tokens)
+        if not ctx.saved_tensors:
+            return _go(dy_RH, trip, ep), None, None, None
+        y_RH, weights_TK = ctx.saved_tensors
         weight_R = weights_TK.flatten().index_select(0, trip.choice_R)
-        dy_RH = (dout_TH.index_select(0, trip.tokens) * weight_R[:, None]).to(y_RH.dtype)
-        dy_NH = _go(dy_RH, trip, ctx.ep.for_backward)
+        dy_NH = _go((dy_RH * weight_R[:, None]).to(y_RH.dtype), trip, ep)
         dout_TH = dout_TH.float()
         dweights_KT = [(y_RH.index_select(0, row_T) * dout_TH).sum(1) for row_T in trip.row_TK.unbind(1)]
         return dy_NH, torch.stack(dweights_KT, dim=1), None, None

@@ -2,11 +2,14 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+
+# Kinds of link.
+INSIDE, BETWEEN = "inside the node", "between nodes"
 
 
 @dataclass
@@ -26,12 +29,18 @@ class Ledger:
     whose shares differ (all_to_all_v), what this rank sends to others. What an algorithm puts on the wire for the
     others is the cost model's affair.
 
+    Where nodes are known, `ranks_per_node` neighbouring ranks each, the bytes that `rank` itself sends are also counted
+    by axis and by kind of link: inside its node, or to another.
+
     Blocked seconds are host time on a CPU; where two passes run side by side, time in which both are blocked. On
     CUDA the host does not wait, so events on the compute stream bracket each wait; `blocked_s` resolves them.
     """
 
     device: torch.device
+    rank: int = 0
+    ranks_per_node: int = 0
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    _link_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     _host_blocked_s: dict[str, float] = field(default_factory=dict)
     _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -39,12 +48,16 @@ class Ledger:
     _num_blocked: int = 0
     _blocked_since_s: float = 0.0
 
-    def record(self, kind: str, axis: str, num_bytes: int) -> None:
-        """Count one collective."""
+    def record(self, kind: str, axis: str, num_bytes: int, sent_bytes: Mapping[int, int]) -> None:
+        """Count one collective, and what this rank sends for it, by receiving rank."""
         with self._lock:
             tally = self.tallies.setdefault((kind, axis), Tally())
             tally.count += 1
             tally.num_bytes += num_bytes
+            for to, size in sent_bytes.items() if self.ranks_per_node else ():
+                is_near = to // self.ranks_per_node == self.rank // self.ranks_per_node
+                link = axis, INSIDE if is_near else BETWEEN
+                self._link_bytes[link] = self._link_bytes.get(link, 0) + size
 
     @contextmanager
     def blocked(self, axis: str) -> Iterator[None]:
@@ -98,8 +111,13 @@ class Ledger:
             for (kind, axis), tally in sorted(self.tallies.items())
         }
 
+    def by_link(self) -> dict[str, int]:
+        """{"ep between nodes": bytes sent, ...}, sorted; empty where nodes are not known."""
+        return {f"{axis} {link}": num_bytes for (axis, link), num_bytes in sorted(self._link_bytes.items())}
+
     def clear(self) -> None:
         """Start a new account."""
         self.tallies.clear()
+        self._link_bytes.clear()
         self._host_blocked_s.clear()
         self._events.clear()

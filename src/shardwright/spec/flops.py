@@ -6,10 +6,21 @@ from shardwright.spec.model import ModelSpec
 
 
 def matrix_parameters(model: ModelSpec) -> int:
-    """Elements of the matrices that each token is multiplied with: all layers and the head, no lookups."""
-    attention = attention_parameters(model)
-    mlp = (3 if model.gated_mlp else 2) * model.hidden * model.ffn_size
-    return model.layers * (attention + mlp) + model.vocab * model.hidden
+    """Elements of the matrices that each token is multiplied with: all layers and the head, no lookups.
+
+    Of experts those that a token chooses, which is their average where experts choose tokens.
+    """
+    return sum(layer_parameters(model, layer) for layer in range(model.layers)) + model.vocab * model.hidden
+
+
+def layer_parameters(model: ModelSpec, layer: int) -> int:
+    """Those of one layer."""
+    matrices = (3 if model.gated_mlp else 2) * model.hidden
+    if not model.moe.has_experts(layer):
+        return attention_parameters(model) + matrices * model.ffn_size
+    moe = model.moe
+    width = moe.num_chosen * moe.ffn_size(model.ffn_size) + moe.shared_size(model.ffn_size)
+    return attention_parameters(model) + matrices * width + (moe.experts + moe.shared_gate) * model.hidden
 
 
 def attention_parameters(model: ModelSpec) -> int:
@@ -45,9 +56,11 @@ def stage_flops(model: ModelSpec, layers: Sequence[int], sequences: int) -> tupl
     and the loss are not counted. The backward is twice the forward: once for the input gradients and once for the
     weights'. All stages together are flops_per_token, times tokens.
     """
-    head = model.vocab * model.hidden
-    matrices = (matrix_parameters(model) - head) // model.layers
-    layer = 2 * matrices + score_flops(model)
-    tokens = sequences * model.sequence
-    last = len(layers) - 1
-    return tuple(float(tokens * (count * layer + (2 * head if s == last else 0))) for s, count in enumerate(layers))
+    tokens, scores = sequences * model.sequence, score_flops(model)
+    found, first = list[float](), 0
+    for stage, count in enumerate(layers):
+        matrices = sum(layer_parameters(model, layer) for layer in range(first, first + count))
+        head = model.vocab * model.hidden if stage == len(layers) - 1 else 0
+        found.append(float(tokens * (2 * (matrices + head) + count * scores)))
+        first += count
+    return tuple(found)

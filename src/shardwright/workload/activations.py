@@ -15,15 +15,10 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import split_evenly
 from shardwright.spec.recompute import LAYER, Policy
 from shardwright.workload.attention import attention_of, stream_sizes
-from shardwright.workload.operator import FLOAT32, Operator, Share, Work
+from shardwright.workload.moe import Rows, experts_of
+from shardwright.workload.operator import ACTIVATION_FLOPS, BOOL, FLOAT32, INT64, Chain, Operator, Share, Work
 
-INT64, BOOL = 8, 1
-
-# Operations an element, roughly: what is elementwise is bound by memory, and counted so that nothing is free.
-ACTIVATION_FLOPS = 8
-
-
-Region = tuple[Operator, ...]
+Region = Chain
 
 
 @dataclass(frozen=True)
@@ -31,19 +26,27 @@ class Layer:
     """A layer on one rank, for one microbatch: the size of each tensor, and its two chains of operators.
 
     The last operator of a chain is the product whose output joins the residual stream. Between them stands the sum
-    that makes "middle".
+    that makes "middle". In a layer with experts they stand for the MLP, and shared experts beside them; there the end
+    is no product, and is computed again with the whole layer.
     """
 
     sizes: Mapping[str, int]
     attention: Region
     mlp: Region
+    shared: Region = ()
+    has_experts: bool = False
+
+    @property
+    def chains(self) -> tuple[Region, ...]:
+        """All of them."""
+        return (self.attention, self.mlp, self.shared) if self.shared else (self.attention, self.mlp)
 
     def kept(self, policy: Policy) -> dict[str, int]:
         """Bytes that are kept from the forward to the backward, by tensor."""
         if LAYER in policy:
             return {"input": self.sizes["input"]}
         names: dict[str, None] = {}
-        for chain in (self.attention, self.mlp):
+        for chain in self.chains:
             follows_region = False
             for region in _runs(chain, policy):
                 if region[0].name in policy:
@@ -63,8 +66,9 @@ class Layer:
     def regions(self, policy: Policy) -> list[Region]:
         """What is computed again, each at a time of its own."""
         if LAYER in policy:
-            return [self.attention + self.mlp[:-1]]
-        return [run for chain in (self.attention, self.mlp) for run in _runs(chain, policy) if run[0].name in policy]
+            whole = sum(self.chains, ())
+            return [whole if self.has_experts else whole[:-1]]
+        return [run for chain in self.chains for run in _runs(chain, policy) if run[0].name in policy]
 
     def again_bytes(self, policy: Policy) -> int:
         """What is there in the backward besides what was kept: of the largest region, all that it makes again."""
@@ -80,11 +84,11 @@ class Layer:
 
     def work(self) -> Work:
         """What the forward takes."""
-        return sum((operator.work for operator in self.attention + self.mlp), Work())
+        return sum((operator.work for chain in self.chains for operator in chain), Work())
 
     def deferred_bytes(self) -> int:
         """What is kept from I to W: inputs and output gradients of the products."""
-        return sum(self.sizes[name] for operator in self.attention + self.mlp for name in operator.waits)
+        return sum(self.sizes[name] for chain in self.chains for operator in chain for name in operator.waits)
 
 
 def _runs(chain: Region, policy: Policy) -> Iterator[Region]:
@@ -98,9 +102,16 @@ def _runs(chain: Region, policy: Policy) -> Iterator[Region]:
     yield tuple(run)
 
 
-def layer_of(job: JobSpec) -> Layer:
-    """Any layer of a job, on any rank, for one microbatch; they are all alike."""
+def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
+    """A layer of a job, by its number in the model, on any rank, for one microbatch.
+
+    Layers are all alike, but for those with experts. There `rows` says how many the gate sends here, if that is known.
+    """
     share = Share.of(job)
+    attention_sizes, attention = attention_of(job)
+    if job.model.moe.has_experts(layer):
+        sizes, experts, shared = experts_of(job, rows)
+        return Layer(stream_sizes(share) | attention_sizes | sizes, attention, experts, shared, has_experts=True)
     model, element = job.model, share.element
     tokens = share.tokens
     inner = model.ffn_size // share.tp
@@ -113,7 +124,6 @@ def layer_of(job: JobSpec) -> Layer:
     activated = Work(float(ACTIVATION_FLOPS * tokens * up_width), float(sizes["up"] + sizes["inner"]))
     falling = share.product(inner, share.hidden, share.whole_stream, share.whole_stream)
     rising = share.product(share.hidden, up_width, share.whole_stream)
-    attention_sizes, attention = attention_of(job)
     return Layer(
         sizes | attention_sizes,
         attention=attention,

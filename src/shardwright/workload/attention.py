@@ -5,9 +5,7 @@ width of a head's query and key, E of its value. Sizes are bytes on one rank.
 """
 
 from shardwright.spec.job import JobSpec
-from shardwright.workload.operator import FLOAT32, Operator, Share, Work
-
-Chain = tuple[Operator, ...]
+from shardwright.workload.operator import FLOAT32, Chain, Operator, Share, Work
 
 
 def stream_sizes(share: Share) -> dict[str, int]:

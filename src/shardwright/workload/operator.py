@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from shardwright.spec.job import JobSpec
 
-FLOAT32 = 4
+FLOAT32, INT64, BOOL = 4, 8, 1
 
 # Operations an element, roughly: what is elementwise is bound by memory, and counted so that nothing is free.
-NORM_FLOPS = 6
+NORM_FLOPS, ACTIVATION_FLOPS = 6, 8
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Operator:
     gives: str
     work: Work
     waits: tuple[str, ...] = ()
+
+
+Chain = tuple[Operator, ...]
 
 
 @dataclass(frozen=True)

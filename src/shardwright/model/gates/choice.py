@@ -63,7 +63,8 @@ class Gate(Protocol):
 def largest(preference_TE: Tensor, count: int) -> Tensor:
     """The `count` most preferred experts of each token, first the best; among equals the one with the lower number."""
     # topk leaves open which of equals it takes, and may take another one for another number of tokens.
-    return torch.sort(preference_TE, dim=-1, descending=True, stable=True).indices[..., :count]
+    # A copy of the few, so that what is kept of a choice does not keep the order of all.
+    return torch.sort(preference_TE, dim=-1, descending=True, stable=True).indices[..., :count].contiguous()
 
 
 def all_hold(experts_TK: Tensor, preference_TE: Tensor) -> Choice:

@@ -34,7 +34,7 @@ class ExpertChoice:
         tokens_EC = largest(scores_TE.t(), capacity)
         taken_TE = torch.zeros_like(scores_TE, dtype=torch.bool).scatter_(0, tokens_EC.t(), True)
         num_choices = max(1, int(taken_TE.sum(dim=-1).max()))
-        experts_TK = torch.sort(taken_TE, dim=-1, descending=True, stable=True).indices[:, :num_choices]
+        experts_TK = largest(taken_TE.float(), num_choices)
         return Choice(experts_TK, taken_TE.gather(-1, experts_TK), scores_TE)
 
     def weigh(self, logits_TE: Tensor, scores_TE: Tensor, experts_TK: Tensor) -> Tensor:
