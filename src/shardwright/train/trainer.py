@@ -198,9 +198,9 @@ def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:
     if job.run.sample_tokens == 0:
         return ""
     with replica.gathered():  # all replicas have a part in this, and then one writes
-        if mesh.dp.index > 0:
+        if mesh.dp.index > 0 and job.plan.ep == 1:  # experts may be on several, which then write the same
             return ""
         tokenizer = load_tokenizer(job.data)
         prompt = [int(i) for i in tokenizer.encode(job.run.sample_prompt)] or [0]
         written = generate(replica.stages, replica.evaluation, mesh, prompt, job.run.sample_tokens, job.run.seed)
-        return tokenizer.decode(written)
+        return tokenizer.decode(written) if mesh.dp.index == 0 else ""
