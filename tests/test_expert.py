@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cases import small_job
 from ranks import run_on_mesh
 from shardwright.parallel.collectives import Axis
-from shardwright.parallel.expert import NodeAxes, Routing, through_experts
+from shardwright.parallel.expert import Routing, through_experts
 from shardwright.parallel.ledger import Ledger
 from shardwright.parallel.mesh import Mesh
 from shardwright.workload.expert import ExpertRanks, Sent, sent_direct, sent_node_aware
@@ -41,7 +41,7 @@ def made_up(num_tokens: int, num_choices: int, num_experts: int, skew: float, se
     }
 
 
-def outcome(case: dict[str, torch.Tensor], ep: Axis, nodes: NodeAxes | None = None) -> dict[str, torch.Tensor]:
+def outcome(case: dict[str, torch.Tensor], ep: Axis) -> dict[str, torch.Tensor]:
     """Output and gradients of this rank's tokens and experts."""
     num_experts = case["matrices"].shape[0]
     mine = case["matrices"].chunk(ep.size)[ep.index].clone().requires_grad_()
@@ -52,7 +52,7 @@ def outcome(case: dict[str, torch.Tensor], ep: Axis, nodes: NodeAxes | None = No
         rows = x_NH.split(counts_e.tolist())
         return torch.cat([torch.relu(part @ matrix) for part, matrix in zip(rows, mine, strict=True)])
 
-    out = through_experts(x, routing, compute, num_experts, ep, nodes)
+    out = through_experts(x, routing, compute, num_experts, ep)
     out.backward(case["dout"].chunk(ep.size)[ep.index])
     parts = {"out": out.detach(), "dx": x.grad, "dweights": weights.grad, "dmatrices": mine.grad}
     return {name: part.clone() for name, part in parts.items()}
@@ -83,14 +83,13 @@ def test_one_rank_equals_loops(num_tokens: int, num_choices: int, num_experts: i
 
 
 def _on_ranks(mesh: Mesh, cases: list[Any]) -> list[Any]:
-    """Each case both ways, on 2 nodes of 2 ranks, with the account of each."""
-    mesh.ledger.rank, mesh.ledger.ranks_per_node = mesh.rank, 2
-    ep, nodes = replace(mesh.world, name="ep"), NodeAxes(replace(mesh.dp, name="ep"), replace(mesh.tp, name="ep"))
+    """Each case both ways, with the account of each."""
+    assert mesh.ep.by_node is not None
     results = []
     for case in cases:
-        for way in (None, nodes):
+        for ep in (replace(mesh.ep, by_node=None), mesh.ep):
             mesh.ledger.clear()
-            results.append((outcome(case, ep, way), mesh.ledger.table(), mesh.ledger.by_link()))
+            results.append((outcome(case, ep), mesh.ledger.table(), mesh.ledger.by_link()))
     return results
 
 
@@ -100,7 +99,10 @@ def test_ranks_equal_one_rank_and_send_what_is_predicted() -> None:
     Direct, all is equal bit for bit, and node-aware but for the order of additions.
     """
     cases = [made_up(24, 3, 8, skew, seed) for seed, skew in enumerate([0.0, 0.2, 9.0])] + [made_up(24, 1, 4, 0.3)]
-    by_rank = run_on_mesh(small_job(dp=2, tp=2), _on_ranks, cases)
+    job = small_job(dp=4)
+    plan = job.plan.model_copy(update={"ep": 4, "dispatch": "node-aware"})
+    two_nodes = job.cluster.model_copy(update={"devices_per_node": 2, "nodes": 2})
+    by_rank = run_on_mesh(job.model_copy(update={"plan": plan, "cluster": two_nodes}), _on_ranks, cases)
     for number, case in enumerate(cases):
         direct, node_aware = ([results[2 * number + way] for results in by_rank] for way in range(2))
         for name, whole in outcome(case, alone()).items():
