@@ -23,11 +23,54 @@ KINDS: dict[str, dict[str, Any]] = {
         "tied_embeddings": True, "kv_heads": 4,
     },
 }  # fmt: skip
+# Other kinds of attention, which tests of attention add.
+LATENT = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim": 4, "value_dim": 6}
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "qwen": {"kv_heads": 4, "ffn": 48, "qk_norm": True},
+    "latent": {"ffn": 48, "latent": LATENT},
+    "latent-plain-queries": {"ffn": 48, "latent": LATENT | {"q_rank": 0}},
+}  # fmt: skip
+# Kinds of experts, which tests of experts add.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": KINDS["llama"] | {
+        "moe": {"experts": 4, "softmax_over": "chosen", "aux_loss": "switch", "z_coefficient": 1e-3},
+    },
+    "deepseek": ATTENTIONS["latent"] | {
+        "moe": {
+            "experts": 8, "top_k": 3, "ffn": 16, "shared_experts": 2, "first_dense": 1, "gate": "sigmoid",
+            "num_groups": 4, "groups_kept": 2, "routed_scaling": 2.5, "bias_update": 0.01, "aux_loss": "switch",
+            "aux_scope": "sequence",
+        },
+    },
+    "qwen-moe": ATTENTIONS["qwen"] | {
+        "moe": {
+            "experts": 4, "ffn": 24, "shared_experts": 1, "shared_ffn": 40, "shared_gate": True, "normalise": False,
+            "aux_loss": "switch", "aux_scope": "global",
+        },
+    },
+    "switch": KINDS["gpt"] | {
+        "moe": {"experts": 4, "gate": "switch", "every": 2, "aux_loss": "switch", "capacity_factor": 1.0},
+    },
+    "gshard": KINDS["gpt-tied"] | {
+        "moe": {
+            "experts": 4, "gate": "gshard", "every": 2, "aux_loss": "gshard", "capacity_factor": 1.0,
+            "overflow": "drop-probability",
+        },
+    },
+    "expert-choice": KINDS["llama"] | {"moe": {"experts": 4, "gate": "expert-choice"}},
+    "correlation": KINDS["llama"] | {
+        "moe": {
+            "experts": 8, "gate": "correlation", "top_k": 3, "partners": 3, "ffn": 16, "capacity_factor": 1.2,
+            "overflow": "reroute",
+        },
+    },
+}  # fmt: skip
 
 
 def small_job(kind: str = "llama", batch: int = 8, layers: int = 4, **plan: Any) -> JobSpec:
     """A model of some thousand parameters, whose vocabulary does not divide by 2 or 4."""
-    model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | KINDS[kind]
+    kinds = KINDS | ATTENTIONS | EXPERTS
+    model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | kinds[kind]
     return make_job(
         {
             "model": model,

@@ -18,14 +18,14 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu-tanh": "gelu_new"}
 
 
 def reference_model(spec: ModelSpec, seed: int) -> Any:
-    """LlamaForCausalLM or GPT2LMHeadModel of the shape of `spec`, with random values in every parameter.
+    """The model of transformers that has the shape of `spec`, with random values in every parameter.
 
     Biases and norm weights too: at their usual zeros and ones, one that is left out would not be noticed. The
     deviations keep activations near one, where rounding is small and a wrong formula is not.
 
     Attention is "eager", a plain softmax of a masked product, and not the fused kernel that we call ourselves.
     """
-    model = _llama(spec) if _is_llama(spec) else _gpt2(spec)
+    model = {"llama": _llama, "gpt2": _gpt2, "deepseek": _deepseek, "qwen3": _qwen3}[_kind(spec)](spec)
     assert model.config._attn_implementation == "eager"
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -52,7 +52,7 @@ def our_layout(theirs: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
     Fails if one of theirs has no place with us. A tied table is one tensor, "embedding.weight".
     """
     rest = dict(theirs)
-    ours = (_from_llama if _is_llama(spec) else _from_gpt2)(rest.pop, spec)
+    ours = (_from_gpt2 if _kind(spec) == "gpt2" else _from_llama)(rest.pop, spec)
     assert not rest, f"not taken over: {sorted(rest)}"
     return ours
 
@@ -71,35 +71,71 @@ def our_gradients(stage: DecoderStage) -> dict[str, Tensor]:
     return gradients
 
 
-def _is_llama(spec: ModelSpec) -> bool:
+def _kind(spec: ModelSpec) -> str:
     kind = (spec.positions, spec.norm, spec.gated_mlp)
-    assert kind in (("rotary", "rmsnorm", True), ("learned", "layernorm", False)), f"transformers has no {kind}"
-    return spec.positions == "rotary"
+    if kind == ("learned", "layernorm", False):
+        return "gpt2"
+    assert kind == ("rotary", "rmsnorm", True), f"transformers has no {kind}"
+    return "deepseek" if spec.is_latent else "qwen3" if spec.qk_norm else "llama"
 
 
 def _llama(spec: ModelSpec) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM  # seconds, and most tests do without
 
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=spec.vocab,
-            hidden_size=spec.hidden,
-            intermediate_size=spec.ffn_size,
-            num_hidden_layers=spec.layers,
-            num_attention_heads=spec.heads,
-            num_key_value_heads=spec.num_kv_heads,
-            head_dim=spec.head_size,
-            hidden_act=ACTIVATIONS[spec.activation],
-            max_position_embeddings=spec.sequence,
-            rms_norm_eps=spec.norm_epsilon,
-            rope_theta=spec.rotary_base,
-            attention_bias=spec.bias,
-            mlp_bias=spec.bias,
-            tie_word_embeddings=spec.tied_embeddings,
-            use_cache=False,
-            attn_implementation="eager",
+    return LlamaForCausalLM(LlamaConfig(**_common(spec), head_dim=spec.head_size, mlp_bias=spec.bias))
+
+
+def _qwen3(spec: ModelSpec) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(**_common(spec), head_dim=spec.head_size))
+
+
+def _deepseek(spec: ModelSpec) -> Any:
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    latent = spec.latent
+    assert spec.norm_epsilon == 1e-6, "their norms of the latents know no other"
+    return DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            **_common(spec),
+            first_k_dense_replace=spec.layers,
+            q_lora_rank=latent.q_rank or None,
+            kv_lora_rank=latent.kv_rank,
+            qk_nope_head_dim=latent.nope_dim,
+            qk_rope_head_dim=latent.rope_dim,
+            v_head_dim=latent.value_dim,
         )
     )
+
+
+def _common(spec: ModelSpec) -> dict[str, Any]:
+    """What the configurations of models like Llama have in common."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rotary_base}
+    if spec.yarn.factor > 1:
+        yarn = spec.yarn
+        rope |= {
+            "rope_type": "yarn", "factor": yarn.factor, "original_max_position_embeddings": yarn.trained_sequence,
+            "beta_fast": yarn.fast, "beta_slow": yarn.slow,
+        }  # fmt: skip
+        if spec.is_latent:  # as in the configuration that was released
+            rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    return {
+        "vocab_size": spec.vocab,
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.ffn_size,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "hidden_act": ACTIVATIONS[spec.activation],
+        "max_position_embeddings": spec.sequence,
+        "rms_norm_eps": spec.norm_epsilon,
+        "rope_parameters": rope,
+        "attention_bias": spec.bias,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "use_cache": False,
+        "attn_implementation": "eager",
+    }
 
 
 def _gpt2(spec: ModelSpec) -> Any:
@@ -133,13 +169,32 @@ def _from_llama(take: Callable[[str], Tensor], spec: ModelSpec) -> dict[str, Ten
         block, block_theirs = f"layers.{layer}", f"model.layers.{layer}"
         ours[f"{block}.attention_norm.weight"] = take(f"{block_theirs}.input_layernorm.weight")
         ours[f"{block}.mlp_norm.weight"] = take(f"{block_theirs}.post_attention_layernorm.weight")
+        if spec.is_latent:
+            ours |= _latents(take, spec, f"{block}.attention", f"{block_theirs}.self_attn")
+        for which in "qk" if spec.qk_norm else "":
+            ours[f"{block}.attention.{which}_norm.weight"] = take(f"{block_theirs}.self_attn.{which}_norm.weight")
         for part, fused in (("weight", ".weight"), ("bias", "_bias")) if spec.bias else (("weight", ".weight"),):
-            q, k, v = (take(f"{block_theirs}.self_attn.{which}_proj.{part}") for which in "qkv")
+            if not spec.is_latent:
+                q, k, v = (take(f"{block_theirs}.self_attn.{which}_proj.{part}") for which in "qkv")
+                ours[f"{block}.attention.qkv{fused}"] = _fuse_qkv(q, k, v, spec)
             gate, up = (take(f"{block_theirs}.mlp.{which}_proj.{part}") for which in ("gate", "up"))
-            ours[f"{block}.attention.qkv{fused}"] = _fuse_qkv(q, k, v, spec)
             ours[f"{block}.attention.out.{part}"] = take(f"{block_theirs}.self_attn.o_proj.{part}")
             ours[f"{block}.mlp.up{fused}"] = torch.stack((gate, up))
             ours[f"{block}.mlp.down.{part}"] = take(f"{block_theirs}.mlp.down_proj.{part}")
+    return ours
+
+
+def _latents(take: Callable[[str], Tensor], spec: ModelSpec, mine: str, theirs: str) -> dict[str, Tensor]:
+    """Latent attention without its output product. Both latents come from one matrix with us."""
+    down = take(f"{theirs}.kv_a_proj_with_mqa.weight")
+    ours = {f"{mine}.kv_norm.weight": take(f"{theirs}.kv_a_layernorm.weight")}
+    q_up = "q_proj"
+    if spec.latent.q_rank:
+        down, q_up = torch.cat((take(f"{theirs}.q_a_proj.weight"), down)), "q_b_proj"
+        ours[f"{mine}.q_norm.weight"] = take(f"{theirs}.q_a_layernorm.weight")
+    ours[f"{mine}.down.weight"] = down
+    ours[f"{mine}.q_up.weight"] = take(f"{theirs}.{q_up}.weight").unflatten(0, (spec.heads, -1))
+    ours[f"{mine}.kv_up.weight"] = take(f"{theirs}.kv_b_proj.weight").unflatten(0, (spec.heads, -1))
     return ours
 
 

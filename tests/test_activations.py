@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import KINDS, small_job
+from cases import ATTENTIONS, KINDS, LATENT, small_job
 from ranks import run_on_mesh
 from shardwright.measure.activations import saved_bytes
 from shardwright.model.decoder import DecoderStage
@@ -14,6 +14,7 @@ from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec
+from shardwright.spec.latent import LatentSpec
 from shardwright.spec.plan import layer_policies
 from shardwright.spec.recompute import KEEP_ALL, OPERATORS, WHOLE_LAYER
 from shardwright.train.build import build
@@ -34,6 +35,8 @@ OTHERS = {
     "plain": {"positions": "learned", "gated_mlp": False, "activation": "gelu", "norm": "layernorm"},
     "plain-grouped": {"positions": "learned", "kv_heads": 4, "norm": "layernorm"},
     "biased-rotary": {"bias": True, "kv_heads": 4},
+    "normed-plain": {"qk_norm": True, "positions": "learned", "kv_heads": 4, "norm": "layernorm", "bias": True},
+    "wide-values": {"latent": LatentSpec(**LATENT | {"value_dim": 8})},
 }
 
 
@@ -66,7 +69,7 @@ def saved_by_layer(mesh: Mesh, job: JobSpec) -> int:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS, *ATTENTIONS])
 def test_layer_on_one_rank(kind: str, shape: str, policy: str) -> None:
     job = shaped(kind, shape, POLICIES[policy])
     assert run_on_mesh(job, saved_by_layer, job) == [layer_of(job).kept_bytes(frozenset(POLICIES[policy]))]
@@ -74,7 +77,7 @@ def test_layer_on_one_rank(kind: str, shape: str, policy: str) -> None:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("policy", ["none", "cheap", "all", "full"])
-@pytest.mark.parametrize("kind", ["llama", "gpt"])
+@pytest.mark.parametrize("kind", ["llama", "gpt", *ATTENTIONS])
 def test_layer_on_two_ranks(kind: str, policy: str, sequence_parallel: bool) -> None:
     job = shaped(kind, "wide", POLICIES[policy], tp=2, sequence_parallel=sequence_parallel)
     expected = layer_of(job).kept_bytes(frozenset(POLICIES[policy]))
@@ -122,12 +125,14 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
     return sum(size for address, size in storages.items() if address not in apart)
 
 
+@pytest.mark.parametrize("plan", [{}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2-sp"])
 @pytest.mark.parametrize("policy", ["none", "full"])
-@pytest.mark.parametrize("kind", ["llama", "gpt"])
-def test_what_waits_for_its_weight_gradient(kind: str, policy: str) -> None:
-    job = shaped(kind, "small", POLICIES[policy])
-    expected = job.model.layers * layer_of(job).deferred_bytes() + head_deferred_bytes(job)
-    assert run_on_mesh(job, deferred, job) == [expected]
+@pytest.mark.parametrize("kind", ["llama", "gpt", *ATTENTIONS])
+def test_what_waits_for_its_weight_gradient(kind: str, policy: str, plan: dict[str, Any]) -> None:
+    job = shaped(kind, "small", POLICIES[policy], **plan)
+    layers = job.model.layers * layer_of(job).deferred_bytes()
+    expected = [layers + head_deferred_bytes(job, tp_index) for tp_index in range(job.plan.tp)]
+    assert run_on_mesh(job, deferred, job) == expected
 
 
 @pytest.mark.parametrize("tp", [1, 2])

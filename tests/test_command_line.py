@@ -10,6 +10,7 @@ import pytest
 
 from shardwright import __version__
 from shardwright.spec.job import JobSpec
+from shardwright.spec.moe import MoeSpec
 
 # Each takes a tenth of a second or more to import.
 HEAVY = ("torch", "numpy", "pydantic", "pyarrow", "tokenizers")
@@ -84,12 +85,12 @@ def test_help_of_a_command_tells_every_field(command: str, option: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: python -m shardwright {command} [OPTIONS] JOB\n")
     help_text = " ".join(done.stdout.split())
-    for section, field in JobSpec.model_fields.items():
-        if section == "name":
-            continue
+    sections = {section: field.annotation for section, field in JobSpec.model_fields.items() if section != "name"}
+    sections["model.moe"] = MoeSpec
+    for section, spec in sections.items():
         assert f"Fields of [{section}]:" in help_text
-        for name in field.annotation.model_fields:
-            assert f" {name} = " in help_text
+        for name in spec.model_fields:
+            assert f" {name} = " in help_text or f"{section}.{name}" in sections
     assert 'name = "job" Name of the job; the run folder is called after it.' in help_text
     assert (
         'schedule = "1f1b" Order of forward and backward passes in the pipeline. One of sequential, gpipe' in help_text

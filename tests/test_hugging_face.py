@@ -29,6 +29,8 @@ GPT = ModelSpec(
     tied_embeddings=True,
 )  # fmt: skip
 
+YARN = {"factor": 4.0, "trained_sequence": 8, "fast": 2.0, "slow": 0.25}
+
 LLAMAS = {
     "multi-head": {},
     "grouped": {"kv_heads": 2},
@@ -41,6 +43,20 @@ LLAMAS = {
     "epsilon": {"norm_epsilon": 1e-2},
     "gelu": {"activation": "gelu"},
     "biases": {"kv_heads": 2, "bias": True},
+    "yarn": {"kv_heads": 2, "head_dim": 16, "rotary_base": 1000.0, "yarn": YARN},
+}
+LATENT = {"q_rank": 20, "kv_rank": 12, "nope_dim": 10, "rope_dim": 6, "value_dim": 14}
+QWENS = {
+    "qwen3": {"kv_heads": 2, "head_dim": 14},
+    "tied": {"kv_heads": 3, "tied_embeddings": True},
+    "yarn": {"yarn": YARN},
+}
+DEEPSEEKS = {
+    "deepseek-v3": {},
+    "plain-queries": {"latent": LATENT | {"q_rank": 0}},
+    "wide-values": {"latent": LATENT | {"value_dim": 16}},
+    "no-nope": {"latent": LATENT | {"nope_dim": 0, "value_dim": 6}},
+    "yarn": {"yarn": YARN},
 }
 GPTS = {
     "gpt2": {},
@@ -114,9 +130,23 @@ def assert_equal(spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     return actual, expected
 
 
+def llama_like(**fields) -> ModelSpec:
+    return ModelSpec(**SHAPE | fields)
+
+
 @pytest.mark.parametrize("fields", LLAMAS.values(), ids=LLAMAS.keys())
 def test_llama_is_llama(fields):
-    assert_equal(LLAMA.model_copy(update=fields))
+    assert_equal(llama_like(**fields))
+
+
+@pytest.mark.parametrize("fields", QWENS.values(), ids=QWENS.keys())
+def test_qwen3_is_qwen3(fields):
+    assert_equal(llama_like(qk_norm=True, **fields))
+
+
+@pytest.mark.parametrize("fields", DEEPSEEKS.values(), ids=DEEPSEEKS.keys())
+def test_latent_attention_is_deepseeks(fields):
+    assert_equal(llama_like(**{"norm_epsilon": 1e-6, "latent": LATENT} | fields))
 
 
 @pytest.mark.parametrize("fields", GPTS.values(), ids=GPTS.keys())

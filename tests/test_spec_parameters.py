@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import KINDS, small_job
+from cases import ATTENTIONS, KINDS, small_job
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.collectives import Axis
 from shardwright.parallel.ledger import Ledger
@@ -32,7 +32,7 @@ def axis(size: int, index: int, name: str = "tp") -> Axis:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS])
 def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
     job = small_job(kind, **PLANS[plan])
     for stage in range(job.plan.num_stages):

@@ -96,6 +96,32 @@ def forget(
     return _Forget.apply(region, run, x), region
 
 
+class _Again(torch.autograd.Function):
+    """A region that no product follows. Forward: run it without a graph, and keep its input. Backward: run it again,
+    with a graph, and go back through that."""
+
+    @staticmethod
+    def forward(ctx: Any, region: Region, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        ctx.region = region
+        ctx.save_for_backward(*region.keep())
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
+        ctx.region.make(ctx.saved_tensors)
+        return None, None, ctx.region.pass_back(grads)
+
+
+def run_again(
+    run: Callable[[Tensor], Tensor], again: Callable[[Tensor], Tensor], x: Tensor, convoy: Convoy | None = None
+) -> Tensor:
+    """Run a region that does not end before a product, and keep its input alone, or send that away with `convoy`.
+
+    Its last operators are computed twice too. `again` is as for `forget`.
+    """
+    return _Again.apply(Region(lambda x: (again(x),), x, convoy), run, x)
+
+
 def chain(
     run: Sequence[tuple[str, Operator]], again: Sequence[tuple[str, Operator]], recomputed: frozenset[str], x: Tensor
 ) -> tuple[Tensor, Recipe | None]:

@@ -8,10 +8,11 @@ N = G x Q query heads of this rank, D head width; s is S / tp under sequence par
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from shardwright.model.attend import dot_product_attention
 from shardwright.model.forward_pass import ForwardPass
-from shardwright.model.rotary import split_and_rotate
+from shardwright.model.norm import Norm
+from shardwright.model.rotary import rotate, split_and_rotate
 from shardwright.parallel.parameter import sharded
 from shardwright.parallel.recipe import Recipe
 from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
@@ -32,7 +33,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = spec.head_size
         self.queries_per_group = spec.heads // spec.num_kv_heads
-        self.is_rotary = spec.positions == "rotary"
+        self.scale = spec.softmax_scale
         groups = (spec.num_kv_heads, self.queries_per_group + 2, self.head_dim)
         self.qkv = ColumnLinear(spec.hidden, groups, 0, cut, spec.init_std)
         self.qkv_bias = sharded(groups, 0, cut.tp, "zeros") if spec.bias else None
@@ -40,25 +41,35 @@ class Attention(nn.Module):
             spec.heads * self.head_dim, spec.hidden, spec.bias, cut,
             residual_std(spec.init_std, spec.layers),
         )  # fmt: skip
+        # Each rank norms its own heads, and so sees only their part of the gradient.
+        self.q_norm = Norm(spec, cut, self.head_dim, summed_over=cut.tp) if spec.qk_norm else None
+        self.k_norm = Norm(spec, cut, self.head_dim, summed_over=cut.tp) if spec.qk_norm else None
+        # Where neither rotary nor norm comes between, a key bias adds the same number to all scores of a query.
+        self.has_key_bias = spec.positions == "rotary" or spec.qk_norm
 
     def project(self, x_sBH: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
         """[s, B, H] to queries, keys and values, [S, B, G x (Q + 2) x D]."""
         return self.qkv(x_sBH, run.tp, recipe)
 
     def attend(self, qkv: Tensor, run: ForwardPass) -> Tensor:
-        """[S, B, G x (Q + 2) x D] to [S, B, N x D]: biases, rotary positions and softmax(QK^T / sqrt(D)) V."""
+        """[S, B, G x (Q + 2) x D] to [S, B, N x D]: biases, norms, rotary positions and
+        softmax(QK^T x scale) V."""
         S, B, _ = qkv.shape
         qkv_SBGRD = qkv.view(S, B, -1, self.queries_per_group + 2, self.head_dim)
         if self.qkv_bias is not None:
             qkv_SBGRD = qkv_SBGRD + self._bias(self.qkv_bias)
-        if run.angles is not None:
+        if run.angles is not None and self.q_norm is None:
             q_SBGQD, k_SBGD, v_SBGD = split_and_rotate(qkv_SBGRD, *run.angles)
         else:
             q_SBGQD, k_SBGD, v_SBGD = qkv_SBGRD.split((self.queries_per_group, 1, 1), dim=3)
-        out_BNSD = functional.scaled_dot_product_attention(
+            if self.q_norm is not None and self.k_norm is not None:
+                q_SBGQD, k_SBGD = self.q_norm(q_SBGQD), self.k_norm(k_SBGD)
+                if run.angles is not None:
+                    q_SBGQD, k_SBGD = rotate(q_SBGQD, *run.angles), rotate(k_SBGD, *run.angles)
+        out_BNSD = dot_product_attention(
             q_SBGQD.reshape(S, B, -1, self.head_dim).permute(1, 2, 0, 3),
             k_SBGD.squeeze(3).permute(1, 2, 0, 3), v_SBGD.squeeze(3).permute(1, 2, 0, 3),
-            is_causal=True, enable_gqa=self.queries_per_group > 1,
+            self.scale, run,
         )  # fmt: skip
         return out_BNSD.permute(2, 0, 1, 3).reshape(S, B, -1)
 
@@ -67,9 +78,9 @@ class Attention(nn.Module):
         return self.out(attended_SBH, run.tp, recipe)
 
     def _bias(self, bias_GRD: Tensor) -> Tensor:
-        if self.is_rotary:
+        if self.has_key_bias:
             return bias_GRD
-        # Without rotary a key bias adds the same number to all scores of a query, which softmax cancels. Its gradient
-        # is zero; left to autograd it would be rounding noise, and Adam makes steps of that.
+        # What is added to all scores of a query, softmax cancels. The gradient of a key bias is zero then; left to
+        # autograd it would be rounding noise, and Adam makes steps of that.
         q_bias, k_bias, v_bias = bias_GRD.split((self.queries_per_group, 1, 1), dim=1)
         return torch.cat((q_bias, k_bias.detach(), v_bias), dim=1)

@@ -14,15 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.memory.offload import Convoy, HostPool
-from shardwright.memory.recompute import Operator, Results, chain, forget
+from shardwright.memory.recompute import Operator, Results, chain, forget, run_again
 from shardwright.model.attention import Attention
 from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.latent_attention import LatentAttention
 from shardwright.model.loss import vocabulary_cross_entropy
 from shardwright.model.mlp import MLP
+from shardwright.model.moe import MixtureOfExperts
 from shardwright.model.norm import Norm
 from shardwright.model.rotary import rotary_angles
+from shardwright.model.router_state import RouterState
 from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.parameter import PlacedParameter, materialise, name_parameters, placed_parameters
@@ -61,14 +64,17 @@ class Block(nn.Module):
         super().__init__()
         self.policy = policy
         self.attention_norm = Norm(spec, cut)
-        self.attention = Attention(spec, cut)
+        self.attention = LatentAttention(spec, cut) if spec.is_latent else Attention(spec, cut)
         self.attention_dropout = Dropout(spec, f"layers.{layer}.attention", cut)
         self.mlp_norm = Norm(spec, cut)
-        self.mlp = MLP(spec, cut)
+        self.mlp = None if spec.moe.has_experts(layer) else MLP(spec, cut)
+        self.moe = MixtureOfExperts(spec, layer, cut) if spec.moe.has_experts(layer) else None
         self.mlp_dropout = Dropout(spec, f"layers.{layer}.mlp", cut)
 
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
         """[s, B, H] to [s, B, H]."""
+        if self.moe is not None:
+            return self._forward_experts(self.moe, x_sBH, run)
         recipe: Recipe | None
         if LAYER in self.policy:
             (x_sBH, inner_SBF), recipe = forget(
@@ -77,7 +83,20 @@ class Block(nn.Module):
         else:
             x_sBH = self._attention(x_sBH, run, self.policy)
             inner_SBF, recipe = chain(self._mlp(run), self._mlp(run.in_backward), self.policy, x_sBH)
+        assert self.mlp is not None
         return x_sBH + self.mlp_dropout(self.mlp.leave(inner_SBF, run, recipe), run)
+
+    def _forward_experts(self, moe: MixtureOfExperts, x_sBH: Tensor, run: ForwardPass) -> Tensor:
+        """The block with experts. It ends with a sum and not with a product, so all of it is computed again or none."""
+
+        def whole(x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
+            x_sBH = self._attention(x_sBH, run, policy)
+            return x_sBH + self.mlp_dropout(moe(self.mlp_norm(x_sBH), run, policy), run)
+
+        if LAYER not in self.policy:
+            return whole(x_sBH, run, self.policy)
+        again = partial(whole, run=run.in_backward, policy=KEEP_ALL)
+        return run_again(partial(whole, run=run, policy=KEEP_ALL), again, x_sBH, run.convoy)
 
     def _before_down(self, x_sBH: Tensor, run: ForwardPass) -> Results:
         """The residual stream between attention and MLP, and the input of the down product."""
@@ -98,10 +117,12 @@ class Block(nn.Module):
         return x_sBH + self.attention_dropout(self.attention.leave(attended_SBH, run, recipe), run)
 
     def _mlp(self, run: ForwardPass) -> tuple[tuple[str, Operator], ...]:
+        mlp = self.mlp
+        assert mlp is not None
         return (
             ("norm", lambda x, _: self.mlp_norm(x)),
-            ("up", lambda x, recipe: self.mlp.rise(x, run, recipe)),
-            ("activation", lambda x, _: self.mlp.activate(x)),
+            ("up", lambda x, recipe: mlp.rise(x, run, recipe)),
+            ("activation", lambda x, _: mlp.activate(x)),
         )
 
 
@@ -150,13 +171,23 @@ class DecoderStage(nn.Module):
     def prepare(self, device: torch.device, dtype: torch.dtype) -> "DecoderStage":
         """Give the parameters their names, device and number type, but no memory. Returns itself."""
         name_parameters(self, device, dtype)
-        self._place_angles(device)
+        self._place_buffers(device)
         return self
 
-    def _place_angles(self, device: torch.device) -> None:
+    def routers(self) -> dict[int, RouterState]:
+        """What the routers of this stage remember, by layer."""
+        return {
+            int(name): layer.moe.router.state
+            for name, layer in self.layers.items()
+            if isinstance(layer, Block) and layer.moe is not None
+        }
+
+    def _place_buffers(self, device: torch.device) -> None:
+        for state in self.routers().values():
+            state.to(device)
         if self.spec.positions == "rotary":
             positions_S = torch.arange(self.spec.sequence, device=device)
-            self.angles = rotary_angles(positions_S, self.spec.head_size, self.spec.rotary_base)
+            self.angles = rotary_angles(positions_S, self.spec.rotary_width, self.spec.rotary_base, self.spec.yarn)
 
     def regions(self) -> dict[str, list[PlacedParameter]]:
         """What is computed one after the other, by the name that `through` is told, with its parameters."""
@@ -172,7 +203,7 @@ class DecoderStage(nn.Module):
     def initialise(self, seed: int, device: torch.device) -> "DecoderStage":
         """Fill the parameters. Returns itself."""
         materialise(self, seed, device)
-        self._place_angles(device)
+        self._place_buffers(device)
         return self
 
     def empty_hidden(self, batch: int) -> Tensor:

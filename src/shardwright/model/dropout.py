@@ -2,13 +2,11 @@
 
 Srivastava et al. 2014 (JMLR 15): set an element to zero with probability p, and scale the others by 1 / (1 - p).
 A mask is a hash of (seed, step, layer, branch, sample in the global batch, position, channel). So every plan drops what
-one rank drops, a recomputation drops it again, and neither masks nor generator states are kept. Salmon et al. 2011
-(Parallel Random Numbers: As Easy as 1, 2, 3) make the case for such counter-based generators.
+one rank drops, a recomputation drops it again, and neither masks nor generator states are kept (random_words.py).
 
 Shape suffixes: S sequence, B batch, H hidden, W = H / 4 rounded up, 64-bit words; s is S / tp under sequence parallel.
 """
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.random_words import random_words, stream_key
 from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
 
@@ -38,7 +37,7 @@ class Dropout(nn.Module):
         if self.num_dropped_levels == 0 or run.microbatch is None:
             return x_sBH
         mask = Mask(
-            key=_key(run.microbatch.seed, run.microbatch.step, self.place),
+            key=stream_key(run.microbatch.seed, run.microbatch.step, f"dropout {self.place}"),
             num_dropped_levels=self.num_dropped_levels,
             first_position=x_sBH.shape[0] * self.cut.tp.index if self.cut.shards_sequence else 0,
             first_sample=run.microbatch.first_sample,
@@ -84,29 +83,8 @@ class _Drop(torch.autograd.Function):
 def kept_elements(rows_sB: Tensor, channels: int, key: int, num_dropped_levels: int) -> Tensor:
     """Which elements stay, bool [s, B, channels]: all but about `num_dropped_levels` in 65,536.
 
-    Element (row, channel) takes 16 bits of SplitMix64 (Steele, Lea and Flood 2014, figure 16) at position
-    row x W + channel / 4 of the stream `key`.
+    Element (row, channel) takes 16 bits of word channel / 4 of the row, in the stream `key`.
     """
-    words = -(-channels // CHANNELS_PER_WORD)
-    step = 0x9E3779B97F4A7C15
-    first_sB = rows_sB * _signed(words * step) + _signed(key)
-    z_sBW = first_sB[..., None] + torch.arange(words, device=rows_sB.device) * _signed(step)
-    shifted_sBW = torch.empty_like(z_sBW)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        # int64 shifts copy the sign; masking it away makes the shift that of an unsigned number.
-        torch.bitwise_right_shift(z_sBW, shift, out=shifted_sBW)
-        z_sBW.bitwise_xor_(shifted_sBW.bitwise_and_((1 << (64 - shift)) - 1))
-        if factor != 1:
-            z_sBW.mul_(_signed(factor))
+    z_sBW = random_words(rows_sB, -(-channels // CHANNELS_PER_WORD), key)
     levels_sBH = z_sBW.view(torch.int16)[..., :channels]
     return levels_sBH >= num_dropped_levels - LEVELS // 2
-
-
-def _key(seed: int, step: int, place: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed} {step} dropout {place}".encode(), digest_size=8).digest(), "little")
-
-
-def _signed(number: int) -> int:
-    """The 64-bit integer with the same bits: torch's integers are signed, and wrap around."""
-    number &= (1 << 64) - 1
-    return number - (1 << 64) if number >> 63 else number

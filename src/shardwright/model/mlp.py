@@ -20,15 +20,17 @@ class MLP(nn.Module):
     The operators are called one by one, for a block may compute some of them twice: `rise`, `activate`, `leave`.
     """
 
-    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
+    def __init__(self, spec: ModelSpec, cut: Cut, width: int = 0) -> None:
+        """`width` is that inside the MLP, if it is not the model's."""
         super().__init__()
+        width = width or spec.ffn_size
         self.gated = spec.gated_mlp
         self.activation = spec.activation
-        inner = (2, spec.ffn_size) if self.gated else (1, spec.ffn_size)
+        inner = (2, width) if self.gated else (1, width)
         self.up = ColumnLinear(spec.hidden, inner, 1, cut, spec.init_std)
         self.up_bias = sharded(inner, 1, cut.tp, "zeros") if spec.bias else None
         self.down = RowLinear(
-            spec.ffn_size,
+            width,
             spec.hidden,
             spec.bias,
             cut,

@@ -2,7 +2,7 @@
 
 Under sequence parallel each tp rank normalises its own tokens, and sees only their part of the weight's gradient.
 
-Shape suffixes: S sequence (s = S / tp under sequence parallel), B batch, H hidden.
+Shape suffixes: S sequence (s = S / tp under sequence parallel), B batch, H hidden, or the width of a head or latent.
 """
 
 from typing import Any
@@ -10,23 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.parallel.collectives import Axis
 from shardwright.parallel.parameter import PlacedParameter, whole
 from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
 
 
 class Norm(nn.Module):
-    """Normalises the last dim."""
+    """Normalises the last dim, of width `width` if that is not hidden.
 
-    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
+    `summed_over` is the axis whose ranks each compute a part of the weight's gradient, if not that of the sequence.
+    """
+
+    def __init__(self, spec: ModelSpec, cut: Cut, width: int = 0, summed_over: Axis | None = None) -> None:
         super().__init__()
         self.epsilon = spec.norm_epsilon
-        self.weight = whole((spec.hidden,), "ones", summed_over=cut.summed_over)
-        is_layernorm = spec.norm == "layernorm"
-        self.bias = whole((spec.hidden,), "zeros", summed_over=cut.summed_over) if is_layernorm else None
+        shape, axis = (width or spec.hidden,), summed_over or cut.summed_over
+        self.weight = whole(shape, "ones", summed_over=axis)
+        self.bias = whole(shape, "zeros", summed_over=axis) if spec.norm == "layernorm" else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
-        """[S, B, H] to [S, B, H]."""
+        """[S, B, H] to [S, B, H]; more dims in place of S and B are as good."""
         if self.bias is None:
             return _RmsNorm.apply(x_SBH, self.weight, self.epsilon)
         return _LayerNorm.apply(x_SBH, self.weight, self.bias, self.epsilon)
@@ -52,7 +56,7 @@ class _RmsNorm(torch.autograd.Function):
         weight_H: PlacedParameter = ctx.weight
         dy_SBH = grads[0].float()
         normal_SBH = x_SBH.float() * inverse_SB1
-        weight_H.add_gradient((dy_SBH * normal_SBH).sum(dim=(0, 1)))
+        weight_H.add_gradient((dy_SBH * normal_SBH).sum(dim=tuple(range(dy_SBH.dim() - 1))))
         dnormal_SBH = dy_SBH * weight_H
         along_SB1 = (dnormal_SBH * normal_SBH).mean(dim=-1, keepdim=True)
         return dnormal_SBH.sub_(normal_SBH.mul_(along_SB1)).mul_(inverse_SB1).to(x_SBH.dtype), None, None

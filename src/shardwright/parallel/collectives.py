@@ -325,7 +325,7 @@ def barrier(axis: Axis) -> None:
 
 
 class _ReduceFrom(torch.autograd.Function):
-    """g: forward all-reduces; backward moves nothing. Its conjugate f is in the column-parallel product."""
+    """g: forward all-reduces; backward moves nothing. Its conjugate f is below, and in the column-parallel product."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
@@ -347,6 +347,42 @@ class _ScatterTo(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return all_gather(grads[0], ctx.axis.for_backward), None
+
+
+class _CopyTo(torch.autograd.Function):
+    """f: forward moves nothing; backward all-reduces the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grads[0].clone(), ctx.axis.for_backward), None
+
+
+class _GatherFrom(torch.autograd.Function):
+    """f of sequence parallel: forward all-gathers dim 0; backward reduce-scatters the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return all_gather(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(grads[0], ctx.axis.for_backward), None
+
+
+def copy_to(x: Tensor, axis: Axis) -> Tensor:
+    """Enter a region where each rank of the axis computes a part of what becomes of all of `x`."""
+    return x if axis.size == 1 else _CopyTo.apply(x, axis)
+
+
+def gather_from(x: Tensor, axis: Axis) -> Tensor:
+    """Enter such a region from a tensor that is sharded over dim 0."""
+    return x if axis.size == 1 else _GatherFrom.apply(x, axis)
 
 
 def reduce_from(x: Tensor, axis: Axis) -> Tensor:

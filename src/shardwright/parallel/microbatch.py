@@ -6,8 +6,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Microbatch:
     """A microbatch of training: the run's seed, the optimizer step (from 0), and the index of its first sample in the
-    global batch of that step. The same on every rank and in every plan that cuts microbatches alike."""
+    global batch of that step. The same on every rank and in every plan that cuts microbatches alike.
+
+    `loss_factor` is what the executor multiplies the gradient of the loss with. Losses within the model, which no
+    stage passes on, multiply theirs with it too.
+    """
 
     seed: int
     step: int
     first_sample: int
+    loss_factor: float = 1.0

@@ -135,6 +135,17 @@ def sharded(shape: tuple[int, ...], dim: int, axis: Axis, init: str, std: float 
     return PlacedParameter(torch.empty(place.shape, device="meta"), place)
 
 
+def expert_matrix(shape: tuple[int, ...], dim: int, ep: Axis, expert_tp: Axis, std: float) -> PlacedParameter:
+    """One matrix of each of shape[0] experts, of which a rank of `ep` holds some, and a rank of `expert_tp` a range of
+    `dim` of each."""
+    box = [(0, size) for size in shape]
+    for cut, axis in ((0, ep), (dim, expert_tp)):
+        box[cut] = split_evenly(shape[cut], axis.size, axis.index)
+    axes = tuple(axis.name for axis in (ep, expert_tp) if axis.size > 1)
+    place = Place(shape, tuple(box), "normal", std, sharded_over=axes, is_expert=True)
+    return PlacedParameter(torch.empty(place.shape, device="meta"), place)
+
+
 def placed_parameters(module: nn.Module) -> dict[str, PlacedParameter]:
     """All parameters by name. Fails if one does not know its place."""
     found = {}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -244,7 +244,9 @@ class PipelineExecutor:
     def _pass(self, key: Key, x: Tensor, run: _Run) -> Tensor:
         """The output of a stage, detached; where gradients are on, all is kept that its backward needs."""
         stage, i = key
-        microbatch = None if run.microbatches is None else run.microbatches[i]
+        microbatch = None
+        if run.microbatches is not None:
+            microbatch = replace(run.microbatches[i], loss_factor=run.loss_factor)
         keeps = torch.is_grad_enabled()
         if keeps and stage > 0:
             run.leaves[key] = x.requires_grad_()

@@ -95,13 +95,38 @@ class RowLinear(nn.Module):
 
     def forward(self, x_SBH: Tensor, tp: Axis | None = None, recipe: Recipe | None = None) -> Tensor:
         """[S, B, H / tp] to [s, B, N]. `tp` carries the collectives, if not that of the cut; `recipe` makes x again."""
-        partial_SBN = _RowProduct.apply(x_SBH, self.weight, self.cut, recipe)
+        partial_SBN = local_product(x_SBH, self.weight, self.cut, recipe)
         leave = scatter_to if self.cut.shards_sequence else reduce_from
         y_sBN = leave(partial_SBN, self.cut.tp if tp is None else tp)
         return y_sBN if self.bias is None else y_sBN + self.bias
 
 
-def _product(x_SBH: Tensor, weight: PlacedParameter) -> Tensor:
+class ReplicatedLinear(nn.Module):
+    """x W^T that each tp rank computes whole, of the tokens that it has. Moves nothing.
+
+    Under sequence parallel those are a part of the sequence, so that the ranks' gradients must be summed; and so they
+    must where what follows is cut (`summed_over`).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, cut: Cut, std: float, summed_over: Axis | None = None
+    ) -> None:
+        super().__init__()
+        self.cut = cut
+        axis = summed_over or cut.summed_over
+        self.weight = whole((out_features, in_features), "normal", std, summed_over=axis)
+
+    def forward(self, x_SBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+        """[s, B, H] to [s, B, N]; `recipe` makes x again."""
+        return local_product(x_SBH, self.weight, self.cut, recipe)
+
+
+def local_product(x_SBH: Tensor, weight: PlacedParameter, cut: Cut, recipe: Recipe | None = None) -> Tensor:
+    """x W^T of this rank's tokens with its part of a matrix, [S, B, N]. Moves nothing, forward or backward."""
+    return _LocalProduct.apply(x_SBH, weight, cut, recipe)
+
+
+def product(x_SBH: Tensor, weight: PlacedParameter) -> Tensor:
     """x W^T, in fp8 if the weight's products are."""
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
@@ -109,7 +134,7 @@ def _product(x_SBH: Tensor, weight: PlacedParameter) -> Tensor:
     return forward_product(weight.float8, x_SBH.flatten(0, 1), weight_NH).unflatten(0, x_SBH.shape[:2])
 
 
-def _input_gradient(dy_SBN: Tensor, weight: PlacedParameter) -> Tensor:
+def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> Tensor:
     """dy W, in fp8 if the weight's products are."""
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
@@ -131,7 +156,7 @@ class _ColumnProduct(torch.autograd.Function):
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.cut = weight, cut
         x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
-        return _product(x_SBH, weight)
+        return product(x_SBH, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -145,7 +170,7 @@ class _ColumnProduct(torch.autograd.Function):
         if cut.shards_sequence:
             x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
             gathered = start_all_gather(x_SBH, x_sBH, tp)
-        dx_SBH = _input_gradient(dy_SBN, weight)
+        dx_SBH = input_gradient_of(dy_SBN, weight)
         if cut.shards_sequence:
             dx_sBH = torch.empty_like(x_sBH)
             reduced = start_reduce_scatter(dx_sBH, dx_SBH, tp)
@@ -163,20 +188,22 @@ class _ColumnProduct(torch.autograd.Function):
         return dx_sBH, None, None, None
 
 
-class _RowProduct(torch.autograd.Function):
-    """This rank's part of a row-parallel product. Moves nothing: its caller sums the parts."""
+class _LocalProduct(torch.autograd.Function):
+    """What a rank computes of a product by itself; of a row-parallel one that is a part, and the caller sums the parts.
+
+    Forward and backward move nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, weight_NH: PlacedParameter, cut: Cut, recipe: Recipe | None) -> Tensor:
+    def forward(ctx: Any, x_SBH: Tensor, weight: PlacedParameter, cut: Cut, recipe: Recipe | None) -> Tensor:
         keep_input(ctx, x_SBH, recipe)
-        ctx.weight, ctx.cut = weight_NH, cut
-        return _product(x_SBH, weight_NH)
+        ctx.weight, ctx.cut = weight, cut
+        return product(x_SBH, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (dy_SBN,) = grads
         x_SBH = kept_input(ctx)
-        weight_NH: PlacedParameter = ctx.weight
-        dx_SBH = _input_gradient(dy_SBN, weight_NH)
-        ctx.cut.deferred.now_or_later(lambda: weight_NH.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1)))
+        weight: PlacedParameter = ctx.weight
+        dx_SBH = input_gradient_of(dy_SBN, weight)
+        ctx.cut.deferred.now_or_later(lambda: weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1)))
         return dx_SBH, None, None, None

@@ -5,6 +5,7 @@ here is arithmetic on the job and needs nothing else.
 """
 
 from shardwright.spec import catalog
+from shardwright.spec.check_experts import expert_faults
 from shardwright.spec.check_recompute import recompute_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import ep_ranks_of_node
@@ -18,7 +19,8 @@ def job_faults(job: JobSpec) -> list[str]:
         *job.model.faults(),
         *_tensor_faults(job),
         *_pipeline_faults(job),
-        *_expert_faults(job),
+        *_fold_faults(job),
+        *expert_faults(job),
         *_zero_faults(job),
         *recompute_faults(job.plan, job.model.layers),
         *_batch_faults(job),
@@ -137,7 +139,7 @@ def _zero_faults(job: JobSpec) -> list[str]:
     return faults
 
 
-def _expert_faults(job: JobSpec) -> list[str]:
+def _fold_faults(job: JobSpec) -> list[str]:
     plan, faults = job.plan, []
     if plan.expert_tp_size not in (1, plan.tp):
         return [

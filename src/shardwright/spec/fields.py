@@ -11,12 +11,19 @@ from shardwright.spec.job import JobSpec
 def job_fields() -> dict[str, list[tuple[str, str]]]:
     """By section: (field = default, meaning). The first section, called "", has what stands above all sections."""
     sections: dict[str, list[tuple[str, str]]] = {"": []}
-    for section, field in JobSpec.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Spec):
-            sections[section] = [_row(name, inner) for name, inner in field.annotation.model_fields.items()]
-        else:
-            sections[""].append(_row(section, field))
+    _list_fields("", JobSpec, sections)
     return sections
+
+
+def _list_fields(section: str, spec: type[Spec], sections: dict[str, list[tuple[str, str]]]) -> None:
+    """The fields of one section, and of those within it."""
+    for name, field in spec.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Spec):
+            inner = f"{section}.{name}" if section else name
+            sections[inner] = []
+            _list_fields(inner, field.annotation, sections)
+        else:
+            sections[section].append(_row(name, field))
 
 
 def _row(name: str, field: FieldInfo) -> tuple[str, str]:
@@ -30,6 +37,4 @@ def _row(name: str, field: FieldInfo) -> tuple[str, str]:
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, Spec):
-        return "{ " + ", ".join(f"{name} = {_shown(inner)}" for name, inner in value) + " }"
     return f'"{value}"' if isinstance(value, str) else str(value)

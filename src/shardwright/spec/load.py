@@ -112,7 +112,7 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
             continue
         if given["name"] in catalog.names(kind):  # type: ignore[arg-type]
-            fields[section] = catalog.read(kind, given["name"]) | given  # type: ignore[arg-type]
+            fields[section] = _laid_over(catalog.read(kind, given["name"]), given)  # type: ignore[arg-type]
         elif len(given) == 1:  # a name and nothing else can only mean the catalog
             hint = catalog.did_you_mean(given["name"], catalog.names(kind))  # type: ignore[arg-type]
             faults.append(
@@ -120,6 +120,17 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
                 + hint
             )
     return faults
+
+
+def _laid_over(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The fields with those given in their place, section by section."""
+    both = {name: (fields[name], value) for name, value in given.items() if name in fields}
+    sections = {
+        name: _laid_over(old, new)
+        for name, (old, new) in both.items()
+        if isinstance(old, dict) and isinstance(new, dict)
+    }
+    return fields | given | sections
 
 
 def _describe(details: ErrorDetails) -> str:

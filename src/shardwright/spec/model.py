@@ -1,10 +1,14 @@
-"""The model: one decoder-only transformer, Llama-like or GPT-like by its fields."""
+"""The model: one decoder-only transformer, like Llama, GPT, Qwen or DeepSeek by its fields."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from shardwright.spec.base import Spec
+from shardwright.spec.latent import LatentSpec
+from shardwright.spec.moe import MoeSpec
+from shardwright.spec.yarn import YarnSpec
 
 Count = Annotated[int, Field(gt=0, le=10**12)]
 
@@ -27,6 +31,11 @@ class ModelSpec(Spec):
     norm_epsilon: Annotated[float, Field(gt=0)] = Field(1e-5, description="Added to the variance.")
     positions: Literal["rotary", "learned"] = Field("rotary", description="How a token knows its position.")
     rotary_base: Annotated[float, Field(gt=0)] = Field(10000.0, description="Base of the rotary frequencies.")
+    yarn: YarnSpec = Field(YarnSpec(), description="Rotary positions for longer sequences.")
+    qk_norm: bool = Field(
+        False, description="Normalise each head's query and key, before they are turned by their positions."
+    )
+    latent: LatentSpec = Field(LatentSpec(), description="Multi-head latent attention, if its kv_rank is not 0.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0,
         description="Probability of dropping an element of the embedding and of what each attention and MLP adds to "
@@ -39,6 +48,7 @@ class ModelSpec(Spec):
     init_std: Annotated[float, Field(gt=0)] = Field(
         0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
     )
+    moe: MoeSpec = Field(MoeSpec(), description="Experts in place of the MLP.")
 
     @property
     def num_kv_heads(self) -> int:
@@ -51,12 +61,63 @@ class ModelSpec(Spec):
         return self.head_dim or self.hidden // self.heads
 
     @property
+    def is_latent(self) -> bool:
+        """Whether attention is multi-head latent attention."""
+        return self.latent.kv_rank > 0
+
+    @property
+    def query_width(self) -> int:
+        """Width of a head's query, and of its key."""
+        return self.latent.nope_dim + self.latent.rope_dim if self.is_latent else self.head_size
+
+    @property
+    def value_width(self) -> int:
+        """Width of a head's value."""
+        return self.latent.value_dim if self.is_latent else self.head_size
+
+    @property
+    def rotary_width(self) -> int:
+        """Elements of a head that are turned by their position."""
+        return self.latent.rope_dim if self.is_latent else self.head_size
+
+    @property
+    def softmax_scale(self) -> float:
+        """What the products of queries and keys are multiplied with before the softmax."""
+        return self.yarn.temperature / math.sqrt(self.query_width)
+
+    @property
     def ffn_size(self) -> int:
         """Width inside the MLP with the default filled in."""
         return self.ffn or 4 * self.hidden
 
     def faults(self) -> list[str]:
         """What contradicts itself within the model alone."""
+        faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
+        if self.yarn != YarnSpec() and self.positions != "rotary":
+            faults.append(
+                f'model.yarn scales rotary positions, and model.positions is "{self.positions}"; leave it out'
+            )
+        return faults
+
+    def _latent_faults(self) -> list[str]:
+        """Fields of ordinary attention that latent attention has no place for."""
+        faults = [
+            f"model.latent replaces {what}, and model.{name} is {getattr(self, name)!r}; leave it out"
+            for name, what, allowed in (
+                ("head_dim", "the width of heads by those of their parts", (0,)),
+                ("kv_heads", "groups of heads by a latent that all share", (0, self.heads)),
+                ("bias", "the matrices that have biases", (False,)),
+                ("qk_norm", "the norm of each head by those of the latents", (False,)),
+            )
+            if getattr(self, name) not in allowed
+        ]
+        if self.positions != "rotary":
+            faults.append(
+                f'model.latent has rotary parts of heads, and model.positions is "{self.positions}"; use "rotary"'
+            )
+        return faults
+
+    def _head_faults(self) -> list[str]:
         faults = []
         if not self.head_dim and self.hidden % self.heads:
             faults.append(
@@ -75,7 +136,7 @@ class ModelSpec(Spec):
                 f"rotary positions turn pairs of elements, and a head has {self.head_size}; "
                 f'use an even model.head_dim, or positions = "learned"'
             )
-        return faults
+        return faults + self.moe.faults(self.layers)
 
 
 def divisors(number: int) -> list[int]:

@@ -22,6 +22,7 @@ from shardwright.spec.flops import flops_per_token
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
 from shardwright.train.account import measured_lines
+from shardwright.train.routing import in_words
 from shardwright.train.step import StepResult
 
 
@@ -31,7 +32,8 @@ class StepMetrics:
 
     `mfu` is None where the device's rate is unknown, `grad_norm` where there is none, `loss_scale` where the loss is
     not scaled, and `compression_bytes_saved`, which is of all ranks together, where gradients are not compressed. A
-    step that is `skipped` changed no weight.
+    step that is `skipped` changed no weight. `experts` has an entry for each layer with experts, and None without; in
+    steps that make a progress line there is also who was chosen together.
     """
 
     step: int
@@ -48,6 +50,7 @@ class StepMetrics:
     loss_scale: float | None
     skipped: bool
     compression_bytes_saved: int | None
+    experts: list[dict[str, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -118,22 +121,27 @@ class MetricsLog:
         """Record one step; every run.log_every steps, show it."""
         tokens_per_s = self._job.tokens_per_step / step_s
         mfu = flops_per_token(self._job.model) * tokens_per_s / self._peak_flops if self._peak_flops else None
+        total = self._job.optimizer.steps
+        is_shown = step % self._job.run.log_every == 0 or step == total
         metrics = StepMetrics(
             step, result.loss, result.grad_norm, result.learning_rate, step_s, tokens_per_s, mfu,
             shares.compute, shares.exposed_communication, shares.pipeline_idle, shares.peak_memory_bytes,
             result.loss_scale, result.skipped,
             None if self._job.plan.compress == "none" else shares.compression_bytes_saved,
+            [layer.numbers(with_pairs=is_shown) for layer in result.routing] or None,
         )  # fmt: skip
         self._write(asdict(metrics))
+        for layer in result.routing:
+            for name, value in layer.scalars().items():
+                self._board.add_scalar(name, value, step)
         self._recent_s = [*self._recent_s[-19:], step_s]
-        total = self._job.optimizer.steps
-        if step % self._job.run.log_every == 0 or step == total:
+        if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
             rate_text = f"{tokens_per_s:,.0f} tok/s" + (f" mfu {mfu:.1%}" if mfu is not None else "")
             self.say(
                 f"step {step:>{len(str(total))}}/{total}  loss {result.loss:.4f}  "
                 + (f"grad {result.grad_norm:.3f}  " if result.grad_norm is not None else "")
-                + f"lr {result.learning_rate:.2e}  {_what_applies(metrics)}"
+                + f"lr {result.learning_rate:.2e}  {_what_applies(metrics, result)}"
                 f"{rate_text}  compute {shares.compute:.0%} communication {shares.exposed_communication:.0%} "
                 f"idle {shares.pipeline_idle:.0%}  {shares.peak_memory_bytes / 2**20:,.0f} MiB  "
                 f"left {_minutes(left_s)}"
@@ -156,7 +164,7 @@ class MetricsLog:
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
         for name, value in values.items():
-            if name != "step" and value is not None:
+            if name not in ("step", "experts") and value is not None:
                 self._board.add_scalar(name, value, values["step"])
 
     def close(self) -> None:
@@ -165,8 +173,9 @@ class MetricsLog:
         self._board.close()
 
 
-def _what_applies(metrics: StepMetrics) -> str:
-    """What only some jobs have: the loss scale, whether the step was skipped, what compression saved."""
+def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
+    """What only some jobs have: the loss scale, whether the step was skipped, what compression saved, how experts were
+    used."""
     parts = []
     if metrics.loss_scale is not None:
         parts.append(f"scale {metrics.loss_scale:g}")
@@ -174,6 +183,8 @@ def _what_applies(metrics: StepMetrics) -> str:
         parts.append("skipped: gradients overflowed")
     if metrics.compression_bytes_saved:
         parts.append(f"compression saved {metrics.compression_bytes_saved / 2**20:,.2f} MiB")
+    if result.routing:
+        parts.append(in_words(result.routing))
     return "".join(part + "  " for part in parts)
 
 

@@ -1,7 +1,7 @@
 """One training step and one evaluation of a rank's part of a job."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import Replica
 from shardwright.train.optimizer import learning_rate
+from shardwright.train.routing import LayerRouting, end_routing_step
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class StepResult:
 
     There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`, because its
     gradients overflowed: it leaves the weights as they are. `loss_scale` is None where the loss is not scaled.
+    `routing` says how each layer with experts used them; two results are equal or not by the rest.
     """
 
     loss: float
@@ -30,6 +32,7 @@ class StepResult:
     learning_rate: float
     loss_scale: float | None = None
     skipped: bool = False
+    routing: tuple[LayerRouting, ...] = field(default=(), compare=False)
 
 
 def refuse_asynchronous(job: JobSpec, what: str) -> None:
@@ -91,8 +94,9 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
         numbered(job, mesh, step), mean * scale,
     )  # fmt: skip
     return StepResult(
-        mean_loss(losses, job, mesh), None if skipped else norm, rate, scale if scaling is not None else None, skipped
-    )
+        mean_loss(losses, job, mesh), None if skipped else norm, rate, scale if scaling is not None else None, skipped,
+        end_routing_step(job, replica.stages, mesh, skipped),
+    )  # fmt: skip
 
 
 def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:

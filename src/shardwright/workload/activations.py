@@ -4,8 +4,8 @@ This is what our runtime keeps (model/decoder.py), derived operator by operator 
 2205.05198, section 4) derive theirs; docs/recompute.md sets the two side by side. A test compares it with what autograd
 saves, to the byte.
 
-Letters: S sequence, B microbatch size, T = S x B tokens, H hidden, N query heads, G key/value heads, D head width, F
-inner width of the MLP, V vocabulary, t tensor-parallel degree. Sizes are bytes on one rank.
+Letters: S sequence, B microbatch size, T = S x B tokens, H hidden, F inner width of the MLP, V vocabulary, t
+tensor-parallel degree. Sizes are bytes on one rank.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,41 +14,11 @@ from dataclasses import dataclass
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import split_evenly
 from shardwright.spec.recompute import LAYER, Policy
+from shardwright.workload.attention import attention_of, stream_sizes
+from shardwright.workload.moe import Rows, experts_of
+from shardwright.workload.operator import ACTIVATION_FLOPS, BOOL, FLOAT32, INT64, Chain, Operator, Share, Work
 
-FLOAT32, INT64, BOOL = 4, 8, 1
-
-# Operations an element, roughly: what is elementwise is bound by memory, and counted so that nothing is free.
-NORM_FLOPS, ACTIVATION_FLOPS = 6, 8
-
-
-@dataclass(frozen=True)
-class Work:
-    """FLOPs, bytes read and written, and bytes of collectives' full tensors."""
-
-    flops: float = 0.0
-    moved_bytes: float = 0.0
-    communicated_bytes: float = 0.0
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.flops + other.flops,
-            self.moved_bytes + other.moved_bytes,
-            self.communicated_bytes + other.communicated_bytes,
-        )
-
-
-@dataclass(frozen=True)
-class Operator:
-    """One operator of a layer: the tensors it takes, keeps for its backward and gives, and what running it takes."""
-
-    name: str
-    takes: str
-    keeps: tuple[str, ...]
-    gives: str
-    work: Work
-
-
-Region = tuple[Operator, ...]
+Region = Chain
 
 
 @dataclass(frozen=True)
@@ -56,19 +26,27 @@ class Layer:
     """A layer on one rank, for one microbatch: the size of each tensor, and its two chains of operators.
 
     The last operator of a chain is the product whose output joins the residual stream. Between them stands the sum
-    that makes "middle".
+    that makes "middle". In a layer with experts they stand for the MLP, and shared experts beside them; there the end
+    is no product, and is computed again with the whole layer.
     """
 
     sizes: Mapping[str, int]
     attention: Region
     mlp: Region
+    shared: Region = ()
+    has_experts: bool = False
+
+    @property
+    def chains(self) -> tuple[Region, ...]:
+        """All of them."""
+        return (self.attention, self.mlp, self.shared) if self.shared else (self.attention, self.mlp)
 
     def kept(self, policy: Policy) -> dict[str, int]:
         """Bytes that are kept from the forward to the backward, by tensor."""
         if LAYER in policy:
             return {"input": self.sizes["input"]}
         names: dict[str, None] = {}
-        for chain in (self.attention, self.mlp):
+        for chain in self.chains:
             follows_region = False
             for region in _runs(chain, policy):
                 if region[0].name in policy:
@@ -88,8 +66,9 @@ class Layer:
     def regions(self, policy: Policy) -> list[Region]:
         """What is computed again, each at a time of its own."""
         if LAYER in policy:
-            return [self.attention + self.mlp[:-1]]
-        return [run for chain in (self.attention, self.mlp) for run in _runs(chain, policy) if run[0].name in policy]
+            whole = sum(self.chains, ())
+            return [whole if self.has_experts else whole[:-1]]
+        return [run for chain in self.chains for run in _runs(chain, policy) if run[0].name in policy]
 
     def again_bytes(self, policy: Policy) -> int:
         """What is there in the backward besides what was kept: of the largest region, all that it makes again."""
@@ -105,12 +84,11 @@ class Layer:
 
     def work(self) -> Work:
         """What the forward takes."""
-        return sum((operator.work for operator in self.attention + self.mlp), Work())
+        return sum((operator.work for chain in self.chains for operator in chain), Work())
 
     def deferred_bytes(self) -> int:
-        """What is kept from I to W: input and output gradient of each product, whole along the sequence."""
-        products = (self.attention[1], self.attention[-1], self.mlp[1], self.mlp[-1])
-        return sum(self.sizes[f"whole {p.takes}"] + self.sizes[f"whole {p.gives}"] for p in products)
+        """What is kept from I to W: inputs and output gradients of the products."""
+        return sum(self.sizes[name] for chain in self.chains for operator in chain for name in operator.waits)
 
 
 def _runs(chain: Region, policy: Policy) -> Iterator[Region]:
@@ -124,76 +102,36 @@ def _runs(chain: Region, policy: Policy) -> Iterator[Region]:
     yield tuple(run)
 
 
-def layer_of(job: JobSpec) -> Layer:
-    """Any layer of a job, on any rank, for one microbatch; they are all alike."""
-    model, plan, element = job.model, job.plan, job.precision.compute_bytes
-    tp, batch = plan.tp, plan.microbatch_size
-    tokens = model.sequence * batch
-    is_sharded = plan.sequence_parallel and tp > 1
-    tokens_here = tokens // tp if is_sharded else tokens
-    hidden, heads, kv_heads, width = model.hidden, model.heads // tp, model.num_kv_heads // tp, model.head_size
-    qkv_width = (heads + 2 * kv_heads) * width
-    inner = model.ffn_size // tp
+def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
+    """A layer of a job, by its number in the model, on any rank, for one microbatch.
+
+    Layers are all alike, but for those with experts. There `rows` says how many the gate sends here, if that is known.
+    """
+    share = Share.of(job)
+    attention_sizes, attention = attention_of(job)
+    if job.model.moe.has_experts(layer):
+        sizes, experts, shared = experts_of(job, rows)
+        return Layer(stream_sizes(share) | attention_sizes | sizes, attention, experts, shared, has_experts=True)
+    model, element = job.model, share.element
+    tokens = share.tokens
+    inner = model.ffn_size // share.tp
     up_width = (2 if model.gated_mlp else 1) * inner
-    stream, whole_stream = element * tokens_here * hidden, element * tokens * hidden
-    # RMSNorm keeps 1 / rms in float32; LayerNorm keeps mean and 1 / deviation, in the number type of x on a CPU.
-    statistics = FLOAT32 * tokens_here if model.norm == "rmsnorm" else 2 * element * tokens_here
-    sizes = {
-        "input": stream, "attention statistics": statistics, "attention normal": stream,
-        "qkv": element * tokens * qkv_width,
-        "biased qkv": element * tokens * qkv_width,
-        "query": element * tokens * heads * width,
-        "key": element * tokens * kv_heads * width,
-        "value": element * tokens * kv_heads * width,
-        "attended": element * tokens * heads * width,
-        "log-sum-exp": FLOAT32 * tokens * heads,
-        "middle": stream, "mlp statistics": statistics, "mlp normal": stream,
+    sizes = stream_sizes(share) | {
         "up": element * tokens * up_width,
         "biased up": element * tokens * up_width,
         "inner": element * tokens * inner,
-        "output": stream,
-    }  # fmt: skip
-    sizes |= {f"whole {name}": size for name, size in sizes.items()}
-    sizes |= {f"whole {name}": whole_stream for name in ("attention normal", "middle", "mlp normal", "output")}
-
-    whole_qkv = "biased qkv" if model.bias else "qkv"
-    if model.positions == "rotary":
-        qkv_kept: tuple[str, ...] = ("query", "key", "value")
-    elif heads == kv_heads or kv_heads == 1:
-        qkv_kept = (whole_qkv,)  # three views of it
-    else:
-        qkv_kept = (whole_qkv, "query")  # several queries of a key are copied side by side
-
-    def product(rows: int, columns: int, gathered: int = 0, scattered: int = 0) -> Work:
-        """T x rows times rows x columns."""
-        moved = element * (tokens * rows + rows * columns + tokens * columns)
-        # Under sequence parallel the input is gathered, else the output summed; one rank alone does neither.
-        return Work(2.0 * tokens * rows * columns, moved, gathered if is_sharded else (scattered if tp > 1 else 0))
-
-    def norm() -> Work:
-        return Work(float(NORM_FLOPS * tokens_here * hidden), 2.0 * stream)
-
-    rotary = 2 * (sizes["query"] + sizes["key"]) if model.positions == "rotary" else 0
-    attended = Work(
-        4.0 * tokens * model.sequence * heads * width,
-        sizes["query"] + sizes["key"] + sizes["value"] + sizes["attended"] + rotary,
-    )
+    }
     activated = Work(float(ACTIVATION_FLOPS * tokens * up_width), float(sizes["up"] + sizes["inner"]))
-    leaving = product(heads * width, hidden, whole_stream, whole_stream)
-    falling = product(inner, hidden, whole_stream, whole_stream)
+    falling = share.product(inner, share.hidden, share.whole_stream, share.whole_stream)
+    rising = share.product(share.hidden, up_width, share.whole_stream)
     return Layer(
-        sizes,
-        attention=(
-            Operator("norm", "input", ("input", "attention statistics"), "attention normal", norm()),
-            Operator("qkv", "attention normal", ("attention normal",), "qkv", product(hidden, qkv_width, whole_stream)),
-            Operator("attention", "qkv", (*qkv_kept, "attended", "log-sum-exp"), "attended", attended),
-            Operator("output", "attended", ("attended",), "middle", leaving),
-        ),
+        sizes | attention_sizes,
+        attention=attention,
         mlp=(
-            Operator("norm", "middle", ("middle", "mlp statistics"), "mlp normal", norm()),
-            Operator("up", "mlp normal", ("mlp normal",), "up", product(hidden, up_width, whole_stream)),
+            Operator("norm", "middle", ("middle", "mlp statistics"), "mlp normal", share.norm()),
+            Operator("up", "mlp normal", ("mlp normal",), "up", rising, ("whole mlp normal", "up")),
             Operator("activation", "up", ("biased up" if model.bias else "up",), "inner", activated),
-            Operator("down", "inner", ("inner",), "output", falling),
+            Operator("down", "inner", ("inner",), "output", falling, ("inner", "whole output")),
         ),
     )
 

@@ -16,6 +16,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import layer_policies
 from shardwright.spec.recompute import LAYER, Policy
 from shardwright.workload.activations import Layer, embedding_kept, head_deferred_bytes, head_kept, layer_of
+from shardwright.workload.operator import Share
 
 Counts = tuple[tuple[int, int], ...]  # (stage, microbatches), ascending
 
@@ -149,16 +150,23 @@ def job_stages(
     job: JobSpec, program: Program, rank: int, policies: Sequence[Policy], tp_index: int = 0
 ) -> dict[int, StageMemory]:
     """The stages of one pipeline rank of a job, with a policy for each layer of the model."""
-    layer, counts = layer_of(job), job.plan.stage_layers(job.model.layers)
+    counts = job.plan.stage_layers(job.model.layers)
+    # A layer of each kind: with experts, and without.
+    kinds = {job.model.moe.has_experts(number): number for number in range(job.model.layers)}
+    layers = {has_experts: layer_of(job, number) for has_experts, number in kinds.items()}
     found = {}
     for stage in program.placement.stages_of(rank):
         first, is_last = sum(counts[:stage]), stage == len(counts) - 1
         found[stage] = StageMemory(
             tuple(
-                LayerMemory.of(layer, policy, is_away=_is_away(job, policy, stage, index))
+                LayerMemory.of(
+                    layers[job.model.moe.has_experts(first + index)],
+                    policy,
+                    is_away=_is_away(job, policy, stage, index),
+                )
                 for index, policy in enumerate(policies[first : first + counts[stage]])
             ),
-            input_bytes=layer.sizes["input"] if stage else 0,
+            input_bytes=Share.of(job).stream if stage else 0,
             embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
             head_bytes=sum(head_kept(job, tp_index).values()) if is_last else 0,
             head_deferred_bytes=head_deferred_bytes(job, tp_index) if is_last else 0,

@@ -19,7 +19,8 @@ from shardwright.schedule.job import job_program
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.recompute import NEEDS, OPERATORS, WHOLE_LAYER, Policy
-from shardwright.workload.activations import Layer, Work, layer_of
+from shardwright.workload.activations import Layer, layer_of
+from shardwright.workload.operator import Work
 from shardwright.workload.peak import LayerMemory, Moment, StageMemory, job_stages, moments, peak
 
 GIB = 2**30

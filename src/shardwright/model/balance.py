@@ -1,0 +1,68 @@
+"""Losses that keep experts evenly used and the gate's logits small.
+
+The loss of Switch (Fedus et al. 2022, arXiv 2101.03961, equations 4 to 6) is E sum_e f_e P_e: f_e is the share of all
+choices that expert e has, P_e the mean of its probability. It is least, 1, where both are even. f is a count and has no
+gradient; P has, and moves tokens away from experts that are often chosen. The loss of GShard (Lepikhin et al. 2021,
+arXiv 2006.16668, algorithm 1) is 1/E sum_e f_e P_e, where f counts first choices alone.
+
+Scope "global" takes f from the counts of the whole optimizer step before. Those of the running step would be complete
+only after its last forward, when the first backward is long over; and what is complete earlier depends on the schedule
+and the number of microbatches, which are the plan's. In the first step f is even.
+
+These losses are means over a microbatch, as the loss is, and their gradients take the factor that its gradients take.
+So they weigh the same however a batch is cut. A rank computes them of its own tokens' scores: its part of P.
+
+Shape suffixes: T tokens of this rank, B samples of the microbatch, s positions on this rank, E experts.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.spec.moe import MoeSpec
+
+
+def balance_loss(
+    likelihood_sBE: Tensor, counts_BE: Tensor | None, shares_E: Tensor, sequence: int, spec: MoeSpec
+) -> Tensor:
+    """This rank's part of the loss of one microbatch, times its coefficient.
+
+    `likelihood_sBE` are scores that add up to one for each token, `counts_BE` the choices of each sample's tokens on
+    all ranks, and `shares_E` what the step before says instead, in scope "global". A sample has `sequence` tokens.
+    """
+    num_choices = 1 if spec.aux_loss == "gshard" else spec.num_chosen
+    if spec.aux_scope == "global":
+        share_BE = shares_E[None]
+    else:
+        assert counts_BE is not None
+        share_BE = counts_BE / (sequence * num_choices)
+    mean_BE = likelihood_sBE.sum(dim=0) / sequence
+    if spec.aux_scope != "sequence":
+        share_BE, mean_BE = share_BE.mean(dim=0, keepdim=True), mean_BE.mean(dim=0, keepdim=True)
+    factor = 1.0 / spec.experts if spec.aux_loss == "gshard" else float(spec.experts)
+    return (share_BE * mean_BE).sum(dim=-1).mean() * (spec.aux_coefficient * factor)
+
+
+def z_loss(logits_TE: Tensor, num_tokens: int, spec: MoeSpec) -> Tensor:
+    """This rank's part of the mean over a microbatch of logsumexp(logits)^2 (Zoph et al. 2022, arXiv 2202.08906,
+    equation 5), times its coefficient."""
+    return logits_TE.logsumexp(dim=-1).square().sum() * (spec.z_coefficient / num_tokens)
+
+
+def add_losses(weights_TK: Tensor, losses: Tensor, factor: float) -> Tensor:
+    """The weights, with losses to be minimised hung on: their gradients are those of losses x factor."""
+    return _AddLosses.apply(weights_TK, losses, factor)
+
+
+class _AddLosses(torch.autograd.Function):
+    """Forward: nothing moves, and the weights pass. Backward: their gradient passes, and that of the losses begins."""
+
+    @staticmethod
+    def forward(ctx: Any, weights_TK: Tensor, losses: Tensor, factor: float) -> Tensor:
+        ctx.factor, ctx.like = factor, losses.new_empty(())
+        return weights_TK.view_as(weights_TK)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grads[0], torch.full_like(ctx.like, ctx.factor), None

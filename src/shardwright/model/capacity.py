@@ -1,0 +1,71 @@
+"""Room for so many tokens in each expert, and what becomes of the choices that find none.
+
+GShard (Lepikhin et al. 2021, arXiv 2006.16668, algorithm 1) fills experts with all first choices, then with all second
+ones, each in the order of the tokens, and drops what comes too late. Dropping by probability keeps the choices with
+the largest weights instead. Or a choice that finds no room goes to the token's next one that has some.
+
+Here choices of all tokens of a microbatch stand side by side: whoever holds a part of them must gather them first.
+
+Shape suffixes: T tokens, K choices of a token, E experts, N = T x K choices in a queue.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from shardwright.model.gates.choice import Choice, largest
+from shardwright.spec.moe import Overflow
+
+
+def places_in_queue(experts_N: Tensor, num_experts: int) -> Tensor:
+    """How many earlier entries name the same expert, [N]. An expert of `num_experts` stands for none."""
+    order_N = torch.argsort(experts_N, stable=True)
+    counts_E = torch.bincount(experts_N, minlength=num_experts + 1)
+    first_E = counts_E.cumsum(0) - counts_E
+    numbers_N = torch.arange(experts_N.numel(), device=experts_N.device)
+    return torch.empty_like(experts_N).scatter_(0, order_N, numbers_N - first_E[experts_N[order_N]])
+
+
+def fit(choice: Choice, weights_TK: Tensor, capacity: int, overflow: Overflow) -> Choice:
+    """The choice, so that no expert has more than `capacity` tokens."""
+    if overflow == "reroute":
+        return _reroute(choice, capacity)
+    num_experts = choice.preference_TE.shape[1]
+    queued_TK = choice.experts_TK.masked_fill(~choice.holds_TK, num_experts)
+    if overflow == "drop-position":
+        # First choices stand before second ones.
+        places_TK = places_in_queue(queued_TK.t().flatten(), num_experts).unflatten(0, queued_TK.t().shape).t()
+    else:
+        order_N = torch.argsort(weights_TK.flatten(), descending=True, stable=True)
+        places_N = places_in_queue(queued_TK.flatten()[order_N], num_experts)
+        places_TK = torch.empty_like(places_N).scatter_(0, order_N, places_N).view_as(queued_TK)
+    return Choice(choice.experts_TK, choice.holds_TK & (places_TK < capacity), choice.preference_TE)
+
+
+def _reroute(choice: Choice, capacity: int) -> Choice:
+    """In rounds: all that still look for room ask their expert, first choices first, then in the order of the tokens.
+    Who is refused asks the best expert that the token has not asked yet in the next round."""
+    T, K = choice.experts_TK.shape
+    num_experts = choice.preference_TE.shape[1]
+    reserve_TE = choice.preference_TE.scatter(-1, choice.experts_TK, -math.inf)
+    ranking_TE = largest(reserve_TE, num_experts)
+    num_reserves_T = (reserve_TE > -math.inf).sum(dim=-1)
+    next_T = torch.zeros_like(num_reserves_T)
+    experts_TK, seated_TK = choice.experts_TK.clone(), torch.zeros_like(choice.holds_TK)
+    looking_TK = choice.holds_TK.clone()
+    room_E = torch.full((num_experts + 1,), capacity, device=experts_TK.device)
+    while looking_TK.any():
+        asked_N = experts_TK.masked_fill(~looking_TK, num_experts).t().flatten()
+        accepted_N = (places_in_queue(asked_N, num_experts) < room_E[asked_N]) & (asked_N < num_experts)
+        accepted_TK = accepted_N.view(K, T).t()
+        room_E[:num_experts] -= torch.bincount(asked_N[accepted_N], minlength=num_experts)
+        seated_TK |= accepted_TK
+        looking_TK = looking_TK & ~accepted_TK
+        # Several choices of one token take the next reserves one after the other.
+        turn_TK = next_T[:, None] + looking_TK.cumsum(dim=-1) - 1
+        next_T = next_T + looking_TK.sum(dim=-1)
+        looking_TK = looking_TK & (turn_TK < num_reserves_T[:, None])
+        reserves_TK = ranking_TE.gather(-1, turn_TK.clamp(0, num_experts - 1))
+        experts_TK = torch.where(looking_TK, reserves_TK, experts_TK)
+    return Choice(experts_TK, seated_TK, choice.preference_TE)

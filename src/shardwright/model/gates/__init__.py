@@ -1,0 +1,1 @@
+"""Gates, one a file: which experts each token gets, and with what weights."""

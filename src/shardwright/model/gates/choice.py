@@ -1,0 +1,78 @@
+"""What every gate answers, and how it is asked.
+
+Scores, choices and weights are float32, whatever the model computes in: experts lie close together, and a choice that
+flips on a rounding is another function.
+
+Shape suffixes: T tokens, K choices of a token, E experts.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a gate may go by, besides the scores.
+
+    `bias_E` is added to scores for the choice alone. `together_EE` counts how often two experts were chosen by one
+    token. `draws_T` are random numbers in [0, 1), one a token; None where nothing is drawn, as in an evaluation.
+    """
+
+    bias_E: Tensor
+    together_EE: Tensor
+    draws_T: Tensor | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which experts the tokens chose: [T, K], int64, the first choice first, and whether each choice holds, bool.
+
+    `preference_TE` is what choices went by, -inf where a token may not go: a token that finds no room looks there for
+    its next choice.
+    """
+
+    experts_TK: Tensor
+    holds_TK: Tensor
+    preference_TE: Tensor
+
+
+class Gate(Protocol):
+    """A rule by which tokens and experts find each other."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the choice for one token depends on the others of the microbatch."""
+        ...
+
+    def score(self, logits_TE: Tensor) -> Tensor:
+        """Scores of the logits of a product with x, both float32, [T, E]. Differentiable."""
+        ...
+
+    def choose(self, scores_TE: Tensor, known: Known) -> Choice:
+        """The choice. Not differentiable."""
+        ...
+
+    def weigh(self, logits_TE: Tensor, scores_TE: Tensor, experts_TK: Tensor) -> Tensor:
+        """Weights of what these experts give, float32, [T, K]. Differentiable."""
+        ...
+
+
+def largest(preference_TE: Tensor, count: int) -> Tensor:
+    """The `count` most preferred experts of each token, first the best; among equals the one with the lower number."""
+    # topk leaves open which of equals it takes, and may take another one for another number of tokens.
+    # A copy of the few, so that what is kept of a choice does not keep the order of all.
+    return torch.sort(preference_TE, dim=-1, descending=True, stable=True).indices[..., :count].contiguous()
+
+
+def all_hold(experts_TK: Tensor, preference_TE: Tensor) -> Choice:
+    """A choice of which nothing is taken back."""
+    return Choice(experts_TK, torch.ones_like(experts_TK, dtype=torch.bool), preference_TE)
+
+
+def add_to_one(weights_TK: Tensor) -> Tensor:
+    """The weights of each token, divided by their sum."""
+    # Sigmoids may all be 0; what is added is that of DeepSeek-V3, and nothing beside any other sum.
+    return weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + 1e-20)

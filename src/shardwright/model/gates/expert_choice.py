@@ -1,0 +1,42 @@
+"""Experts choose tokens, the same number each. Zhou et al. 2022 (arXiv 2202.09368, section 3.2).
+
+No expert is ever idle and none overflows, but a token may get many experts or none. An expert compares all tokens of a
+microbatch, later ones too: a token's output then depends a little on tokens after it, which the authors' encoders did
+not mind and a decoder that writes token by token does not have.
+
+Shape suffixes: T tokens, K choices of a token, E experts, C tokens of an expert.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardwright.model.gates.choice import Choice, Known, largest
+from shardwright.spec.moe import MoeSpec
+
+
+@dataclass(frozen=True)
+class ExpertChoice:
+    """K is the most experts that one of the tokens got; a token with fewer has choices that do not hold."""
+
+    spec: MoeSpec
+    sees_all = True
+
+    def score(self, logits_TE: Tensor) -> Tensor:
+        """Probabilities of the experts, for each token."""
+        return logits_TE.softmax(dim=-1)
+
+    def choose(self, scores_TE: Tensor, known: Known) -> Choice:
+        """Of each expert the tokens with the largest scores; among equals the earlier."""
+        capacity = self.spec.capacity(scores_TE.shape[0])
+        assert capacity is not None, "experts that choose have a capacity"
+        tokens_EC = largest(scores_TE.t(), capacity)
+        taken_TE = torch.zeros_like(scores_TE, dtype=torch.bool).scatter_(0, tokens_EC.t(), True)
+        num_choices = max(1, int(taken_TE.sum(dim=-1).max()))
+        experts_TK = largest(taken_TE.float(), num_choices)
+        return Choice(experts_TK, taken_TE.gather(-1, experts_TK), scores_TE)
+
+    def weigh(self, logits_TE: Tensor, scores_TE: Tensor, experts_TK: Tensor) -> Tensor:
+        """The probabilities."""
+        return scores_TE.gather(-1, experts_TK) * self.spec.routed_scaling

@@ -1,0 +1,37 @@
+"""The gate of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2): sigmoids, and a bias that keeps experts evenly used.
+
+The bias takes part in the choice and not in the weights, so it balances without a loss that pulls at the gate (Wang et
+al. 2024, arXiv 2408.15664). It follows the counts of each step (model/router_state.py).
+
+Shape suffixes: T tokens, K choices of a token, E experts.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shardwright.model.gates.choice import Choice, Known, add_to_one, all_hold, largest
+from shardwright.model.gates.groups import within_groups
+from shardwright.spec.moe import MoeSpec
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """Scores of one expert do not depend on another's."""
+
+    spec: MoeSpec
+    sees_all = False
+
+    def score(self, logits_TE: Tensor) -> Tensor:
+        """Sigmoids."""
+        return logits_TE.sigmoid()
+
+    def choose(self, scores_TE: Tensor, known: Known) -> Choice:
+        """The largest with their bias, in some of the groups if they are limited."""
+        preference_TE = within_groups(scores_TE + known.bias_E, self.spec)
+        return all_hold(largest(preference_TE, self.spec.num_chosen), preference_TE)
+
+    def weigh(self, logits_TE: Tensor, scores_TE: Tensor, experts_TK: Tensor) -> Tensor:
+        """The scores without the bias."""
+        weights_TK = scores_TE.gather(-1, experts_TK)
+        return (add_to_one(weights_TK) if self.spec.normalise else weights_TK) * self.spec.routed_scaling

@@ -1,0 +1,133 @@
+"""Multi-head latent attention. DeepSeek-V2 (arXiv 2405.04434, section 2.1); DeepSeek-V3 (arXiv 2412.19437, 2.1.1).
+
+A token is pressed into one latent for keys and values, a smaller one for queries, and one key part with rotary
+position that all heads share; each head's queries, keys and values are made from those. Heads are split over tp, and
+what they are made from is not: the down product and the norms are every rank's. So under sequence parallel what crosses
+the ranks before the heads are the latents, and not the wider residual stream.
+
+Shape suffixes: S sequence, B batch, H hidden, N heads of this rank, R width of the queries' latent, C of that of keys
+and values, P width of the rotary part of a head, D that of a head's query and key (nope + P), E that of its value,
+L = R + C + P; s is S / tp under sequence parallel.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.model.attend import dot_product_attention
+from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.norm import Norm
+from shardwright.model.rotary import turn
+from shardwright.parallel.columns import Part, column_products
+from shardwright.parallel.recipe import Recipe
+from shardwright.parallel.tensor import ColumnLinear, Cut, ReplicatedLinear, RowLinear, local_product
+from shardwright.spec.model import ModelSpec
+from shardwright.spec.parameters import residual_std
+
+
+class LatentAttention(nn.Module):
+    """Operators as those of ordinary attention: `project` makes the latents, and `attend` all that is larger.
+
+    So a block that computes `attend` again keeps the latents of a token, and no query, key or value (DeepSeek-V3,
+    section 3.2.3). `down` is one matrix for both latents and the rotary key, in this order.
+
+    Without low-rank queries (R = 0) `project` makes the heads' queries too, from the whole sequence. Then `down` shares
+    their collective: each rank makes the latents of all tokens, for its own heads.
+    """
+
+    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
+        super().__init__()
+        latent = spec.latent
+        self.cut = cut
+        self.scale = spec.softmax_scale
+        self.widths = (latent.q_rank, latent.kv_rank, latent.rope_dim)
+        self.query_width, self.nope_width = spec.query_width, latent.nope_dim
+        heads = spec.heads
+        # The axis whose ranks each have a part of the gradients of what all of them compute, if not the sequence's.
+        partial = None if latent.q_rank else cut.tp
+        self.down = ReplicatedLinear(spec.hidden, sum(self.widths), cut, spec.init_std, summed_over=partial)
+        self.q_norm = Norm(spec, cut, latent.q_rank) if latent.q_rank else None
+        self.kv_norm = Norm(spec, cut, latent.kv_rank, summed_over=partial)
+        self.q_up = ColumnLinear(latent.q_rank or spec.hidden, (heads, self.query_width), 0, cut, spec.init_std)
+        made = (heads, latent.nope_dim + latent.value_dim)
+        self.kv_up = ColumnLinear(latent.kv_rank, made, 0, cut, spec.init_std)
+        self.out = RowLinear(
+            heads * latent.value_dim, spec.hidden, False, cut, residual_std(spec.init_std, spec.layers)
+        )
+
+    def project(self, x_sBH: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+        """[s, B, H] to latents, [s, B, L]; without low-rank queries to queries and latents, [S, B, N x D + L]."""
+        if self.q_norm is not None:
+            return self.down(x_sBH, recipe)
+        hidden = x_sBH.shape[-1]
+        parts = (Part(0, hidden, self.q_up.weight), Part(0, hidden, self.down.weight))
+        return torch.cat(column_products(x_sBH, parts, self.cut, run.tp, recipe), dim=-1)
+
+    def attend(self, projected: Tensor, run: ForwardPass) -> Tensor:
+        """What `project` gave to [S, B, N x E]: norms, the products that make heads, rotary positions and softmax."""
+        q, kv, k_rope_SBP = self._heads(projected, run)
+        S, B, _ = q.shape
+        assert run.angles is not None, "latent attention has rotary positions"
+        cosine, sine = (angles[:, :, 0] for angles in run.angles)  # all heads of a token are turned alike
+        q_SBND, k_SBND, v_SBNE = _RotateAndSpread.apply(
+            q.view(S, B, -1, self.query_width), kv.view(S, B, q.shape[-1] // self.query_width, -1), k_rope_SBP,
+            cosine, sine,
+        )  # fmt: skip
+        out_BNSE = dot_product_attention(
+            q_SBND.permute(1, 2, 0, 3), k_SBND.permute(1, 2, 0, 3), v_SBNE.permute(1, 2, 0, 3), self.scale, run
+        )
+        return out_BNSE.permute(2, 0, 1, 3).reshape(S, B, -1)
+
+    def leave(self, attended: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+        """[S, B, N x E] to [s, B, H]."""
+        return self.out(attended, run.tp, recipe)
+
+    def _heads(self, projected: Tensor, run: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [S, B, N x D], keys without position and values [S, B, N x (D - P + E)], the rotary key [S, B, P]."""
+        R, C, P = self.widths
+        if self.q_norm is not None:
+            q_sBR, kv_sBC, k_sBP = projected.split(self.widths, dim=-1)
+            latents_sBL = torch.cat((self.q_norm(q_sBR), self.kv_norm(kv_sBC), k_sBP), dim=-1)
+            parts = (Part(0, R, self.q_up.weight), Part(R, R + C, self.kv_up.weight), Part(R + C, R + C + P))
+            q, kv, k_rope_SBP = column_products(latents_sBL, parts, self.cut, run.tp)
+            return q, kv, k_rope_SBP
+        q, kv_SBC, k_rope_SBP = projected.split((projected.shape[-1] - C - P, C, P), dim=-1)
+        # A copy, for the norm would keep all of what it is a view of.
+        latent_SBC = self.kv_norm(kv_SBC.clone(memory_format=torch.contiguous_format))
+        return q, local_product(latent_SBC, self.kv_up.weight, self.cut), k_rope_SBP
+
+
+class _RotateAndSpread(torch.autograd.Function):
+    """Forward: turn the rotary part of queries, and of the one key, which is given to every head beside its own part;
+    copy values, for a view would keep the keys with them. Backward: the same way back, straight into what the
+    products before need; the rotary key's gradient is the sum over heads. Keeps nothing."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q_SBND: Tensor, kv_SBNM: Tensor, k_rope_SBP: Tensor, cosine: Tensor, sine: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.cosine, ctx.sine = cosine, sine
+        ctx.nope = nope = q_SBND.shape[-1] - k_rope_SBP.shape[-1]
+        q = torch.empty(q_SBND.shape, dtype=q_SBND.dtype, device=q_SBND.device)
+        k = torch.empty_like(q)
+        turned_SB1P = torch.empty_like(k_rope_SBP.unsqueeze(2))
+        turn(k_rope_SBP.unsqueeze(2), cosine, sine, turned_SB1P, interleaved=True)
+        q[..., :nope].copy_(q_SBND[..., :nope])
+        turn(q_SBND[..., nope:], cosine, sine, q[..., nope:], interleaved=True)
+        k[..., :nope].copy_(kv_SBNM[..., :nope])
+        k[..., nope:].copy_(turned_SB1P)
+        return q, k, kv_SBNM[..., nope:].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        dq, dk, dv = grads
+        nope, cosine, sine = ctx.nope, ctx.cosine, -ctx.sine
+        dq_SBND = torch.empty(dq.shape, dtype=dq.dtype, device=dq.device)
+        dq_SBND[..., :nope].copy_(dq[..., :nope])
+        turn(dq[..., nope:], cosine, sine, dq_SBND[..., nope:], interleaved=True)
+        dkv_SBNM = torch.cat((dk[..., :nope], dv), dim=-1)
+        dk_rope = dk[..., nope:].sum(dim=2, keepdim=True, dtype=torch.float32)
+        dk_rope_SB1P = torch.empty(dk_rope.shape, dtype=dk.dtype, device=dk.device)
+        turn(dk_rope, cosine, sine, dk_rope_SB1P, interleaved=True)
+        return dq_SBND, dkv_SBNM, dk_rope_SB1P.squeeze(2), None, None

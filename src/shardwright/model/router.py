@@ -1,0 +1,142 @@
+"""The router of a layer: scores of the experts for each token, the choice among them, and what follows for balance.
+
+All of it is float32. Where a decision depends on the whole microbatch (capacity, experts that choose), ranks that hold
+parts of its tokens gather the logits first, and each decides for all: so every plan decides as one rank does.
+
+Shape suffixes: s positions on this rank, B samples of the microbatch, H hidden, E experts, T = s x B tokens of this
+rank, A tokens of the whole microbatch, K choices of a token.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.model.balance import add_losses, balance_loss, z_loss
+from shardwright.model.capacity import fit
+from shardwright.model.exact_product import exact_product
+from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.gates.choice import Choice, Known, add_to_one
+from shardwright.model.gates.make import make_gate
+from shardwright.model.random_words import stream_key, uniform
+from shardwright.model.router_state import RouterState
+from shardwright.parallel.collectives import Axis, all_gather, all_reduce
+from shardwright.parallel.expert import Routing
+from shardwright.parallel.parameter import whole
+from shardwright.parallel.tensor import Cut
+from shardwright.spec.model import ModelSpec
+
+
+class Router(nn.Module):
+    """`state` is what it remembers; the weight is [E, H]."""
+
+    def __init__(self, spec: ModelSpec, layer: int, cut: Cut) -> None:
+        super().__init__()
+        self.spec, self.cut, self.layer, self.sequence = spec.moe, cut, layer, spec.sequence
+        self.gate = make_gate(spec.moe)
+        self.state = RouterState(spec.moe)
+        self.weight = whole((spec.moe.experts, spec.hidden), "normal", spec.init_std, summed_over=cut.summed_over)
+
+    def forward(self, x_sBH: Tensor, run: ForwardPass) -> Routing:
+        """The routing of this rank's tokens, [s x B, K]."""
+        s, B, _ = x_sBH.shape
+        logits_TE = exact_product(x_sBH.flatten(0, 1), self.weight, self.cut.deferred)
+        scores_TE = self.gate.score(logits_TE)
+        positions_s = self._positions(s, x_sBH.device)
+        with torch.no_grad():
+            asked, final = self._decide(logits_TE.detach(), scores_TE.detach(), positions_s, B, run)
+        weights_TK = self.gate.weigh(logits_TE, scores_TE, final.experts_TK)
+        # Of a pass that is made twice, the one that keeps a graph is counted.
+        if run.microbatch is not None and torch.is_grad_enabled():
+            likelihood_TE = add_to_one(scores_TE) if self.spec.gate == "sigmoid" else scores_TE
+            losses = self._losses(logits_TE, likelihood_TE, asked, B, run)
+            self.state.observe(asked, final, likelihood_TE.detach(), *losses.detach())
+            if losses.requires_grad:
+                # The factor of a rank's loss is for its part of the sequence, and these are parts of the whole.
+                weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * run.cp.size)
+        return Routing(final.experts_TK.masked_fill(~final.holds_TK, -1), weights_TK)
+
+    def _positions(self, num_here: int, device: torch.device) -> Tensor:
+        """Where in their sequences this rank's tokens are."""
+        first = num_here * self.cut.tp.index if self.cut.shards_sequence else 0
+        return torch.arange(first, first + num_here, device=device)
+
+    def _splits(self, run: ForwardPass) -> list[Axis]:
+        """The axes whose ranks hold parts of a microbatch's tokens, innermost first."""
+        return ([run.tp] if self.cut.shards_sequence else []) + ([run.cp] if run.cp.size > 1 else [])
+
+    def _decide(
+        self, logits_TE: Tensor, scores_TE: Tensor, positions_s: Tensor, batch: int, run: ForwardPass
+    ) -> tuple[Choice, Choice]:
+        """What this rank's tokens choose, and what of it there is room for."""
+        spec, splits = self.spec, self._splits(run)
+        capacity = None if self.gate.sees_all else spec.capacity(self.sequence * batch)
+        if not self.gate.sees_all and capacity is None:
+            asked = self.gate.choose(scores_TE, self._known(positions_s, batch, run))
+            return asked, asked
+        # Tokens are in order of position, and stay so when the parts are put side by side.
+        for axis in splits:
+            logits_TE, positions_s = all_gather(logits_TE, axis), all_gather(positions_s, axis)
+        order_S = torch.argsort(positions_s)
+        logits_AE = logits_TE.unflatten(0, (-1, batch))[order_S].flatten(0, 1)
+        scores_AE = self.gate.score(logits_AE)
+        asked = self.gate.choose(scores_AE, self._known(positions_s[order_S], batch, run))
+        final = asked
+        if capacity is not None:
+            final = fit(asked, self.gate.weigh(logits_AE, scores_AE, asked.experts_TK), capacity, spec.overflow)
+        mine_T = self._numbers_of(positions_s, order_S, batch, splits)
+        return _of_tokens(asked, mine_T), _of_tokens(final, mine_T)
+
+    def _numbers_of(self, positions_S: Tensor, order_S: Tensor, batch: int, splits: list[Axis]) -> Tensor:
+        """Which of the tokens in order of position are this rank's."""
+        index = 0
+        for axis in reversed(splits):
+            index = index * axis.size + axis.index
+        parts = 1
+        for axis in splits:
+            parts *= axis.size
+        rank_of_S = torch.empty_like(order_S).scatter_(0, order_S, torch.arange(len(order_S), device=order_S.device))
+        mine_s = rank_of_S.chunk(parts)[index]
+        return (mine_s[:, None] * batch + torch.arange(batch, device=mine_s.device)).flatten()
+
+    def _known(self, positions_s: Tensor, batch: int, run: ForwardPass) -> Known:
+        draws_T = None
+        if self.spec.gate == "gshard" and run.microbatch is not None:
+            first = run.microbatch.first_sample
+            samples_B = torch.arange(first, first + batch, device=positions_s.device)
+            rows_T = (positions_s[:, None] + samples_B * self.sequence).flatten()
+            key = stream_key(run.microbatch.seed, run.microbatch.step, f"second expert layers.{self.layer}")
+            draws_T = uniform(rows_T, key)
+        return Known(self.state.bias_E, self.state.together_EE, draws_T)
+
+    def _losses(self, logits_TE: Tensor, likelihood_TE: Tensor, asked: Choice, batch: int, run: ForwardPass) -> Tensor:
+        """The balance loss and the z-loss, [2]: this rank's parts."""
+        spec = self.spec
+        balance = z = logits_TE.new_zeros(())
+        if spec.aux_loss != "none":
+            counts_BE = None if spec.aux_scope == "global" else self._counts(asked, batch, run)
+            likelihood_sBE = likelihood_TE.unflatten(0, (-1, batch))
+            balance = balance_loss(likelihood_sBE, counts_BE, self.state.shares_E, self.sequence, spec)
+        if spec.z_coefficient:
+            z = z_loss(logits_TE, self.sequence * batch, spec)
+        return torch.stack((balance, z))
+
+    def _counts(self, asked: Choice, batch: int, run: ForwardPass) -> Tensor:
+        """How often each expert was chosen in each sample, on all ranks. GShard's loss counts first choices alone."""
+        num_choices = 1 if self.spec.aux_loss == "gshard" else asked.experts_TK.shape[1]
+        experts_TK, holds_TK = asked.experts_TK[:, :num_choices], asked.holds_TK[:, :num_choices]
+        samples_T1 = torch.arange(experts_TK.shape[0], device=experts_TK.device)[:, None] % batch
+        numbers_TK = samples_T1 * self.spec.experts + experts_TK
+        counts = torch.bincount(numbers_TK[holds_TK], minlength=batch * self.spec.experts)
+        for axis in self._splits(run):
+            all_reduce(counts, axis)
+        return counts.view(batch, self.spec.experts)
+
+
+def _of_tokens(choice: Choice, tokens_T: Tensor) -> Choice:
+    return replace(
+        choice,
+        experts_TK=choice.experts_TK[tokens_T],
+        holds_TK=choice.holds_TK[tokens_T],
+        preference_TE=choice.preference_TE[tokens_T],
+    )

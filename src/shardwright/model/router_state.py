@@ -1,0 +1,118 @@
+"""What a router remembers from step to step, and what it saw in the one that runs.
+
+Memory changes once a step, by what all ranks saw together (train/routing.py). In between it is constant, so a
+microbatch is routed alike wherever and whenever it is computed, in a recomputation too.
+
+Shape suffixes: T tokens, K choices of a token, E experts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.model.gates.choice import Choice
+from shardwright.spec.moe import MoeSpec
+
+COUNTED = ("tokens", "dropped", "unserved", "entropy", "balance_loss", "z_loss")
+MOST_PICTURED = 32  # experts up to which it is counted who was chosen together: the square of it is summed over ranks
+
+
+def counts_pairs(spec: MoeSpec) -> bool:
+    """Whether a router counts which experts were chosen together: where its gate goes by it, or few enough to show."""
+    return spec.gate == "correlation" or spec.experts <= MOST_PICTURED
+
+
+def size_of_totals(spec: MoeSpec) -> int:
+    """Numbers in `RouterState.totals`."""
+    return len(COUNTED) + 2 * spec.experts + (spec.experts**2 if counts_pairs(spec) else 0)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What was seen of some tokens, float64: how many there were, choices dropped for want of room, tokens that no
+    expert computed, sums over tokens of the entropy of their scores and over microbatches of the two losses; how often
+    each expert was chosen, and how often first; and together with which others, if that was counted."""
+
+    tokens: Tensor
+    dropped: Tensor
+    unserved: Tensor
+    entropy: Tensor
+    balance_loss: Tensor
+    z_loss: Tensor
+    chosen_E: Tensor
+    first_E: Tensor
+    together_EE: Tensor | None
+
+    @classmethod
+    def of(cls, numbers: Tensor, spec: MoeSpec) -> "Totals":
+        """Those in a vector of `size_of_totals` numbers: views of it."""
+        E, pairs = spec.experts, counts_pairs(spec)
+        scalars, chosen_E, first_E, together = numbers.split([len(COUNTED), E, E, E * E if pairs else 0])
+        named = dict(zip(COUNTED, scalars.unbind(), strict=True))
+        return cls(**named, chosen_E=chosen_E, first_E=first_E, together_EE=together.view(E, E) if pairs else None)
+
+
+class RouterState(nn.Module):
+    """Buffers: the bias of each expert, the share of choices that it had in the step before, and the running counts of
+    experts chosen together."""
+
+    bias_E: Tensor
+    shares_E: Tensor
+    together_EE: Tensor
+    seen: Tensor
+
+    def __init__(self, spec: MoeSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        E = spec.experts
+        self.register_buffer("bias_E", torch.zeros(E))
+        self.register_buffer("shares_E", torch.full((E,), 1.0 / E))
+        remembered = E if spec.gate == "correlation" else 0
+        self.register_buffer("together_EE", torch.zeros(remembered, remembered))
+        self.register_buffer("seen", torch.zeros(size_of_totals(spec), dtype=torch.float64), persistent=False)
+
+    @torch.no_grad()
+    def observe(
+        self, asked: Choice, final: Choice, likelihood_TE: Tensor, balance_loss: Tensor, z_loss: Tensor
+    ) -> None:
+        """Add what became of some tokens: what the gate asked for, and what there was room for."""
+        into, E = Totals.of(self.seen, self.spec), self.spec.experts
+        into.tokens.add_(likelihood_TE.shape[0])
+        into.dropped.add_(asked.holds_TK.sum() - final.holds_TK.sum())
+        into.unserved.add_((~final.holds_TK.any(dim=-1)).sum())
+        into.entropy.add_(torch.special.entr(likelihood_TE).sum())
+        into.balance_loss.add_(balance_loss)
+        into.z_loss.add_(z_loss)
+        into.chosen_E.add_(torch.bincount(asked.experts_TK[asked.holds_TK], minlength=E))
+        into.first_E.add_(torch.bincount(asked.experts_TK[:, 0][asked.holds_TK[:, 0]], minlength=E))
+        if into.together_EE is not None:
+            chosen_TKE = functional.one_hot(asked.experts_TK, E) * asked.holds_TK[..., None]
+            chosen_TE = chosen_TKE.sum(dim=1).float()  # 0 or 1, and products of them: exact
+            into.together_EE.add_((chosen_TE.t() @ chosen_TE).fill_diagonal_(0))
+
+    def take_seen(self) -> Tensor:
+        """What was seen since the last time, and begin anew."""
+        seen = self.seen.clone()
+        self.seen.zero_()
+        return seen
+
+    @torch.no_grad()
+    def learn(self, totals: Totals) -> None:
+        """Remember what all ranks saw in a step.
+
+        The bias of each expert moves by a fixed amount towards the mean count (Wang et al. 2024, arXiv 2408.15664,
+        algorithm 1).
+        """
+        spec = self.spec
+        if spec.bias_update:
+            error_E = totals.chosen_E.mean() - totals.chosen_E
+            self.bias_E += spec.bias_update * error_E.sign().to(self.bias_E.dtype)
+        if spec.aux_loss == "gshard":
+            self.shares_E.copy_(totals.first_E / totals.tokens)
+        else:
+            self.shares_E.copy_(totals.chosen_E / (totals.tokens * spec.num_chosen))
+        if spec.gate == "correlation":
+            assert totals.together_EE is not None
+            self.together_EE.mul_(spec.co_activation_decay).add_(totals.together_EE)

@@ -1,0 +1,132 @@
+"""The attention half of a layer, operator by operator: what model/attention.py and latent_attention.py keep.
+
+Letters: S sequence, B microbatch size, T = S x B tokens, H hidden, N query heads and G key/value heads of a rank, D
+width of a head's query and key, E of its value. Sizes are bytes on one rank.
+"""
+
+from shardwright.spec.job import JobSpec
+from shardwright.workload.operator import FLOAT32, Chain, Operator, Share, Work
+
+
+def stream_sizes(share: Share) -> dict[str, int]:
+    """Tensors of the residual stream and of the norms of a block; those called whole are so along the sequence."""
+    names = ("attention normal", "middle", "mlp normal", "output")
+    return {
+        **dict.fromkeys(("input", *names), share.stream),
+        **dict.fromkeys((f"whole {name}" for name in names), share.whole_stream),
+        "attention statistics": share.statistics(share.tokens_here),
+        "mlp statistics": share.statistics(share.tokens_here),
+    }
+
+
+def attention_of(job: JobSpec) -> tuple[dict[str, int], Chain]:
+    """Sizes of the tensors of any layer's attention, and its operators, for one microbatch on any rank."""
+    share = Share.of(job)
+    sizes, project, attend = _latent(job, share) if job.model.is_latent else _grouped(job, share)
+    norm = Operator("norm", "input", ("input", "attention statistics"), "attention normal", share.norm())
+    width = job.model.heads // share.tp * job.model.value_width
+    leaving = share.product(width, share.hidden, share.whole_stream, share.whole_stream)
+    leave = Operator("output", "attended", ("attended",), "middle", leaving, ("attended", "whole middle"))
+    return sizes, (norm, project, attend, leave)
+
+
+def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, int], Operator, Operator]:
+    """Attention with grouped queries."""
+    model, element, tokens = job.model, share.element, share.tokens
+    heads, kv_heads, width = model.heads // share.tp, model.num_kv_heads // share.tp, model.head_size
+    qkv_width = (heads + 2 * kv_heads) * width
+    sizes = {
+        "qkv": element * tokens * qkv_width,
+        "biased qkv": element * tokens * qkv_width,
+        "query": element * tokens * heads * width,
+        "key": element * tokens * kv_heads * width,
+        "value": element * tokens * kv_heads * width,
+        "attended": element * tokens * heads * width,
+        "log-sum-exp": FLOAT32 * tokens * heads,
+        "head statistics": share.statistics(tokens * (heads + kv_heads)),
+    }
+    is_rotary, whole_qkv = model.positions == "rotary", "biased qkv" if model.bias else "qkv"
+    if model.qk_norm:
+        kept: tuple[str, ...] = (whole_qkv, "head statistics", "query", "key")  # the value is a view
+    elif is_rotary:
+        kept = ("query", "key", "value")
+    elif heads == kv_heads or kv_heads == 1:
+        kept = (whole_qkv,)  # three views of it
+    else:
+        kept = (whole_qkv, "query")  # several queries of a key are copied side by side
+    made = (2 * (sizes["query"] + sizes["key"])) * (is_rotary + model.qk_norm)
+    work = _scores(job, share, sizes["query"] + sizes["key"] + sizes["value"] + sizes["attended"] + made)
+    projecting = share.product(share.hidden, qkv_width, share.whole_stream)
+    return (
+        sizes,
+        Operator(
+            "qkv", "attention normal", ("attention normal",), "qkv", projecting, ("whole attention normal", "qkv")
+        ),
+        Operator("attention", "qkv", (*kept, "attended", "log-sum-exp"), "attended", work),
+    )
+
+
+def _latent(job: JobSpec, share: Share) -> tuple[dict[str, int], Operator, Operator]:
+    """Multi-head latent attention. Its "qkv" makes the latents; "attention" makes the heads from them, too."""
+    model, latent, element, tokens = job.model, job.model.latent, share.element, share.tokens
+    heads, width, value_width = model.heads // share.tp, model.query_width, model.value_width
+    is_low_rank = latent.q_rank > 0
+    # Without low-rank queries the latents are made of all tokens on each rank.
+    rows = share.tokens_here if is_low_rank else tokens
+    latents = latent.q_rank + latent.kv_rank + latent.rope_dim
+    query, made = heads * width, heads * (latent.nope_dim + value_width)
+    sizes = {
+        "latents": element * rows * latents,
+        "latent statistics": share.statistics(rows) * (2 if is_low_rank else 1),
+        "normal latents": element * rows * latents,
+        "whole latents": element * tokens * latents,
+        "keys' latent": element * tokens * latent.kv_rank,
+        "normal keys' latent": element * tokens * latent.kv_rank,
+        "projected": element * tokens * (query + latents),
+        "made keys and values": element * tokens * made,
+        "query": element * tokens * query,
+        "key": element * tokens * query,
+        # Padded to the width of a key, as the output of the softmax is. What that gives is a copy then.
+        "value": element * tokens * query,
+        "padded attended": element * tokens * query if value_width < width else 0,
+        "attended": element * tokens * heads * value_width,
+        "log-sum-exp": FLOAT32 * tokens * heads,
+    }
+    up = share.product(latent.kv_rank, made)
+    heads_kept = ("query", "key", "value", "padded attended", "attended", "log-sum-exp")
+    work = up + share.norm(rows, latents) + _scores(
+        job, share, 3 * sizes["query"] + sizes["attended"] + 2 * (2 * sizes["query"] + sizes["made keys and values"])
+    )  # fmt: skip
+    if not is_low_rank:
+        projecting = share.product(share.hidden, query + latents, share.whole_stream)
+        return (
+            sizes,
+            Operator(
+                "qkv", "attention normal", ("attention normal",), "projected", projecting,
+                ("whole attention normal", "query", "whole latents"),
+            ),
+            Operator(
+                "attention", "projected",
+                ("keys' latent", "latent statistics", "normal keys' latent", *heads_kept), "attended", work,
+                ("normal keys' latent", "made keys and values"),
+            ),
+        )  # fmt: skip
+    queries = share.product(latent.q_rank, query, gathered=sizes["whole latents"])
+    return (
+        sizes,
+        Operator(
+            "qkv", "attention normal", ("attention normal",), "latents",
+            share.product(share.hidden, latents, tokens=rows), ("attention normal", "latents"),
+        ),
+        Operator(
+            "attention", "latents", ("latents", "latent statistics", "normal latents", *heads_kept), "attended",
+            work + queries, ("whole latents", "query", "made keys and values"),
+        ),
+    )  # fmt: skip
+
+
+def _scores(job: JobSpec, share: Share, moved_bytes: int) -> Work:
+    """Scores and sums of values, causality not discounted."""
+    model = job.model
+    flops = 2.0 * share.tokens * model.sequence * (model.heads // share.tp) * (model.query_width + model.value_width)
+    return Work(flops, float(moved_bytes))
