@@ -12,7 +12,7 @@ from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory, amount
-from shardwright.spec.parameters import num_parameters, stage_parameters
+from shardwright.spec.parameters import num_active_parameters, num_parameters, stage_parameters
 from shardwright.workload.memory import job_memory
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "total")
@@ -36,6 +36,7 @@ def _as_dict(job: JobSpec, memory: list[RankMemory]) -> dict[str, Any]:
     return {
         "job": job.name,
         "parameters": num_parameters(job.model),
+        "active_parameters": num_active_parameters(job.model),
         "memory": [rank.as_dict() for rank in memory],
         "device_memory_bytes": limit,
         "fits": None if limit is None else all(rank.total_bytes <= limit for rank in memory),
@@ -63,7 +64,7 @@ def _text(job: JobSpec, memory: list[RankMemory]) -> str:
             ]
         )
     heading = (
-        f"{job.name}: {num_parameters(job.model):,} parameters on {plan.world} ranks, "
+        f"{job.name}: {num_parameters(job.model):,} parameters{_active(job)} on {plan.world} ranks, "
         f"{plan.degrees}, {f'ep {plan.ep}, ' if plan.ep > 1 else ''}ZeRO {plan.zero}, {plan.schedule}, "
         f"{job.num_microbatches} microbatches of {plan.microbatch_size}, computed in {job.precision.compute}"
     )
@@ -74,6 +75,10 @@ def _text(job: JobSpec, memory: list[RankMemory]) -> str:
         "parameters of the rank's stages."
     )
     return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), _verdict(job, memory)])
+
+
+def _active(job: JobSpec) -> str:
+    return f" ({num_active_parameters(job.model):,} compute a token)" if job.model.moe.experts else ""
 
 
 def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:

@@ -1,0 +1,98 @@
+"""What a layer with experts keeps, measured and as workload/moe.py says: to the byte, for the rows that there were."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cases import EXPERTS, small_job
+from ranks import run_on_mesh
+from shardwright.measure.activations import saved_bytes
+from shardwright.parallel import expert
+from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.microbatch import Microbatch
+from shardwright.parallel.parameter import placed_parameters
+from shardwright.spec.job import JobSpec
+from shardwright.spec.precision import PrecisionSpec
+from shardwright.train.build import build
+from shardwright.workload.activations import layer_of
+from shardwright.workload.moe import Rows, expected_rows
+
+LAYER = 1  # has experts in all kinds
+# Rows of experts that choose are given by what happens, and so are those of a gate that takes choices back.
+KINDS = [kind for kind in EXPERTS if kind != "expert-choice"]
+
+
+def kept(mesh: Mesh, job: JobSpec) -> tuple[int, int, Rows]:
+    """Bytes that autograd keeps of a layer, bytes of the trip beside it, and rows."""
+    stage = build(job, mesh).stages[0]
+    torch.manual_seed(mesh.rank // job.plan.tp)
+    x = stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
+    run = stage.forward_pass(Microbatch(1, 0, 0))
+    trips: list[expert.Trip] = []
+    plan_trip = expert.plan_trip
+
+    def noted(*args: Any) -> expert.Trip:
+        trips.append(plan_trip(*args))
+        return trips[-1]
+
+    buffers = [buffer for state in stage.routers().values() for buffer in state.buffers()]
+    constants: list[Tensor] = [p.detach() for p in placed_parameters(stage).values()] + list(stage.angles or ())
+    expert.plan_trip = noted
+    try:
+        total = saved_bytes(lambda: stage.layers[str(LAYER)](x, run), constants + buffers)
+    finally:
+        expert.plan_trip = plan_trip
+    (trip,) = trips
+    indices = [t for t in (trip.choice_R, trip.row_TK, trip.arriving_N) if t is not None]
+    rows = Rows(sum(trip.num_sent), sum(trip.num_received), trip.row_TK.shape[1])
+    return total, sum(t.untyped_storage().nbytes() for t in indices), rows
+
+
+def check(job: JobSpec, policy: frozenset[str]) -> None:
+    for total, trip_bytes, rows in run_on_mesh(job, kept, job):
+        predicted = layer_of(job, LAYER, rows).kept(policy)
+        assert predicted.pop("trip", trip_bytes) == trip_bytes  # with the whole layer it is made again
+        assert total == sum(predicted.values())
+
+
+@pytest.mark.parametrize("policy", [[], ["activation"], ["norm", "attention", "up", "activation"], ["layer"]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_one_rank(kind: str, policy: list[str]) -> None:
+    how: dict[str, Any] = {"recompute": "selective", "recompute_operators": policy}
+    if policy in ([], ["layer"]):
+        how = {"recompute": "full" if policy else "none"}
+    check(small_job(kind, microbatch_size=2, **how), frozenset(policy))
+
+
+@pytest.mark.parametrize("kind", ["qwen-moe", "deepseek", "gshard"])
+def test_in_bf16(kind: str) -> None:
+    job = small_job(kind, microbatch_size=2)
+    check(job.model_copy(update={"precision": PrecisionSpec(compute="bf16")}), frozenset())
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ep2": {"dp": 2, "ep": 2},
+    "tp2": {"tp": 2},
+    "sp2": {"tp": 2, "sequence_parallel": True},
+    "ep2-in-sp2": {"tp": 2, "sequence_parallel": True, "ep": 2, "expert_tp": 1},
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("kind", ["qwen-moe", "deepseek", "switch"])
+def test_on_two_ranks(kind: str, plan: str) -> None:
+    check(small_job(kind, microbatch_size=2, **PLANS[plan]), frozenset())
+
+
+def test_expected_rows() -> None:
+    """Each token's choices, whatever ep is, unless there is less room."""
+    assert expected_rows(small_job("mixtral", microbatch_size=2)) == Rows(64, 64, 2)
+    assert expected_rows(small_job("mixtral", microbatch_size=2, dp=2, ep=2)) == Rows(64, 64, 2)
+    sharded = small_job("mixtral", microbatch_size=2, tp=2, sequence_parallel=True, ep=2, expert_tp=1)
+    assert expected_rows(sharded) == Rows(32, 32, 2)
+    job = small_job("mixtral", microbatch_size=2)
+    moe = job.model.moe.model_copy(update={"capacity_factor": 0.5})
+    tight = job.model_copy(update={"model": job.model.model_copy(update={"moe": moe})})
+    assert expected_rows(tight) == Rows(32, 32, 2)
