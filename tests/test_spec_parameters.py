@@ -1,18 +1,21 @@
 """The list of parameters that is derived without torch is the one that the runtime builds."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 
-from cases import ATTENTIONS, KINDS, small_job
+from cases import ATTENTIONS, EXPERTS, KINDS, small_job
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.collectives import Axis
 from shardwright.parallel.ledger import Ledger
 from shardwright.parallel.tensor import Cut
 from shardwright.spec import catalog
+from shardwright.spec.flops import matrix_parameters
 from shardwright.spec.model import ModelSpec
-from shardwright.spec.parameters import model_parameters, num_parameters, stage_parameters
+from shardwright.spec.moe import MoeSpec
+from shardwright.spec.parameters import model_parameters, num_active_parameters, num_parameters, stage_parameters
 
 CPU = torch.device("cpu")
 PLANS: dict[str, dict[str, Any]] = {
@@ -44,6 +47,33 @@ def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
             found = stage_parameters(job.model, job.plan, stage, index)
             assert found == expected
             assert list(found) == list(expected)
+
+
+@pytest.mark.parametrize(
+    "plan", [{}, {"dp": 4, "ep": 2, "tp": 2}, {"tp": 2, "sequence_parallel": True, "ep": 2, "expert_tp": 1}]
+)
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_places_of_experts(kind: str, plan: dict[str, Any]) -> None:
+    job = small_job(kind, **plan)
+    for tp_index, ep_index in itertools.product(range(job.plan.tp), range(job.plan.ep)):
+        tp = axis(job.plan.tp, tp_index)
+        expert_tp = tp if job.plan.expert_tp_size == job.plan.tp else tp.alone("etp")
+        cut = Cut(tp, axis(1, 0, "cp"), axis(job.plan.ep, ep_index, "ep"), expert_tp, job.plan.sequence_parallel)
+        built = DecoderStage(job.model, stage_span(job.plan, job.model.layers, 0), cut)
+        regions = built.prepare(CPU, torch.float32).regions()
+        expected = {name: [parameter.place for parameter in held] for name, held in regions.items()}
+        assert stage_parameters(job.model, job.plan, 0, tp_index, ep_index) == expected
+
+
+def test_active_parameters_by_hand() -> None:
+    """Mixtral 8x7B: 46.7 billion, of which 12.9 billion compute a token (arXiv 2401.04088, section 1)."""
+    mixtral = ModelSpec(
+        layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, moe=MoeSpec(experts=8, top_k=2)
+    )
+    assert num_parameters(mixtral) == 46_702_792_704
+    assert num_active_parameters(mixtral) == 12_879_925_248
+    # Matrices alone: neither the embedding nor 65 norms.
+    assert matrix_parameters(mixtral) == 12_879_925_248 - 32000 * 4096 - 65 * 4096
 
 
 def test_head_width_that_is_not_hidden_over_heads() -> None:

@@ -1,0 +1,177 @@
+"""Models with experts train under any plan to what one rank trains to, and their routers agree on all ranks."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cases import EXPERTS, against_one_rank, made_up_tokens, small_job
+from ranks import run_on_mesh
+from shardwright.model.decoder import DecoderStage
+from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.microbatch import Microbatch
+from shardwright.spec.job import JobSpec
+from shardwright.spec.moe import MoeSpec
+from shardwright.train.build import build
+from shardwright.train.routing import LayerRouting
+from shardwright.train.step import evaluate, train_step
+
+SP2 = {"tp": 2, "sequence_parallel": True}
+# Between them: ep 1, 2, 4; experts cut over tp, or spread over it; ZeRO 0 to 3; all kinds of schedules and gates.
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ep2": ("mixtral", {"dp": 2, "ep": 2}),
+    "ep4-zero2": ("deepseek", {"dp": 4, "ep": 4, "zero": 2}),
+    "ep2-of-dp4-zero3": ("gshard", {"dp": 4, "ep": 2, "zero": 3}),
+    "ep2-tp2-zero3": ("qwen-moe", {"dp": 2, "ep": 2, "tp": 2, "zero": 3}),
+    "ep2-sp2-pp2": ("gshard", {"dp": 2, "ep": 2, "pp": 2, **SP2}),
+    "ep4-over-sp2-zero1": ("switch", {"dp": 2, "ep": 4, "expert_tp": 1, "zero": 1, **SP2}),
+    "ep2-over-sp2": ("expert-choice", {"ep": 2, "expert_tp": 1, **SP2}),
+    "sp2": ("deepseek", {**SP2, "zero": 0}),
+    "sp2-reroute": ("correlation", SP2),
+    "ep2-pp2-zb": ("correlation", {"dp": 2, "ep": 2, "pp": 2, "schedule": "zb-h1", "zero": 1}),
+    "ep2-pp2-dualpipev": ("deepseek", {"dp": 2, "ep": 2, "pp": 2, "schedule": "dualpipev", "zero": 2}),
+    "ep2-pp2-dualpipe": ("mixtral", {"dp": 2, "ep": 2, "pp": 2, "schedule": "dualpipe", "zero": 1}),
+    "ep2-sp2-recompute": ("switch", {"dp": 2, "ep": 2, "recompute": "full", **SP2}),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_equals_one_rank(name: str) -> None:
+    kind, plan = PLANS[name]
+    verdict = against_one_rank(small_job(kind, batch=16, microbatch_size=2, **plan), 6)
+    assert verdict.max_loss_difference < 1e-6
+    assert verdict.max_grad_norm_relative_difference < 1e-6
+    assert verdict.max_parameter_relative_difference < 2e-6
+
+
+BITWISE: dict[str, dict[str, Any]] = {
+    "full": {"recompute": "full"},
+    "stage": {"recompute": "stage", "pp": 2},
+    "selective": {"recompute": "selective", "recompute_operators": ["norm", "attention", "up", "activation"]},
+    "offload": {"recompute": "full", "offload_activations": True, "pp": 2},
+    "zb-v": {"pp": 2, "schedule": "zb-v"},
+}
+
+
+@pytest.mark.parametrize("how", BITWISE)
+@pytest.mark.parametrize("kind", ["deepseek", "gshard", "qwen-moe"])
+def test_routed_alike_when_computed_again(kind: str, how: str) -> None:
+    assert against_one_rank(small_job(kind, microbatch_size=2, batch=8, **BITWISE[how])).bitwise
+
+
+def with_moe(job: JobSpec, **fields: Any) -> JobSpec:
+    moe = MoeSpec(**job.model.moe.model_dump() | fields)
+    return job.model_copy(update={"model": job.model.model_copy(update={"moe": moe})})
+
+
+def route(mesh: Mesh, job: JobSpec) -> tuple[list[tuple[LayerRouting, ...]], dict[str, Tensor]]:
+    """What three steps tell, and what the routers here then remember."""
+    replica = build(job, mesh)
+    share = job.batch.global_batch_size // job.plan.dp
+    told = []
+    for step in range(3):
+        mine = made_up_tokens(job, step)[mesh.dp.index * share :][:share]
+        told.append(train_step(job, replica, mesh, step, mine).routing)
+        evaluate(job, replica, mesh, mine)  # is not counted
+    states = [state for stage in replica.stages.values() for state in stage.routers().items()]
+    return told, {f"{layer} {name}": value for layer, state in states for name, value in state.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"dp": 2, "ep": 2, "pp": 2, "schedule": "dualpipe"}, {"recompute": "full", "ep": 2, "expert_tp": 1, **SP2}],
+    ids=["dualpipe", "sp2"],
+)
+@pytest.mark.parametrize("kind", ["deepseek", "correlation", "qwen-moe"])
+def test_all_ranks_see_and_remember_what_one_does(kind: str, plan: dict[str, Any]) -> None:
+    job = small_job(kind, batch=16, microbatch_size=2, **plan)
+    one = job.as_one_rank()
+    ((told, remembered),) = run_on_mesh(one, route, one)
+    for mine, state in run_on_mesh(job, route, job):
+        for found, expected in zip(sum(mine, ()), sum(told, ()), strict=True):
+            assert (found.layer, found.load, found.together) == (expected.layer, expected.load, expected.together)
+            for name, value in found.scalars().items():
+                assert value == pytest.approx(expected.scalars()[name], rel=1e-5), name
+        assert state
+        for name, value in state.items():
+            torch.testing.assert_close(value, remembered[name], rtol=0, atol=0)
+
+
+def test_what_is_told_adds_up() -> None:
+    job = with_moe(small_job("switch", batch=16, microbatch_size=2), capacity_factor=0.5)
+    ((told, _),) = run_on_mesh(job, route, job)
+    tokens = job.tokens_per_step
+    for layer in sum(told, ()):
+        assert layer.layer in (1, 3)
+        assert sum(layer.load) == tokens
+        assert layer.largest_load == max(layer.load) / (tokens / 4)
+        # Each of 8 microbatches has 4 tokens of room in each of 4 experts, for 32.
+        assert 0.5 <= layer.dropped_share == layer.unserved_share < 1
+        assert 0 < layer.entropy <= torch.tensor(4.0).log() * (1 + 1e-6)
+        assert layer.balance_loss >= 0.01 * (1 - 1e-6)  # least where all are even
+        assert layer.together is not None and sum(map(sum, layer.together)) == 0  # one expert a token
+
+
+def test_the_bias_moves_towards_the_mean() -> None:
+    job = with_moe(small_job("deepseek", batch=16, microbatch_size=2), bias_update=0.01)
+    ((told, state),) = run_on_mesh(job, route, job)
+    for row, layer in enumerate((1, 2, 3)):
+        expected = torch.zeros(8)
+        for step in told:
+            load = torch.tensor(step[row].load).double()
+            expected += 0.01 * (load.mean() - load).sign().float()
+        assert torch.equal(state[f"{layer} bias_E"], expected)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek", "gshard"])
+def test_the_balance_loss_weighs_what_it_says(kind: str) -> None:
+    """The gradient of the last router is that of the sum of all losses times the factor, by differences."""
+    job = with_moe(
+        small_job(kind), aux_coefficient=50.0, z_coefficient=0.5, capacity_factor=0.0, overflow="drop-position"
+    )
+
+    def check(mesh: Mesh) -> None:
+        stage: DecoderStage = build(job, mesh).stages[0]
+        tokens_BS = made_up_tokens(job, 0)[:2]
+        state, moe = stage.routers()[3], stage.layers["3"].moe
+        weight = moe.router.weight
+
+        def total() -> Tensor:
+            for router in stage.routers().values():
+                router.take_seen()
+            loss = stage(tokens_BS[:, :-1], tokens_BS[:, 1:], Microbatch(1, 0, 0, loss_factor=0.25)).mean()
+            balance, z = state.seen[4:6]
+            total.values.append(loss.item() + balance.item() + z.item())
+            return loss
+
+        total.values = []  # type: ignore[attr-defined]
+        total().backward(torch.tensor(0.25))
+        gradient = weight.gradient.clone()
+        place = tuple(torch.unravel_index(gradient.abs().argmax(), gradient.shape))
+        with torch.no_grad():
+            for step in (1e-3, -2e-3):
+                weight.data[place] += step
+                with torch.enable_grad():
+                    total()
+        _, up, down = total.values
+        assert gradient[place].item() == pytest.approx(0.25 * (up - down) / 2e-3, rel=2e-2)
+
+    run_on_mesh(job, check)
+
+
+def test_evaluation_has_neither_losses_nor_draws() -> None:
+    job = small_job("gshard")
+
+    def run(mesh: Mesh) -> list[float]:
+        replica = build(job, mesh)
+        return [evaluate(job, replica, mesh, made_up_tokens(job, 0)) for _ in range(2)]
+
+    first, second = run_on_mesh(job, run)[0]
+    assert first == second
+
+
+def test_every_kind_of_gate_is_there() -> None:
+    assert {EXPERTS[kind]["moe"].get("gate", "softmax") for kind, _ in PLANS.values()} == {
+        "softmax", "switch", "gshard", "sigmoid", "expert-choice", "correlation",
+    }  # fmt: skip
