@@ -138,7 +138,11 @@ def on_nodes(job: JobSpec, devices_per_node: int) -> JobSpec:
 @pytest.mark.parametrize(
     ("kind", "devices_per_node", "plan"),
     [
-        ("deepseek", 2, {"dp": 4, "ep": 4, "layers": 2, "recompute": "full"}),  # groups of experts, and all computed twice
+        (
+            "deepseek",
+            2,
+            {"dp": 4, "ep": 4, "layers": 2, "recompute": "full"},
+        ),  # groups of experts, and all computed twice
         ("switch", 1, {"pp": 2, "dp": 2, "ep": 2, "schedule": "dualpipev"}),  # dropped tokens, passes side by side
     ],
 )
