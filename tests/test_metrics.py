@@ -14,7 +14,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.spec.plan import PlanSpec
 from shardwright.train.build import build
-from shardwright.train.metrics import MetricsLog, Shares
+from shardwright.train.metrics import MetricsLog, Shares, measure_shares
 from shardwright.train.step import StepResult
 from shardwright.train.trainer import train
 from shardwright.workload.compress import reduced_bucket, wire_bytes
@@ -88,3 +88,22 @@ def test_the_progress_line_shows_what_applies(
     log.step(1, result, 1.0, Shares(1.0, 0.0, 0.0, 2**20, saved_bytes))
     log.close()
     assert f"lr 3.00e-03  {words}{job.tokens_per_step} tok/s" in out.getvalue()
+
+
+def sent_by_hand(mesh: Mesh) -> Shares:
+    """Two steps: each rank sends 10 bytes to each other rank for experts and 1 to the next for gradients."""
+    others = {rank: 10 for rank in range(4) if rank != mesh.rank}
+    mesh.ledger.clear()
+    for _ in range(2):
+        mesh.ledger.record("all_to_all_v", "ep", 30, others)
+        mesh.ledger.record("all_reduce", "dp", 1, {(mesh.rank + 1) % 4: 1})
+    return measure_shares(mesh, 1.0, num_steps=2)
+
+
+def test_bytes_of_all_ranks_are_told_by_kind_of_link() -> None:
+    job = small_job(dp=4)
+    assert {shares.sent_bytes for shares in run_on_mesh(job, sent_by_hand)} == {None}
+    two_nodes = job.cluster.model_copy(update={"devices_per_node": 2, "nodes": 2})
+    (shares,) = set(run_on_mesh(job.model_copy(update={"cluster": two_nodes}), sent_by_hand))
+    # Of 4 x 3 messages for experts one of three stays inside; of the ring 0 to 1 and 2 to 3.
+    assert shares.sent_bytes == (40 + 2, 80 + 2, 40, 80)

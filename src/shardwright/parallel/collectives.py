@@ -28,7 +28,10 @@ EXCHANGE_TAG = 2**30
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of the mesh, as one rank sees it: the ranks on its line along that axis, and its place among them."""
+    """One axis of the mesh, as one rank sees it: the ranks on its line along that axis, and its place among them.
+
+    `by_node` is there where the line spans nodes and what travels on it is to mind their borders.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -38,6 +41,7 @@ class Axis:
     watch: Watch | None
     backward_group: dist.ProcessGroup | None = None
     turns: Turns = field(default_factory=Turns)
+    by_node: "NodeAxes | None" = None
 
     @property
     def for_backward(self) -> "Axis":
@@ -46,7 +50,12 @@ class Axis:
         Where a forward and a backward run side by side, each needs a communicator of its own: on one, ranks would
         have to issue the collectives of both in a common order.
         """
-        return self if self.backward_group is None else replace(self, group=self.backward_group)
+        if self.backward_group is None:
+            return self
+        nodes = self.by_node
+        if nodes is not None:
+            nodes = NodeAxes(nodes.between.for_backward, nodes.inside.for_backward)
+        return replace(self, group=self.backward_group, by_node=nodes)
 
     def alone(self, name: str) -> "Axis":
         """An axis on which this rank is alone."""
@@ -56,6 +65,15 @@ class Axis:
     def size(self) -> int:
         """Number of ranks on the axis."""
         return len(self.ranks)
+
+
+@dataclass(frozen=True)
+class NodeAxes:
+    """An axis cut at the borders of nodes: its index i is index i // n of `between` and i % n of `inside`, where each
+    node has n of its ranks. `between` joins the ranks with one place in their nodes, `inside` those of a node."""
+
+    between: Axis
+    inside: Axis
 
 
 class Pending:

@@ -115,6 +115,10 @@ class Ledger:
         """{"ep between nodes": bytes sent, ...}, sorted; empty where nodes are not known."""
         return {f"{axis} {link}": num_bytes for (axis, link), num_bytes in sorted(self._link_bytes.items())}
 
+    def sent_bytes(self, link: str, axis: str | None = None) -> int:
+        """What this rank has sent over one kind of link, on all axes or on one."""
+        return sum(n for (on, over), n in self._link_bytes.items() if over == link and axis in (None, on))
+
     def clear(self) -> None:
         """Start a new account."""
         self.tallies.clear()

@@ -24,6 +24,7 @@ from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.stash import StashedWeights
 from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.pairs import sends_of_parts
 from shardwright.schedule.reductions import before_reductions
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.versions import weight_versions
@@ -76,7 +77,8 @@ class Held(Protocol):
 class Performed:
     """An action that was carried out, and when (seconds of the host's clock, which all ranks of a machine share).
 
-    A compute action may wait for its input first; from `began_s` on it computes.
+    A compute action may wait for its input first; from `began_s` on it computes. A send that left with its part of a
+    pair began before the pair ended.
     """
 
     action: Action
@@ -103,6 +105,8 @@ class _Run:
     sends: list[tuple[Tensor, Pending]] = field(default_factory=list)
     losses: dict[int, Tensor] = field(default_factory=dict)
     kept: dict[Key, Tensor] = field(default_factory=dict)  # stage inputs from which a forward will run again
+    leaves_with: dict[Action, Action] = field(default_factory=dict)  # sends by the part of a pair that makes them
+    left: dict[Action, tuple[float, float]] = field(default_factory=dict)  # those that left so, and when
     alive: set[Key] = field(default_factory=set)
 
 
@@ -147,6 +151,8 @@ class PipelineExecutor:
         row = program.ranks[self._mesh.pp.index]
         for stage, stash in self._stashes.items() if stashed else ():
             stash.expect([version for (s, _), version in run.versions.items() if s == stage])
+        if self._mesh.device.type == "cpu":
+            run.leaves_with = sends_of_parts(row)
         arming = before_reductions(row)
         self.performed, self.peak_alive, self.peak_inputs, self.versions_seen = [], 0, 0, {}
         with torch.set_grad_enabled(program.trains):
@@ -156,6 +162,10 @@ class PipelineExecutor:
                 for stage in arming.get(index, ()):
                     self._held[stage].arm()
                 start_s = self._began_s = time.perf_counter()
+                if action in run.left:
+                    start_s, end_s = run.left.pop(action)
+                    self.performed.append(Performed(action, start_s, start_s, end_s))
+                    continue
                 if action.kind is Kind.STEP:
                     assert update is not None, "a program that ends in a step needs an optimizer"
                     update(action)
@@ -278,8 +288,10 @@ class PipelineExecutor:
     def _overlap(self, pair: Action, run: _Run) -> None:
         """A forward and a backward side by side: while one waits for its communication, the other computes.
 
-        On a CPU two threads do it, which compute in turn, and each pass has a communicator of its own. On CUDA the two
-        passes are issued one after the other; side by side they would need streams of their own.
+        On a CPU two threads do it, which compute in turn, and each pass has a communicator of its own. What the one
+        makes is sent while the other still computes: Gloo tells messages apart by their tags, so it may leave before
+        receives that stand before it in the program. On CUDA the two passes are issued one after the other; side by
+        side they would need streams of their own.
         """
         first, second = pair.parts
         if self._mesh.device.type != "cpu":
@@ -294,14 +306,21 @@ class PipelineExecutor:
         self.peak_alive = max(self.peak_alive, len(run.alive))
         with self._mesh.turns.taking():  # the first part begins, on every rank
             beside = self._side.submit(self._do_beside, second, run)
-            self._do(first, run)
+            self._do_part(first, run)
         with self._mesh.ledger.lanes(-1):
             beside.result()
 
     def _do_beside(self, action: Action, run: _Run) -> None:
         # A thread begins with its own grad mode.
         with self._mesh.ledger.lanes(+1), self._mesh.turns.taking(), torch.enable_grad():
-            self._do(action, run)
+            self._do_part(action, run)
+
+    def _do_part(self, part: Action, run: _Run) -> None:
+        self._do(part, run)
+        if (send := run.leaves_with.get(part)) is not None:
+            start_s = time.perf_counter()
+            self._do(send, run)
+            run.left[send] = start_s, time.perf_counter()
 
     def _send(self, tensor: Tensor, axis: Axis, action: Action, to_stage: int, run: _Run) -> None:
         run.sends = [(kept, pending) for kept, pending in run.sends if not pending.is_over()]

@@ -56,6 +56,11 @@ class PlanSpec(Spec):
     expert_tp: Annotated[int, Field(ge=0)] = Field(
         0, description="Tensor-parallel degree of the experts: plan.tp or 1; 0 is plan.tp."
     )
+    dispatch: Literal["direct", "node-aware"] = Field(
+        "direct",
+        description="How tokens cross to experts on other nodes. direct: once for each expert; node-aware: once for "
+        "each node, and from there to its experts inside the node.",
+    )
     microbatch_size: Count = Field(1, description="Sequences in one forward pass of one rank.")
     schedule: ScheduleName = Field("1f1b", description="Order of forward and backward passes in the pipeline.")
     virtual_stages: Count = Field(

@@ -96,8 +96,9 @@ def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None 
     program = job_program(job)
     pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
     return make_mesh(
-        job.plan, rank, device, job.run.timeout_s, watch, job.model.tied_embeddings, program.placement, pairs
-    )
+        job.plan, rank, device, job.run.timeout_s, watch, job.model.tied_embeddings, program.placement, pairs,
+        job.cluster.devices_per_node,
+    )  # fmt: skip
 
 
 def build(job: JobSpec, mesh: Mesh) -> Replica:

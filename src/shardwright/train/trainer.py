@@ -77,7 +77,7 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory
             results = train_span(job, replica, mesh, first, num_steps, train_samples)
         step_s = (time.perf_counter() - start_of_span_s) / num_steps
         saved_before_bytes, saved_bytes = saved_bytes, replica.compression_bytes_saved()
-        shares = measure_shares(mesh, step_s * num_steps, (saved_bytes - saved_before_bytes) / num_steps)
+        shares = measure_shares(mesh, step_s * num_steps, (saved_bytes - saved_before_bytes) / num_steps, num_steps)
         for step, result in enumerate(results, first + 1):
             refuse_divergence(job, step, result)
             losses.append(result.loss)
