@@ -22,8 +22,8 @@ class Ledger:
     """What one rank has communicated since the last `clear`.
 
     Bytes are those of the full tensor that a collective is about: the operand of an all-reduce, the result of an
-    all-gather, the operand of a reduce-scatter or an all-to-all, the message of a send or receive. What an algorithm
-    puts on the wire for it is the cost model's affair.
+    all-gather, the operand of a reduce-scatter or an all-to-all, the message of a send, a receive or an exchange with
+    the neighbours. What an algorithm puts on the wire for it is the cost model's affair.
 
     Blocked seconds are host time on a CPU; where two passes run side by side, time in which both are blocked. On
     CUDA the host does not wait, so events on the compute stream bracket each wait; `blocked_s` resolves them.
