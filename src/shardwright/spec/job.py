@@ -35,6 +35,13 @@ class DataSpec(Spec):
     validation_share: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.05, description="Share of the documents that is held out and only evaluated."
     )
+    separate_documents: bool = Field(
+        False,
+        description="Documents in one sample do not see each other, and no loss is taken where one begins.",
+    )
+    end_of_document: Annotated[int, Field(ge=-1)] = Field(
+        -1, description="Token files: the id that ends each document; -1 means that a file is one document."
+    )
 
 
 class OptimizerSpec(Spec):
