@@ -99,7 +99,7 @@ def plain_stage(job: JobSpec, index: int = 0) -> DecoderStage:
     device = torch.device("cpu")
     alone = Axis("tp", (0,), 0, None, Ledger(device), None)
     span = stage_span(job.plan, job.model.layers, index)
-    return DecoderStage(job.model, span, Cut(alone)).initialise(job.run.seed, device)
+    return DecoderStage(job.model, span, Cut.of_tp(alone)).initialise(job.run.seed, device)
 
 
 def resized(job: JobSpec, **sections: dict[str, Any]) -> JobSpec:

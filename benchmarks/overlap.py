@@ -42,7 +42,6 @@ from shardwright.schedule.placement import in_line
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.spec.job import JobSpec
-from shardwright.spec.mesh import MeshShape
 from shardwright.train.build import build
 from shardwright.train.step import microbatches
 
@@ -211,7 +210,7 @@ def simulated_ratio(contest: Contest, steps: list[dict[Action, Spent]], megabits
 def benchmark(mesh: Mesh, job: JobSpec, name: str) -> None:
     """All rates of a case on this rank."""
     if name == "chain":  # a plan has no such program: its own mesh, with a communicator for each pass
-        mesh = make_mesh(MeshShape.of(job.plan), mesh.rank, mesh.device, 60.0, mesh.watch, side_by_side=True)
+        mesh = make_mesh(job.plan, mesh.rank, mesh.device, 60.0, mesh.watch, side_by_side=True)
     contest = Contest(mesh, job, chain(MICROBATCHES) if name == "chain" else job_program(job))
     for mine, theirs in zip(contest.outcome(contest.pairs), contest.outcome(contest.split), strict=True):
         assert torch.equal(mine, theirs), "side by side gives other bits than in turn"

@@ -16,7 +16,6 @@ from shardwright.parallel.tensor import Cut
 from shardwright.schedule.job import job_program
 from shardwright.schedule.versions import stashed_versions
 from shardwright.spec.job import JobSpec
-from shardwright.spec.mesh import MeshShape
 from shardwright.spec.plan import PlanSpec
 from shardwright.train.build import build
 from shardwright.train.optimizer import learning_rate, make_adamw
@@ -47,10 +46,10 @@ def serial(job: JobSpec) -> tuple[dict[str, torch.Tensor], dict[tuple[int, int],
     """The same on one rank, written from the papers: a list of weight versions for each stage."""
     torch.set_num_threads(1)
     pp, per_batch = job.plan.pp, job.batch.global_batch_size // job.plan.microbatch_size
-    mesh = make_mesh(MeshShape.of(PlanSpec()), 0, torch.device("cpu"), 30)
+    mesh = make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
     stages, optimizers, history = [], [], []
     for s in range(pp):
-        stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, s), Cut(mesh.tp))
+        stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, s), Cut.of_tp(mesh.tp))
         stage.initialise(job.run.seed, torch.device("cpu"))
         parameters = list(placed_parameters(stage).values())
         masters = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
@@ -156,7 +155,7 @@ def test_a_tied_embedding_on_one_rank_learns_from_both_uses() -> None:
     job = small_job("gpt-tied", schedule="pipedream-2bw", batch=4)
     job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"clip_grad_norm": 0.0})})
     (expected,) = run_on_mesh(job.as_one_rank(), record, job.as_one_rank(), 1)
-    mesh = make_mesh(MeshShape.of(job.plan), 0, torch.device("cpu"), 30)
+    mesh = make_mesh(job.plan, 0, torch.device("cpu"), 30)
     replica = build(job, mesh)
     train_stream(job, replica, mesh, job_program(job, 1), 0, lambda n: made_up_tokens(job, n))
     held = {p.place.name: p.detach() for p in placed_parameters(replica.stages[0]).values()}

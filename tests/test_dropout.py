@@ -16,7 +16,6 @@ from shardwright.parallel.mesh import Mesh, make_mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.tensor import Cut
 from shardwright.spec.job import JobSpec
-from shardwright.spec.mesh import MeshShape
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import PlanSpec
 from shardwright.train.build import build
@@ -96,8 +95,9 @@ def test_neighbours_are_independent() -> None:
 
 def drop(job_sequence: int, microbatch: Microbatch | None, place: str, x: Tensor) -> Tensor:
     spec = ModelSpec(dropout=RATE, hidden=x.shape[-1], heads=1, sequence=job_sequence)
-    mesh = make_mesh(MeshShape.of(PlanSpec()), 0, torch.device("cpu"), 30)
-    return Dropout(spec, place, Cut(mesh.tp))(x, ForwardPass(mesh.tp, None, microbatch))
+    mesh = make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
+    cut = Cut.of_tp(mesh.tp)
+    return Dropout(spec, place, cut)(x, ForwardPass(cut.tp, cut.cp, cut.ep, cut.expert_tp, None, microbatch))
 
 
 def test_steps_layers_branches_samples_and_seeds_differ() -> None:

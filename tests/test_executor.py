@@ -91,8 +91,7 @@ def expected_table(rank: int, sequence_parallel: bool) -> dict[str, dict[str, in
     if sequence_parallel:  # norms see a part of the tokens each: first summed over tp
         add("all_reduce", "tp", norms * FLOAT)
     add("all_reduce", "dp", (sharded + norms) * FLOAT)
-    for axis in ("tp", "pp"):  # the squared norm of each tensor, float64
-        add("all_reduce", axis, num_tensors * 8)
+    add("all_reduce", "world", num_tensors * 8)  # the squared norm of each tensor, float64
     for axis in ("pp", "dp"):  # the loss, float64
         add("all_reduce", axis, 8)
     return {f"{k} {a}": {"count": c, "bytes": b} for (k, a), (c, b) in sorted(table.items())}

@@ -10,7 +10,6 @@ from shardwright.measure.verify import Record, compare
 from shardwright.parallel.mesh import make_mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec
-from shardwright.spec.mesh import MeshShape
 from shardwright.train.build import build
 from shardwright.train.metrics import known_device, measure_shares, peak_memory_bytes
 from shardwright.train.step import evaluate, train_step
@@ -19,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def record_on(device: torch.device, job: JobSpec) -> Record:
-    mesh = make_mesh(MeshShape.of(job.plan), 0, device, 30)
+    mesh = make_mesh(job.plan, 0, device, 30)
     replica = build(job, mesh)
     steps = [train_step(job, replica, mesh, i, made_up_tokens(job, i).to(device)) for i in range(3)]
     evaluate(job, replica, mesh, made_up_tokens(job, 9).to(device))
@@ -58,7 +57,7 @@ def test_dropout_recomputation_and_offload_on_cuda() -> None:
 def test_shares_and_memory_are_measured() -> None:
     device = torch.device("cuda", 0)
     job = small_job()
-    mesh = make_mesh(MeshShape.of(job.plan), 0, device, 30)
+    mesh = make_mesh(job.plan, 0, device, 30)
     replica = build(job, mesh)
     train_step(job, replica, mesh, 0, made_up_tokens(job, 0).to(device))
     with mesh.ledger.blocked("tp"):

@@ -17,7 +17,6 @@ from shardwright.parallel.mesh import make_mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.parallel.tensor import Cut
 from shardwright.spec import catalog
-from shardwright.spec.mesh import MeshShape
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import PlanSpec
 
@@ -62,8 +61,8 @@ def _one_thread():
 
 def whole_model(spec: ModelSpec) -> DecoderStage:
     """The stage that is first and last, without memory yet."""
-    mesh = make_mesh(MeshShape.of(PlanSpec()), 0, torch.device("cpu"), 30)
-    return DecoderStage(spec, stage_span(PlanSpec(), spec.layers, 0), Cut(mesh.tp))
+    mesh = make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
+    return DecoderStage(spec, stage_span(PlanSpec(), spec.layers, 0), Cut.of_tp(mesh.tp))
 
 
 def both_models(spec: ModelSpec):

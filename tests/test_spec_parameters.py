@@ -37,7 +37,7 @@ def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
     job = small_job(kind, **PLANS[plan])
     for stage in range(job.plan.num_stages):
         for index in range(job.plan.tp):
-            cut = Cut(axis(job.plan.tp, index), job.plan.sequence_parallel)
+            cut = Cut.of_tp(axis(job.plan.tp, index), job.plan.sequence_parallel)
             built = DecoderStage(job.model, stage_span(job.plan, job.model.layers, stage), cut)
             regions = built.prepare(CPU, torch.float32).regions()
             expected = {name: [parameter.place for parameter in held] for name, held in regions.items()}
@@ -48,7 +48,7 @@ def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
 
 def test_head_width_that_is_not_hidden_over_heads() -> None:
     spec = ModelSpec(hidden=32, heads=4, head_dim=6, kv_heads=2, ffn=40)
-    built = DecoderStage(spec, stage_span(small_job().plan, spec.layers, 0), Cut(axis(1, 0)))
+    built = DecoderStage(spec, stage_span(small_job().plan, spec.layers, 0), Cut.of_tp(axis(1, 0)))
     regions = built.prepare(CPU, torch.float32).regions()
     assert stage_parameters(spec, small_job().plan, 0) == {n: [p.place for p in held] for n, held in regions.items()}
 

@@ -184,7 +184,8 @@ class DecoderStage(nn.Module):
     def forward_pass(self, microbatch: Microbatch | None = None) -> ForwardPass:
         """What the layers share in one pass; without a microbatch nothing is dropped out."""
         convoy = None if self.host is None or microbatch is None else Convoy(self.host)
-        return ForwardPass(self.cut.tp, self.angles, microbatch, convoy)
+        cut = self.cut
+        return ForwardPass(cut.tp, cut.cp, cut.ep, cut.expert_tp, self.angles, microbatch, convoy)
 
     def forward(self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None) -> Tensor:
         """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.

@@ -48,6 +48,10 @@ class Axis:
         """
         return self if self.backward_group is None else replace(self, group=self.backward_group)
 
+    def alone(self, name: str) -> "Axis":
+        """An axis on which this rank is alone."""
+        return Axis(name, (self.ranks[self.index],), 0, None, self.ledger, self.watch, turns=self.turns)
+
     @property
     def size(self) -> int:
         """Number of ranks on the axis."""

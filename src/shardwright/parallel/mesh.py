@@ -12,18 +12,38 @@ from shardwright.parallel.turns import Turns
 from shardwright.parallel.watch import Watch
 from shardwright.schedule.placement import Placement, in_line
 from shardwright.spec.mesh import AXES, MeshShape
+from shardwright.spec.plan import PlanSpec
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The ranks that hold the same part of a stage, or of its experts, and sum its gradients.
+
+    `halves` has a line for the stages of each half of the pipeline. They are one line, unless a pipeline holds each
+    stage twice: then the two ranks that hold a pair of stages finish them in opposite order. `shards` are the ranks
+    that share one set of ZeRO's shards where there is one line, and `copies` those that hold the same shard: the line
+    and this rank alone, unless sharding is hybrid.
+    """
+
+    halves: tuple[Axis, Axis]
+    shards: Axis
+    copies: Axis
+
+    def sharing(self, stage: int, num_stages: int) -> tuple[Axis, Axis]:
+        """The ranks that share the state of a stage, and those that hold copies of this rank's share."""
+        half = self.halves[stage >= num_stages // 2]
+        return (self.shards, self.copies) if half is self.halves[0] is self.halves[1] else (half, self.copies)
 
 
 @dataclass(frozen=True)
 class Mesh:
     """This rank's axes.
 
-    `forward` and `backward` carry pipeline messages. With NCCL they are communicators of their own, so that a
-    receive posted early for the one direction never stands before a message of the other. `ends` joins the first
-    and the last stage, which share a tied embedding. `copies` joins, where a pipeline holds each stage twice, the
-    replicas of all copies: one axis for the stages of the first half and one for those of the second, for the two
-    ranks that hold a pair of stages finish them in opposite order. `shards` are the ranks of dp that share one set of
-    ZeRO's shards, and `shard_copies` those that hold the same shard: all of dp and this rank alone, unless hybrid.
+    `dp_cp` joins all ranks whose tokens are others, at one place of the model. `forward` and `backward` carry pipeline
+    messages. With NCCL they are communicators of their own, so that a receive posted early for the one direction never
+    stands before a message of the other. `ends` joins the first and the last stage, which share a tied embedding.
+    `replicas` sum gradients, and `expert_replicas` those of experts, for which the ranks of a stage are folded into
+    `ep` and `expert_tp` (spec/mesh.py).
     """
 
     rank: int
@@ -31,21 +51,25 @@ class Mesh:
     world: Axis
     pp: Axis
     dp: Axis
+    cp: Axis
     tp: Axis
+    dp_cp: Axis
+    ep: Axis
+    expert_tp: Axis
     forward: Axis
     backward: Axis
     ends: Axis
-    copies: tuple[Axis, Axis] | None
-    shards: Axis
-    shard_copies: Axis
+    replicas: Replicas
+    expert_replicas: Replicas
     device: torch.device
     ledger: Ledger
     turns: Turns
     watch: Watch | None
 
-    def replicas(self, stage: int, num_stages: int) -> Axis:
-        """The ranks that hold the same part of a stage."""
-        return self.dp if self.copies is None else self.copies[stage >= num_stages // 2]
+    @property
+    def is_first_replica(self) -> bool:
+        """Whether this rank's pipeline is the first of the replicas', and it the first of its cp and tp lines."""
+        return self.dp.index == self.cp.index == self.tp.index == 0
 
     def to_host(self, value: torch.Tensor) -> float:
         """The number in a tensor. On CUDA this is where the host waits for the device, and so for other ranks."""
@@ -58,17 +82,17 @@ class Mesh:
 
 
 def make_mesh(
-    shape: MeshShape, rank: int, device: torch.device, timeout_s: float, watch: Watch | None = None,
-    tied: bool = False, placement: Placement | None = None, side_by_side: bool = False, zero_ranks: int = 0,
+    plan: PlanSpec, rank: int, device: torch.device, timeout_s: float, watch: Watch | None = None,
+    tied: bool = False, placement: Placement | None = None, side_by_side: bool = False,
 ) -> Mesh:  # fmt: skip
     """Create the process groups of every axis. All ranks of an initialised default group must call this.
 
     `tied` asks for the group of the pipeline's two ends. `placement` says where they are, and how many copies of the
-    stages there are; `side_by_side`, that a forward and a backward pass may run at once; `zero_ranks`, if it is not 0,
-    that ZeRO shards over so many neighbours of dp, and copies over the others.
+    stages there are; `side_by_side`, that a forward and a backward pass may run at once.
     """
+    shape, experts = MeshShape.of(plan), MeshShape.of_experts(plan)
     ledger, turns = Ledger(device), Turns()
-    placement = placement or in_line(shape.sizes["pp"])
+    placement = placement or in_line(plan.pp)
     # The watch speaks first; this bound only ends a rank whose watch could not.
     timeout = timedelta(seconds=2 * timeout_s + 10)
 
@@ -85,31 +109,46 @@ def make_mesh(
         backward = group_of(lines) if twice else None
         return Axis(name, tuple(mine), mine.index(rank), group_of(lines), ledger, watch, backward, turns)
 
-    pipelines, replicas = shape.lines("pp"), shape.lines("dp")
+    def replicas(line: Axis, along: tuple[str, ...], of: MeshShape, is_expert: bool) -> Replicas:
+        if placement.num_copies == 2:
+            lines = of.mirrored(*along)
+            halves = axis(line.name, lines), axis(line.name, lines)
+            return Replicas(halves, halves[0], line.alone(f"{line.name} copies"))
+        num_shards, num_copies = plan.sharing(is_expert)
+        if num_copies == 1:
+            return Replicas((line, line), line, line.alone(f"{line.name} copies"))
+        inner = [ranks[i : i + num_shards] for ranks in of.lines(*along) for i in range(0, len(ranks), num_shards)]
+        outer = [ranks[i::num_shards] for ranks in of.lines(*along) for i in range(num_shards)]
+        return Replicas((line, line), axis(f"{line.name} shards", inner), axis(f"{line.name} copies", outer))
+
+    pipelines = shape.lines("pp")
     pp = axis("pp", pipelines)
-    dp = axis("dp", replicas)
-    shards, shard_copies = dp, axis("dp", [])
-    if 0 < zero_ranks < dp.size:
-        inner = [line[i : i + zero_ranks] for line in replicas for i in range(0, dp.size, zero_ranks)]
-        outer = [line[i::zero_ranks] for line in replicas for i in range(zero_ranks)]
-        shards, shard_copies = axis("dp shards", inner), axis("dp copies", outer)
+    dp = axis("dp", shape.lines("dp"))
+    dp_cp = axis("dp cp", shape.lines("dp", "cp")) if plan.cp > 1 else dp
+    tp = axis("tp", shape.lines("tp"), twice=side_by_side)
+    is_folded = plan.ep > 1 or plan.expert_tp_size != plan.tp
+    dense = replicas(dp_cp, ("dp", "cp"), shape, is_expert=False)
     own_directions = device.type == "cuda"  # Gloo tells messages apart by their tags
     first, last = placement.holders[0][0], placement.holders[0][-1]
     has_ends = tied and placement.num_copies == 1 and first != last
-    mirrored = shape.mirrored() if placement.num_copies == 2 else []
     return Mesh(
         rank=rank,
         shape=shape,
         world=axis("world", shape.lines(*AXES)),
         pp=pp,
         dp=dp,
-        tp=axis("tp", shape.lines("tp"), twice=side_by_side),
+        cp=axis("cp", shape.lines("cp"), twice=side_by_side),
+        tp=tp,
+        dp_cp=dp_cp,
+        ep=axis("ep", experts.lines("ep"), twice=side_by_side),
+        expert_tp=tp if plan.expert_tp_size == plan.tp else tp.alone("etp"),
         forward=axis("pp", pipelines) if own_directions else pp,
         backward=axis("pp", pipelines) if own_directions else pp,
         ends=axis("ends", [[line[first], line[last]] for line in pipelines] if has_ends else []),
-        copies=(axis("dp", mirrored), axis("dp", mirrored)) if mirrored else None,
-        shards=shards,
-        shard_copies=shard_copies,
+        replicas=dense,
+        expert_replicas=replicas(axis("edp", experts.lines("edp")), ("edp",), experts, is_expert=True)
+        if is_folded
+        else dense,
         device=device,
         ledger=ledger,
         turns=turns,

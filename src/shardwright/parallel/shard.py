@@ -22,6 +22,7 @@ from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.masters import MakeOptimizer
 from shardwright.parallel.parameter import PlacedParameter
 from shardwright.parallel.unit import Sharding, Unit
+from shardwright.spec.place import Place
 from shardwright.spec.units import MOST_REDUCING, bucket_elements, unit_groups
 
 
@@ -41,20 +42,25 @@ class ShardedStage:
         bucket_mib: float,
         seed: int,
         make_compressor: Callable[[], Compressor] | None = None,
+        expert_sharding: Sharding | None = None,
     ) -> None:
         """`regions` are what is computed one after the other, by name, with the parameters of each.
 
-        `late` are those whose gradient is complete only when another stage's is.
+        `late` are those whose gradient is complete only when another stage's is. Experts' parameters are shared as
+        `expert_sharding` says.
         """
         self._armed = False
         self._next = 0
         self._region_order = list(regions)
         self._reducing: deque[Unit] = deque()
         self._unit_of: dict[PlacedParameter, Unit] = {}
-        self._sharding = sharding
+
+        def sharding_of(place: Place) -> Sharding:
+            return expert_sharding if place.is_expert and expert_sharding is not None else sharding
+
         most = bucket_elements(bucket_mib, sharding.compute.itemsize)
-        groups = unit_groups(regions, late, sharding.zero == 3, most, lambda p: p.place)
-        self.units = [Unit(group, sharding, pool, seed, make_compressor) for group in groups]
+        groups = unit_groups(regions, late, lambda p: sharding_of(p).zero == 3, most, lambda p: p.place)
+        self.units = [Unit(group, sharding_of(group[0].place), pool, seed, make_compressor) for group in groups]
         self._late = [unit for unit in self.units if not set(late).isdisjoint(unit.parameters)]
         self._prompt = [unit for unit in reversed(self.units) if unit not in self._late]
         for unit in self.units:
@@ -107,7 +113,7 @@ class ShardedStage:
 
     def arm(self) -> None:
         """The next backward is the last before a reduction: reduce each unit as soon as it is complete."""
-        self._armed = self._sharding.shards.size > 1 or self._sharding.copies.size > 1
+        self._armed = any(unit.sharding.shards.size > 1 or unit.sharding.copies.size > 1 for unit in self.units)
         self._next = 0
         for unit in self.units:
             unit.missing = len(unit.parameters)
@@ -142,8 +148,8 @@ class ShardedStage:
         """Step with the summed gradients times `factor`; the update of one unit hides the gather of the one before."""
         for unit in self.units:
             unit.update(factor, rate)
-        if self._sharding.zero < 3:
-            for unit in self.units:
+        for unit in self.units:
+            if unit.sharding.zero < 3:
                 unit.finish_gather()
 
     # Values.
@@ -170,7 +176,7 @@ class ShardedStage:
 
     def through(self, region: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Compute one region, with its values there when they are needed: now, and in the backward."""
-        if self._sharding.zero < 3:
+        if all(unit.sharding.zero < 3 for unit in self._units_in[region]):
             return function(x)
         self._enter(region, self._after(region))
         trains = torch.is_grad_enabled()

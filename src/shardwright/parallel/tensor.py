@@ -34,12 +34,24 @@ from shardwright.precision.float8_linear import forward_product, input_gradient
 
 @dataclass(frozen=True)
 class Cut:
-    """How the layers of one stage are cut: the tp axis, whether the sequence is sharded over it between the layers,
-    and where weight gradients wait if the schedule puts them off."""
+    """How the layers of one stage are cut: over which axes, whether the sequence is sharded over tp between the layers,
+    and where weight gradients wait if the schedule puts them off.
+
+    Ranks of `cp` each hold a part of every sequence, those of `ep` different experts, and those of `expert_tp` share
+    the matrices of each expert.
+    """
 
     tp: Axis
+    cp: Axis
+    ep: Axis
+    expert_tp: Axis
     sequence_parallel: bool = False
     deferred: DeferredGradients = field(default_factory=DeferredGradients)
+
+    @classmethod
+    def of_tp(cls, tp: Axis, sequence_parallel: bool = False) -> "Cut":
+        """A cut over tp alone."""
+        return cls(tp, tp.alone("cp"), tp.alone("ep"), tp, sequence_parallel)
 
     @property
     def shards_sequence(self) -> bool:

@@ -64,7 +64,7 @@ def _text(job: JobSpec, memory: list[RankMemory]) -> str:
         )
     heading = (
         f"{job.name}: {num_parameters(job.model):,} parameters on {plan.world} ranks, "
-        f"pp {plan.pp} x dp {plan.dp} x tp {plan.tp}, ZeRO {plan.zero}, {plan.schedule}, "
+        f"{plan.degrees}, {f'ep {plan.ep}, ' if plan.ep > 1 else ''}ZeRO {plan.zero}, {plan.schedule}, "
         f"{job.num_microbatches} microbatches of {plan.microbatch_size}, computed in {job.precision.compute}"
     )
     note = (

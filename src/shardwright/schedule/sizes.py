@@ -47,13 +47,12 @@ def job_sizes(job: JobSpec, placement: Placement, tp_index: int = 0) -> Sizes:
     ]
     if model.tied_embeddings and placement.holders[0][0] == placement.holders[0][-1]:
         held[-1].pop()  # one memory for both uses, whose gradients are summed before they travel
-    elements = [sum(place.num_elements for place in places) for places in held]
+    # What a single replica holds for itself, such as an expert that no other rank has, is neither summed nor gathered.
+    shared = {False: plan.replicas * placement.num_copies > 1, True: plan.expert_replicas * placement.num_copies > 1}
+    elements = [sum(place.num_elements for place in places if shared[place.is_expert]) for places in held]
     numbers = job.precision
-    nothing = (0,) * len(elements)
     return Sizes(
         message=numbers.compute_bytes * tokens * plan.microbatch_size * model.hidden,
-        reduce=tuple(numbers.gradient_bytes * count for count in elements)
-        if plan.dp * placement.num_copies > 1
-        else nothing,
-        gather=tuple(numbers.compute_bytes * count for count in elements) if plan.dp > 1 else nothing,
+        reduce=tuple(numbers.gradient_bytes * count for count in elements),
+        gather=tuple(numbers.compute_bytes * count for count in elements),
     )

@@ -17,6 +17,7 @@ def job_faults(job: JobSpec) -> list[str]:
         *job.model.faults(),
         *_tensor_faults(job),
         *_pipeline_faults(job),
+        *_expert_faults(job),
         *_zero_faults(job),
         *recompute_faults(job.plan, job.model.layers),
         *_batch_faults(job),
@@ -100,19 +101,21 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
 
 def _zero_faults(job: JobSpec) -> list[str]:
     plan, faults = job.plan, []
-    if plan.zero_ranks and plan.dp % plan.zero_ranks:
+    replicas = plan.replicas
+    if plan.zero_ranks and replicas % plan.zero_ranks:
+        of = f"plan.dp {plan.dp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} = {replicas}"
         faults.append(
-            f"plan.zero_ranks {plan.zero_ranks} does not divide plan.dp {plan.dp} ({plan.dp} / {plan.zero_ranks} = "
-            f"{plan.dp / plan.zero_ranks:.2f}); use {all_divisors(plan.dp)}"
+            f"plan.zero_ranks {plan.zero_ranks} does not divide {of} ({replicas} / {plan.zero_ranks} = "
+            f"{replicas / plan.zero_ranks:.2f}); use {all_divisors(replicas)}"
         )
     if plan.zero_ranks and not plan.zero:
         faults.append(
             f"plan.zero_ranks {plan.zero_ranks} says over how many ranks ZeRO shards, and plan.zero is 0; "
             f"set plan.zero to 1, 2 or 3, or plan.zero_ranks to 0"
         )
-    if 0 < plan.zero_ranks < plan.dp and plan.schedule == "dualpipe":
+    if 0 < plan.zero_ranks < replicas and plan.schedule == "dualpipe":
         faults.append(
-            f"dualpipe holds each stage twice, so its replicas are 2 x plan.dp {plan.dp} = {2 * plan.dp} ranks, which "
+            f"dualpipe holds each stage twice, so its replicas are 2 x {replicas} = {2 * replicas} ranks, which "
             f"hybrid sharding over plan.zero_ranks {plan.zero_ranks} does not cut; set plan.zero_ranks to 0"
         )
     if plan.offload_parameters and plan.zero < 3:
@@ -129,6 +132,29 @@ def _zero_faults(job: JobSpec) -> list[str]:
         faults.append(
             f"schedule {plan.schedule!r} keeps several versions of the whole weights, and plan.zero {plan.zero} shards "
             f"what an update works on; set plan.zero to 0, or use a schedule that drains, such as 1f1b"
+        )
+    return faults
+
+
+def _expert_faults(job: JobSpec) -> list[str]:
+    plan, faults = job.plan, []
+    if plan.expert_tp_size not in (1, plan.tp):
+        return [
+            f"plan.expert_tp {plan.expert_tp} is neither 1 nor plan.tp {plan.tp}; experts are cut over tp like the "
+            f"other matrices, or not at all: use 1 or {plan.tp}"
+        ]
+    ranks = plan.dp * plan.cp * plan.tp // plan.expert_tp_size
+    if ranks % plan.ep:
+        axes = f"dp {plan.dp} x cp {plan.cp}" + (f" x tp {plan.tp}" if plan.expert_tp_size < plan.tp else "")
+        faults.append(
+            f"plan.ep {plan.ep} does not divide {axes} = {ranks}, the ranks of a stage that experts are spread over "
+            f"({ranks} / {plan.ep} = {ranks / plan.ep:.2f}); use {all_divisors(ranks)}"
+        )
+    if plan.expert_tp_size < plan.tp and not plan.sequence_parallel:
+        faults.append(
+            f"plan.expert_tp 1 has each of the {plan.tp} ranks of tp send its own tokens to whole experts, and without "
+            f"sequence parallel they all have the same ones; set plan.sequence_parallel to true, or plan.expert_tp to "
+            f"{plan.tp}"
         )
     return faults
 
@@ -160,14 +186,14 @@ def _cluster_faults(job: JobSpec) -> list[str]:
             + catalog.did_you_mean(cluster.device, catalog.names("devices"))
         )
     if cluster.num_devices and plan.world != cluster.num_devices:
-        rest = plan.tp * plan.pp
+        rest = plan.tp * plan.pp * plan.cp
         way_out = (
             f"use dp {cluster.num_devices // rest}"
             if cluster.num_devices % rest == 0
             else f"use degrees whose product is {cluster.num_devices}"
         )
         faults.append(
-            f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} = {plan.world} ranks, and cluster "
+            f"{plan.degrees} = {plan.world} ranks, and cluster "
             f"{cluster.name!r} has {cluster.nodes} nodes x {cluster.devices_per_node} devices = "
             f"{cluster.num_devices}; {way_out}"
         )

@@ -12,7 +12,8 @@ class Place:
 
     `box` has a half-open range for each dim of `full_shape`. `sharded_over` names the axes that cut the tensor;
     over all others it is replicated. `summed_over` names axes whose ranks each compute only a part of the gradient
-    of a replicated parameter (a norm under sequence parallel), so that the parts must be summed.
+    of a replicated parameter (a norm under sequence parallel), so that the parts must be summed. The replicas of an
+    expert's parameter are other ranks than those of the rest of the layer (spec/mesh.py).
     """
 
     full_shape: tuple[int, ...]
@@ -22,6 +23,7 @@ class Place:
     name: str = ""
     sharded_over: tuple[str, ...] = ()
     summed_over: tuple[str, ...] = ()
+    is_expert: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

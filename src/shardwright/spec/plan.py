@@ -42,11 +42,20 @@ STAGES_PER_RANK = {
 
 
 class PlanSpec(Spec):
-    """Degrees and order of work. The product dp x pp x tp is the number of ranks."""
+    """Degrees and order of work. The product dp x cp x tp x pp is the number of ranks."""
 
     dp: Count = Field(1, description="Data-parallel degree: replicas that see different samples.")
     tp: Count = Field(1, description="Tensor-parallel degree: ranks that share each layer's matrices.")
     pp: Count = Field(1, description="Pipeline-parallel degree: ranks that hold different layers.")
+    cp: Count = Field(1, description="Context-parallel degree: ranks that share each sequence's tokens.")
+    ep: Count = Field(
+        1,
+        description="Expert-parallel degree: ranks that hold different experts; they are ranks of dp and cp, and of tp "
+        "where expert_tp is 1.",
+    )
+    expert_tp: Annotated[int, Field(ge=0)] = Field(
+        0, description="Tensor-parallel degree of the experts: plan.tp or 1; 0 is plan.tp."
+    )
     microbatch_size: Count = Field(1, description="Sequences in one forward pass of one rank.")
     schedule: ScheduleName = Field("1f1b", description="Order of forward and backward passes in the pipeline.")
     virtual_stages: Count = Field(
@@ -123,7 +132,38 @@ class PlanSpec(Spec):
     @property
     def world(self) -> int:
         """Number of ranks."""
-        return self.dp * self.tp * self.pp
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def degrees(self) -> str:
+        """Whose product is the number of ranks, in words: "dp 2 x tp 2 x pp 1"."""
+        axes = ("dp", "cp", "tp", "pp") if self.cp > 1 else ("dp", "tp", "pp")
+        return " x ".join(f"{axis} {getattr(self, axis)}" for axis in axes)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same part of a layer, and sum its gradients: they see different tokens."""
+        return self.dp * self.cp
+
+    @property
+    def expert_tp_size(self) -> int:
+        """Ranks that share each expert's matrices, with the default filled in."""
+        return self.expert_tp or self.tp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same part of the same experts."""
+        return self.dp * self.cp * self.tp // (self.ep * self.expert_tp_size)
+
+    def sharing(self, is_expert: bool) -> tuple[int, int]:
+        """(ranks that share one set of ZeRO's shards, ranks that hold the same shard), of one copy of a stage.
+
+        Hybrid sharding applies to the experts where plan.zero_ranks divides the number of their replicas.
+        """
+        replicas = self.expert_replicas if is_expert else self.replicas
+        if 0 < self.zero_ranks < replicas and replicas % self.zero_ranks == 0:
+            return self.zero_ranks, replicas // self.zero_ranks
+        return replicas, 1
 
     @property
     def stages_per_rank(self) -> int:

@@ -24,30 +24,44 @@ def bucket_elements(bucket_mib: float, element_bytes: int) -> int:
 def unit_groups(
     regions: Mapping[str, Sequence[T]],
     late: Collection[T],
-    by_region: bool,
+    is_gathered: Callable[[Place], bool],
     most_elements: int,
     place_of: Callable[[T], Place],
 ) -> list[list[T]]:
     """The parameters of each unit of a stage, first to last.
 
-    By region where values are gathered layer by layer (ZeRO-3). Else neighbours together until there are
-    `most_elements`; `late` ones, whose gradients are complete last, by themselves.
+    Experts' parameters have units of their own, for their replicas are others. By region where values are gathered
+    layer by layer (ZeRO-3). Else neighbours together until there are `most_elements`; `late` ones, whose gradients are
+    complete last, by themselves.
     """
-    if by_region:
-        return [list(held) for held in regions.values() if held]
-    complete_last = set(late)
+    by_themselves = [[p] for p in late if not is_gathered(place_of(p))]
+    apart = {p for group in by_themselves for p in group}
+    groups: list[list[T]] = []
+    for is_expert in (False, True):
+        kind = [[p for p in held if place_of(p).is_expert == is_expert and p not in apart] for held in regions.values()]
+        held = [p for region in kind for p in region]
+        if held and is_gathered(place_of(held[0])):
+            groups += [region for region in kind if region]
+        else:
+            groups += _filled(held, most_elements, place_of)
+    # In the order of the layers: a unit is complete when the gradient of its first parameter is.
+    order = {p: i for i, p in enumerate(p for held in regions.values() for p in held)}
+    return by_themselves + sorted(groups, key=lambda group: min(order[p] for p in group))
+
+
+def _filled(parameters: Sequence[T], most_elements: int, place_of: Callable[[T], Place]) -> list[list[T]]:
+    """Neighbours together until there are `most_elements`."""
     groups: list[list[T]] = []
     filling: list[T] = []
     num_elements = 0
     # From the end, for that is about the order in which gradients become complete.
-    for parameter in reversed([p for held in regions.values() for p in held if p not in complete_last]):
+    for parameter in reversed(parameters):
         filling.append(parameter)
         num_elements += place_of(parameter).num_elements
         if num_elements >= most_elements:
             groups.append(filling)
             filling, num_elements = [], 0
-    groups += [filling] if filling else []
-    return [*([p] for p in late), *reversed(groups)]
+    return groups + ([filling] if filling else [])
 
 
 def in_unit_order(parameters: Iterable[T], place_of: Callable[[T], Place]) -> list[T]:

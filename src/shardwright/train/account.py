@@ -19,7 +19,7 @@ def measure_memory(mesh: Mesh, replica: Replica) -> list[RankMemory]:
     """
     mine = astuple(replica.memory())
     values = torch.zeros(mesh.pp.size, len(mine), dtype=torch.int64)
-    if mesh.dp.index == 0 and mesh.tp.index == 0:
+    if mesh.is_first_replica:
         values[mesh.pp.index] = torch.tensor(mine)
     rows = all_reduce(values.to(mesh.device), mesh.world).tolist()
     return [RankMemory(*row) for row in rows]

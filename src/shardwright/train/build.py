@@ -30,7 +30,6 @@ from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
-from shardwright.spec.mesh import MeshShape
 from shardwright.spec.plan import layer_policies
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
@@ -97,9 +96,8 @@ def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None 
     program = job_program(job)
     pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
     return make_mesh(
-        MeshShape.of(job.plan), rank, device, job.run.timeout_s, watch,
-        job.model.tied_embeddings, program.placement, side_by_side=pairs, zero_ranks=job.plan.zero_ranks,
-    )  # fmt: skip
+        job.plan, rank, device, job.run.timeout_s, watch, job.model.tied_embeddings, program.placement, pairs
+    )
 
 
 def build(job: JobSpec, mesh: Mesh) -> Replica:
@@ -110,7 +108,11 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     host = HostPool(mesh.device) if plan.offload_activations else None
     stages = {
         stage: DecoderStage(
-            job.model, stage_span(plan, job.model.layers, stage), Cut(mesh.tp, plan.sequence_parallel), policies, host
+            job.model,
+            stage_span(plan, job.model.layers, stage),
+            Cut(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp, plan.sequence_parallel),
+            policies,
+            host,
         ).prepare(mesh.device, NUMBERS[job.precision.compute])
         for stage in placement.stages_of(here)
     }
@@ -124,9 +126,11 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
             for name, held in module.regions().items()
         }
         late = [p for held in regions.values() for p in held if p is tied.table or p is tied.head]
-        sharding = _sharding(job, mesh, mesh.replicas(stage, program.num_stages))
+        sharding, expert_sharding = (
+            _sharding(job, mesh, *of.sharing(stage, program.num_stages)) for of in (mesh.replicas, mesh.expert_replicas)
+        )
         shards[stage] = ShardedStage(
-            regions, late, sharding, pool, plan.bucket_mib, job.run.seed, make_compressor(plan)
+            regions, late, sharding, pool, plan.bucket_mib, job.run.seed, make_compressor(plan), expert_sharding
         )
         shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
         module.through = shards[stage].through
@@ -135,12 +139,10 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
         tied.share_memory(unit)
         shards[program.num_stages - 1].also_uses("head", unit)
-    # Each tensor is counted once in the norm: where its shards are, or in the first copy of its stage; and a tied one
-    # as the table.
+    # A tied tensor is counted in the norm once, as the table.
     counted = {
         stage: (shards[stage], [p for p in placed_parameters(module).values() if p is not tied.head])
         for stage, module in stages.items()
-        if placement.holders[0][stage] == here or plan.zero > 0
     }
     stashes = {}
     if program.weights != "current":
@@ -158,7 +160,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         if job.precision.scales_loss
         else None,
         float8_states=float8_states,
-        float8_reduce_max=lambda amaxes: all_reduce_max(all_reduce_max(amaxes, mesh.tp), mesh.dp),
+        float8_reduce_max=lambda amaxes: all_reduce_max(all_reduce_max(amaxes, mesh.tp), mesh.dp_cp),
         pool=pool,
     )
 
@@ -180,11 +182,10 @@ def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> list[Float8Linea
     return states
 
 
-def _sharding(job: JobSpec, mesh: Mesh, replicas: Axis) -> Sharding:
-    shards = mesh.shards if replicas is mesh.dp else replicas
+def _sharding(job: JobSpec, mesh: Mesh, shards: Axis, copies: Axis) -> Sharding:
     plan = job.plan
     return Sharding(
-        plan.zero if shards.size > 1 or plan.offload_parameters else 0, shards, mesh.shard_copies, mesh.tp,
+        plan.zero if shards.size > 1 or plan.offload_parameters else 0, shards, copies, mesh.tp,
         compute=NUMBERS[job.precision.compute], gradients=NUMBERS[job.precision.gradient_number],
         reduce=NUMBERS[job.precision.reduce_number],
         host_share=plan.offload_optimizer, host_values=plan.offload_parameters,

@@ -9,7 +9,7 @@ from shardwright.parallel.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import PlacedParameter
 from shardwright.parallel.shard import ShardedStage
-from shardwright.parallel.unit import Unit
+from shardwright.parallel.unit import Sharding, Unit
 from shardwright.spec.job import OptimizerSpec
 
 
@@ -38,9 +38,9 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
 class GradientNorm:
     """The norm of the whole model's gradient, right across all axes.
 
-    Each parameter of the model has a slot, and each tensor is counted where it is held: shards by every rank that has
-    one, replicas by the first alone, a tied embedding by the first stage. The slots are summed in the order of the
-    model, so the norm does not depend on how the pipeline is cut, to the last bit.
+    Each parameter of the model has a slot, and each element is counted by one rank: shards by the first rank that holds
+    them, what is whole by the first replica, a tied embedding by the first stage. The slots are summed in the order of
+    the model, so the norm does not depend on how the pipeline is cut, to the last bit.
     """
 
     def __init__(self, counted: dict[int, tuple[ShardedStage, list[PlacedParameter]]], num_stages: int, mesh: Mesh):
@@ -56,15 +56,13 @@ class GradientNorm:
             (starts[stage] + i, shards.unit_of(parameter), parameter)
             for stage, (shards, parameters) in counted.items()
             for i, parameter in enumerate(parameters)
-            if mesh.tp.index == 0 or "tp" in parameter.place.sharded_over
+            if _is_first(shards.unit_of(parameter).sharding) and _is_first_of_line(parameter, mesh)
         ]
-        is_sharded = any(unit.sharding.num_shards > 1 for _, unit, _ in self._slots)
-        self._over = (mesh.tp, mesh.pp, mesh.shards) if is_sharded else (mesh.tp, mesh.pp)
 
     def __call__(self) -> float:
         """The norm of the summed gradients, the same on every rank.
 
-        Moves one small all-reduce over tp, pp and, where gradients are sharded, the shards.
+        Moves one small all-reduce over the world.
         """
         squares = torch.zeros(self._num_slots, dtype=torch.float64, device=self._mesh.device)
         for slot, unit, parameter in self._slots:
@@ -73,7 +71,17 @@ class GradientNorm:
             # Rows are never split over ranks, so how the gradient is sharded makes no difference to their norms.
             lengths = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float32)
             squares[slot] = torch.linalg.vector_norm(lengths, dtype=torch.float64).square()
-        for axis in self._over:
-            all_reduce(squares, axis)
+        all_reduce(squares, self._mesh.world)
         # In float32, so that the last bits of sums in another order do not reach the weights.
         return self._mesh.to_host(squares.sum().sqrt().float())
+
+
+def _is_first(sharding: Sharding) -> bool:
+    """Whether this rank is the first of those that hold the same part of the state."""
+    return sharding.copies.index == 0 and (sharding.num_shards > 1 or sharding.shards.index == 0)
+
+
+def _is_first_of_line(parameter: PlacedParameter, mesh: Mesh) -> bool:
+    """Whether this rank holds a part of its own of what tensor parallel cuts, or is the first that holds it whole."""
+    tp = mesh.expert_tp if parameter.place.is_expert else mesh.tp
+    return tp.index == 0 or tp.name in parameter.place.sharded_over

@@ -162,8 +162,8 @@ def _join(seat: Seat, job: JobSpec, device: torch.device) -> dist.Store | None:
         raise PlanError(
             "launch",
             [
-                f"{seat.world} ranks were started, and the plan needs dp {plan.dp} x tp {plan.tp} x pp {plan.pp} = "
-                f"{plan.world}; start {plan.world}, or change the plan"
+                f"{seat.world} ranks were started, and the plan needs {plan.degrees} = {plan.world}; start "
+                f"{plan.world}, or change the plan"
             ],
         )
     if seat.world == 1:

@@ -85,7 +85,7 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
     for shards in replica.shards.values():
         shards.zero()
     # Gradients are summed over microbatches and replicas, each of a mean over tokens.
-    mean = 1.0 / (job.num_microbatches * job.plan.dp)
+    mean = 1.0 / (job.num_microbatches * job.plan.replicas)
     losses = replica.executor.run(
         replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update,
         numbered(job, mesh, step), mean * scale,
@@ -109,5 +109,5 @@ def mean_loss(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh) -> float:
     for i in sorted(losses):
         total += losses[i]
     all_reduce(total, mesh.pp)
-    all_reduce(total, mesh.dp)
-    return mesh.to_host(total) / (job.num_microbatches * job.plan.dp)
+    all_reduce(total, mesh.dp_cp)
+    return mesh.to_host(total) / (job.num_microbatches * job.plan.replicas)

@@ -54,7 +54,7 @@ def train_stream(
     per_batch = job.num_microbatches
     num_batches = program.num_microbatches // per_batch
     updates_per_batch = per_batch if program.weights == "stashed" else 1
-    mean = updates_per_batch / (per_batch * job.plan.dp)
+    mean = updates_per_batch / (per_batch * job.plan.replicas)
 
     def update(action: Action) -> None:
         stage = action.stage

@@ -48,7 +48,7 @@ def first_fit(job: JobSpec, limit_bytes: int) -> Change | None:
 
 def _candidates(job: JobSpec) -> Iterator[dict[str, Any]]:
     plan = job.plan
-    zeros: list[dict[str, Any]] = [{"zero": stage} for stage in range(plan.zero + 1, 4) if plan.dp > 1]
+    zeros: list[dict[str, Any]] = [{"zero": stage} for stage in range(plan.zero + 1, 4) if plan.replicas > 1]
     again: list[dict[str, Any]] = [{"recompute": "full"}] if plan.recompute == "none" else []
     smaller: list[dict[str, Any]] = [
         {"microbatch_size": size} for size in reversed(divisors(plan.microbatch_size)) if size < plan.microbatch_size

@@ -15,7 +15,7 @@ from shardwright.spec.units import num_hosted
 from shardwright.workload.peak import activation_bytes
 from shardwright.workload.recompute import meet_budget
 from shardwright.workload.replay import Replayed, replay, runs_on_cpu
-from shardwright.workload.state import StageState, rank_state
+from shardwright.workload.state import UnitState, rank_state
 
 _FLOAT = 4  # bytes of a master weight, and of each of Adam's two moments
 
@@ -32,13 +32,14 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
     compute, gradient = job.precision.compute_bytes, job.precision.gradient_bytes
     versions = stashed_versions(program)[pp_rank]
     parameters = gradients = optimizer = host = 0
-    for stage in held.values():
-        zero, whole, shard = stage.replicas.zero, stage.num_elements, stage.num_shard_elements
+    gradients += gradient * sum(stage.own_gradient for stage in held.values())
+    for unit in (unit for stage in held.values() for unit in stage.units):
+        zero, whole, shard = unit.replicas.zero, unit.layout.size, unit.layout.shard_size
         values = versions * compute * (shard if zero == 3 else whole)
         is_hosted = zero == 3 and job.plan.offload_parameters
-        on_device, on_host = _optimizer_bytes(job, stage)
+        on_device, on_host = _optimizer_bytes(job, unit)
         parameters += 0 if is_hosted else values
-        gradients += gradient * ((shard if zero >= 2 else whole) + stage.own_gradient)
+        gradients += gradient * (shard if zero >= 2 else whole)
         optimizer += on_device
         host += on_host + (values if is_hosted else 0)
     activations = activation_bytes(meet_budget(job), program, pp_rank, tp_index)
@@ -46,16 +47,16 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
     return RankMemory(parameters, gradients, optimizer, activations, buffers, host)
 
 
-def _optimizer_bytes(job: JobSpec, stage: StageState) -> tuple[int, int]:
+def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
     """Adam's moments and master weights, on the device and on the host; there also what gradients are copied to.
 
     Values in float32 are masters themselves where both lie in the same memory (parallel/masters.py).
     """
-    hosted = sum(num_hosted(job.plan.offload_optimizer, unit.layout.shard_size) for unit in stage.units)
-    rest = stage.num_shard_elements - hosted
+    hosted = num_hosted(job.plan.offload_optimizer, unit.layout.shard_size)
+    rest = unit.layout.shard_size - hosted
     is_exact = job.precision.compute == "float32"
     # On a CPU host and device are one memory, and what is offloaded is copied all the same.
-    values_on_host = stage.replicas.zero == 3 and job.plan.offload_parameters and not runs_on_cpu(job)
+    values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not runs_on_cpu(job)
     has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}
     return _FLOAT * rest * (2 + has_master[False]), _FLOAT * hosted * (3 + has_master[True])
 

@@ -163,7 +163,7 @@ class _Replay:
         return list(dict.fromkeys(key for keys in self._stages[stage].units_in.values() for key in keys))
 
     def _gather(self, key: UnitKey) -> None:
-        replicas = self._stages[key[0]].replicas
+        replicas = self._unit(key).replicas
         if replicas.zero == 3 and key not in self._values:
             num_bytes = self._unit(key).layout.size * self._compute_bytes
             self._values[key] = self.pool.borrow(num_bytes)
@@ -209,7 +209,7 @@ class _Replay:
 
     def _arm(self, number: int) -> None:
         stage = self._stages[number]
-        if stage.replicas.num_ranks > 1 or stage.replicas.num_copies > 1:
+        if any(unit.replicas.num_ranks > 1 or unit.replicas.num_copies > 1 for unit in stage.units):
             self._armed.add(number)
         self._next[number] = 0
         for n, unit in enumerate(stage.units):
@@ -237,7 +237,7 @@ class _Replay:
         under_way.append(key)
 
     def _open(self, key: UnitKey) -> None:
-        if self._stages[key[0]].replicas.zero < 2:
+        if self._unit(key).replicas.zero < 2:
             return
         self._finish_reduce(key)
         if key not in self._gradients:
@@ -247,7 +247,7 @@ class _Replay:
     def _start_reduce(self, key: UnitKey) -> None:
         self._finish_reduce(key)
         self._open(key)
-        unit, replicas = self._unit(key), self._stages[key[0]].replicas
+        unit, replicas = self._unit(key), self._unit(key).replicas
         layout, element = unit.layout, self._reduce_bytes
         is_cast = element != self._gradient_bytes
         borrowed = [self.pool.borrow(layout.size * element)] if is_cast else []
@@ -271,7 +271,7 @@ class _Replay:
             return
         borrowed = self._reducing.pop(key)
         del self._staged[key]
-        layout, replicas = self._unit(key).layout, self._stages[key[0]].replicas
+        layout, replicas = self._unit(key).layout, self._unit(key).replicas
         if replicas.num_copies > 1:
             self._move("all_reduce", replicas.copies_axis, layout.shard_size * self._reduce_bytes)
         for buffer in borrowed:
@@ -305,8 +305,8 @@ class _Replay:
                 if self._gradient_bytes != _MASTER_BYTES:
                     self.pool.give_back(self.pool.borrow(unit.layout.shard_size * _MASTER_BYTES))
                     self._note()
-                if stage.replicas.zero in (1, 2):
-                    self._move("all_gather", stage.replicas.shards_axis, unit.layout.size * self._compute_bytes)
+                if unit.replicas.zero in (1, 2):
+                    self._move("all_gather", unit.replicas.shards_axis, unit.layout.size * self._compute_bytes)
             self._has_sum -= {(number, n) for n in range(len(stage.units))}
 
     def _move(self, collective: str, axis: str, num_bytes: int) -> None:

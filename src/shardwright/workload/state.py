@@ -19,7 +19,7 @@ UnitKey = tuple[int, int]  # (stage, number of the unit in it)
 
 @dataclass(frozen=True)
 class Replicas:
-    """How the replicas of a stage share its state: `zero` is the stage of ZeRO that takes effect.
+    """How the replicas of some parameters share their state: `zero` is the stage of ZeRO that takes effect.
 
     `num_ranks` share one set of shards, and `num_copies` hold each shard alike. The names are those of the mesh axes.
     """
@@ -43,6 +43,7 @@ class UnitState:
     places: tuple[Place, ...]
     layout: FlatLayout
     is_late: bool
+    replicas: Replicas
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,6 @@ class StageState:
     """
 
     stage: int
-    replicas: Replicas
     units: tuple[UnitState, ...]
     regions: dict[str, tuple[Place, ...]]
     units_in: dict[str, tuple[UnitKey, ...]]
@@ -70,30 +70,28 @@ class StageState:
         """Elements of all units, padding included."""
         return sum(unit.layout.size for unit in self.units)
 
-    @property
-    def num_shard_elements(self) -> int:
-        """Elements of this rank's shards, padding included."""
-        return sum(unit.layout.shard_size for unit in self.units)
 
-
-def stage_replicas(job: JobSpec, placement: Placement) -> Replicas:
-    """Who shares the state of a stage. A bidirectional pipeline holds each stage twice, and both share it."""
+def replicas_of(job: JobSpec, placement: Placement, is_expert: bool = False) -> Replicas:
+    """Who shares the state of a stage, or of its experts. A bidirectional pipeline holds each stage twice, and both
+    share it."""
     plan = job.plan
-    is_hybrid = 0 < plan.zero_ranks < plan.dp
-    num_ranks = plan.zero_ranks if is_hybrid else plan.dp * placement.num_copies
+    num_ranks, num_copies = plan.sharing(is_expert)
+    is_folded = plan.ep > 1 or plan.expert_tp_size != plan.tp
+    axis = "edp" if is_expert and is_folded else "dp" if plan.cp == 1 else "dp cp"
+    num_ranks *= placement.num_copies
     return Replicas(
         zero=plan.zero if num_ranks > 1 or plan.offload_parameters else 0,
         num_ranks=num_ranks,
-        num_copies=plan.dp // num_ranks if is_hybrid else 1,
-        shards_axis="dp shards" if is_hybrid else "dp",
-        copies_axis="dp copies",
+        num_copies=num_copies,
+        shards_axis=axis if num_copies == 1 else f"{axis} shards",
+        copies_axis=f"{axis} copies",
     )
 
 
 def rank_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> dict[int, StageState]:
     """What a pipeline rank holds, by stage, on one rank of its tensor-parallel group."""
     stages = program.placement.stages_of(pp_rank)
-    replicas = stage_replicas(job, program.placement)
+    replicas = {is_expert: replicas_of(job, program.placement, is_expert) for is_expert in (False, True)}
     # A tied table and head on one rank are one memory, with two gradients.
     shares = job.model.tied_embeddings and {0, program.num_stages - 1} <= set(stages)
     held = {stage: _stage_state(job, stage, replicas, tp_index, shares) for stage in stages}
@@ -105,7 +103,9 @@ def rank_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) 
     return held
 
 
-def _stage_state(job: JobSpec, stage: int, replicas: Replicas, tp_index: int, shares_table: bool) -> StageState:
+def _stage_state(
+    job: JobSpec, stage: int, replicas: dict[bool, Replicas], tp_index: int, shares_table: bool
+) -> StageState:
     regions = stage_parameters(job.model, job.plan, stage, tp_index)
     own_gradient = 0
     if shares_table and "head" in regions:
@@ -115,13 +115,13 @@ def _stage_state(job: JobSpec, stage: int, replicas: Replicas, tp_index: int, sh
     late = tied if job.model.tied_embeddings else []
     most = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
     units = []
-    for group in unit_groups(regions, late, replicas.zero == 3, most, lambda place: place):
-        places = tuple(in_unit_order(group, lambda place: place))
-        units.append(UnitState(places, unit_layout(places, replicas.num_shards), not set(late).isdisjoint(places)))
+    for group in unit_groups(regions, late, lambda p: replicas[p.is_expert].zero == 3, most, lambda place: place):
+        places, sharing = tuple(in_unit_order(group, lambda place: place)), replicas[group[0].is_expert]
+        is_late = not set(late).isdisjoint(places)
+        units.append(UnitState(places, unit_layout(places, sharing.num_shards), is_late, sharing))
     number_of = {place.name: n for n, unit in enumerate(units) for place in unit.places}
     return StageState(
         stage=stage,
-        replicas=replicas,
         units=tuple(units),
         regions={region: tuple(places) for region, places in regions.items()},
         units_in={

@@ -2,8 +2,8 @@
 
 Rajbhandari et al. 2020 (arXiv 1910.02054, section 7): with P the bytes of all parameters, an all-reduce of P without
 ZeRO, a reduce-scatter and an all-gather of P in stages 1 and 2, and in stage 3 one more all-gather, of which the
-engine here leaves out some (replay.py). A stage's own numbers are replay.py's; here are also the two small
-all-reduces that each step ends with, and what all of it puts on the wire.
+engine here leaves out some (replay.py). A stage's own numbers are replay.py's; here are also the small all-reduce
+that each step ends with, and what all of it puts on the wire.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from shardwright.schedule.job import job_program
 from shardwright.spec.job import JobSpec
-from shardwright.spec.parameters import model_parameters
 from shardwright.workload.replay import replay
 from shardwright.workload.state import rank_state
 
-_NUMBER = 8  # bytes of a float64: losses and squared norms
+_NUMBER = 8  # bytes of a float64, the loss
 
 # How often the ring algorithm sends a payload of n bytes, of which each of d ranks sends (d - 1) / d: an all-reduce
 # is a reduce-scatter and then an all-gather (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69, section 3).
@@ -37,23 +36,18 @@ class Traffic:
 def replica_traffic(job: JobSpec, pp_rank: int, tp_index: int = 0) -> dict[str, Traffic]:
     """By "collective axis", as in the ledger's table: all of a step on the axes of data parallel.
 
-    For schedules that drain. The axes are "dp", or where sharding is hybrid "dp shards" and "dp copies".
+    For schedules that drain. The axes are "dp", or "dp cp" where cp is not 1, and "edp" for experts; where sharding is
+    hybrid "dp shards" and "dp copies" and so on.
     """
     program = job_program(job)
     assert program.weights == "current", "a schedule that does not drain has no single step"
     held = rank_state(job, program, pp_rank, tp_index)
     found = replay(job, program, pp_rank, held)
     moved = {key: (found.calls[key], num_bytes) for key, num_bytes in found.moved_bytes.items()}
-
-    def add(axis: str, num_bytes: int) -> None:
+    if job.plan.replicas > 1:  # the loss
+        axis = "dp" if job.plan.cp == 1 else "dp cp"
         calls, before = moved.get(("all_reduce", axis), (0, 0))
-        moved["all_reduce", axis] = calls + 1, before + num_bytes
-
-    replicas = next(iter(held.values())).replicas
-    if replicas.zero and job.plan.dp > 1:  # the squared norm of each parameter's gradient, of which shards are parts
-        add(replicas.shards_axis, _NUMBER * len(model_parameters(job.model)))
-    if job.plan.dp > 1:  # the loss
-        add("dp", _NUMBER)
+        moved["all_reduce", axis] = calls + 1, before + _NUMBER
     return {f"{kind} {axis}": Traffic(*moved[kind, axis]) for kind, axis in sorted(moved)}
 
 
