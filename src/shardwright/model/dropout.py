@@ -5,7 +5,7 @@ A mask is a hash of (seed, step, layer, branch, sample in the global batch, posi
 one rank drops, a recomputation drops it again, and neither masks nor generator states are kept. Salmon et al. 2011
 (Parallel Random Numbers: As Easy as 1, 2, 3) make the case for such counter-based generators.
 
-Shape suffixes: S sequence, B batch, H hidden, W = H / 4 rounded up, 64-bit words; s is S / tp under sequence parallel.
+Shape suffixes: S sequence, B batch, H hidden, W = H / 4 rounded up, 64-bit words; s positions of this rank.
 """
 
 import hashlib
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.positions import positions_tensor
 from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
+from shardwright.spec.sequence import Ranges
 
 CHANNELS_PER_WORD = 4  # 16 bits decide about an element, so p is rounded to a multiple of 2^-16
 LEVELS = 1 << 16
@@ -29,8 +31,9 @@ class Dropout(nn.Module):
     def __init__(self, spec: ModelSpec, place: str, cut: Cut) -> None:
         """`place` names the place among all of the model, the same in every plan."""
         super().__init__()
-        self.place, self.cut = place, cut
+        self.place = place
         self.sequence = spec.sequence
+        self.positions = cut.held_between(spec.sequence)
         self.num_dropped_levels = min(round(spec.dropout * LEVELS), LEVELS - 1)
 
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
@@ -40,7 +43,7 @@ class Dropout(nn.Module):
         mask = Mask(
             key=_key(run.microbatch.seed, run.microbatch.step, self.place),
             num_dropped_levels=self.num_dropped_levels,
-            first_position=x_sBH.shape[0] * self.cut.tp.index if self.cut.shards_sequence else 0,
+            positions=self.positions,
             first_sample=run.microbatch.first_sample,
             sequence=self.sequence,
         )
@@ -49,18 +52,19 @@ class Dropout(nn.Module):
 
 @dataclass(frozen=True)
 class Mask:
-    """All that it takes to make a mask: a few numbers. One in 65,536 elements is dropped for each dropped level."""
+    """All that it takes to make a mask: a few numbers, and where the tokens are in the sequence. One in 65,536 elements
+    is dropped for each dropped level."""
 
     key: int
     num_dropped_levels: int
-    first_position: int
+    positions: Ranges
     first_sample: int
     sequence: int
 
     def apply(self, x_sBH: Tensor) -> Tensor:
         """A new tensor: x with some elements zero, the others scaled."""
-        s, B, H = x_sBH.shape
-        positions_s = torch.arange(self.first_position, self.first_position + s, device=x_sBH.device)
+        _, B, H = x_sBH.shape
+        positions_s = positions_tensor(self.positions, x_sBH.device)
         samples_B = torch.arange(self.first_sample, self.first_sample + B, device=x_sBH.device)
         rows_sB = positions_s[:, None] + samples_B * self.sequence
         kept_sBH = kept_elements(rows_sB, H, self.key, self.num_dropped_levels)

@@ -31,11 +31,11 @@ def counts(documents_BS: Tensor) -> Tensor:
 
 
 def share_that_counts(tokens_BS: Tensor, replicas: Axis) -> float:
-    """Which share of all targets counts, over the samples of all replicas. One all-reduce of two numbers.
+    """Which share of all targets counts, over the samples of all replicas. One all-reduce of a number.
 
     Losses of targets that do not count are 0. Means over all targets, divided by this, are means over those that do,
     however those lie over ranks and microbatches. If none counts it is 1.
     """
-    of_all = torch.stack(((tokens_BS[:, 1:] >= 0).sum(), tokens_BS.new_tensor(tokens_BS[:, 1:].numel())))
-    counted, all_targets = all_reduce(of_all, replicas).tolist()
-    return counted / all_targets if counted else 1.0
+    targets_BS = tokens_BS[:, 1:]
+    counted = int(all_reduce((targets_BS >= 0).sum(), replicas))
+    return counted / (targets_BS.numel() * replicas.size) if counted else 1.0

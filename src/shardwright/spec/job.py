@@ -109,6 +109,16 @@ class JobSpec(Spec):
         """Tokens of one optimizer step, over all ranks."""
         return self.batch.global_batch_size * self.model.sequence
 
+    @property
+    def tokens_within(self) -> int:
+        """Tokens of a sequence that a rank computes with in a layer."""
+        return self.model.sequence // self.plan.cp
+
+    @property
+    def tokens_between(self) -> int:
+        """Tokens of a sequence whose hidden states a rank holds between layers, and so between stages."""
+        return self.tokens_within // (self.plan.tp if self.plan.sequence_parallel else 1)
+
     def as_one_rank(self) -> "JobSpec":
         """The same computation on one rank: same microbatches, samples and numbers, no parallelism."""
         plan = PlanSpec(microbatch_size=self.plan.microbatch_size, schedule="sequential")

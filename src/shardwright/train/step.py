@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.collectives import all_reduce
+from shardwright.parallel.documents import share_that_counts
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.schedule.action import Action
@@ -19,7 +20,7 @@ from shardwright.train.optimizer import learning_rate
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch.
+    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch that have one.
 
     There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`, because its
     gradients overflowed: it leaves the weights as they are. `loss_scale` is None where the loss is not scaled.
@@ -86,13 +87,19 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
         shards.zero()
     # Gradients are summed over microbatches and replicas, each of a mean over tokens.
     mean = 1.0 / (job.num_microbatches * job.plan.replicas)
+    share = counted_share(job, mesh, tokens_BS)
     losses = replica.executor.run(
         replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update,
-        numbered(job, mesh, step), mean * scale,
+        numbered(job, mesh, step), lambda _: mean * scale / share,
     )  # fmt: skip
-    return StepResult(
-        mean_loss(losses, job, mesh), None if skipped else norm, rate, scale if scaling is not None else None, skipped
-    )
+    loss = mean_loss(losses, job, mesh) / share
+    return StepResult(loss, None if skipped else norm, rate, scale if scaling is not None else None, skipped)
+
+
+def counted_share(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> float:
+    """Which share of the targets of a global batch has a loss, from this replica's part. All of them, if documents are
+    not separate."""
+    return share_that_counts(tokens_BS, mesh.dp) if job.data.separate_documents else 1.0
 
 
 def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
@@ -100,7 +107,7 @@ def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> f
     losses = replica.executor.run(replica.evaluation, microbatches(tokens_BS, job.plan.microbatch_size))
     for state in replica.float8_states:
         state.forget_now()
-    return mean_loss(losses, job, mesh)
+    return mean_loss(losses, job, mesh) / counted_share(job, mesh, tokens_BS)
 
 
 def mean_loss(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh) -> float:

@@ -4,8 +4,8 @@ This is what our runtime keeps (model/decoder.py), derived operator by operator 
 2205.05198, section 4) derive theirs; docs/recompute.md sets the two side by side. A test compares it with what autograd
 saves, to the byte.
 
-Letters: S sequence, B microbatch size, T = S x B tokens, H hidden, N query heads, G key/value heads, D head width, F
-inner width of the MLP, V vocabulary, t tensor-parallel degree. Sizes are bytes on one rank.
+Letters: S tokens of a sequence on a rank, B microbatch size, T = S x B, H hidden, N query heads, G key/value heads, D
+head width, F inner width of the MLP, V vocabulary, t tensor-parallel degree. Sizes are bytes on one rank.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import split_evenly
 from shardwright.spec.recompute import LAYER, Policy
 
-FLOAT32, INT64, BOOL = 4, 8, 1
+FLOAT32, INT32, INT64, BOOL = 4, 4, 8, 1
 
 # Operations an element, roughly: what is elementwise is bound by memory, and counted so that nothing is free.
 NORM_FLOPS, ACTIVATION_FLOPS = 6, 8
@@ -128,13 +128,17 @@ def layer_of(job: JobSpec) -> Layer:
     """Any layer of a job, on any rank, for one microbatch; they are all alike."""
     model, plan, element = job.model, job.plan, job.precision.compute_bytes
     tp, batch = plan.tp, plan.microbatch_size
-    tokens = model.sequence * batch
+    tokens = job.tokens_within * batch
     is_sharded = plan.sequence_parallel and tp > 1
     tokens_here = tokens // tp if is_sharded else tokens
     hidden, heads, kv_heads, width = model.hidden, model.heads // tp, model.num_kv_heads // tp, model.head_size
     qkv_width = (heads + 2 * kv_heads) * width
     inner = model.ffn_size // tp
     up_width = (2 if model.gated_mlp else 1) * inner
+    # What attention sees: its tokens, or all of them of fewer heads, of which a group has its key and value at least.
+    trades = plan.cp > 1 and plan.cp_method == "ulysses"
+    seen = (tokens * plan.cp, heads // plan.cp, max(1, kv_heads // plan.cp)) if trades else (tokens, heads, kv_heads)
+    tokens_seen, heads_seen, kv_seen = seen
     stream, whole_stream = element * tokens_here * hidden, element * tokens * hidden
     # RMSNorm keeps 1 / rms in float32; LayerNorm keeps mean and 1 / deviation, in the number type of x on a CPU.
     statistics = FLOAT32 * tokens_here if model.norm == "rmsnorm" else 2 * element * tokens_here
@@ -142,11 +146,13 @@ def layer_of(job: JobSpec) -> Layer:
         "input": stream, "attention statistics": statistics, "attention normal": stream,
         "qkv": element * tokens * qkv_width,
         "biased qkv": element * tokens * qkv_width,
-        "query": element * tokens * heads * width,
-        "key": element * tokens * kv_heads * width,
-        "value": element * tokens * kv_heads * width,
+        "traded qkv": element * tokens_seen * (heads_seen + 2 * kv_seen) * width,
+        "query": element * tokens_seen * heads_seen * width,
+        "key": element * tokens_seen * kv_seen * width,
+        "value": element * tokens_seen * kv_seen * width,
+        "attended before trade": element * tokens_seen * heads_seen * width,
         "attended": element * tokens * heads * width,
-        "log-sum-exp": FLOAT32 * tokens * heads,
+        "log-sum-exp": FLOAT32 * tokens_seen * heads_seen,
         "middle": stream, "mlp statistics": statistics, "mlp normal": stream,
         "up": element * tokens * up_width,
         "biased up": element * tokens * up_width,
@@ -156,10 +162,10 @@ def layer_of(job: JobSpec) -> Layer:
     sizes |= {f"whole {name}": size for name, size in sizes.items()}
     sizes |= {f"whole {name}": whole_stream for name in ("attention normal", "middle", "mlp normal", "output")}
 
-    whole_qkv = "biased qkv" if model.bias else "qkv"
+    whole_qkv = "traded qkv" if trades else "biased qkv" if model.bias else "qkv"
     if model.positions == "rotary":
         qkv_kept: tuple[str, ...] = ("query", "key", "value")
-    elif heads == kv_heads or kv_heads == 1:
+    elif heads_seen == kv_seen or kv_seen == 1:
         qkv_kept = (whole_qkv,)  # three views of it
     else:
         qkv_kept = (whole_qkv, "query")  # several queries of a key are copied side by side
@@ -173,10 +179,12 @@ def layer_of(job: JobSpec) -> Layer:
     def norm() -> Work:
         return Work(float(NORM_FLOPS * tokens_here * hidden), 2.0 * stream)
 
+    attention_output = "attended before trade" if trades else "attended"
     rotary = 2 * (sizes["query"] + sizes["key"]) if model.positions == "rotary" else 0
     attended = Work(
         4.0 * tokens * model.sequence * heads * width,
         sizes["query"] + sizes["key"] + sizes["value"] + sizes["attended"] + rotary,
+        context_bytes(job),
     )
     activated = Work(float(ACTIVATION_FLOPS * tokens * up_width), float(sizes["up"] + sizes["inner"]))
     leaving = product(heads * width, hidden, whole_stream, whole_stream)
@@ -186,7 +194,7 @@ def layer_of(job: JobSpec) -> Layer:
         attention=(
             Operator("norm", "input", ("input", "attention statistics"), "attention normal", norm()),
             Operator("qkv", "attention normal", ("attention normal",), "qkv", product(hidden, qkv_width, whole_stream)),
-            Operator("attention", "qkv", (*qkv_kept, "attended", "log-sum-exp"), "attended", attended),
+            Operator("attention", "qkv", (*qkv_kept, attention_output, "log-sum-exp"), "attended", attended),
             Operator("output", "attended", ("attended",), "middle", leaving),
         ),
         mlp=(
@@ -198,14 +206,43 @@ def layer_of(job: JobSpec) -> Layer:
     )
 
 
+def context_bytes(job: JobSpec) -> int:
+    """Bytes of the collectives over cp in the forward of one layer's attention, of one microbatch, as the ledger counts
+    them: of the keys and values that a rank sends on, of all that are gathered, or of what is traded for the rest."""
+    plan, model = job.plan, job.model
+    if plan.cp == 1:
+        return 0
+    heads, kv_heads = model.heads // plan.tp, model.num_kv_heads // plan.tp
+    head = job.precision.compute_bytes * job.tokens_within * plan.microbatch_size * model.head_size
+    if plan.cp_method == "ulysses":
+        return head * (2 * heads + 2 * max(kv_heads, plan.cp))
+    return head * 2 * kv_heads * (plan.cp - 1 if plan.cp_method == "ring" else plan.cp)
+
+
+def documents_kept(job: JobSpec) -> dict[str, int]:
+    """What every stage keeps of a microbatch where documents are separate: of each token, the document it is in."""
+    if not job.data.separate_documents:
+        return {}
+    # Zig-zag parts are put together anew; else they are a view of the numbers of all S + 1 tokens.
+    tokens = job.model.sequence + (job.plan.cp == 1 or job.plan.cp_method == "ulysses")
+    return {"documents": INT32 * tokens * job.plan.microbatch_size}
+
+
 def embedding_kept(job: JobSpec) -> dict[str, int]:
-    """What the first stage keeps besides its layers, of one microbatch. Token ids are the batch's, and there anyway."""
-    tokens = job.model.sequence * job.plan.microbatch_size
+    """What the first stage keeps besides its layers, of one microbatch. Token ids are the batch's, and there anyway,
+    unless a rank's are picked from them or have lost their marks."""
+    plan = job.plan
+    tokens = job.tokens_within * plan.microbatch_size
+    is_picked = plan.cp > 1 and plan.cp_method != "ulysses"
     kept: dict[str, int] = {}
-    if job.plan.tp > 1:
-        kept |= {"rows": INT64 * tokens, "rows elsewhere": BOOL * tokens}
+    if plan.tp > 1 or is_picked:
+        kept["rows"] = INT64 * tokens
+    elif job.data.separate_documents:
+        kept["rows"] = INT64 * job.model.sequence * plan.microbatch_size
+    if plan.tp > 1:
+        kept["rows elsewhere"] = BOOL * tokens
     if job.model.positions == "learned":
-        kept["positions"] = INT64 * job.model.sequence
+        kept["positions"] = INT64 * job.tokens_within
     return kept
 
 
@@ -213,9 +250,10 @@ def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
     """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's."""
     model, plan = job.model, job.plan
     layer = layer_of(job)
-    tokens = model.sequence * plan.microbatch_size
+    tokens = job.tokens_within * plan.microbatch_size
     first, end = split_evenly(model.vocab, plan.tp, tp_index)
-    return {
+    masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
+    return masked | {
         "final input": layer.sizes["input"], "final statistics": layer.sizes["attention statistics"],
         "final normal": layer.sizes["attention normal"],
         "softmax": FLOAT32 * tokens * (end - first),
@@ -226,5 +264,5 @@ def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
 def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> int:
     """What the head keeps from I to W: its input, and the gradient of the logits."""
     first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
-    tokens, element = job.model.sequence * job.plan.microbatch_size, job.precision.compute_bytes
+    tokens, element = job.tokens_within * job.plan.microbatch_size, job.precision.compute_bytes
     return element * tokens * (job.model.hidden + end - first)
