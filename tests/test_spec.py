@@ -360,6 +360,23 @@ def test_lines_part_the_ranks(shape: MeshShape, along: list[str]) -> None:
     assert lines == ranks.transpose(order).reshape(-1, length).tolist()
 
 
+@given(MESHES, st.booleans(), st.data())
+def test_experts_fold_the_ranks_of_a_stage(shape: MeshShape, are_cut: bool, data: st.DataObject) -> None:
+    """Ranks of an ep line have other tokens or another part of them, and what they exchange stays in their stage."""
+    sizes = shape.sizes
+    ranks = sizes["dp"] * sizes["cp"] * (1 if are_cut else sizes["tp"])
+    ep = data.draw(st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]))
+    plan = PlanSpec(**sizes, ep=ep, expert_tp=0 if are_cut else 1)
+    experts = MeshShape.of_experts(plan)
+    for line, replicas in zip(experts.lines("ep"), experts.lines("edp"), strict=False):
+        places = [shape.coordinates(rank) for rank in line]
+        assert len({place["pp"] for place in places}) == 1
+        assert len({place["tp"] for place in places}) == 1 or not are_cut
+        assert len(replicas) == plan.expert_replicas == ranks // ep
+    assert len(experts.lines("ep")[0]) == ep
+    assert sorted(r for line in experts.lines("ep", "edp") for r in line) == list(range(plan.world))
+
+
 @given(MESHES)
 def test_ranks_of_a_tensor_parallel_group_are_neighbours(shape: MeshShape) -> None:
     for line in shape.lines("tp"):
