@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-from alternate import print_row
 
 from shardwright.measure.activations import saved_bytes
 from shardwright.parallel.mesh import Mesh
@@ -70,6 +69,7 @@ if __name__ == "__main__":
         "method", "cp", "attention keeps, predicted", "layer keeps, predicted", "layer keeps, measured",
         "forward moves, predicted", "forward moves, measured", "backward moves, measured",
     ]  # fmt: skip
-    print_row(heading, is_header=True)
+    for cells in (heading, ["---"] * len(heading)):
+        print("| " + " | ".join(cells) + " |")
     for plan in PLANS:
-        print_row(row(plan))
+        print("| " + " | ".join(row(plan)) + " |", flush=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ranks import run_ranks
-from shardwright.parallel.block_attention import Sight, attend_block, block_gradients
+from shardwright.parallel.block_attention import Merged, Sight, attend_block, block_gradients
 from shardwright.parallel.collectives import Axis
 from shardwright.parallel.context import gathered_attention, ring_attention, trade_for_heads, trade_for_tokens
 from shardwright.parallel.ledger import Ledger
@@ -190,3 +190,14 @@ def test_who_sees_nothing_is_zero_and_not_nan() -> None:
     assert all(x.isfinite().all() for x in (dq, dk, dv))
     assert (dq[:, :, 4:] == 0).all() and (dk[:, :, 4:] == 0).all() and (dv[:, :, 4:] == 0).all()
     assert (dk[:, :, :4] != 0).any() and (dv[:, :, :4] != 0).all()
+
+
+def test_blocks_merge_where_one_or_none_is_seen() -> None:
+    """The last two queries see no key of either block, the first three have keys in both or in one."""
+    q, k, v, _ = (x.permute(1, 2, 0, 3) for x in inputs(4, 2, torch.float32, sequence=6))
+    of_queries, of_keys = torch.tensor([[0, 1, 1, 4, 2, 2]] * 3), torch.tensor([[0, 1, 1, 1, 4, 3]] * 3)
+    merged = Merged(*attend_block(q, k[:, :, :3], v[:, :, :3], Sight(False, of_queries, of_keys[:, :3])))
+    merged.add(slice(0, 6), *attend_block(q, k[:, :, 3:], v[:, :, 3:], Sight(False, of_queries, of_keys[:, 3:])))
+    out, lse = attend_block(q, k, v, Sight(False, of_queries, of_keys))
+    torch.testing.assert_close((merged.out_BNSD, merged.lse_BNS), (out, lse), rtol=1e-5, atol=1e-5)
+    assert (out[:, :, 4:] == 0).all()
