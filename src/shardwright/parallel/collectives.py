@@ -263,6 +263,22 @@ def start_all_to_all_v(
     return _start(axis, "all_to_all_v", sum(sent_bytes.values()), work, sent_bytes)
 
 
+def start_exchange(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Send `x` to the next index of the axis, around, and receive the previous one's into `out`."""
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    to, source = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[axis.index - 1]
+    work: _Exchange
+    if _is_gloo(axis):
+        arriving = dist.irecv(out, source, group=axis.group, tag=EXCHANGE_TAG)
+        work = _Exchange([arriving, dist.isend(x, to, group=axis.group, tag=EXCHANGE_TAG)])
+    else:
+        both = [dist.P2POp(dist.isend, x, to, axis.group), dist.P2POp(dist.irecv, out, source, axis.group)]
+        work = _Exchange(dist.batch_isend_irecv(both))
+    return _start(axis, "exchange", x.nbytes, work, {to: x.nbytes}, peer=source)
+
+
 def start_send(x: Tensor, axis: Axis, to: int, tag: int) -> Pending:
     """Send `x` to index `to` of the axis."""
     work = dist.isend(x, axis.ranks[to], group=axis.group, tag=tag)
@@ -301,6 +317,15 @@ def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
         return x
     out = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
     start_reduce_scatter(out, x, axis).wait()
+    return out
+
+
+def all_to_all(x: Tensor, axis: Axis) -> Tensor:
+    """Give share i of dim 0 of `x` to index i; share i of the result is what index i gave."""
+    if axis.size == 1:
+        return x
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    start_all_to_all(out, x, axis).wait()
     return out
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.parallel.collectives import Axis, Pending, start_recv, start_send
 from shardwright.parallel.deferred import DeferredGradients
+from shardwright.parallel.documents import document_numbers, without_marks
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.stash import StashedWeights
@@ -40,7 +41,10 @@ class Stage(Protocol):
         """Where I leaves weight gradients for W."""
         ...
 
-    def __call__(self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None,
+        documents_BT: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Hidden states, or the loss of each token where there are targets."""
         ...
 
@@ -95,7 +99,7 @@ class _Run:
     tokens: Sequence[Tensor]
     versions: dict[Key, int]
     microbatches: Sequence[Microbatch] | None
-    loss_factor: float
+    loss_factor: Callable[[int], float]
     outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
     inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
     gradients: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
@@ -122,9 +126,11 @@ class PipelineExecutor:
 
     def __init__(
         self, stages: dict[int, Stage], held: Mapping[int, Held], mesh: Mesh,
-        stashes: dict[int, StashedWeights] | None = None,
+        stashes: dict[int, StashedWeights] | None = None, separates_documents: bool = False,
     ) -> None:  # fmt: skip
+        """With `separates_documents`, tokens have marks (parallel/documents.py)."""
         self._stages = stages
+        self._separates_documents = separates_documents
         self._held = held
         self._mesh = mesh
         self._stashes = stashes or {}
@@ -137,12 +143,12 @@ class PipelineExecutor:
 
     def run(
         self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None,
-        microbatches: Sequence[Microbatch] | None = None, loss_factor: float = 1.0,
+        microbatches: Sequence[Microbatch] | None = None, loss_factor: Callable[[int], float] = lambda _: 1.0,
     ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
 
         `microbatches` says which samples those are; without it nothing is dropped out. Gradients are those of the
-        losses times `loss_factor`.
+        losses times `loss_factor` of the microbatch.
 
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
@@ -218,7 +224,7 @@ class PipelineExecutor:
             self.versions_seen[key] = run.versions[key]
         self._load_weights(key, run)
         if stage == 0:
-            x = run.tokens[i][:, :-1]
+            x = self._ids(run.tokens[i][:, :-1])
         else:
             x, arrival = run.inputs.pop(key)
             if arrival is not None:
@@ -237,6 +243,9 @@ class PipelineExecutor:
         else:
             run.outputs[key] = output
 
+    def _ids(self, tokens_BS: Tensor) -> Tensor:
+        return without_marks(tokens_BS) if self._separates_documents else tokens_BS
+
     def _load_weights(self, key: Key, run: _Run) -> None:
         if run.versions:
             self._stashes[key[0]].load(run.versions[key])
@@ -244,16 +253,16 @@ class PipelineExecutor:
     def _pass(self, key: Key, x: Tensor, run: _Run) -> Tensor:
         """The output of a stage, detached; where gradients are on, all is kept that its backward needs."""
         stage, i = key
-        microbatch = None
-        if run.microbatches is not None:
-            microbatch = replace(run.microbatches[i], loss_factor=run.loss_factor)
+        microbatch = None if run.microbatches is None else run.microbatches[i]
         keeps = torch.is_grad_enabled()
         if keeps and stage > 0:
             run.leaves[key] = x.requires_grad_()
+        documents_BT = document_numbers(run.tokens[i]) if self._separates_documents else None
         if stage == run.program.num_stages - 1:
-            output = self._stages[stage](x, run.tokens[i][:, 1:], microbatch).mean()
+            targets_BS = self._ids(run.tokens[i][:, 1:])
+            output = self._stages[stage](x, targets_BS, microbatch, documents_BT).mean()
         else:
-            output = self._stages[stage](x, microbatch=microbatch)
+            output = self._stages[stage](x, None, microbatch, documents_BT)
         if keeps:
             # The edge alone is kept: the output's memory is free as soon as it is sent.
             run.edges[key] = get_gradient_edge(output)
@@ -264,7 +273,7 @@ class PipelineExecutor:
         stage, i = key
         self._load_weights(key, run)
         if stage == run.program.num_stages - 1:
-            gradient = torch.full((), run.loss_factor, device=self._mesh.device)
+            gradient = torch.full((), run.loss_factor(i), device=self._mesh.device)
         else:
             gradient, arrival = run.gradients.pop(key)
             if arrival is not None:

@@ -5,6 +5,7 @@ here is arithmetic on the job and needs nothing else.
 """
 
 from shardwright.spec import catalog
+from shardwright.spec.check_context import context_faults
 from shardwright.spec.check_experts import expert_faults
 from shardwright.spec.check_recompute import recompute_faults
 from shardwright.spec.job import JobSpec
@@ -18,6 +19,7 @@ def job_faults(job: JobSpec) -> list[str]:
     return [
         *job.model.faults(),
         *_tensor_faults(job),
+        *context_faults(job),
         *_pipeline_faults(job),
         *_fold_faults(job),
         *expert_faults(job),
@@ -57,7 +59,7 @@ def _tensor_faults(job: JobSpec) -> list[str]:
         faults.append(
             f"plan.tp {tp} leaves ranks without a row of a vocabulary of {model.vocab}; use at most {model.vocab}"
         )
-    if job.plan.sequence_parallel and model.sequence % tp:
+    if job.plan.cp == 1 and job.plan.sequence_parallel and model.sequence % tp:
         faults.append(
             f"sequence parallel shards {model.sequence} tokens over tp {tp} "
             f"({model.sequence} / {tp} = {model.sequence / tp:.2f}); use a sequence that is a multiple of "

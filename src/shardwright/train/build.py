@@ -111,7 +111,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         stage: DecoderStage(
             job.model,
             stage_span(plan, job.model.layers, stage),
-            Cut(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp, plan.sequence_parallel),
+            Cut(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp, plan.sequence_parallel, cp_method=plan.cp_method),
             policies,
             host,
         ).prepare(mesh.device, NUMBERS[job.precision.compute])
@@ -151,7 +151,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     return Replica(
         stages=stages,
         shards=shards,
-        executor=PipelineExecutor(dict(stages), shards, mesh, stashes),
+        executor=PipelineExecutor(dict(stages), shards, mesh, stashes, job.data.separate_documents),
         program=program,
         evaluation=forward_of(program),
         stashes=stashes,
