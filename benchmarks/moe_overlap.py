@@ -3,7 +3,7 @@
     sudo .venv/bin/python benchmarks/moe_overlap.py
 
 Figures are those of overlap.py, with ep in place of tp: e is how long a rank stands still for the all-to-alls of a pair
-that run one part after the other. Each rank has its own 1024 tokens a microbatch, which send 2 rows each to 8 experts.
+that run one part after the other. Each rank has its own 512 tokens a microbatch, which send 2 rows each to 8 experts.
 """
 
 import sys
@@ -12,17 +12,18 @@ from functools import partial
 import torch
 from alternate import print_row, run_ranks
 from links import NoLinksError, links
-from overlap import HEADER, MICROBATCH_SIZE, MICROBATCHES, MODEL, Contest, compare, enter
+from overlap import HEADER, MICROBATCHES, MODEL, Contest, compare, enter
 
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.job import job_program
 from shardwright.spec.job import JobSpec
 
 RATES = (800.0, 400.0, 200.0)  # Mbit/s
+SEQUENCES = 2  # a microbatch
 JOB = {
     "model": {"layers": 4, **MODEL, "moe": {"experts": 8, "top_k": 2, "ffn": 352}},
-    "plan": {"pp": 2, "dp": 2, "ep": 2, "schedule": "dualpipev", "microbatch_size": MICROBATCH_SIZE},
-    "batch": {"global_batch_size": 2 * MICROBATCHES * MICROBATCH_SIZE},
+    "plan": {"pp": 2, "dp": 2, "ep": 2, "schedule": "dualpipev", "microbatch_size": SEQUENCES},
+    "batch": {"global_batch_size": 2 * MICROBATCHES * SEQUENCES},
 }
 
 

@@ -310,12 +310,15 @@ class PipelineExecutor:
         if self._side is None:
             threads = torch.get_num_threads()
             self._side = ThreadPoolExecutor(1, "overlap", torch.set_num_threads, (threads,))
-        if (begins := (first.stage, first.microbatch)) not in run.program.recomputed:
-            run.alive.add(begins)  # from its begin: both are alive at once
+        if (key := (first.stage, first.microbatch)) not in run.program.recomputed:
+            run.alive.add(key)  # from its begin: both are alive at once
         self.peak_alive = max(self.peak_alive, len(run.alive))
-        with self._mesh.turns.taking():  # the first part begins, on every rank
-            beside = self._side.submit(self._do_beside, second, run)
-            self._do_part(first, run)
+        # Who begins is the same on every rank: the forward, unless experts are elsewhere. A block ends with their rows
+        # on the way back, so its backward begins with rows on their way, and the forward computes under that.
+        begins, follows = (second, first) if self._mesh.ep.size > 1 else (first, second)
+        with self._mesh.turns.taking():
+            beside = self._side.submit(self._do_beside, follows, run)
+            self._do_part(begins, run)
         with self._mesh.ledger.lanes(-1):
             beside.result()
 
