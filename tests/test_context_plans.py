@@ -15,7 +15,7 @@ from shardwright.train.build import build
 from shardwright.train.generate import generate
 from shardwright.train.step import evaluate, train_step
 from shardwright.train.stream import train_stream
-from shardwright.workload.activations import context_bytes
+from shardwright.workload.attention import context_bytes
 
 METHODS = ("ring", "all-gather", "ulysses")
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
