@@ -17,6 +17,8 @@ from shardwright.spec.moe import MoeSpec
 from shardwright.train.build import build
 from shardwright.train.routing import LayerRouting
 from shardwright.train.step import evaluate, train_step
+from shardwright.workload.memory import job_memory
+from shardwright.workload.traffic import Traffic, replica_traffic
 
 SP2 = {"tp": 2, "sequence_parallel": True}
 # Between them: ep 1, 2, 4; experts cut over tp, or spread over it; ZeRO 0 to 3; all kinds of schedules and gates.
@@ -168,3 +170,25 @@ def test_every_kind_of_gate_is_there() -> None:
     assert {EXPERTS[kind]["moe"].get("gate", "softmax") for kind, _ in PLANS.values()} == {
         "softmax", "switch", "gshard", "sigmoid", "expert-choice", "correlation",
     }  # fmt: skip
+
+
+def held_and_moved(mesh: Mesh, job: JobSpec) -> tuple[int, dict[str, dict[str, int]]]:
+    """Bytes of state after a step, and what the step moved."""
+    replica = build(job, mesh)
+    share = job.batch.global_batch_size // job.plan.dp
+    mesh.ledger.clear()
+    train_step(job, replica, mesh, 0, made_up_tokens(job, 0)[mesh.dp.index * share :][:share])
+    return replica.memory().state_bytes, mesh.ledger.table()
+
+
+@pytest.mark.parametrize("name", ["ep2-of-dp4-zero3", "ep4-over-sp2-zero1"])
+def test_state_and_traffic_of_replicas_are_as_predicted(name: str) -> None:
+    kind, plan = PLANS[name]
+    job = small_job(kind, batch=16, microbatch_size=2, **plan)
+    state_bytes, moved = run_on_mesh(job, held_and_moved, job)[0]
+    assert state_bytes == job_memory(job)[0].state_bytes
+    predicted = replica_traffic(job, 0)
+    assert predicted == {key: Traffic(moved[key]["count"], moved[key]["bytes"]) for key in predicted}
+    assert any("edp" in key for key in predicted) == (
+        name == "ep2-of-dp4-zero3"
+    )  # the other has no replicas of experts
