@@ -23,6 +23,8 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"cp4-{method}": ("gpt-tied", {"cp": 4, "cp_method": method, "microbatch_size": 2}) for method in METHODS},
     "cp2-tp2-sp": ("llama", {"cp": 2, "tp": 2, "sequence_parallel": True}),
     "cp4-tp2-sp-more-ranks-than-keys": ("llama", {"cp": 4, "tp": 2, "sequence_parallel": True, "cp_method": "ulysses"}),
+    "cp2-tp2-sp-latent": ("latent", {"cp": 2, "tp": 2, "sequence_parallel": True}),
+    "cp2-ulysses-qwen": ("qwen", {"cp": 2, "cp_method": "ulysses"}),
     "cp2-pp2": ("gpt-tied", {"cp": 2, "pp": 2}),
     "cp2-zb-v": ("llama", {"cp": 2, "pp": 2, "schedule": "zb-v", "cp_method": "ulysses"}),
     "cp2-dualpipev": ("llama", {"cp": 2, "pp": 2, "schedule": "dualpipev"}),

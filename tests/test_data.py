@@ -114,7 +114,7 @@ def docs(tmp_path):
 # --- the order of samples ---
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 5000), SEEDS, st.integers(0, 10**9))
 def test_an_epoch_is_a_permutation(size, seed, epoch):
     order = shuffled(np.arange(size), size, seed, epoch)
@@ -129,7 +129,7 @@ def test_sizes_around_powers_of_two_are_permutations(size):
 
 
 @given(st.integers(40, 2000), SEEDS, st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_epochs_and_seeds_differ(size, seed, epoch):
     here = np.arange(size)
     order = shuffled(here, size, seed, epoch)
@@ -211,7 +211,7 @@ def test_every_window_once_an_epoch(tmp_path):
     assert orders[0] != orders[1] != orders[2]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.integers(1, 30), SEEDS)
 def test_however_a_batch_is_split_the_rows_are_the_same(tmp_path_factory, data, sequence, seed):
     """So the order doesn't depend on ranks, microbatches or where a run was resumed."""
@@ -227,7 +227,7 @@ def test_however_a_batch_is_split_the_rows_are_the_same(tmp_path_factory, data, 
     assert np.array_equal(samples.window(first + count - 1), whole[-1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 60), max_size=5), st.integers(1, 12))
 def test_files_are_read_as_one_stream(tmp_path_factory, cuts, sequence):
     folder = tmp_path_factory.mktemp("stream")
@@ -301,7 +301,7 @@ def test_a_byte_order_mark_is_not_text(tmp_path, cache):
     assert text_of(prepare(tmp_path / "a.jsonl", cache).train) == "hello\n"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=8), st.integers(1, 9))
 def test_text_comes_through_however_it_is_cut(tmp_path_factory, text, piece_bytes):
     text = "x" + text  # no byte order mark

@@ -35,6 +35,9 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "ep2-pp2-zb": ("correlation", {"dp": 2, "ep": 2, "pp": 2, "schedule": "zb-h1", "zero": 1}),
     "ep2-pp2-dualpipev": ("deepseek", {"dp": 2, "ep": 2, "pp": 2, "schedule": "dualpipev", "zero": 2}),
     "ep2-pp2-dualpipe": ("mixtral", {"dp": 2, "ep": 2, "pp": 2, "schedule": "dualpipe", "zero": 1}),
+    "cp2-ep2-zero1": ("mixtral", {"cp": 2, "ep": 2, "zero": 1}),
+    "cp2-ep4-over-sp2-zero3": ("deepseek", {"cp": 2, "ep": 4, "expert_tp": 1, "zero": 3, **SP2}),
+    "cp2-ulysses-ep2-pp2": ("gshard", {"cp": 2, "cp_method": "ulysses", "ep": 2, "pp": 2}),
     "ep2-sp2-recompute": ("switch", {"dp": 2, "ep": 2, "recompute": "full", **SP2}),
 }
 

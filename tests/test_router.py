@@ -7,6 +7,7 @@ from torch import Tensor
 from cases import EXPERTS, small_job
 from ranks import run_on_mesh
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.positions import positions_tensor
 from shardwright.model.router import Router
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
@@ -18,37 +19,24 @@ FACTOR = 0.25
 CPU = torch.device("cpu")
 
 
-class PlacedRouter(Router):
-    """One that is told where its tokens are."""
-
-    positions_s: Tensor
-
-    def _positions(self, num_here: int, device: torch.device) -> Tensor:
-        return self.positions_s
-
-
-def zig_zag(sequence: int, size: int, index: int) -> Tensor:
-    chunks = torch.arange(sequence).chunk(2 * size)
-    return torch.cat((chunks[index], chunks[2 * size - 1 - index]))
-
-
 def route(mesh: Mesh, job: JobSpec, cp: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Positions here, weights by expert of these tokens, gradient of the router's weight, counts of choices."""
     cut = Cut(mesh.tp, mesh.dp if cp > 1 else mesh.tp.alone("cp"), mesh.ep, mesh.expert_tp)
-    router = PlacedRouter(job.model, 1, cut)
+    router = Router(job.model, 1, cut)
     materialise(router, 3, CPU)
     router.state.shares_E.copy_(torch.linspace(0.0, 1.0, job.model.moe.experts))  # as if a step had gone before
-    router.positions_s = zig_zag(job.model.sequence, cp, cut.cp.index)
+    positions_s = positions_tensor(cut.held(job.model.sequence), CPU)
+    assert (positions_s.diff() != 1).any() == (cp > 1 and cut.cp.index == 0)  # zig-zag: the first rank's lie apart
     x_SBH = torch.randn(job.model.sequence, 2, job.model.hidden, generator=torch.Generator().manual_seed(1)) * 5
     microbatch = Microbatch(1, 0, 0, FACTOR / cp)
     run = ForwardPass(cut.tp, cut.cp, cut.ep, cut.expert_tp, None, microbatch)
-    routing = router(x_SBH[router.positions_s], run)
+    routing = router(x_SBH[positions_s], run)
     (routing.weights_TK.sum() * 0).backward()  # the gradient of the losses alone
     by_expert_TE = torch.zeros(len(routing.experts_TK), job.model.moe.experts + 1)
     by_expert_TE.scatter_(1, routing.experts_TK % (job.model.moe.experts + 1), routing.weights_TK.detach())
     gradient = router.weight.gradient
     assert gradient is not None
-    return router.positions_s, by_expert_TE[:, :-1].unflatten(0, (-1, 2)), gradient, router.state.seen
+    return positions_s, by_expert_TE[:, :-1].unflatten(0, (-1, 2)), gradient, router.state.seen
 
 
 @pytest.mark.parametrize("kind", EXPERTS)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.parallel.collectives import reduce_from, scatter_to
 from shardwright.parallel.parameter import PlacedParameter, sharded, whole
+from shardwright.parallel.regions import reduce_from, scatter_to
 from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import split_evenly

@@ -19,10 +19,11 @@ from shardwright.model.exact_product import exact_product
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.mlp import MLP
 from shardwright.model.router import Router
-from shardwright.parallel.collectives import all_gather, copy_to, gather_from, reduce_from, scatter_to
+from shardwright.parallel.collectives import all_gather
 from shardwright.parallel.expert import Routing, through_experts
 from shardwright.parallel.grouped import grouped_linear
 from shardwright.parallel.parameter import expert_matrix, whole
+from shardwright.parallel.regions import copy_to, gather_from, reduce_from, scatter_to
 from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.parameters import residual_std

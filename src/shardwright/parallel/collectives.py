@@ -1,7 +1,7 @@
 """Every byte that crosses ranks passes here, and nothing else calls torch.distributed's collectives.
 
 So each one is named by its mesh axis, counted, timed and watched. An axis of size 1 communicates nothing and counts
-nothing. The first half works on tensors; the second half is differentiable.
+nothing. What enters and leaves a region of the model, with a gradient, is in regions.py.
 
 Shapes: leading dim is the one that is gathered and scattered, so that no copy is needed before or after.
 """
@@ -343,78 +343,3 @@ def barrier(axis: Axis) -> None:
     """Wait until every rank of the axis is here."""
     if axis.size > 1:
         all_reduce(torch.zeros(1, device=axis.ledger.device), axis)
-
-
-# Differentiable. Names f, g and their sequence-parallel forms are those of Shoeybi et al. 2019 (arXiv 1909.08053,
-# figure 3) and Korthikanti et al. 2022 (arXiv 2205.05198, figure 5).
-
-
-class _ReduceFrom(torch.autograd.Function):
-    """g: forward all-reduces; backward moves nothing. Its conjugate f is below, and in the column-parallel product."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        return all_reduce(x.clone(), axis)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
-
-
-class _ScatterTo(torch.autograd.Function):
-    """g of sequence parallel: forward reduce-scatters dim 0; backward all-gathers the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return reduce_scatter(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grads[0], ctx.axis.for_backward), None
-
-
-class _CopyTo(torch.autograd.Function):
-    """f: forward moves nothing; backward all-reduces the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grads[0].clone(), ctx.axis.for_backward), None
-
-
-class _GatherFrom(torch.autograd.Function):
-    """f of sequence parallel: forward all-gathers dim 0; backward reduce-scatters the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return all_gather(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grads[0], ctx.axis.for_backward), None
-
-
-def copy_to(x: Tensor, axis: Axis) -> Tensor:
-    """Enter a region where each rank of the axis computes a part of what becomes of all of `x`."""
-    return x if axis.size == 1 else _CopyTo.apply(x, axis)
-
-
-def gather_from(x: Tensor, axis: Axis) -> Tensor:
-    """Enter such a region from a tensor that is sharded over dim 0."""
-    return x if axis.size == 1 else _GatherFrom.apply(x, axis)
-
-
-def reduce_from(x: Tensor, axis: Axis) -> Tensor:
-    """Leave a region where each rank of the axis computed a part: the parts are summed."""
-    return x if axis.size == 1 else _ReduceFrom.apply(x, axis)
-
-
-def scatter_to(x: Tensor, axis: Axis) -> Tensor:
-    """Leave such a region into a tensor that is sharded over dim 0."""
-    return x if axis.size == 1 else _ScatterTo.apply(x, axis)

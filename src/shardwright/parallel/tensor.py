@@ -20,8 +20,6 @@ from shardwright.parallel.collectives import (
     Axis,
     Pending,
     all_gather,
-    reduce_from,
-    scatter_to,
     start_all_gather,
     start_all_reduce,
     start_reduce_scatter,
@@ -29,6 +27,7 @@ from shardwright.parallel.collectives import (
 from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.parameter import PlacedParameter, sharded, whole
 from shardwright.parallel.recipe import Recipe, keep_input, kept_input
+from shardwright.parallel.regions import reduce_from, scatter_to
 from shardwright.precision.float8_linear import forward_product, input_gradient
 from shardwright.spec.sequence import ContextMethod, Ranges, held_ranges, share_of
 
