@@ -13,6 +13,8 @@ from shardwright.workload.compress import BLOCK, compressed_shapes
 from shardwright.workload.state import StageState, UnitState
 
 _FLOAT, _TILE = 4, 128
+# The layers that have fp8 products.
+_LINEAR = ("attention.qkv", "attention.q_up", "attention.kv_up", "attention.out", "mlp.up", "mlp.down")
 
 
 def kept_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
@@ -35,7 +37,7 @@ def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
 
 
 def _is_cast(place: Place) -> bool:
-    return place.name.split(".")[-2] in ("qkv", "out", "up", "down") and place.init == "normal" and not place.is_expert
+    return place.name.removesuffix(".weight").split(".", 2)[-1] in _LINEAR
 
 
 def _cast_bytes(place: Place, recipe: str) -> int:
