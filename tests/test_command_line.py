@@ -10,7 +10,9 @@ import pytest
 
 from shardwright import __version__
 from shardwright.spec.job import JobSpec
+from shardwright.spec.latent import LatentSpec
 from shardwright.spec.moe import MoeSpec
+from shardwright.spec.yarn import YarnSpec
 
 # Each takes a tenth of a second or more to import.
 HEAVY = ("torch", "numpy", "pydantic", "pyarrow", "tokenizers")
@@ -86,7 +88,7 @@ def test_help_of_a_command_tells_every_field(command: str, option: str) -> None:
     assert done.stdout.startswith(f"Usage: python -m shardwright {command} [OPTIONS] JOB\n")
     help_text = " ".join(done.stdout.split())
     sections = {section: field.annotation for section, field in JobSpec.model_fields.items() if section != "name"}
-    sections["model.moe"] = MoeSpec
+    sections |= {"model.moe": MoeSpec, "model.latent": LatentSpec, "model.yarn": YarnSpec}
     for section, spec in sections.items():
         assert f"Fields of [{section}]:" in help_text
         for name in spec.model_fields:
