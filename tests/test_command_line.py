@@ -92,7 +92,7 @@ def test_help_of_a_command_tells_every_field(command: str, option: str) -> None:
     for section, spec in sections.items():
         assert f"Fields of [{section}]:" in help_text
         for name in spec.model_fields:
-            assert f" {name} = " in help_text or f"{section}.{name}" in sections
+            assert f" {name} = " in help_text or f"Fields of [{section}.{name}]:" in help_text
     assert 'name = "job" Name of the job; the run folder is called after it.' in help_text
     assert (
         'schedule = "1f1b" Order of forward and backward passes in the pipeline. One of sequential, gpipe' in help_text
