@@ -12,37 +12,45 @@ from functools import partial
 import torch
 from alternate import print_row, run_ranks
 from links import NoLinksError, links
-from overlap import HEADER, MICROBATCHES, MODEL, Contest, compare, enter
+from overlap import HEADER, MICROBATCHES, MODEL, Contest, chain, compare, enter
 
-from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.mesh import Mesh, make_mesh
 from shardwright.schedule.job import job_program
 from shardwright.spec.job import JobSpec
 
 RATES = (800.0, 400.0, 200.0)  # Mbit/s
 SEQUENCES = 2  # a microbatch
-JOB = {
-    "model": {"layers": 4, **MODEL, "moe": {"experts": 8, "top_k": 2, "ffn": 352}},
-    "plan": {"pp": 2, "dp": 2, "ep": 2, "schedule": "dualpipev", "microbatch_size": SEQUENCES},
-    "batch": {"global_batch_size": 2 * MICROBATCHES * SEQUENCES},
+MOE = {**MODEL, "moe": {"experts": 8, "top_k": 2, "ffn": 352}}
+JOBS = {
+    "chain": {"model": {"layers": 1, **MOE}, "plan": {"dp": 2, "ep": 2, "microbatch_size": SEQUENCES}},
+    "dualpipev": {
+        "model": {"layers": 4, **MOE},
+        "plan": {"pp": 2, "dp": 2, "ep": 2, "schedule": "dualpipev", "microbatch_size": SEQUENCES},
+    },
 }
 
 
-def benchmark(mesh: Mesh, job: JobSpec, rates: tuple[float, ...]) -> None:
-    """All rates on this rank."""
-    contest = Contest(mesh, job, job_program(job), "ep")
-    contest.tokens = contest.tokens[:MICROBATCHES]
+def benchmark(mesh: Mesh, job: JobSpec, name: str) -> None:
+    """All rates of a case on this rank."""
+    if name == "chain":  # as in overlap.py
+        mesh = make_mesh(job.plan, mesh.rank, mesh.device, 60.0, mesh.watch, side_by_side=True)
+    contest = Contest(mesh, job, chain(MICROBATCHES) if name == "chain" else job_program(job), "ep")
+    contest.tokens = contest.tokens[:MICROBATCHES]  # a replica's share
     for mine, theirs in zip(contest.outcome(contest.pairs), contest.outcome(contest.split), strict=True):
         assert torch.equal(mine, theirs), "side by side gives other bits than in turn"
-    for rate in rates:
-        print_row([f"dualpipev, {rate:.0f}", *compare(contest, rate)])
+    for rate in RATES:
+        print_row([f"{name}, {rate:.0f}", *compare(contest, rate)])
 
 
 def main() -> None:
     """The table."""
-    rates = tuple(map(float, sys.argv[1:])) or RATES
+    names = sys.argv[1:] or list(JOBS)
     print("| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER), sep="\n", flush=True)
-    with links(4) as made:
-        run_ranks(partial(benchmark, rates=rates), JOB, 4, partial(enter, of=made))
+    for name in names:
+        job = JOBS[name] | {"batch": {"global_batch_size": 2 * MICROBATCHES * SEQUENCES}}
+        world = 4 if name == "dualpipev" else 2
+        with links(world) as made:
+            run_ranks(partial(benchmark, name=name), job, world, partial(enter, of=made))
 
 
 if __name__ == "__main__":

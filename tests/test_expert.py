@@ -143,7 +143,8 @@ def on_nodes(job: JobSpec, devices_per_node: int) -> JobSpec:
             2,
             {"dp": 4, "ep": 4, "layers": 2, "recompute": "full"},
         ),  # groups of experts, and all computed twice
-        ("switch", 1, {"pp": 2, "dp": 2, "ep": 2, "schedule": "dualpipev"}),  # dropped tokens, passes side by side
+        # Dropped tokens; passes side by side, and in a backward a forward again.
+        ("switch", 1, {"pp": 2, "dp": 2, "ep": 2, "schedule": "dualpipev", "recompute": "full"}),
     ],
 )
 def test_a_node_aware_plan_trains_as_one_rank_does(kind: str, devices_per_node: int, plan: dict[str, Any]) -> None:

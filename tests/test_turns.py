@@ -1,8 +1,12 @@
 """Passes of one rank compute in turn, and hand over where they wait."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import torch
+
+from shardwright.parallel.ledger import Ledger
 from shardwright.parallel.turns import Turns
 
 
@@ -51,3 +55,27 @@ def test_who_takes_no_turns_is_never_held_up() -> None:
                 return True
 
         assert threads.submit(wait).result(timeout=10)
+
+
+def test_time_in_which_the_turn_is_kept_stands_still_for_all() -> None:
+    """Of two passes one waits and keeps the turn: nobody computes, whether the other waits too or not."""
+    ledger, ends = Ledger(torch.device("cpu")), Barrier(2, timeout=10)
+
+    def wait(name: str, keeps_turn: bool, alone_s: float) -> None:
+        with ledger.blocked(name, keeps_turn):
+            ends.wait()
+            time.sleep(alone_s)
+
+    with ledger.lanes(+1), ThreadPoolExecutor(2) as threads:
+        start_s = time.perf_counter()
+        for done in [threads.submit(wait, "kept", True, 0.06), threads.submit(wait, "given", False, 0.03)]:
+            done.result(timeout=10)
+        # To the end of the longer, and what both waited only once.
+        assert 0.06 <= sum(ledger.blocked_s().values()) <= time.perf_counter() - start_s
+        threads.submit(wait_alone, ledger).result(timeout=10)
+        assert "waits" not in ledger.blocked_s()  # the other pass could compute
+
+
+def wait_alone(ledger: Ledger) -> None:
+    with ledger.blocked("waits"):
+        time.sleep(0.01)

@@ -7,6 +7,7 @@ Shapes: leading dim is the one that is gathered and scattered, so that no copy i
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,6 +58,11 @@ class Axis:
             nodes = NodeAxes(nodes.between.for_backward, nodes.inside.for_backward)
         return replace(self, group=self.backward_group, by_node=nodes)
 
+    @property
+    def is_for_backward(self) -> bool:
+        """Whether its collectives are a backward's, where those have a communicator of their own."""
+        return self.backward_group is not None and self.group is self.backward_group
+
     def alone(self, name: str) -> "Axis":
         """An axis on which this rank is alone."""
         return Axis(name, (self.ranks[self.index],), 0, None, self.ledger, self.watch, turns=self.turns)
@@ -90,12 +96,16 @@ class Pending:
         """Whether nothing is left to wait for. Does not block."""
         return self._work is None or bool(self._work.is_completed())
 
-    def wait(self) -> None:
-        """Block, timed and watched. On CUDA only the stream waits."""
+    def wait(self, keeps_turn: bool = False) -> None:
+        """Block, timed and watched. On CUDA only the stream waits.
+
+        A pass beside this one computes meanwhile, unless the turn is kept. Only a forward may keep it: where it runs
+        before its backward nothing can deadlock, and so not here, but two passes that keep it on two ranks could.
+        """
         if self._work is None:
             return
         axis = self._axis
-        with axis.turns.waiting(), axis.ledger.blocked(axis.name):
+        with nullcontext() if keeps_turn else axis.turns.waiting(), axis.ledger.blocked(axis.name, keeps_turn):
             if axis.watch is None:
                 self._work.wait()
             else:

@@ -68,6 +68,7 @@ def plan_trip(experts_TK: Tensor, num_experts: int, ep: Axis) -> Trip:
     """Where rows go if expert i of E is on index i // (E / P) of the axis.
 
     Moves the counts: one all-to-all of E numbers. The host waits for them, for they are the shapes of all that follows.
+    A forward keeps its turn in that short wait: it is about to send the rows, under which the pass beside it computes.
     """
     num_local = num_experts // ep.size
     expert_TK = experts_TK.flatten()
@@ -78,7 +79,7 @@ def plan_trip(experts_TK: Tensor, num_experts: int, ep: Axis) -> Trip:
     row_TK = torch.full_like(expert_TK, choice_R.numel())
     row_TK[choice_R] = torch.arange(choice_R.numel(), device=row_TK.device)
     counts_Pe = torch.empty_like(counts_E)
-    start_all_to_all(counts_Pe, counts_E, ep).wait()
+    start_all_to_all(counts_Pe, counts_E, ep).wait(keeps_turn=not ep.is_for_backward)
     counts_Pe = counts_Pe.view(ep.size, num_local)
     arriving_N = None
     if ep.size > 1 and num_local > 1:

@@ -60,8 +60,8 @@ class Ledger:
                 self._link_bytes[link] = self._link_bytes.get(link, 0) + size
 
     @contextmanager
-    def blocked(self, axis: str) -> Iterator[None]:
-        """Time in which this rank's computation stands still for `axis`."""
+    def blocked(self, axis: str, keeps_turn: bool = False) -> Iterator[None]:
+        """Time in which this rank's computation stands still for `axis`; that of all passes, if the turn is kept."""
         if self.device.type == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -70,12 +70,13 @@ class Ledger:
             self._events.append((axis, start, end))
         else:
             with self._lock:
-                self._num_blocked += 1
+                lanes = self._num_lanes if keeps_turn else 1
+                self._num_blocked += lanes
                 self._blocked_since_s = time.perf_counter()
             yield
             with self._lock:
                 self._add_if_all_blocked(axis)
-                self._num_blocked -= 1
+                self._num_blocked -= lanes
 
     @contextmanager
     def lanes(self, more: int) -> Iterator[None]:
@@ -90,7 +91,9 @@ class Ledger:
 
     def _add_if_all_blocked(self, axis: str) -> None:
         if self._num_blocked >= self._num_lanes:
-            self._add(axis, time.perf_counter() - self._blocked_since_s)
+            now_s = time.perf_counter()
+            self._add(axis, now_s - self._blocked_since_s)
+            self._blocked_since_s = now_s  # another may be blocked still, and count on from here
 
     def _add(self, axis: str, seconds: float) -> None:
         self._host_blocked_s[axis] = self._host_blocked_s.get(axis, 0.0) + seconds
