@@ -32,7 +32,7 @@ lint: $(VENV)/installed-test  ## ruff, mypy and the import contract
 	$(BIN)/lint-imports
 
 test: lint  ## everything that must hold: lint, then all tests
-	$(BIN)/python -m pytest -q --durations=15
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal --durations=15
 
 clean:  ## remove the virtual environment, caches and runs
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

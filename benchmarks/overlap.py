@@ -22,7 +22,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -74,7 +74,7 @@ def chain(num_microbatches: int) -> Program:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of an action, and those of them in which the rank stood still: for tp, and for anybody."""
+    """Seconds of an action, and those of them in which the rank stood still: for the axis, and for anybody."""
 
     total_s: float
     exposed_s: float
@@ -86,11 +86,11 @@ class Spent:
 
 
 class Observed(PipelineExecutor):
-    """Notes what each action of a run took."""
+    """Notes what each action of a run took, and how long of it the rank stood still for `axis`."""
 
-    def __init__(self, stages: dict[int, Stage], held: Mapping[int, Held], mesh: Mesh) -> None:
+    def __init__(self, stages: dict[int, Stage], held: Mapping[int, Held], mesh: Mesh, axis: str) -> None:
         super().__init__(stages, held, mesh)
-        self._ledger = mesh.ledger
+        self._ledger, self._axis = mesh.ledger, axis
         self.spent: dict[Action, Spent] = {}
 
     def _do(self, action: Action, run: _Run) -> None:
@@ -98,24 +98,26 @@ class Observed(PipelineExecutor):
         super()._do(action, run)
         total_s, after = time.perf_counter() - start_s, self._ledger.blocked_s()
         blocked = {axis: seconds - before.get(axis, 0.0) for axis, seconds in after.items()}
-        self.spent[action] = Spent(total_s, blocked.get("tp", 0.0), sum(blocked.values()))
+        self.spent[action] = Spent(total_s, blocked.get(self._axis, 0.0), sum(blocked.values()))
 
 
 @dataclass
 class Contest:
-    """The two programs of a case on this rank, ready to run."""
+    """The two programs of a case on this rank, ready to run. What communication of `axis` is hidden is the question."""
 
     mesh: Mesh
     job: JobSpec
     pairs: Program
+    axis: str = "tp"
 
     def __post_init__(self) -> None:
+        self.mesh.ledger.ranks_per_node = 1  # each behind a link of its own
         self.split = split_pairs(self.pairs)
         for program in (self.pairs, self.split):
             assert program_faults(program) == []
         self.replica = build(self.job, self.mesh)
-        self.executor = Observed(dict(self.replica.stages), self.replica.shards, self.mesh)
-        generator = torch.Generator().manual_seed(self.job.run.seed)
+        self.executor = Observed(dict(self.replica.stages), self.replica.shards, self.mesh, self.axis)
+        generator = torch.Generator().manual_seed(self.job.run.seed + self.mesh.dp.index)
         shape_BS = (self.job.batch.global_batch_size, self.job.model.sequence + 1)
         tokens_BS = torch.randint(self.job.model.vocab, shape_BS, generator=generator)
         self.tokens = microbatches(tokens_BS, self.job.plan.microbatch_size)
@@ -129,7 +131,7 @@ class Contest:
         self.executor.spent = {}
         self.mesh.ledger.clear()
         begin_s = time.process_time()
-        losses = self.executor.run(program, self.tokens, lambda _: None)  # no optimizer step here
+        losses = self.executor.run(bare(program), self.tokens, lambda _: None)  # no optimizer step here
         noted.append(self.executor.spent)
         self.processor_s.append(time.process_time() - begin_s)
         return [losses[i] for i in sorted(losses)]
@@ -140,11 +142,14 @@ class Contest:
         stages = self.replica.stages.values()
         return losses + [p.gradient.clone() for stage in stages for p in placed_parameters(stage).values()]
 
-    def wire_bytes(self, kinds: set[str]) -> float:
+    def wire_bytes(self) -> float:
         """What this rank's link carries in a step, headers of TCP and Ethernet included. After a step."""
-        # Of two ranks each sends an all-reduce's bytes once: half of them to be summed, half of them as sums.
-        tallies = self.mesh.ledger.tallies.items()
-        return HEADERS * sum(tally.num_bytes for (kind, _), tally in tallies if kind in kinds)
+        return HEADERS * sum(self.mesh.ledger.by_link().values())
+
+
+def bare(program: Program) -> Program:
+    """Without the reductions at the end of a step, which travel over the same links."""
+    return replace(program, ranks=tuple(tuple(a for a in row if a.kind is not Kind.REDUCE) for row in program.ranks))
 
 
 def compare(contest: Contest, megabits_per_s: float) -> list[str]:
@@ -166,7 +171,7 @@ def compare(contest: Contest, megabits_per_s: float) -> list[str]:
         return statistics.median(sum(of(step[a]) for a in actions) for step in steps[WARMUP:]) * per_pair
 
     num_forwards = len(contest.replica.stages) * len(contest.tokens)
-    bytes_of_pair = contest.wire_bytes({"all_reduce", "send"}) / num_forwards
+    bytes_of_pair = contest.wire_bytes() / num_forwards
     here = torch.tensor([
         statistics.median(contest.processor_s) * 1e3 / num_forwards,
         bytes_of_pair * 8e-3 / megabits_per_s,

@@ -178,7 +178,9 @@ def operator_table() -> Iterator[str]:
         torch.randn(*shape, generator=generator) for shape in ((tokens, 1, hidden), (hidden,), (tokens, 1, hidden))
     )
     norm = build(job_with(), job_mesh(job_with(), 0, torch.device("cpu"))).stages[0].layers["0"].attention_norm
-    mask = Mask(key=1, num_dropped_levels=round(0.1 * LEVELS), first_position=0, first_sample=0, sequence=tokens)
+    mask = Mask(
+        key=1, num_dropped_levels=round(0.1 * LEVELS), positions=(range(tokens),), first_sample=0, sequence=tokens
+    )
 
     def torch_gated(x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)

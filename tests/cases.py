@@ -89,7 +89,13 @@ def made_up_tokens(job: JobSpec, step: int) -> torch.Tensor:
     """The global batch of a step, [B, S + 1]: skewed, so that there is something to learn."""
     generator = torch.Generator().manual_seed(step)
     shape = (job.batch.global_batch_size, job.model.sequence + 1)
-    return (torch.rand(shape, generator=generator).square() * job.model.vocab).long()
+    tokens = (torch.rand(shape, generator=generator).square() * job.model.vocab).long()
+    if not job.data.separate_documents:
+        return tokens
+    begins = torch.rand(shape, generator=generator) < 0.15
+    begins[0] = True  # nothing in this sample has a loss
+    begins[1, 8:] = True
+    return torch.where(begins, -1 - tokens, tokens)
 
 
 def record(mesh: Mesh, job: JobSpec, num_steps: int) -> Record:

@@ -14,6 +14,7 @@ from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.model import ModelSpec
 
+CHOICE_BIAS = "e_score_correction_bias"
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu-tanh": "gelu_new"}
 
 
@@ -25,14 +26,18 @@ def reference_model(spec: ModelSpec, seed: int) -> Any:
 
     Attention is "eager", a plain softmax of a masked product, and not the fused kernel that we call ourselves.
     """
-    model = {"llama": _llama, "gpt2": _gpt2, "deepseek": _deepseek, "qwen3": _qwen3}[_kind(spec)](spec)
-    assert model.config._attn_implementation == "eager"
+    makers = {"llama": _llama, "gpt2": _gpt2, "deepseek": _deepseek, "qwen3": _qwen3, "mixtral": _mixtral}
+    model = makers[_kind(spec)](spec)
+    assert model.config._attn_implementation == model.config._experts_implementation == "eager"
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_norm_weight = parameter.dim() == 1 and name.endswith("weight")
             mean, std = (1.0, 0.3) if is_norm_weight else (0.0, 0.2)
             parameter.copy_(mean + std * torch.randn(parameter.shape, generator=generator))
+        for name, bias in model.named_buffers():
+            if name.endswith(CHOICE_BIAS):  # enough to change choices
+                bias.copy_(0.2 * torch.randn(bias.shape, generator=generator))
     return model.eval()  # no dropout
 
 
@@ -44,6 +49,9 @@ def copy_weights(stage: DecoderStage, model: nn.Module) -> None:
             weight = weights[parameter.place.name]
             assert weight.shape == parameter.place.full_shape, parameter.place.name
             parameter.copy_(weight[parameter.place.slices])
+        for name, bias in model.named_buffers():
+            if name.endswith(CHOICE_BIAS):
+                stage.layers[name.split(".")[2]].moe.router.state.bias_E.copy_(bias)
 
 
 def our_layout(theirs: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
@@ -76,7 +84,9 @@ def _kind(spec: ModelSpec) -> str:
     if kind == ("learned", "layernorm", False):
         return "gpt2"
     assert kind == ("rotary", "rmsnorm", True), f"transformers has no {kind}"
-    return "deepseek" if spec.is_latent else "qwen3" if spec.qk_norm else "llama"
+    if spec.is_latent:
+        return "deepseek"
+    return "qwen3" if spec.qk_norm else "mixtral" if spec.moe.experts else "llama"
 
 
 def _llama(spec: ModelSpec) -> Any:
@@ -86,20 +96,56 @@ def _llama(spec: ModelSpec) -> Any:
 
 
 def _qwen3(spec: ModelSpec) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    return Qwen3ForCausalLM(Qwen3Config(**_common(spec), head_dim=spec.head_size))
+    moe, common = spec.moe, _common(spec) | {"head_dim": spec.head_size}
+    if not moe.experts:
+        return Qwen3ForCausalLM(Qwen3Config(**common))
+    assert moe.gate == "softmax" and moe.softmax_over == "all" and moe.shared_experts == 0
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **common,
+            num_experts=moe.experts,
+            num_experts_per_tok=moe.num_chosen,
+            moe_intermediate_size=moe.ffn_size(spec.ffn_size),
+            norm_topk_prob=moe.normalise,
+            decoder_sparse_step=moe.every,
+            mlp_only_layers=list(range(moe.first_dense)),
+        )
+    )
+
+
+def _mixtral(spec: ModelSpec) -> Any:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    moe, common = spec.moe, _common(spec)
+    assert moe.gate == "softmax" and moe.softmax_over == "chosen" and moe.shared_experts == moe.first_dense == 0
+    common["intermediate_size"] = moe.ffn_size(spec.ffn_size)
+    del common["attention_bias"]
+    return MixtralForCausalLM(
+        MixtralConfig(
+            **common, head_dim=spec.head_size, num_local_experts=moe.experts, num_experts_per_tok=moe.num_chosen
+        )
+    )
 
 
 def _deepseek(spec: ModelSpec) -> Any:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-    latent = spec.latent
+    latent, moe = spec.latent, spec.moe
     assert spec.norm_epsilon == 1e-6, "their norms of the latents know no other"
+    routing = {
+        "n_routed_experts": moe.experts, "num_experts_per_tok": moe.num_chosen, "n_group": moe.num_groups,
+        "topk_group": moe.groups_kept, "moe_intermediate_size": moe.ffn_size(spec.ffn_size),
+        "n_shared_experts": moe.shared_experts, "norm_topk_prob": moe.normalise,
+        "routed_scaling_factor": moe.routed_scaling,
+    }  # fmt: skip
+    assert not moe.experts or (moe.gate == "sigmoid" and moe.every == 1 and moe.group_score == "top2")
     return DeepseekV3ForCausalLM(
         DeepseekV3Config(
             **_common(spec),
-            first_k_dense_replace=spec.layers,
+            **(routing if moe.experts else {}),
+            first_k_dense_replace=moe.first_dense if moe.experts else spec.layers,
             q_lora_rank=latent.q_rank or None,
             kv_lora_rank=latent.kv_rank,
             qk_nope_head_dim=latent.nope_dim,
@@ -135,6 +181,7 @@ def _common(spec: ModelSpec) -> dict[str, Any]:
         "tie_word_embeddings": spec.tied_embeddings,
         "use_cache": False,
         "attn_implementation": "eager",
+        "experts_implementation": "eager",
     }
 
 
@@ -177,10 +224,28 @@ def _from_llama(take: Callable[[str], Tensor], spec: ModelSpec) -> dict[str, Ten
             if not spec.is_latent:
                 q, k, v = (take(f"{block_theirs}.self_attn.{which}_proj.{part}") for which in "qkv")
                 ours[f"{block}.attention.qkv{fused}"] = _fuse_qkv(q, k, v, spec)
-            gate, up = (take(f"{block_theirs}.mlp.{which}_proj.{part}") for which in ("gate", "up"))
             ours[f"{block}.attention.out.{part}"] = take(f"{block_theirs}.self_attn.o_proj.{part}")
-            ours[f"{block}.mlp.up{fused}"] = torch.stack((gate, up))
-            ours[f"{block}.mlp.down.{part}"] = take(f"{block_theirs}.mlp.down_proj.{part}")
+            if not spec.moe.has_experts(layer):
+                ours |= _gated_mlp(take, f"{block}.mlp", f"{block_theirs}.mlp", part, fused)
+        if spec.moe.has_experts(layer):
+            ours |= _experts(take, spec, f"{block}.moe", f"{block_theirs}.mlp")
+    return ours
+
+
+def _gated_mlp(take: Callable[[str], Tensor], mine: str, theirs: str, part: str, fused: str) -> dict[str, Tensor]:
+    gate, up = (take(f"{theirs}.{which}_proj.{part}") for which in ("gate", "up"))
+    return {f"{mine}.up{fused}": torch.stack((gate, up)), f"{mine}.down.{part}": take(f"{theirs}.down_proj.{part}")}
+
+
+def _experts(take: Callable[[str], Tensor], spec: ModelSpec, mine: str, theirs: str) -> dict[str, Tensor]:
+    """Theirs are [experts, 2 ffn, H], gate before up, and [experts, H, ffn]."""
+    ours = {
+        f"{mine}.router.weight": take(f"{theirs}.gate.weight"),
+        f"{mine}.experts.up": take(f"{theirs}.experts.gate_up_proj").unflatten(1, (2, -1)),
+        f"{mine}.experts.down": take(f"{theirs}.experts.down_proj"),
+    }
+    if spec.moe.shared_experts:
+        ours |= _gated_mlp(take, f"{mine}.shared", f"{theirs}.shared_experts", "weight", ".weight")
     return ours
 
 

@@ -10,6 +10,7 @@ from cases import ATTENTIONS, KINDS, LATENT, small_job
 from ranks import run_on_mesh
 from shardwright.measure.activations import saved_bytes
 from shardwright.model.decoder import DecoderStage
+from shardwright.parallel.documents import document_numbers, without_marks
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.parameter import placed_parameters
@@ -18,7 +19,7 @@ from shardwright.spec.latent import LatentSpec
 from shardwright.spec.plan import layer_policies
 from shardwright.spec.recompute import KEEP_ALL, OPERATORS, WHOLE_LAYER
 from shardwright.train.build import build
-from shardwright.workload.activations import embedding_kept, head_deferred_bytes, head_kept, layer_of
+from shardwright.workload.activations import documents_kept, embedding_kept, head_deferred_bytes, head_kept, layer_of
 
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {},
@@ -84,12 +85,49 @@ def test_layer_on_two_ranks(kind: str, policy: str, sequence_parallel: bool) -> 
     assert run_on_mesh(job, saved_by_layer, job) == [expected, expected]
 
 
+CONTEXT = {
+    "ring-2": {"cp": 2}, "ring-4": {"cp": 4}, "all-gather-2": {"cp": 2, "cp_method": "all-gather"},
+    "ulysses-2": {"cp": 2, "cp_method": "ulysses"}, "ulysses-4": {"cp": 4, "cp_method": "ulysses"},
+    "ring-2-tp2-sp": {"cp": 2, "tp": 2, "sequence_parallel": True},
+    "more-ranks-than-keys": {"cp": 4, "tp": 2, "cp_method": "ulysses"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", CONTEXT)
+def test_layer_over_ranks_that_share_sequences(plan: str) -> None:
+    """Each kind with one plan after the other would be many: policies and kinds go round within a plan."""
+    for kind, policy in (("llama", "none"), ("gpt", "none"), ("plain-grouped", "attention"), ("biased-rotary", "all")):
+        job = shaped(kind, "wide", POLICIES[policy], **CONTEXT[plan])
+        expected = layer_of(job).kept_bytes(frozenset(POLICIES[policy]))
+        assert set(run_on_mesh(job, saved_by_layer, job)) == {expected}, kind
+
+
+@pytest.mark.parametrize("plan", [{}, *({"cp": 2, "cp_method": m, "pp": 2} for m in ("ring", "ulysses"))])
+@pytest.mark.parametrize("separate", [False, True])
+def test_stages_that_share_sequences(plan: dict[str, Any], separate: bool) -> None:
+    job = shaped("gpt", "small", [], **plan)
+    job = job.model_copy(update={"data": job.data.model_copy(update={"separate_documents": separate})})
+    for rank, measured in enumerate(run_on_mesh(job, saved_by_stage, job)):
+        stage, num_stages = rank // job.plan.cp, job.plan.num_stages
+        kept = [documents_kept(job)]
+        kept += [embedding_kept(job)] if stage == 0 else []
+        kept += [head_kept(job)] if stage == num_stages - 1 else []
+        layers = job.model.layers // num_stages * layer_of(job).kept_bytes(KEEP_ALL)
+        assert measured == layers + sum(sum(tensors.values()) for tensors in kept)
+
+
 def saved_by_stage(mesh: Mesh, job: JobSpec) -> int:
+    """As the executor runs it; what separate documents take is counted."""
     stage = next(iter(build(job, mesh).stages.values()))
     tokens_BS = torch.zeros(job.plan.microbatch_size, job.model.sequence + 1, dtype=torch.int64)
     x = tokens_BS[:, :-1] if stage.span.is_first else input_of(job, stage)
     targets_BS = tokens_BS[:, 1:] if stage.span.is_last else None
-    return saved_bytes(lambda: stage(x, targets_BS, Microbatch(1, 0, 0)), [*constants(stage), tokens_BS])
+    if not job.data.separate_documents:
+        return saved_bytes(lambda: stage(x, targets_BS, Microbatch(1, 0, 0)), [*constants(stage), tokens_BS])
+    x = without_marks(x) if stage.span.is_first else x
+    return saved_bytes(
+        lambda: stage(x, targets_BS, Microbatch(1, 0, 0), document_numbers(tokens_BS)), [*constants(stage), tokens_BS]
+    )
 
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2", "tp2-sp"])

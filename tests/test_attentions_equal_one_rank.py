@@ -1,4 +1,5 @@
-"""Latent attention, and norms of heads: any plan trains to what one rank trains to, and recomputes to the same bits."""
+"""Latent attention, and norms of heads: any plan trains to what one rank trains to, recomputes to the same bits, and
+moves what it should between the ranks of tp."""
 
 from typing import Any
 
@@ -6,6 +7,10 @@ import pytest
 
 from cases import ATTENTIONS, against_one_rank, record, small_job
 from ranks import run_on_mesh
+from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.microbatch import Microbatch
+from shardwright.spec.job import JobSpec
+from shardwright.train.build import build
 from test_layer_recompute import assert_same_bits, with_dropout
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -40,3 +45,26 @@ def test_recomputed_has_the_same_bits(kind: str, plan: str, policy: str) -> None
     fields = PLANS.get(plan, {})
     kept, again = (with_dropout(small_job(kind, **fields, **how), 0.1) for how in ({}, POLICIES[policy]))
     assert_same_bits(run_on_mesh(again, record, again, 2), run_on_mesh(kept, record, kept, 2))
+
+
+def moved(mesh: Mesh, job: JobSpec) -> dict[str, tuple[int, int]]:
+    """Calls and bytes over tp of one attention, forward and backward."""
+    stage = build(job, mesh).stages[0]
+    x = stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
+    run, attention = stage.forward_pass(Microbatch(1, 0, 0)), stage.layers["0"].attention
+    mesh.ledger.clear()
+    attention.leave(attention.attend(attention.project(x, run), run), run).sum().backward()
+    return {kind: (tally.count, tally.num_bytes) for (kind, _), tally in mesh.ledger.tallies.items()}
+
+
+@pytest.mark.parametrize("kind", ["latent", "latent-plain-queries"])
+def test_what_crosses_the_ranks_before_the_heads(kind: str) -> None:
+    """The latents, 10 + 12 + 4 wide, and not the residual stream of 32; that only where queries are made from it."""
+    tokens = 16
+    stream, entering = 4 * tokens * 32, 4 * tokens * (26 if kind == "latent" else 32)
+    job = small_job(kind, tp=2)
+    assert run_on_mesh(job, moved, job) == [{"all_reduce": (2, entering + stream)}] * 2
+    # Forward gathers what enters and scatters what leaves; backward the other way, and gathers what enters again.
+    job = small_job(kind, tp=2, sequence_parallel=True)
+    expected = {"all_gather": (3, 2 * entering + stream), "reduce_scatter": (2, entering + stream)}
+    assert run_on_mesh(job, moved, job) == [expected] * 2

@@ -745,7 +745,7 @@ def test_a_cached_result_is_reused(docs, cache, monkeypatch):
     assert prepare(docs, cache, validation_share=0.3) == first
     assert prepare(docs, cache, validation_share=0.3, model=ModelSpec(sequence=8)).train == first.train
     names = sorted(path.name for path in cache.iterdir())
-    assert len(names) == 3
+    assert len(names) == 5
     assert not any(name.startswith(".") for name in names)
 
 
@@ -812,7 +812,7 @@ def test_processes_may_prepare_at_once(cache):
     outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
     assert len(set(outputs)) == 1
-    assert len(list(cache.iterdir())) == 3
+    assert len(list(cache.iterdir())) == 5
 
 
 # --- the default ---

@@ -13,7 +13,7 @@ from shardwright.parallel.parameter import placed_parameters
 from shardwright.schedule.action import RECV, SEND, Kind
 from shardwright.schedule.generate import training_program
 from shardwright.schedule.job import job_program
-from shardwright.schedule.pairs import split_pairs
+from shardwright.schedule.pairs import sends_of_parts, split_pairs
 from shardwright.schedule.sizes import job_sizes
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
@@ -165,8 +165,9 @@ def test_nothing_is_reduced_while_microbatches_accumulate() -> None:
     assert once == four_times == [(2, 1)] * 2  # one bucket and the loss; the loss alone
 
 
-def losses_and_gradients(mesh: Mesh, job: JobSpec) -> list[tuple[list[str], list[torch.Tensor]]]:
-    """What a step performs and gives with pairs, and with the same pairs taken apart."""
+def losses_and_gradients(mesh: Mesh, job: JobSpec) -> list[tuple[list[str], list[torch.Tensor], list[bool]]]:
+    """What a step performs and gives with pairs, and with the same pairs taken apart; and of each send of a pair's
+    part, whether it began before the pair ended."""
     replica = build(job, mesh)
     tokens = microbatches(made_up_tokens(job, 0), job.plan.microbatch_size)
     outcomes = []
@@ -176,7 +177,11 @@ def losses_and_gradients(mesh: Mesh, job: JobSpec) -> list[tuple[list[str], list
         losses = replica.executor.run(program, tokens, lambda _: None)
         parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         bits = [losses[i] for i in sorted(losses)] + [p.gradient.clone() for p in parameters]
-        outcomes.append(([str(entry.action) for entry in replica.executor.performed], bits))
+        performed = {entry.action: entry for entry in replica.executor.performed}
+        pair_of = {part: performed[pair] for pair in performed for part in pair.parts}
+        sends = sends_of_parts(program.ranks[mesh.pp.index])
+        early = [performed[send].start_s < pair_of[part].end_s for part, send in sends.items()]
+        outcomes.append(([str(entry.action) for entry in replica.executor.performed], bits, early))
     return outcomes
 
 
@@ -184,7 +189,8 @@ def test_pairs_give_the_bits_of_their_parts_in_turn() -> None:
     job = small_job(pp=2, tp=2, schedule="dualpipev", batch=6)
     programs = job_program(job), split_pairs(job_program(job))
     for rank, outcomes in enumerate(run_on_mesh(job, losses_and_gradients, job)):
-        for program, (performed, _) in zip(programs, outcomes, strict=True):
+        for program, (performed, _, _) in zip(programs, outcomes, strict=True):
             assert performed == [str(action) for action in program.ranks[rank // 2]]
-        (_, side_by_side), (_, in_turn) = outcomes
+        (_, side_by_side, early), (_, in_turn, _) = outcomes
+        assert early and all(early)
         assert all(torch.equal(one, other) for one, other in zip(side_by_side, in_turn, strict=True))

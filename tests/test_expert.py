@@ -3,16 +3,19 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import small_job
+from cases import against_one_rank, small_job
 from ranks import run_on_mesh
 from shardwright.parallel.collectives import Axis
-from shardwright.parallel.expert import NodeAxes, Routing, through_experts
+from shardwright.parallel.expert import Routing, through_experts
 from shardwright.parallel.ledger import Ledger
 from shardwright.parallel.mesh import Mesh
+from shardwright.spec.check import job_faults
+from shardwright.spec.job import JobSpec
 from shardwright.workload.expert import ExpertRanks, Sent, sent_direct, sent_node_aware
 
 HIDDEN = 16
@@ -41,7 +44,7 @@ def made_up(num_tokens: int, num_choices: int, num_experts: int, skew: float, se
     }
 
 
-def outcome(case: dict[str, torch.Tensor], ep: Axis, nodes: NodeAxes | None = None) -> dict[str, torch.Tensor]:
+def outcome(case: dict[str, torch.Tensor], ep: Axis) -> dict[str, torch.Tensor]:
     """Output and gradients of this rank's tokens and experts."""
     num_experts = case["matrices"].shape[0]
     mine = case["matrices"].chunk(ep.size)[ep.index].clone().requires_grad_()
@@ -52,7 +55,7 @@ def outcome(case: dict[str, torch.Tensor], ep: Axis, nodes: NodeAxes | None = No
         rows = x_NH.split(counts_e.tolist())
         return torch.cat([torch.relu(part @ matrix) for part, matrix in zip(rows, mine, strict=True)])
 
-    out = through_experts(x, routing, compute, num_experts, ep, nodes)
+    out = through_experts(x, routing, compute, num_experts, ep)
     out.backward(case["dout"].chunk(ep.size)[ep.index])
     parts = {"out": out.detach(), "dx": x.grad, "dweights": weights.grad, "dmatrices": mine.grad}
     return {name: part.clone() for name, part in parts.items()}
@@ -83,14 +86,13 @@ def test_one_rank_equals_loops(num_tokens: int, num_choices: int, num_experts: i
 
 
 def _on_ranks(mesh: Mesh, cases: list[Any]) -> list[Any]:
-    """Each case both ways, on 2 nodes of 2 ranks, with the account of each."""
-    mesh.ledger.rank, mesh.ledger.ranks_per_node = mesh.rank, 2
-    ep, nodes = replace(mesh.world, name="ep"), NodeAxes(replace(mesh.dp, name="ep"), replace(mesh.tp, name="ep"))
+    """Each case both ways, with the account of each."""
+    assert mesh.ep.by_node is not None
     results = []
     for case in cases:
-        for way in (None, nodes):
+        for ep in (replace(mesh.ep, by_node=None), mesh.ep):
             mesh.ledger.clear()
-            results.append((outcome(case, ep, way), mesh.ledger.table(), mesh.ledger.by_link()))
+            results.append((outcome(case, ep), mesh.ledger.table(), mesh.ledger.by_link()))
     return results
 
 
@@ -100,7 +102,7 @@ def test_ranks_equal_one_rank_and_send_what_is_predicted() -> None:
     Direct, all is equal bit for bit, and node-aware but for the order of additions.
     """
     cases = [made_up(24, 3, 8, skew, seed) for seed, skew in enumerate([0.0, 0.2, 9.0])] + [made_up(24, 1, 4, 0.3)]
-    by_rank = run_on_mesh(small_job(dp=2, tp=2), _on_ranks, cases)
+    by_rank = run_on_mesh(on_nodes(small_job("mixtral", dp=4, ep=4), 2), _on_ranks, cases)
     for number, case in enumerate(cases):
         direct, node_aware = ([results[2 * number + way] for results in by_rank] for way in range(2))
         for name, whole in outcome(case, alone()).items():
@@ -123,6 +125,41 @@ def test_ranks_equal_one_rank_and_send_what_is_predicted() -> None:
                 for is_backward in (False, True)
             ]
             assert sent(links) == passes[0] + passes[1]
+
+
+def on_nodes(job: JobSpec, devices_per_node: int) -> JobSpec:
+    """The job with node-aware dispatch on nodes of so many devices, as many as its plan needs."""
+    nodes = max(1, job.plan.world // max(1, devices_per_node))
+    plan = job.plan.model_copy(update={"dispatch": "node-aware"})
+    cluster = job.cluster.model_copy(update={"devices_per_node": devices_per_node, "nodes": nodes})
+    return job.model_copy(update={"plan": plan, "cluster": cluster})
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices_per_node", "plan"),
+    [
+        (
+            "deepseek",
+            2,
+            {"dp": 4, "ep": 4, "layers": 2, "recompute": "full"},
+        ),  # groups of experts, and all computed twice
+        ("switch", 1, {"pp": 2, "dp": 2, "ep": 2, "schedule": "dualpipev"}),  # dropped tokens, passes side by side
+    ],
+)
+def test_a_node_aware_plan_trains_as_one_rank_does(kind: str, devices_per_node: int, plan: dict[str, Any]) -> None:
+    job = on_nodes(small_job(kind, **plan), devices_per_node)
+    assert job_faults(job) == []
+    verdict = against_one_rank(job, num_steps=2)
+    assert verdict.max_loss_difference <= 2e-6
+    assert verdict.max_parameter_relative_difference <= 1e-5
+
+
+def test_nodes_that_are_unknown_or_uneven_are_refused() -> None:
+    job = small_job("mixtral", dp=4, ep=4)
+    (unknown,) = job_faults(on_nodes(job, 0))
+    assert "cluster.devices_per_node does not say where nodes end" in unknown
+    (uneven,) = [fault for fault in job_faults(on_nodes(job, 3)) if "dispatch" in fault]
+    assert "ep 4 = 4 neighbouring ranks exchange tokens, and nodes of 3 cut them unevenly" in uneven
 
 
 def sent(links: dict[str, int]) -> Sent:

@@ -4,7 +4,11 @@ import random
 from itertools import combinations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from shardwright.spec.mesh import MeshShape, ep_ranks_of_node
+from shardwright.spec.plan import PlanSpec
 from shardwright.workload.expert import (
     ExpertRanks,
     chance_of_any,
@@ -79,3 +83,19 @@ def test_drawn_choices_send_what_is_expected(skewed: bool) -> None:
     if not skewed:
         ratio = sum(s.between_bytes for s in node_aware) / sum(s.between_bytes for s in direct)
         assert ratio == pytest.approx(slow_link_ratio(ranks, top_k), rel=0.01)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), st.integers(1, 24))
+def test_nodes_cut_ep_lines_evenly_or_are_refused(ep: int, tp: int, edp: int, ranks_per_node: int) -> None:
+    plan = PlanSpec(dp=ep * edp, tp=tp, ep=ep)
+    parts = {
+        tuple(sum(rank // ranks_per_node == node for rank in line) for node in {r // ranks_per_node for r in line})
+        for line in MeshShape.of_experts(plan).lines("ep")
+    }
+    sizes = {size for part in parts for size in part}
+    try:
+        assert sizes == {ep_ranks_of_node(plan, ranks_per_node)}
+    except ValueError:
+        # Refused although even: only where lines and nodes are out of step.
+        assert len(sizes) > 1 or (ranks_per_node % (ep * tp) and ep * tp % ranks_per_node) or ranks_per_node % tp

@@ -58,6 +58,20 @@ DEEPSEEKS = {
     "no-nope": {"latent": LATENT | {"nope_dim": 0, "value_dim": 6}},
     "yarn": {"yarn": YARN},
 }
+MIXTRALS = {
+    "mixtral": {"moe": {"experts": 5, "softmax_over": "chosen"}},
+    "three-of-four": {"kv_heads": 2, "moe": {"experts": 4, "top_k": 3, "ffn": 28, "softmax_over": "chosen"}},
+}
+QWEN_MOES = {
+    "qwen3-moe": {"moe": {"experts": 6, "top_k": 3, "ffn": 28}},
+    "not-normalised": {"layers": 3, "moe": {"experts": 6, "ffn": 28, "normalise": False, "every": 2}},
+    "dense-first": {"layers": 3, "moe": {"experts": 4, "ffn": 28, "first_dense": 1}},
+}
+SIGMOID = {"gate": "sigmoid", "experts": 8, "top_k": 3, "ffn": 28, "shared_experts": 2, "routed_scaling": 2.5}
+DEEPSEEK_MOES = {
+    "deepseek-v3": {"moe": SIGMOID | {"first_dense": 1, "num_groups": 4, "groups_kept": 2}},
+    "one-group": {"moe": SIGMOID | {"shared_experts": 1, "normalise": False}},
+}
 GPTS = {
     "gpt2": {},
     "untied": {"tied_embeddings": False},
@@ -105,8 +119,8 @@ def logits_of(ours: DecoderStage, tokens: Tensor) -> Tensor:
 def assert_equal(spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Compare logits, loss and all gradients; returns the gradients, ours and theirs.
 
-    Gradients of this loss are smaller than one. So beside the tolerance in absolute numbers, a tensor's largest
-    deviation must be small against its own largest element.
+    Gradients of this loss are smaller than one. So beside the bound in absolute numbers, a tensor's largest deviation
+    must be small against its own largest element.
     """
     ours, theirs = both_models(spec)
     tokens, targets = sample(spec)
@@ -124,9 +138,9 @@ def assert_equal(spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     expected, actual = reference_gradients(theirs, spec), our_gradients(ours)
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
-        assert_close(actual[name], gradient, **TOLERANCE, msg=lambda text, name=name: f"gradient of {name}: {text}")
-        largest = gradient.abs().max()
-        assert (actual[name] - gradient).abs().max() < 1e-5 * largest, f"gradient of {name}"
+        worst, largest = (actual[name] - gradient).abs().max(), gradient.abs().max()
+        assert worst < 3e-6, f"gradient of {name}"
+        assert worst < 1e-5 * largest, f"gradient of {name}"
     return actual, expected
 
 
@@ -147,6 +161,22 @@ def test_qwen3_is_qwen3(fields):
 @pytest.mark.parametrize("fields", DEEPSEEKS.values(), ids=DEEPSEEKS.keys())
 def test_latent_attention_is_deepseeks(fields):
     assert_equal(llama_like(**{"norm_epsilon": 1e-6, "latent": LATENT} | fields))
+
+
+@pytest.mark.parametrize("fields", MIXTRALS.values(), ids=MIXTRALS.keys())
+def test_mixtral_is_mixtral(fields):
+    assert_equal(llama_like(**fields))
+
+
+@pytest.mark.parametrize("fields", QWEN_MOES.values(), ids=QWEN_MOES.keys())
+def test_qwen3_with_experts_is_qwen3_moe(fields):
+    assert_equal(llama_like(**{"qk_norm": True, "kv_heads": 2, "head_dim": 14} | fields))
+
+
+@pytest.mark.parametrize("fields", DEEPSEEK_MOES.values(), ids=DEEPSEEK_MOES.keys())
+def test_deepseek_v3_is_deepseek_v3(fields):
+    """Its biases, which move choices and no weights, are not zero."""
+    assert_equal(llama_like(**{"layers": 3, "norm_epsilon": 1e-6, "latent": LATENT} | fields))
 
 
 @pytest.mark.parametrize("fields", GPTS.values(), ids=GPTS.keys())

@@ -27,6 +27,7 @@ from shardwright.train.build import build
 from shardwright.train.optimizer import make_adamw
 from shardwright.train.step import train_step
 from shardwright.train.stream import train_stream
+from shardwright.workload.kept import kept_bytes
 from shardwright.workload.memory import job_memory, rank_memory, rank_replay
 from shardwright.workload.state import rank_state
 from shardwright.workload.traffic import replica_traffic, wire_bytes
@@ -125,10 +126,35 @@ def test_predicted_is_measured(kind: str, precision: dict[str, str], plan: str) 
         assert measured.gradients_bytes == predicted.gradients_bytes
         assert measured.optimizer_bytes == predicted.optimizer_bytes
         assert measured.host_bytes == predicted.host_bytes
-        assert measured.buffers_bytes == rank_replay(job, place["pp"], place["tp"]).pool_bytes
+        kept = kept_bytes(job, rank_state(job, program, place["pp"], place["tp"]))
+        assert measured.buffers_bytes == rank_replay(job, place["pp"], place["tp"]).pool_bytes + kept
         moved = {name: entry for name, entry in table.items() if name.split(" ", 1)[1].startswith("dp")}
         traffic = replica_traffic(job, place["pp"], place["tp"])
         assert moved == {name: {"count": t.calls, "bytes": t.payload_bytes} for name, t in traffic.items()}
+
+
+KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "delayed": ({}, {"float8": "delayed"}),
+    "rowwise-tp2": ({"tp": 2, "zero": 2}, {"float8": "rowwise"}),
+    "blockwise-pp2": ({"pp": 2, "zero": 1}, {"float8": "blockwise"}),
+    "int8": ({"compress": "int8", "compress_least": 100}, {}),
+    "int8-zero2": ({"compress": "int8", "compress_least": 100, "zero": 2, "bucket_mib": 0.01}, {}),
+    "powersgd": ({"compress": "powersgd", "compress_rank": 2, "compress_least": 100, "zero": 1}, {}),
+    "topk": ({"compress": "topk", "compress_least": 1000}, {}),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_stays_beside_the_state(name: str) -> None:
+    """Casts of weights to fp8, and what compression keeps of its errors."""
+    plan, precision = KEPT[name]
+    job = with_precision(small_job(**({"dp": 2, "batch": 4, "compress_least": 10**6} | plan)), **precision)
+    for rank, (measured, _) in enumerate(run_on_mesh(job, account_of_steps, job)):
+        place = MeshShape.of(job.plan).coordinates(rank)
+        held = rank_state(job, job_program(job), place["pp"], place["tp"])
+        kept = kept_bytes(job, held)
+        assert kept > 1000
+        assert measured.buffers_bytes == rank_replay(job, place["pp"], place["tp"]).pool_bytes + kept
 
 
 def test_classic_volumes() -> None:

@@ -14,18 +14,23 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.spec.plan import PlanSpec
 from shardwright.train.build import build
-from shardwright.train.metrics import MetricsLog, Shares
+from shardwright.train.metrics import MetricsLog, Shares, measure_shares
+from shardwright.train.routing import LayerRouting
 from shardwright.train.step import StepResult
 from shardwright.train.trainer import train
 from shardwright.workload.compress import reduced_bucket, wire_bytes
 
 STEPS = 3
+ROUTING = (
+    LayerRouting(1, (6, 2), 0.25, 0.0, 0.5, 0.0, 0.0, None),
+    LayerRouting(3, (4, 4), 0.0, 0.0, 0.6, 0.0, 0.0, None),
+)
 
 
-def job_on_text(tmp_path: Path, plan: dict[str, Any], precision: dict[str, Any]) -> JobSpec:
+def job_on_text(tmp_path: Path, plan: dict[str, Any], precision: dict[str, Any], kind: str = "llama") -> JobSpec:
     """A small model that reads bytes."""
     (tmp_path / "text.txt").write_text("one two three four five six seven eight nine ten\n" * 40)
-    fields = small_job(batch=4, layers=2, **plan).model_dump()
+    fields = small_job(kind, batch=4, layers=2, **plan).model_dump()
     fields["model"]["vocab"] = 256
     fields["precision"] |= precision
     fields["data"]["path"] = str(tmp_path / "text.txt")
@@ -77,6 +82,7 @@ def test_what_does_not_apply_is_null(tmp_path: Path) -> None:
         ({}, StepResult(1.0, 2.0, 3e-3, 4096.0), 0, "scale 4096  "),
         ({}, StepResult(1.0, None, 3e-3, 65536.0, True), 0, "scale 65536  skipped: gradients overflowed  "),
         ({"compress": "bf16"}, StepResult(1.0, 2.0, 3e-3), 3 << 20, "compression saved 3.00 MiB  "),
+        ({}, StepResult(1.0, 2.0, 3e-3, routing=ROUTING), 0, "busiest expert 1.50 x mean, 12.5% dropped  "),
     ],
 )
 def test_the_progress_line_shows_what_applies(
@@ -88,3 +94,38 @@ def test_the_progress_line_shows_what_applies(
     log.step(1, result, 1.0, Shares(1.0, 0.0, 0.0, 2**20, saved_bytes))
     log.close()
     assert f"lr 3.00e-03  {words}{job.tokens_per_step} tok/s" in out.getvalue()
+
+
+def sent_by_hand(mesh: Mesh) -> Shares:
+    """Two steps: each rank sends 10 bytes to each other rank for experts and 1 to the next for gradients."""
+    others = {rank: 10 for rank in range(4) if rank != mesh.rank}
+    mesh.ledger.clear()
+    for _ in range(2):
+        mesh.ledger.record("all_to_all_v", "ep", 30, others)
+        mesh.ledger.record("all_reduce", "dp", 1, {(mesh.rank + 1) % 4: 1})
+    return measure_shares(mesh, 1.0, num_steps=2)
+
+
+def test_bytes_of_all_ranks_are_told_by_kind_of_link() -> None:
+    job = small_job(dp=4)
+    assert {shares.sent_bytes for shares in run_on_mesh(job, sent_by_hand)} == {None}
+    two_nodes = job.cluster.model_copy(update={"devices_per_node": 2, "nodes": 2})
+    (shares,) = set(run_on_mesh(job.model_copy(update={"cluster": two_nodes}), sent_by_hand))
+    # Of 4 x 3 messages for experts one of three stays inside; of the ring 0 to 1 and 2 to 3.
+    assert shares.sent_bytes == (40 + 2, 80 + 2, 40, 80)
+
+
+def test_experts_are_told(tmp_path: Path) -> None:
+    """Every step how each layer used them, and who was chosen together where there is a progress line."""
+    job = job_on_text(tmp_path, {"pp": 2, "ep": 2, "dp": 2}, {}, "switch")
+    run_on_mesh(job, train_and_count, job, tmp_path)
+    steps = steps_in(tmp_path)
+    assert len(steps) == STEPS
+    for step in steps:
+        (layer,) = step["experts"]
+        assert layer["layer"] == 1
+        assert sum(layer["load"]) == job.tokens_per_step
+        assert layer["together"] == [[0] * 4] * 4  # of one expert a token
+        assert layer["largest_load"] == max(layer["load"]) * 4 / job.tokens_per_step
+    board = next((tmp_path / "tensorboard").iterdir()).read_bytes()
+    assert b"experts/layer 1/dropped_share" in board

@@ -88,3 +88,24 @@ def test_several_at_once() -> None:
     with pytest.raises(PlanError) as refusal:
         make_job({"model": {"moe": {"experts": 8, "top_k": 9, "shared_ffn": 4, "overflow": "reroute"}}})
     assert len(refusal.value.faults) == 3
+
+
+PLAN_FAULTS: dict[str, dict[str, Any]] = {
+    "plan.ep 2 spreads experts, and model.moe.experts is 0": {"plan": {"dp": 2, "ep": 2}, "model": {}},
+    "plan.ep 3 does not divide 8 experts": {"plan": {"dp": 3, "ep": 3}, "batch": {"global_batch_size": 3}},
+    "does not divide the width 9 of an expert": {"plan": {"tp": 2}, "model": {"moe": {"experts": 8, "ffn": 9}}},
+    "does not divide the width 7 of the shared": {
+        "plan": {"tp": 2}, "model": {"moe": {"experts": 8, "shared_experts": 1, "shared_ffn": 7}},
+    },
+    "routers of experts learn from whole steps": {"plan": {"pp": 2, "schedule": "pipedream-2bw"}},
+    'plan.recompute = "budget" weighs layers': {"plan": {"recompute": "budget", "memory_limit_gib": 1.0}},
+    "has no products of experts yet": {"precision": {"float8": "tensorwise"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLAN_FAULTS)
+def test_experts_and_the_rest_of_a_job(fault: str) -> None:
+    with pytest.raises(PlanError) as refusal:
+        make_job({"model": {"moe": {"experts": 8}}} | PLAN_FAULTS[fault])
+    (text,) = refusal.value.faults
+    assert fault in text and "; " in text

@@ -12,7 +12,7 @@ from shardwright.schedule.check import program_faults
 from shardwright.schedule.generate import GENERATORS, forward_of, training_program
 from shardwright.schedule.lives import peak_activations
 from shardwright.schedule.lower import lower
-from shardwright.schedule.pairs import split_pairs
+from shardwright.schedule.pairs import sends_of_parts, split_pairs
 from shardwright.schedule.placement import in_line, vee
 from shardwright.schedule.schedule import Program, Schedule
 
@@ -209,3 +209,5 @@ def test_the_first_part_of_a_pair_is_sent_before_the_second_runs() -> None:
     row = "(0F3+3B1) 1RF2<0 0SF3>1 3SB1>1 (3F2+0B0) 3R"
     program = Program("by hand", 4, vee(2), (tuple(map(parse, row.split())), ()))
     assert split_pairs(program).text().splitlines()[0] == "rank 0: 0F3 1RF2<0 0SF3>1 3B1 3SB1>1 3F2 0B0 3R"
+    sends = {str(part): str(send) for part, send in sends_of_parts(program.ranks[0]).items()}
+    assert sends == {"0F3": "0SF3>1", "3B1": "3SB1>1"}

@@ -27,6 +27,14 @@ def test_a_message_is_a_hidden_state() -> None:
         assert program.sizes.reduce == program.sizes.gather == (0, 0)  # nobody shares the stages
 
 
+def test_a_message_is_of_the_tokens_that_a_rank_holds() -> None:
+    """Of 16 tokens two ranks of cp hold 8 each, and under sequence parallel each of two ranks of tp 4 of those."""
+    for fields, tokens in (({"cp": 2}, 8), ({"cp": 2, "tp": 2, "sequence_parallel": True}, 4)):
+        program = job_program(small_job(pp=2, **fields))
+        assert program.sizes is not None
+        assert program.sizes.message == tokens * 32 * 4
+
+
 def test_what_nobody_sized_has_no_bytes() -> None:
     from shardwright.schedule.generate import training_program
 

@@ -83,8 +83,38 @@ def test_head_width_that_is_not_hidden_over_heads() -> None:
     assert stage_parameters(spec, small_job().plan, 0) == {n: [p.place for p in held] for n, held in regions.items()}
 
 
-@pytest.mark.parametrize(("name", "published"), [("gpt2", 124_439_808), ("llama3-8b", 8_030_261_248)])
-def test_models_have_their_published_size(name: str, published: int) -> None:
+PUBLISHED = {
+    "gpt2": (124_439_808, 124_439_808),
+    "llama3-8b": (8_030_261_248, 8_030_261_248),
+    # Of checkpoints, as their safetensors say: all parameters; those that compute a token are ours to count.
+    "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
+    # The released index counts 58 x 256 biases of experts too, which no gradient moves.
+    "deepseek-v3": (671_026_419_200 - 58 * 256, 37_552_282_624),
+    "qwen3-30b-a3b": (30_532_122_624, 3_353_032_704),
+    "qwen3-235b-a22b": (235_093_634_560, 22_190_763_520),
+}
+ROUNDED = {  # billions, in all and for a token, as their papers say
+    "mixtral-8x7b": (47, 13), "deepseek-v3": (671, 37), "qwen3-30b-a3b": (30.5, 3.3), "qwen3-235b-a22b": (235, 22),
+    "switch-base-128": (7.4, None), "gshard-600b": (600, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_models_have_their_published_size(name: str) -> None:
     spec = ModelSpec(**catalog.read("models", name))
-    assert num_parameters(spec) == published
+    assert (num_parameters(spec), num_active_parameters(spec)) == PUBLISHED[name]
     assert len({place.name for place in model_parameters(spec)}) == len(model_parameters(spec))
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_models_with_experts_have_the_size_of_their_papers(name: str) -> None:
+    spec = ModelSpec(**catalog.read("models", name))
+    billions, active = ROUNDED[name]
+    # GShard's 600 is rounded: 18 layers x 2048 experts x 2 x 1024 x 8192 are 618 already.
+    assert num_parameters(spec) / 1e9 == pytest.approx(billions, rel=0.035 if name == "gshard-600b" else 0.007)
+    assert active is None or num_active_parameters(spec) / 1e9 == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.names("models") if name.startswith("tiny-")])
+def test_tiny_models_have_about_a_million_parameters(name: str) -> None:
+    assert 0.8e6 < num_parameters(ModelSpec(**catalog.read("models", name))) < 1.2e6

@@ -13,6 +13,7 @@ from shardwright.model.attend import dot_product_attention
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.norm import Norm
 from shardwright.model.rotary import rotate, split_and_rotate
+from shardwright.parallel.context import trade_for_heads, trade_for_tokens
 from shardwright.parallel.parameter import sharded
 from shardwright.parallel.recipe import Recipe
 from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
@@ -33,7 +34,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = spec.head_size
         self.queries_per_group = spec.heads // spec.num_kv_heads
-        self.scale = spec.softmax_scale
+        self.scale, self.cut = spec.softmax_scale, cut
         groups = (spec.num_kv_heads, self.queries_per_group + 2, self.head_dim)
         self.qkv = ColumnLinear(spec.hidden, groups, 0, cut, spec.init_std)
         self.qkv_bias = sharded(groups, 0, cut.tp, "zeros") if spec.bias else None
@@ -54,24 +55,26 @@ class Attention(nn.Module):
     def attend(self, qkv: Tensor, run: ForwardPass) -> Tensor:
         """[S, B, G x (Q + 2) x D] to [S, B, N x D]: biases, norms, rotary positions and
         softmax(QK^T x scale) V."""
-        S, B, _ = qkv.shape
-        qkv_SBGRD = qkv.view(S, B, -1, self.queries_per_group + 2, self.head_dim)
+        s, B, _ = qkv.shape
+        qkv_SBGRD = qkv.view(s, B, -1, self.queries_per_group + 2, self.head_dim)
         if self.qkv_bias is not None:
             qkv_SBGRD = qkv_SBGRD + self._bias(self.qkv_bias)
+        if self.cut.trades_heads:
+            qkv_SBGRD = trade_for_heads(qkv_SBGRD, run.cp)
         if run.angles is not None and self.q_norm is None:
             q_SBGQD, k_SBGD, v_SBGD = split_and_rotate(qkv_SBGRD, *run.angles)
         else:
-            q_SBGQD, k_SBGD, v_SBGD = qkv_SBGRD.split((self.queries_per_group, 1, 1), dim=3)
+            q_SBGQD, k_SBGD, v_SBGD = qkv_SBGRD.split((qkv_SBGRD.shape[3] - 2, 1, 1), dim=3)
             if self.q_norm is not None and self.k_norm is not None:
                 q_SBGQD, k_SBGD = self.q_norm(q_SBGQD), self.k_norm(k_SBGD)
                 if run.angles is not None:
                     q_SBGQD, k_SBGD = rotate(q_SBGQD, *run.angles), rotate(k_SBGD, *run.angles)
-        out_BNSD = dot_product_attention(
-            q_SBGQD.reshape(S, B, -1, self.head_dim).permute(1, 2, 0, 3),
-            k_SBGD.squeeze(3).permute(1, 2, 0, 3), v_SBGD.squeeze(3).permute(1, 2, 0, 3),
-            self.scale, run,
-        )  # fmt: skip
-        return out_BNSD.permute(2, 0, 1, 3).reshape(S, B, -1)
+        S = qkv_SBGRD.shape[0]
+        out_SBND = dot_product_attention(
+            q_SBGQD.reshape(S, B, -1, self.head_dim), k_SBGD.squeeze(3), v_SBGD.squeeze(3), self.scale, self.cut, run
+        )
+        out_SBE = out_SBND.reshape(S, B, -1)
+        return trade_for_tokens(out_SBE, run.cp) if self.cut.trades_heads else out_SBE
 
     def leave(self, attended_SBH: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
         """[S, B, N x D] to [s, B, H]."""

@@ -3,7 +3,8 @@
 A stage takes token ids if it is the first and hidden states if not; it gives the loss if it is the last and hidden
 states if not. One rank holds the one stage that is first and last.
 
-Shape suffixes: S sequence, B batch, H hidden, V vocabulary rows of this rank; s is S / tp under sequence parallel.
+Shape suffixes: S sequence, B batch, H hidden, V vocabulary rows of this rank; s tokens of this rank between layers:
+S / cp, or that / tp under sequence parallel.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,9 +25,11 @@ from shardwright.model.loss import vocabulary_cross_entropy
 from shardwright.model.mlp import MLP
 from shardwright.model.moe import MixtureOfExperts
 from shardwright.model.norm import Norm
+from shardwright.model.positions import pick, positions_tensor
 from shardwright.model.rotary import rotary_angles
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.deferred import DeferredGradients
+from shardwright.parallel.documents import counts
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.parameter import PlacedParameter, materialise, name_parameters, placed_parameters
 from shardwright.parallel.recipe import Recipe
@@ -34,6 +37,7 @@ from shardwright.parallel.tensor import ColumnLinear, Cut
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import PlanSpec, split_evenly
 from shardwright.spec.recompute import KEEP_ALL, LAYER, Policy
+from shardwright.spec.sequence import held_ranges
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ class DecoderStage(nn.Module):
         self.spec, self.span, self.cut, self.host = spec, span, cut, host
         self.through: Passage = _straight
         self.angles: tuple[Tensor, Tensor] | None = None
+        self.held = cut.held(spec.sequence)
         learned = spec.positions == "learned"
         self.embedding = Embedding(spec, cut) if span.is_first else None
         self.positions = LearnedPositions(spec, cut) if span.is_first and learned else None
@@ -186,7 +191,8 @@ class DecoderStage(nn.Module):
         for state in self.routers().values():
             state.to(device)
         if self.spec.positions == "rotary":
-            positions_S = torch.arange(self.spec.sequence, device=device)
+            turned = (range(self.spec.sequence),) if self.cut.trades_heads else self.held
+            positions_S = positions_tensor(turned, device)
             self.angles = rotary_angles(positions_S, self.spec.rotary_width, self.spec.rotary_base, self.spec.yarn)
 
     def regions(self) -> dict[str, list[PlacedParameter]]:
@@ -208,23 +214,37 @@ class DecoderStage(nn.Module):
 
     def empty_hidden(self, batch: int) -> Tensor:
         """Memory for what passes between stages, [s, B, H]."""
-        tokens = self.spec.sequence // (self.cut.tp.size if self.cut.shards_sequence else 1)
+        tokens = sum(map(len, self.cut.held_between(self.spec.sequence)))
         like = next(self.parameters())
         return torch.empty(tokens, batch, self.spec.hidden, device=like.device, dtype=like.dtype)
 
-    def forward_pass(self, microbatch: Microbatch | None = None) -> ForwardPass:
+    def forward_pass(self, microbatch: Microbatch | None = None, documents_BS: Tensor | None = None) -> ForwardPass:
         """What the layers share in one pass; without a microbatch nothing is dropped out."""
         convoy = None if self.host is None or microbatch is None else Convoy(self.host)
         cut = self.cut
-        return ForwardPass(cut.tp, cut.cp, cut.ep, cut.expert_tp, self.angles, microbatch, convoy)
+        documents = None if documents_BS is None else self._by_rank(documents_BS)
+        return ForwardPass(cut.tp, cut.cp, cut.ep, cut.expert_tp, self.angles, microbatch, convoy, documents)
 
-    def forward(self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None) -> Tensor:
+    def _by_rank(self, documents_BS: Tensor) -> Tensor:
+        """The documents of the tokens of each rank whose keys attention meets by themselves, [P, B, s]."""
+        if self.cut.cp.size == 1 or self.cut.trades_heads:
+            return documents_BS[None]
+        size, sequence = self.cut.cp.size, self.spec.sequence
+        held = (held_ranges(sequence, size, index, self.cut.cp_method) for index in range(size))
+        return torch.stack([pick(documents_BS, ranges) for ranges in held])
+
+    def forward(
+        self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None,
+        documents_BT: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.
 
-        The last stage gives [S x B] losses if `targets_BS` are given, else the hidden states before the head.
-        `microbatch` says which samples these are, where they are trained on.
+        The last stage gives the losses of this rank's tokens, position by position, if `targets_BS` are given, else
+        the hidden states before the head. `microbatch` says which samples these are, where they are trained on.
+        `documents_BT`, where documents are separate, are the documents' numbers of all T = S + 1 tokens: none sees
+        another, and the loss is 0 where a target begins one.
         """
-        run = self.forward_pass(microbatch)
+        run = self.forward_pass(microbatch, None if documents_BT is None else documents_BT[:, :-1])
         if self.embedding is not None:
             x = self.through("embedding", partial(self._embed, run), x)
         for index, (name, layer) in enumerate(self.layers.items()):
@@ -232,26 +252,32 @@ class DecoderStage(nn.Module):
             is_held = index == 0 and not self.span.is_first
             x = self.through(name, partial(layer, run=replace(run, convoy=None) if is_held else run), x)
         if self.norm is not None:
-            x = self.through("head", partial(self._finish, targets_BS), x)
+            x = self.through("head", partial(self._finish, targets_BS, documents_BT), x)
         return x
 
     def _embed(self, run: ForwardPass, tokens_BS: Tensor) -> Tensor:
         assert self.embedding is not None
-        x_sBH = self.embedding(tokens_BS.t())
+        x_sBH = self.embedding(pick(tokens_BS, self.held).t())
         if self.positions is not None:
-            x_sBH = self.positions(x_sBH, torch.arange(self.spec.sequence, device=x_sBH.device))
+            x_sBH = self.positions(x_sBH, positions_tensor(self.held, x_sBH.device))
         return self.embedding_dropout(x_sBH, run)
 
-    def _finish(self, targets_BS: Tensor | None, x_sBH: Tensor) -> Tensor:
+    def _finish(self, targets_BS: Tensor | None, documents_BT: Tensor | None, x_sBH: Tensor) -> Tensor:
         assert self.norm is not None
         x_sBH = self.norm(x_sBH)
-        return x_sBH if targets_BS is None else self.token_losses(x_sBH, targets_BS)
+        if targets_BS is None:
+            return x_sBH
+        losses = self.token_losses(x_sBH, targets_BS)
+        if documents_BT is None:
+            return losses
+        return losses.masked_fill(~pick(counts(documents_BT), self.held).t().flatten(), 0.0)
 
     def token_losses(self, x_sBH: Tensor, targets_BS: Tensor) -> Tensor:
-        """Cross entropy of each token, [S x B]."""
+        """Cross entropy of each of this rank's tokens, position by position."""
         logits_SBV = self.logits(x_sBH)
         first_row, _ = split_evenly(self.spec.vocab, self.cut.tp.size, self.cut.tp.index)
-        return vocabulary_cross_entropy(logits_SBV.flatten(0, 1), targets_BS.t().flatten(), first_row, self.cut.tp)
+        targets = pick(targets_BS, self.held).t().flatten()
+        return vocabulary_cross_entropy(logits_SBV.flatten(0, 1), targets, first_row, self.cut.tp)
 
     def logits(self, x_sBH: Tensor) -> Tensor:
         """This rank's rows of the logits, [S, B, V]."""

@@ -4,7 +4,7 @@ Srivastava et al. 2014 (JMLR 15): set an element to zero with probability p, and
 A mask is a hash of (seed, step, layer, branch, sample in the global batch, position, channel). So every plan drops what
 one rank drops, a recomputation drops it again, and neither masks nor generator states are kept (random_words.py).
 
-Shape suffixes: S sequence, B batch, H hidden, W = H / 4 rounded up, 64-bit words; s is S / tp under sequence parallel.
+Shape suffixes: S sequence, B batch, H hidden, W = H / 4 rounded up, 64-bit words; s positions of this rank.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.positions import positions_tensor
 from shardwright.model.random_words import random_words, stream_key
 from shardwright.parallel.tensor import Cut
 from shardwright.spec.model import ModelSpec
+from shardwright.spec.sequence import Ranges
 
 CHANNELS_PER_WORD = 4  # 16 bits decide about an element, so p is rounded to a multiple of 2^-16
 LEVELS = 1 << 16
@@ -28,8 +30,9 @@ class Dropout(nn.Module):
     def __init__(self, spec: ModelSpec, place: str, cut: Cut) -> None:
         """`place` names the place among all of the model, the same in every plan."""
         super().__init__()
-        self.place, self.cut = place, cut
+        self.place = place
         self.sequence = spec.sequence
+        self.positions = cut.held_between(spec.sequence)
         self.num_dropped_levels = min(round(spec.dropout * LEVELS), LEVELS - 1)
 
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
@@ -39,7 +42,7 @@ class Dropout(nn.Module):
         mask = Mask(
             key=stream_key(run.microbatch.seed, run.microbatch.step, f"dropout {self.place}"),
             num_dropped_levels=self.num_dropped_levels,
-            first_position=x_sBH.shape[0] * self.cut.tp.index if self.cut.shards_sequence else 0,
+            positions=self.positions,
             first_sample=run.microbatch.first_sample,
             sequence=self.sequence,
         )
@@ -48,18 +51,19 @@ class Dropout(nn.Module):
 
 @dataclass(frozen=True)
 class Mask:
-    """All that it takes to make a mask: a few numbers. One in 65,536 elements is dropped for each dropped level."""
+    """All that it takes to make a mask: a few numbers, and where the tokens are in the sequence. One in 65,536 elements
+    is dropped for each dropped level."""
 
     key: int
     num_dropped_levels: int
-    first_position: int
+    positions: Ranges
     first_sample: int
     sequence: int
 
     def apply(self, x_sBH: Tensor) -> Tensor:
         """A new tensor: x with some elements zero, the others scaled."""
-        s, B, H = x_sBH.shape
-        positions_s = torch.arange(self.first_position, self.first_position + s, device=x_sBH.device)
+        _, B, H = x_sBH.shape
+        positions_s = positions_tensor(self.positions, x_sBH.device)
         samples_B = torch.arange(self.first_sample, self.first_sample + B, device=x_sBH.device)
         rows_sB = positions_s[:, None] + samples_B * self.sequence
         kept_sBH = kept_elements(rows_sB, H, self.key, self.num_dropped_levels)

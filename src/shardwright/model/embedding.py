@@ -2,7 +2,7 @@
 
 Each rank looks up the tokens whose rows it holds and leaves zeros for the others; the sum over tp is the embedding.
 
-Shape suffixes: S sequence, B batch, H hidden; s is S / tp under sequence parallel.
+Shape suffixes: S sequence of this rank, B batch, H hidden; s is S / tp under sequence parallel.
 """
 
 from typing import Any

@@ -14,6 +14,9 @@ class ForwardPass:
     """`tp`, `cp`, `ep` and `expert_tp` carry the collectives of this pass. `angles` are cosine and sine of the rotary
     positions, if there are any. There is no `microbatch` where nothing is trained, and then nothing is dropped out. A
     `convoy` takes inputs of recomputed layers to the host.
+
+    Where documents are separate, `documents` [P, B, s] are the numbers of those that the tokens of each rank of cp are
+    in; or of the whole sequence, P = 1, where attention sees that.
     """
 
     tp: Axis
@@ -23,6 +26,7 @@ class ForwardPass:
     angles: tuple[Tensor, Tensor] | None
     microbatch: Microbatch | None
     convoy: Convoy | None = None
+    documents: Tensor | None = None
 
     @property
     def in_backward(self) -> "ForwardPass":

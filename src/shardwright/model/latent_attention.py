@@ -74,10 +74,7 @@ class LatentAttention(nn.Module):
             q.view(S, B, -1, self.query_width), kv.view(S, B, q.shape[-1] // self.query_width, -1), k_rope_SBP,
             cosine, sine,
         )  # fmt: skip
-        out_BNSE = dot_product_attention(
-            q_SBND.permute(1, 2, 0, 3), k_SBND.permute(1, 2, 0, 3), v_SBNE.permute(1, 2, 0, 3), self.scale, run
-        )
-        return out_BNSE.permute(2, 0, 1, 3).reshape(S, B, -1)
+        return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.scale, self.cut, run).reshape(S, B, -1)
 
     def leave(self, attended: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
         """[S, B, N x E] to [s, B, H]."""

@@ -18,6 +18,7 @@ from shardwright.model.exact_product import exact_product
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.gates.choice import Choice, Known, add_to_one
 from shardwright.model.gates.make import make_gate
+from shardwright.model.positions import positions_tensor
 from shardwright.model.random_words import stream_key, uniform
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.collectives import Axis, all_gather, all_reduce
@@ -39,10 +40,10 @@ class Router(nn.Module):
 
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Routing:
         """The routing of this rank's tokens, [s x B, K]."""
-        s, B, _ = x_sBH.shape
+        B = x_sBH.shape[1]
         logits_TE = exact_product(x_sBH.flatten(0, 1), self.weight, self.cut.deferred)
         scores_TE = self.gate.score(logits_TE)
-        positions_s = self._positions(s, x_sBH.device)
+        positions_s = self._positions(x_sBH.device)
         with torch.no_grad():
             asked, final = self._decide(logits_TE.detach(), scores_TE.detach(), positions_s, B, run)
         weights_TK = self.gate.weigh(logits_TE, scores_TE, final.experts_TK)
@@ -56,10 +57,9 @@ class Router(nn.Module):
                 weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * run.cp.size)
         return Routing(final.experts_TK.masked_fill(~final.holds_TK, -1), weights_TK)
 
-    def _positions(self, num_here: int, device: torch.device) -> Tensor:
+    def _positions(self, device: torch.device) -> Tensor:
         """Where in their sequences this rank's tokens are."""
-        first = num_here * self.cut.tp.index if self.cut.shards_sequence else 0
-        return torch.arange(first, first + num_here, device=device)
+        return positions_tensor(self.cut.held_between(self.sequence), device)
 
     def _splits(self, run: ForwardPass) -> list[Axis]:
         """The axes whose ranks hold parts of a microbatch's tokens, innermost first."""

@@ -16,7 +16,8 @@ def measured_memory(
 ) -> RankMemory:
     """The account of one rank, after its first update. Activations come and go and are not in it.
 
-    Buffers are the pool's, at their peak so far. Older versions of the weights count as parameters.
+    Buffers are the pool's, at their peak so far, and what stays beside the state. Older versions of the weights count
+    as parameters.
     """
     units = [unit for held in shards.values() for unit in held.units]
     counted: set[int] = set()
@@ -37,4 +38,5 @@ def measured_memory(
     older = sum(stash.most_older_bytes for stash in stashes.values())
     gradients = new_bytes([*own, *(tensor for unit in units for tensor in unit.gradient_memory())])
     optimizer = new_bytes(tensor for unit in units for tensor in unit.masters.memory(on_host=False))
-    return RankMemory(parameters + older, gradients, optimizer, 0, pool.peak_bytes, hosted)
+    kept = new_bytes(tensor for unit in units for tensor in unit.kept_memory())
+    return RankMemory(parameters + older, gradients, optimizer, 0, pool.peak_bytes + kept, hosted)

@@ -28,7 +28,10 @@ EXCHANGE_TAG = 2**30
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of the mesh, as one rank sees it: the ranks on its line along that axis, and its place among them."""
+    """One axis of the mesh, as one rank sees it: the ranks on its line along that axis, and its place among them.
+
+    `by_node` is there where the line spans nodes and what travels on it is to mind their borders.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -38,6 +41,7 @@ class Axis:
     watch: Watch | None
     backward_group: dist.ProcessGroup | None = None
     turns: Turns = field(default_factory=Turns)
+    by_node: "NodeAxes | None" = None
 
     @property
     def for_backward(self) -> "Axis":
@@ -46,7 +50,12 @@ class Axis:
         Where a forward and a backward run side by side, each needs a communicator of its own: on one, ranks would
         have to issue the collectives of both in a common order.
         """
-        return self if self.backward_group is None else replace(self, group=self.backward_group)
+        if self.backward_group is None:
+            return self
+        nodes = self.by_node
+        if nodes is not None:
+            nodes = NodeAxes(nodes.between.for_backward, nodes.inside.for_backward)
+        return replace(self, group=self.backward_group, by_node=nodes)
 
     def alone(self, name: str) -> "Axis":
         """An axis on which this rank is alone."""
@@ -56,6 +65,15 @@ class Axis:
     def size(self) -> int:
         """Number of ranks on the axis."""
         return len(self.ranks)
+
+
+@dataclass(frozen=True)
+class NodeAxes:
+    """An axis cut at the borders of nodes: its index i is index i // n of `between` and i % n of `inside`, where each
+    node has n of its ranks. `between` joins the ranks with one place in their nodes, `inside` those of a node."""
+
+    between: Axis
+    inside: Axis
 
 
 class Pending:
@@ -245,6 +263,22 @@ def start_all_to_all_v(
     return _start(axis, "all_to_all_v", sum(sent_bytes.values()), work, sent_bytes)
 
 
+def start_exchange(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Send `x` to the next index of the axis, around, and receive the previous one's into `out`."""
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    to, source = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[axis.index - 1]
+    work: _Exchange
+    if _is_gloo(axis):
+        arriving = dist.irecv(out, source, group=axis.group, tag=EXCHANGE_TAG)
+        work = _Exchange([arriving, dist.isend(x, to, group=axis.group, tag=EXCHANGE_TAG)])
+    else:
+        both = [dist.P2POp(dist.isend, x, to, axis.group), dist.P2POp(dist.irecv, out, source, axis.group)]
+        work = _Exchange(dist.batch_isend_irecv(both))
+    return _start(axis, "exchange", x.nbytes, work, {to: x.nbytes}, peer=source)
+
+
 def start_send(x: Tensor, axis: Axis, to: int, tag: int) -> Pending:
     """Send `x` to index `to` of the axis."""
     work = dist.isend(x, axis.ranks[to], group=axis.group, tag=tag)
@@ -283,6 +317,15 @@ def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
         return x
     out = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
     start_reduce_scatter(out, x, axis).wait()
+    return out
+
+
+def all_to_all(x: Tensor, axis: Axis) -> Tensor:
+    """Give share i of dim 0 of `x` to index i; share i of the result is what index i gave."""
+    if axis.size == 1:
+        return x
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    start_all_to_all(out, x, axis).wait()
     return out
 
 

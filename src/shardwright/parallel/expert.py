@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.parallel.collectives import Axis, start_all_to_all, start_all_to_all_v
+from shardwright.parallel.collectives import Axis, NodeAxes, start_all_to_all, start_all_to_all_v
 
 # What the experts of this rank make of the rows that came, [N, H] to [N, H]. The second argument says how many rows
 # each of them has, [e], int64 in host memory; the rows are sorted by expert.
@@ -40,15 +40,6 @@ class Routing:
 
     experts_TK: Tensor
     weights_TK: Tensor
-
-
-@dataclass(frozen=True)
-class NodeAxes:
-    """An ep axis cut at the borders of nodes: index i of it is index i // L of `between` and i % L of `inside`, where
-    each node has L of its ranks. `between` joins the ranks with one place in their nodes, `inside` those of a node."""
-
-    between: Axis
-    inside: Axis
 
 
 @dataclass(frozen=True)
@@ -98,16 +89,14 @@ def plan_trip(experts_TK: Tensor, num_experts: int, ep: Axis) -> Trip:
     )
 
 
-def through_experts(
-    x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, ep: Axis, nodes: NodeAxes | None = None
-) -> Tensor:
+def through_experts(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, ep: Axis) -> Tensor:
     """Sum over the choices of a token of weight x what the expert makes of it: [T, H] to [T, H].
 
-    `num_experts` are those of all ranks of the axis. Every rank calls `compute`, be it with no rows. Where `nodes` are
-    given, tokens travel by them and not by `ep`.
+    `num_experts` are those of all ranks of the axis. Every rank calls `compute`, be it with no rows. Tokens travel
+    node-aware if the axis knows its nodes.
     """
-    if nodes is not None:
-        return _through_nodes(x_TH, routing, compute, num_experts, nodes)
+    if ep.by_node is not None:
+        return _through_nodes(x_TH, routing, compute, num_experts, ep.by_node)
     trip = plan_trip(routing.experts_TK, num_experts, ep)
     x_NH = _Dispatch.apply(x_TH, trip, ep)
     return _Combine.apply(compute(x_NH, trip.counts_e), routing.weights_TK, trip, ep)

@@ -25,9 +25,9 @@ class Ledger:
     """What one rank has communicated since the last `clear`.
 
     Bytes are those of the full tensor that a collective is about: the operand of an all-reduce, the result of an
-    all-gather, the operand of a reduce-scatter or an all-to-all, the message of a send or receive; of an all-to-all
-    whose shares differ (all_to_all_v), what this rank sends to others. What an algorithm puts on the wire for the
-    others is the cost model's affair.
+    all-gather, the operand of a reduce-scatter or an all-to-all, the message of a send, a receive or an exchange with
+    the neighbours; of an all-to-all whose shares differ (all_to_all_v), what this rank sends to others. What an
+    algorithm puts on the wire for the others is the cost model's affair.
 
     Where nodes are known, `ranks_per_node` neighbouring ranks each, the bytes that `rank` itself sends are also counted
     by axis and by kind of link: inside its node, or to another.
@@ -114,6 +114,10 @@ class Ledger:
     def by_link(self) -> dict[str, int]:
         """{"ep between nodes": bytes sent, ...}, sorted; empty where nodes are not known."""
         return {f"{axis} {link}": num_bytes for (axis, link), num_bytes in sorted(self._link_bytes.items())}
+
+    def sent_bytes(self, link: str, axis: str | None = None) -> int:
+        """What this rank has sent over one kind of link, on all axes or on one."""
+        return sum(n for (on, over), n in self._link_bytes.items() if over == link and axis in (None, on))
 
     def clear(self) -> None:
         """Start a new account."""

@@ -1,17 +1,17 @@
 """The mesh of process groups: this rank's line along each axis of spec/mesh.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from shardwright.parallel.collectives import Axis
+from shardwright.parallel.collectives import Axis, NodeAxes
 from shardwright.parallel.ledger import Ledger
 from shardwright.parallel.turns import Turns
 from shardwright.parallel.watch import Watch
 from shardwright.schedule.placement import Placement, in_line
-from shardwright.spec.mesh import AXES, MeshShape
+from shardwright.spec.mesh import AXES, MeshShape, ep_ranks_of_node
 from shardwright.spec.plan import PlanSpec
 
 
@@ -43,7 +43,7 @@ class Mesh:
     messages. With NCCL they are communicators of their own, so that a receive posted early for the one direction never
     stands before a message of the other. `ends` joins the first and the last stage, which share a tied embedding.
     `replicas` sum gradients, and `expert_replicas` those of experts, for which the ranks of a stage are folded into
-    `ep` and `expert_tp` (spec/mesh.py).
+    `ep` and `expert_tp` (spec/mesh.py). `ep` knows its nodes where dispatch is node-aware.
     """
 
     rank: int
@@ -83,15 +83,16 @@ class Mesh:
 
 def make_mesh(
     plan: PlanSpec, rank: int, device: torch.device, timeout_s: float, watch: Watch | None = None,
-    tied: bool = False, placement: Placement | None = None, side_by_side: bool = False,
+    tied: bool = False, placement: Placement | None = None, side_by_side: bool = False, ranks_per_node: int = 0,
 ) -> Mesh:  # fmt: skip
     """Create the process groups of every axis. All ranks of an initialised default group must call this.
 
     `tied` asks for the group of the pipeline's two ends. `placement` says where they are, and how many copies of the
-    stages there are; `side_by_side`, that a forward and a backward pass may run at once.
+    stages there are; `side_by_side`, that a forward and a backward pass may run at once. `ranks_per_node` neighbouring
+    ranks share a node, if it is not 0.
     """
     shape, experts = MeshShape.of(plan), MeshShape.of_experts(plan)
-    ledger, turns = Ledger(device), Turns()
+    ledger, turns = Ledger(device, rank, ranks_per_node), Turns()
     placement = placement or in_line(plan.pp)
     # The watch speaks first; this bound only ends a rank whose watch could not.
     timeout = timedelta(seconds=2 * timeout_s + 10)
@@ -121,6 +122,16 @@ def make_mesh(
         outer = [ranks[i::num_shards] for ranks in of.lines(*along) for i in range(num_shards)]
         return Replicas((line, line), axis(f"{line.name} shards", inner), axis(f"{line.name} copies", outer))
 
+    def expert_axis() -> Axis:
+        lines = experts.lines("ep")
+        whole = axis("ep", lines, twice=side_by_side)
+        here = ep_ranks_of_node(plan, ranks_per_node) if plan.dispatch == "node-aware" else 0
+        if here in (0, plan.ep):
+            return whole
+        between = axis("ep", [line[i::here] for line in lines for i in range(here)], twice=side_by_side)
+        nodes = [line[i : i + here] for line in lines for i in range(0, plan.ep, here)]
+        return replace(whole, by_node=NodeAxes(between, axis("ep", nodes, twice=side_by_side)))
+
     pipelines = shape.lines("pp")
     pp = axis("pp", pipelines)
     dp = axis("dp", shape.lines("dp"))
@@ -140,7 +151,7 @@ def make_mesh(
         cp=axis("cp", shape.lines("cp"), twice=side_by_side),
         tp=tp,
         dp_cp=dp_cp,
-        ep=axis("ep", experts.lines("ep"), twice=side_by_side),
+        ep=expert_axis(),
         expert_tp=tp if plan.expert_tp_size == plan.tp else tp.alone("etp"),
         forward=axis("pp", pipelines) if own_directions else pp,
         backward=axis("pp", pipelines) if own_directions else pp,

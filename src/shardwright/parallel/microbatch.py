@@ -8,8 +8,8 @@ class Microbatch:
     """A microbatch of training: the run's seed, the optimizer step (from 0), and the index of its first sample in the
     global batch of that step. The same on every rank and in every plan that cuts microbatches alike.
 
-    `loss_factor` is what the executor multiplies the gradient of the loss with. Losses within the model, which no
-    stage passes on, multiply theirs with it too.
+    `loss_factor` is what losses within the model, which no stage passes on, multiply their gradient with: as the
+    executor does with that of the loss, where every token counts.
     """
 
     seed: int

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -20,10 +20,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shardwright.parallel.collectives import Axis, Pending, start_recv, start_send
 from shardwright.parallel.deferred import DeferredGradients
+from shardwright.parallel.documents import document_numbers, without_marks
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.stash import StashedWeights
 from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.pairs import sends_of_parts
 from shardwright.schedule.reductions import before_reductions
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.versions import weight_versions
@@ -39,7 +41,10 @@ class Stage(Protocol):
         """Where I leaves weight gradients for W."""
         ...
 
-    def __call__(self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None,
+        documents_BT: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Hidden states, or the loss of each token where there are targets."""
         ...
 
@@ -76,7 +81,8 @@ class Held(Protocol):
 class Performed:
     """An action that was carried out, and when (seconds of the host's clock, which all ranks of a machine share).
 
-    A compute action may wait for its input first; from `began_s` on it computes.
+    A compute action may wait for its input first; from `began_s` on it computes. A send that left with its part of a
+    pair began before the pair ended.
     """
 
     action: Action
@@ -93,7 +99,7 @@ class _Run:
     tokens: Sequence[Tensor]
     versions: dict[Key, int]
     microbatches: Sequence[Microbatch] | None
-    loss_factor: float
+    loss_factor: Callable[[int], float]
     outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
     inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
     gradients: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
@@ -103,6 +109,8 @@ class _Run:
     sends: list[tuple[Tensor, Pending]] = field(default_factory=list)
     losses: dict[int, Tensor] = field(default_factory=dict)
     kept: dict[Key, Tensor] = field(default_factory=dict)  # stage inputs from which a forward will run again
+    leaves_with: dict[Action, Action] = field(default_factory=dict)  # sends by the part of a pair that makes them
+    left: dict[Action, tuple[float, float]] = field(default_factory=dict)  # those that left so, and when
     alive: set[Key] = field(default_factory=set)
 
 
@@ -118,9 +126,11 @@ class PipelineExecutor:
 
     def __init__(
         self, stages: dict[int, Stage], held: Mapping[int, Held], mesh: Mesh,
-        stashes: dict[int, StashedWeights] | None = None,
+        stashes: dict[int, StashedWeights] | None = None, separates_documents: bool = False,
     ) -> None:  # fmt: skip
+        """With `separates_documents`, tokens have marks (parallel/documents.py)."""
         self._stages = stages
+        self._separates_documents = separates_documents
         self._held = held
         self._mesh = mesh
         self._stashes = stashes or {}
@@ -133,12 +143,12 @@ class PipelineExecutor:
 
     def run(
         self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None,
-        microbatches: Sequence[Microbatch] | None = None, loss_factor: float = 1.0,
+        microbatches: Sequence[Microbatch] | None = None, loss_factor: Callable[[int], float] = lambda _: 1.0,
     ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
 
         `microbatches` says which samples those are; without it nothing is dropped out. Gradients are those of the
-        losses times `loss_factor`.
+        losses times `loss_factor` of the microbatch.
 
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
@@ -147,6 +157,8 @@ class PipelineExecutor:
         row = program.ranks[self._mesh.pp.index]
         for stage, stash in self._stashes.items() if stashed else ():
             stash.expect([version for (s, _), version in run.versions.items() if s == stage])
+        if self._mesh.device.type == "cpu":
+            run.leaves_with = sends_of_parts(row)
         arming = before_reductions(row)
         self.performed, self.peak_alive, self.peak_inputs, self.versions_seen = [], 0, 0, {}
         with torch.set_grad_enabled(program.trains):
@@ -156,6 +168,10 @@ class PipelineExecutor:
                 for stage in arming.get(index, ()):
                     self._held[stage].arm()
                 start_s = self._began_s = time.perf_counter()
+                if action in run.left:
+                    start_s, end_s = run.left.pop(action)
+                    self.performed.append(Performed(action, start_s, start_s, end_s))
+                    continue
                 if action.kind is Kind.STEP:
                     assert update is not None, "a program that ends in a step needs an optimizer"
                     update(action)
@@ -208,7 +224,7 @@ class PipelineExecutor:
             self.versions_seen[key] = run.versions[key]
         self._load_weights(key, run)
         if stage == 0:
-            x = run.tokens[i][:, :-1]
+            x = self._ids(run.tokens[i][:, :-1])
         else:
             x, arrival = run.inputs.pop(key)
             if arrival is not None:
@@ -227,6 +243,9 @@ class PipelineExecutor:
         else:
             run.outputs[key] = output
 
+    def _ids(self, tokens_BS: Tensor) -> Tensor:
+        return without_marks(tokens_BS) if self._separates_documents else tokens_BS
+
     def _load_weights(self, key: Key, run: _Run) -> None:
         if run.versions:
             self._stashes[key[0]].load(run.versions[key])
@@ -234,16 +253,16 @@ class PipelineExecutor:
     def _pass(self, key: Key, x: Tensor, run: _Run) -> Tensor:
         """The output of a stage, detached; where gradients are on, all is kept that its backward needs."""
         stage, i = key
-        microbatch = None
-        if run.microbatches is not None:
-            microbatch = replace(run.microbatches[i], loss_factor=run.loss_factor)
+        microbatch = None if run.microbatches is None else run.microbatches[i]
         keeps = torch.is_grad_enabled()
         if keeps and stage > 0:
             run.leaves[key] = x.requires_grad_()
+        documents_BT = document_numbers(run.tokens[i]) if self._separates_documents else None
         if stage == run.program.num_stages - 1:
-            output = self._stages[stage](x, run.tokens[i][:, 1:], microbatch).mean()
+            targets_BS = self._ids(run.tokens[i][:, 1:])
+            output = self._stages[stage](x, targets_BS, microbatch, documents_BT).mean()
         else:
-            output = self._stages[stage](x, microbatch=microbatch)
+            output = self._stages[stage](x, None, microbatch, documents_BT)
         if keeps:
             # The edge alone is kept: the output's memory is free as soon as it is sent.
             run.edges[key] = get_gradient_edge(output)
@@ -254,7 +273,7 @@ class PipelineExecutor:
         stage, i = key
         self._load_weights(key, run)
         if stage == run.program.num_stages - 1:
-            gradient = torch.full((), run.loss_factor, device=self._mesh.device)
+            gradient = torch.full((), run.loss_factor(i), device=self._mesh.device)
         else:
             gradient, arrival = run.gradients.pop(key)
             if arrival is not None:
@@ -278,8 +297,10 @@ class PipelineExecutor:
     def _overlap(self, pair: Action, run: _Run) -> None:
         """A forward and a backward side by side: while one waits for its communication, the other computes.
 
-        On a CPU two threads do it, which compute in turn, and each pass has a communicator of its own. On CUDA the two
-        passes are issued one after the other; side by side they would need streams of their own.
+        On a CPU two threads do it, which compute in turn, and each pass has a communicator of its own. What the one
+        makes is sent while the other still computes: Gloo tells messages apart by their tags, so it may leave before
+        receives that stand before it in the program. On CUDA the two passes are issued one after the other; side by
+        side they would need streams of their own.
         """
         first, second = pair.parts
         if self._mesh.device.type != "cpu":
@@ -289,19 +310,29 @@ class PipelineExecutor:
         if self._side is None:
             threads = torch.get_num_threads()
             self._side = ThreadPoolExecutor(1, "overlap", torch.set_num_threads, (threads,))
-        if (begins := (first.stage, first.microbatch)) not in run.program.recomputed:
-            run.alive.add(begins)  # from its begin: both are alive at once
+        if (key := (first.stage, first.microbatch)) not in run.program.recomputed:
+            run.alive.add(key)  # from its begin: both are alive at once
         self.peak_alive = max(self.peak_alive, len(run.alive))
-        with self._mesh.turns.taking():  # the first part begins, on every rank
-            beside = self._side.submit(self._do_beside, second, run)
-            self._do(first, run)
+        # Who begins is the same on every rank: the forward, unless experts are elsewhere. A block ends with their rows
+        # on the way back, so its backward begins with rows on their way, and the forward computes under that.
+        begins, follows = (second, first) if self._mesh.ep.size > 1 else (first, second)
+        with self._mesh.turns.taking():
+            beside = self._side.submit(self._do_beside, follows, run)
+            self._do_part(begins, run)
         with self._mesh.ledger.lanes(-1):
             beside.result()
 
     def _do_beside(self, action: Action, run: _Run) -> None:
         # A thread begins with its own grad mode.
         with self._mesh.ledger.lanes(+1), self._mesh.turns.taking(), torch.enable_grad():
-            self._do(action, run)
+            self._do_part(action, run)
+
+    def _do_part(self, part: Action, run: _Run) -> None:
+        self._do(part, run)
+        if (send := run.leaves_with.get(part)) is not None:
+            start_s = time.perf_counter()
+            self._do(send, run)
+            run.left[send] = start_s, time.perf_counter()
 
     def _send(self, tensor: Tensor, axis: Axis, action: Action, to_stage: int, run: _Run) -> None:
         run.sends = [(kept, pending) for kept, pending in run.sends if not pending.is_over()]

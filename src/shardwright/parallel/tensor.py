@@ -30,6 +30,7 @@ from shardwright.parallel.deferred import DeferredGradients
 from shardwright.parallel.parameter import PlacedParameter, sharded, whole
 from shardwright.parallel.recipe import Recipe, keep_input, kept_input
 from shardwright.precision.float8_linear import forward_product, input_gradient
+from shardwright.spec.sequence import ContextMethod, Ranges, held_ranges, share_of
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Cut:
     """How the layers of one stage are cut: over which axes, whether the sequence is sharded over tp between the layers,
     and where weight gradients wait if the schedule puts them off.
 
-    Ranks of `cp` each hold a part of every sequence, those of `ep` different experts, and those of `expert_tp` share
-    the matrices of each expert.
+    Ranks of `cp` each hold a part of every sequence, the one that `cp_method` of attention asks for; those of `ep`
+    different experts, and those of `expert_tp` share the matrices of each expert.
     """
 
     tp: Axis
@@ -47,6 +48,7 @@ class Cut:
     expert_tp: Axis
     sequence_parallel: bool = False
     deferred: DeferredGradients = field(default_factory=DeferredGradients)
+    cp_method: ContextMethod = "ring"
 
     @classmethod
     def of_tp(cls, tp: Axis, sequence_parallel: bool = False) -> "Cut":
@@ -57,6 +59,20 @@ class Cut:
     def shards_sequence(self) -> bool:
         """Whether a rank holds only its part of the sequence between layers."""
         return self.sequence_parallel and self.tp.size > 1
+
+    @property
+    def trades_heads(self) -> bool:
+        """Whether attention sees the whole sequence of some heads."""
+        return self.cp.size > 1 and self.cp_method == "ulysses"
+
+    def held(self, sequence: int) -> Ranges:
+        """The positions of this rank's tokens within the layers."""
+        return held_ranges(sequence, self.cp.size, self.cp.index, self.cp_method)
+
+    def held_between(self, sequence: int) -> Ranges:
+        """The positions of this rank's tokens between the layers."""
+        held = self.held(sequence)
+        return share_of(held, self.tp.size, self.tp.index) if self.shards_sequence else held
 
     @property
     def summed_over(self) -> Axis | None:

@@ -333,6 +333,11 @@ class Unit:
         held = self._gradients if self._gradient_shard is None else self._gradient_shard
         return [held] if held is not None else []
 
+    def kept_memory(self) -> list[Tensor]:
+        """Tensors that stay from step to step beside the state: casts of weights, errors of compression."""
+        casts = [tensor for p in self.parameters if p.float8 is not None for tensor in p.float8.memory()]
+        return casts + (self._compressor.memory() if self._compressor is not None else [])
+
     # Update.
 
     def update(self, factor: float, rate: float) -> None:

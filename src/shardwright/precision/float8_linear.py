@@ -84,6 +84,11 @@ class Float8Linear:
         """The output gradient [T, N] in fp8."""
         return self._cast("dy", dy_TN, self.recipe.gradient_dtype, self._cut == "outputs")
 
+    def memory(self) -> list[Tensor]:
+        """What the cast weight holds, if there is one."""
+        casts = [] if self._weight is None else [self._weight.rows, self._weight.columns]
+        return [tensor for cast in casts for tensor in (cast.values, cast.scales)]
+
     def drop_weight(self) -> None:
         """Let the cast weight go, with the weight that it was cast from."""
         self._weight = None

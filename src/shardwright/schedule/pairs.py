@@ -1,12 +1,28 @@
-"""A program with its overlapped pairs taken apart: the same work in the same order, one action after the other.
+"""Overlapped pairs: what leaves a rank before both parts are done, and the same program without pairs.
 
-What pairs gain is the difference between the two programs.
+What a part of a pair makes can leave as soon as that part is done, and travel while the other part still computes.
+`split_pairs` takes pairs apart: the same work in the same order, one action after the other. What pairs gain is the
+difference between the two programs.
 """
 
 from dataclasses import replace
 
 from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.schedule import Program
+
+
+def sends_of_parts(row: tuple[Action, ...]) -> dict[Action, Action]:
+    """The send of each part of a pair that has one, among the messages right behind the pair."""
+    found: dict[Action, Action] = {}
+    for index, pair in enumerate(row):
+        made_by = {(part.stage, part.microbatch, part.kind is Kind.FORWARD): part for part in pair.parts}
+        for action in row[index + 1 :] if made_by else ():
+            if action.kind not in SEND | RECV:
+                break
+            part = made_by.get((action.stage, action.microbatch, action.kind is Kind.SEND_FORWARD))
+            if part is not None and action.kind in SEND:
+                found[part] = action
+    return found
 
 
 def split_pairs(program: Program) -> Program:

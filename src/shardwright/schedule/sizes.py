@@ -37,10 +37,10 @@ class Sizes:
 def job_sizes(job: JobSpec, placement: Placement, tp_index: int = 0) -> Sizes:
     """Those of a job, on a device at `tp_index` of its tensor-parallel group. Shares differ if rows don't divide.
 
-    Between stages travel hidden states [s, B, H], where s is the sequence, or a tp-th of it under sequence parallel.
+    Between stages travel hidden states [s, B, H], where s is a cp-th of the sequence, or a tp-th of that under sequence
+    parallel.
     """
     plan, model = job.plan, job.model
-    tokens = model.sequence // (plan.tp if plan.sequence_parallel else 1)
     held = [
         [place for places in stage_parameters(model, plan, stage, tp_index).values() for place in places]
         for stage in range(plan.num_stages)
@@ -52,7 +52,7 @@ def job_sizes(job: JobSpec, placement: Placement, tp_index: int = 0) -> Sizes:
     elements = [sum(place.num_elements for place in places if shared[place.is_expert]) for places in held]
     numbers = job.precision
     return Sizes(
-        message=numbers.compute_bytes * tokens * plan.microbatch_size * model.hidden,
+        message=numbers.compute_bytes * job.tokens_between * plan.microbatch_size * model.hidden,
         reduce=tuple(numbers.gradient_bytes * count for count in elements),
         gather=tuple(numbers.compute_bytes * count for count in elements),
     )

@@ -5,9 +5,11 @@ here is arithmetic on the job and needs nothing else.
 """
 
 from shardwright.spec import catalog
+from shardwright.spec.check_context import context_faults
 from shardwright.spec.check_experts import expert_faults
 from shardwright.spec.check_recompute import recompute_faults
 from shardwright.spec.job import JobSpec
+from shardwright.spec.mesh import ep_ranks_of_node
 from shardwright.spec.model import all_divisors, nearest_divisors
 from shardwright.spec.plan import PlanSpec
 
@@ -17,6 +19,7 @@ def job_faults(job: JobSpec) -> list[str]:
     return [
         *job.model.faults(),
         *_tensor_faults(job),
+        *context_faults(job),
         *_pipeline_faults(job),
         *_fold_faults(job),
         *expert_faults(job),
@@ -56,7 +59,7 @@ def _tensor_faults(job: JobSpec) -> list[str]:
         faults.append(
             f"plan.tp {tp} leaves ranks without a row of a vocabulary of {model.vocab}; use at most {model.vocab}"
         )
-    if job.plan.sequence_parallel and model.sequence % tp:
+    if job.plan.cp == 1 and job.plan.sequence_parallel and model.sequence % tp:
         faults.append(
             f"sequence parallel shards {model.sequence} tokens over tp {tp} "
             f"({model.sequence} / {tp} = {model.sequence / tp:.2f}); use a sequence that is a multiple of "
@@ -158,7 +161,22 @@ def _fold_faults(job: JobSpec) -> list[str]:
             f"sequence parallel they all have the same ones; set plan.sequence_parallel to true, or plan.expert_tp to "
             f"{plan.tp}"
         )
+    if plan.dispatch == "node-aware" and plan.ep > 1 and not faults:
+        faults += _dispatch_faults(plan, job.cluster.devices_per_node)
     return faults
+
+
+def _dispatch_faults(plan: PlanSpec, devices_per_node: int) -> list[str]:
+    if devices_per_node == 0:
+        return [
+            "plan.dispatch 'node-aware' sends a token once to each node, and cluster.devices_per_node does not say "
+            "where nodes end; set it, or plan.dispatch to 'direct'"
+        ]
+    try:
+        ep_ranks_of_node(plan, devices_per_node)
+    except ValueError as error:
+        return [f"plan.dispatch 'node-aware': {error}; use a plan.ep for which one divides the other, or 'direct'"]
+    return []
 
 
 def _batch_faults(job: JobSpec) -> list[str]:

@@ -35,6 +35,13 @@ class DataSpec(Spec):
     validation_share: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.05, description="Share of the documents that is held out and only evaluated."
     )
+    separate_documents: bool = Field(
+        False,
+        description="Documents in one sample do not see each other, and no loss is taken where one begins.",
+    )
+    end_of_document: Annotated[int, Field(ge=-1)] = Field(
+        -1, description="Token files: the id that ends each document; -1 means that a file is one document."
+    )
 
 
 class OptimizerSpec(Spec):
@@ -101,6 +108,16 @@ class JobSpec(Spec):
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, over all ranks."""
         return self.batch.global_batch_size * self.model.sequence
+
+    @property
+    def tokens_within(self) -> int:
+        """Tokens of a sequence that a rank computes with in a layer."""
+        return self.model.sequence // self.plan.cp
+
+    @property
+    def tokens_between(self) -> int:
+        """Tokens of a sequence whose hidden states a rank holds between layers, and so between stages."""
+        return self.tokens_within // (self.plan.tp if self.plan.sequence_parallel else 1)
 
     def as_one_rank(self) -> "JobSpec":
         """The same computation on one rank: same microbatches, samples and numbers, no parallelism."""

@@ -8,7 +8,8 @@ class RankMemory:
     """Bytes on one rank. Optimizer state is Adam's two moments and, unless the weights are float32, master weights.
 
     Activations are what is kept for the backward. Buffers are at their peak: gathered parameters, whole gradients on
-    their way to shards, what a reduction needs, pipeline messages. Adam's step counters, a few bytes a unit, are not
+    their way to shards, what a reduction needs, pipeline messages; and what stays beside the state, weights cast to fp8
+    and the errors of compression. Adam's step counters, a few bytes a unit, are not
     counted. What is offloaded is `host_bytes` and in no other kind; the others are on the device.
     """
 

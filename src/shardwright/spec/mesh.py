@@ -79,3 +79,19 @@ class MeshShape:
     def _shown(self) -> list[str]:
         """The axes that are named to the user: few plans share sequences."""
         return [axis for axis, size in self.sizes.items() if axis != "cp" or size > 1]
+
+
+def ep_ranks_of_node(plan: PlanSpec, ranks_per_node: int) -> int:
+    """Ranks of one ep line that share a node of `ranks_per_node` neighbouring ranks; 0 if nodes are not known.
+
+    ValueError, with what is wrong, where nodes cut the lines into unequal parts.
+    """
+    span, etp = plan.ep * plan.expert_tp_size, plan.expert_tp_size
+    if ranks_per_node == 0 or ranks_per_node % span == 0:
+        return min(ranks_per_node, plan.ep)
+    if span % ranks_per_node or ranks_per_node % etp:
+        times = f"ep {plan.ep}" + (f" x expert_tp {etp}" if etp > 1 else "")
+        raise ValueError(
+            f"{times} = {span} neighbouring ranks exchange tokens, and nodes of {ranks_per_node} cut them unevenly"
+        )
+    return ranks_per_node // etp

@@ -7,6 +7,7 @@ from pydantic import Field
 from shardwright.spec.base import Spec
 from shardwright.spec.model import Count
 from shardwright.spec.recompute import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy, RecomputedName
+from shardwright.spec.sequence import ContextMethod
 
 ScheduleName = Literal[
     "sequential",
@@ -48,6 +49,11 @@ class PlanSpec(Spec):
     tp: Count = Field(1, description="Tensor-parallel degree: ranks that share each layer's matrices.")
     pp: Count = Field(1, description="Pipeline-parallel degree: ranks that hold different layers.")
     cp: Count = Field(1, description="Context-parallel degree: ranks that share each sequence's tokens.")
+    cp_method: ContextMethod = Field(
+        "ring",
+        description="How attention spans the cp ranks. ring: keys and values go around, under the computation; "
+        "all-gather: they are gathered at once; ulysses: ranks trade tokens for heads, and each attends with its own.",
+    )
     ep: Count = Field(
         1,
         description="Expert-parallel degree: ranks that hold different experts; they are ranks of dp and cp, and of tp "
@@ -55,6 +61,11 @@ class PlanSpec(Spec):
     )
     expert_tp: Annotated[int, Field(ge=0)] = Field(
         0, description="Tensor-parallel degree of the experts: plan.tp or 1; 0 is plan.tp."
+    )
+    dispatch: Literal["direct", "node-aware"] = Field(
+        "direct",
+        description="How tokens cross to experts on other nodes. direct: once for each expert; node-aware: once for "
+        "each node, and from there to its experts inside the node.",
     )
     microbatch_size: Count = Field(1, description="Sequences in one forward pass of one rank.")
     schedule: ScheduleName = Field("1f1b", description="Order of forward and backward passes in the pipeline.")

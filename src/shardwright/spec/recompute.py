@@ -9,8 +9,10 @@ The two products at the ends are never computed again: what they give is added, 
 
 from typing import Literal, get_args
 
-# norm: both norms. qkv: the product that makes queries, keys and values. attention: biases, rotary and
-# softmax(QK^T)V. up: the product(s) into the MLP. activation: its bias, activation and gating.
+# norm: both norms. qkv: the product that makes queries, keys and values. attention: biases, norms of heads, rotary and
+# softmax(QK^T)V. up: the product(s) into the MLP. activation: its bias, activation and gating. Of latent attention qkv
+# is the product that makes the latents (without low-rank queries also the queries), and attention all that follows:
+# norms of the latents, and the products that make heads of them.
 OperatorName = Literal["norm", "qkv", "attention", "up", "activation"]
 OPERATORS: tuple[str, ...] = get_args(OperatorName)
 RecomputedName = Literal["norm", "qkv", "attention", "up", "activation", "layer"]

@@ -96,8 +96,9 @@ def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None 
     program = job_program(job)
     pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
     return make_mesh(
-        job.plan, rank, device, job.run.timeout_s, watch, job.model.tied_embeddings, program.placement, pairs
-    )
+        job.plan, rank, device, job.run.timeout_s, watch, job.model.tied_embeddings, program.placement, pairs,
+        job.cluster.devices_per_node,
+    )  # fmt: skip
 
 
 def build(job: JobSpec, mesh: Mesh) -> Replica:
@@ -110,7 +111,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         stage: DecoderStage(
             job.model,
             stage_span(plan, job.model.layers, stage),
-            Cut(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp, plan.sequence_parallel),
+            Cut(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp, plan.sequence_parallel, cp_method=plan.cp_method),
             policies,
             host,
         ).prepare(mesh.device, NUMBERS[job.precision.compute])
@@ -150,7 +151,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
     return Replica(
         stages=stages,
         shards=shards,
-        executor=PipelineExecutor(dict(stages), shards, mesh, stashes),
+        executor=PipelineExecutor(dict(stages), shards, mesh, stashes, job.data.separate_documents),
         program=program,
         evaluation=forward_of(program),
         stashes=stashes,

@@ -4,7 +4,7 @@
 tokenized to files in a cache folder; files that are token ids already are used where they lie.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -35,8 +35,9 @@ class TokenFiles:
 
     `train` and `validation` are spans to be read one after the other; validation is None where nothing is
     held out. `split` says what was held out: whole documents, or the tail of the stream. A token file
-    counts as one document. `unigram_entropy` is that of all tokens, in nats per token. `seed` is that of
-    the order of samples; which tokens are on which side doesn't depend on it.
+    counts as one document, unless data.end_of_document says where documents end in it. `unigram_entropy` is
+    that of all tokens, in nats per token. `seed` is that of the order of samples; which tokens are on which
+    side doesn't depend on it. With `separate_documents`, samples mark where documents begin.
     """
 
     train: tuple[TokenSpan, ...]
@@ -49,14 +50,17 @@ class TokenFiles:
     unigram_entropy: float
     sequence: int
     seed: int
+    separate_documents: bool = False
 
     def train_samples(self) -> Samples:
         """Training samples, shuffled anew in every epoch."""
-        return Samples(self.train, self.sequence, self.seed)
+        return Samples(self.train, self.sequence, self.seed, marks=self.separate_documents)
 
     def validation_samples(self) -> Samples | None:
         """Held-out samples in file order; None where nothing is held out."""
-        return Samples(self.validation, self.sequence, self.seed, shuffle=False) if self.validation else None
+        if not self.validation:
+            return None
+        return Samples(self.validation, self.sequence, self.seed, shuffle=False, marks=self.separate_documents)
 
 
 def prepare_tokens(data: DataSpec, model: ModelSpec, seed: int, folder: Path) -> TokenFiles:
@@ -89,7 +93,8 @@ def prepare_tokens(data: DataSpec, model: ModelSpec, seed: int, folder: Path) ->
         raise PlanError("data", faults)
     key = cache_key(files, data, tokenizer)
     if in_place:
-        summary = _summarize(spans, model.vocab, folder / f"{key}.json")
+        spans = _with_starts(spans, data, folder / key)
+        summary = _summarize(spans, data, model.vocab, folder / f"{key}.json")
         sides: Sides = (tuple(spans), ())
     else:
         summary = tokenize(files, data, tokenizer, folder, key)
@@ -160,12 +165,21 @@ def _open_npy(file: SourceFile) -> TokenSpan:
     return TokenSpan(file.path, array.dtype.str, array.offset, len(array))
 
 
-def _summarize(spans: list[TokenSpan], vocab: int, cache: Path) -> Summary:
-    """Check every id of the files, or trust the cache. Raises PlanError."""
+def _with_starts(spans: list[TokenSpan], data: DataSpec, cache: Path) -> list[TokenSpan]:
+    """The spans, and where it will be said at which of their tokens documents begin."""
+    if data.end_of_document < 0:
+        return spans
+    root = cache.absolute()
+    return [replace(span, starts=root.with_name(f"{root.name}.{n}.starts.bin")) for n, span in enumerate(spans)]
+
+
+def _summarize(spans: list[TokenSpan], data: DataSpec, vocab: int, cache: Path) -> Summary:
+    """Check every id of the files and find the documents, or trust the cache. Raises PlanError."""
     summary = read_summary(cache)
     if summary and summary.largest_id < vocab:
         return summary
     faults: list[str] = []
+    starts: dict[Path, NDArray[np.int64]] = {}
     counts = np.zeros(vocab, np.int64)
     for span in spans:
         fault, found = _count_ids(span, vocab)
@@ -173,12 +187,25 @@ def _summarize(spans: list[TokenSpan], vocab: int, cache: Path) -> Summary:
             faults.append(fault)
         else:
             counts += found
+            if span.starts is not None:
+                starts[span.starts] = _find_starts(span, data.end_of_document)
     if faults:
         raise PlanError("data", faults)
     dtypes = ", ".join(sorted({span.dtype for span in spans}))
-    summary = make_summary(dtypes, len(spans), (num_tokens(spans), 0), counts)
-    save_summary(cache, summary)
+    num_documents = sum(map(len, starts.values())) or len(spans)
+    summary = make_summary(dtypes, num_documents, (num_tokens(spans), 0), counts)
+    save_summary(cache, summary, starts)
     return summary
+
+
+def _find_starts(span: TokenSpan, end_of_document: int) -> NDArray[np.int64]:
+    """The first token, and each that follows an end."""
+    found, begin = [np.zeros(1, np.int64)], 1
+    for ids in span.chunks():
+        found.append(np.flatnonzero(ids == end_of_document) + begin)
+        begin += len(ids)
+    starts = np.concatenate(found)
+    return starts[starts < span.num_tokens]
 
 
 def _count_ids(span: TokenSpan, vocab: int) -> tuple[str, NDArray[np.int64]]:
@@ -239,6 +266,7 @@ def _split(
         unigram_entropy=summary.unigram_entropy,
         sequence=model.sequence,
         seed=seed,
+        separate_documents=data.separate_documents,
     )
 
 

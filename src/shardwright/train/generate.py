@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from shardwright.model.decoder import DecoderStage
-from shardwright.parallel.collectives import all_gather, broadcast, start_recv, start_send
+from shardwright.parallel.collectives import all_gather, all_reduce, broadcast, start_recv, start_send
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.schedule import Program
 from shardwright.spec.plan import split_evenly
+from shardwright.spec.sequence import positions_of
 
 
 @torch.no_grad()
@@ -24,25 +25,28 @@ def generate(
     assert prompt, "there must be a token to begin with"
     generator = torch.Generator().manual_seed(seed)  # alike on all ranks, so that tensor ranks draw the same token
     tokens = list(prompt)
-    sequence = next(iter(stages.values())).spec.sequence
+    sequence, last = next(iter(stages.values())).spec.sequence, program.num_stages - 1
     for _ in range(num_tokens):
         window = tokens[-sequence:]
         inputs_BS = torch.zeros(1, sequence, dtype=torch.int64, device=mesh.device)
         inputs_BS[0, : len(window)] = torch.tensor(window)
-        logits_V = _forward(stages, program, mesh, inputs_BS, len(window) - 1)
         drawn = torch.zeros(1, dtype=torch.int64, device=mesh.device)
-        if logits_V is not None:
+        if (x_sBH := _forward(stages, program, mesh, inputs_BS)) is not None:
+            logits_SBV, held = stages[last].logits(x_sBH), positions_of(stages[last].held)
+            is_here = len(window) - 1 in held
+            # All ranks of cp draw, so that their generators stay alike, and the one that holds the position is heard.
+            logits_V = logits_SBV[held.index(len(window) - 1) if is_here else 0, 0]
+            logits_V = _gather_vocabulary(logits_V, stages[last].spec.vocab, mesh)
             weights_V = torch.softmax(logits_V.float().cpu() / temperature, dim=-1)
-            drawn[0] = torch.multinomial(weights_V, 1, generator=generator)
-        broadcast(drawn, mesh.pp, program.placement.rank(program.num_stages - 1, 0))
+            drawn[0] = torch.multinomial(weights_V, 1, generator=generator) * is_here
+            all_reduce(drawn, mesh.cp)
+        broadcast(drawn, mesh.pp, program.placement.rank(last, 0))
         tokens.append(int(drawn))
     return tokens
 
 
-def _forward(
-    stages: dict[int, DecoderStage], program: Program, mesh: Mesh, inputs_BS: Tensor, position: int
-) -> Tensor | None:
-    """Logits [V] of one position on the ranks of the last stage, None elsewhere."""
+def _forward(stages: dict[int, DecoderStage], program: Program, mesh: Mesh, inputs_BS: Tensor) -> Tensor | None:
+    """Hidden states before the head, [s, B, H], on the ranks of the last stage, None elsewhere."""
     x = inputs_BS
     here = mesh.pp.index
     mine = [(index, stage) for index, stage in stages.items() if program.placement.rank(index, 0) == here]
@@ -53,11 +57,7 @@ def _forward(
         x = stage(x)
         if index + 1 < program.num_stages and program.placement.rank(index + 1, 0) != here:
             start_send(x, mesh.forward, program.placement.rank(index + 1, 0), tag=index + 1).wait()
-    last = program.num_stages - 1
-    if program.placement.rank(last, 0) != here:
-        return None
-    mine_V = stages[last].logits(x)[position, 0]
-    return _gather_vocabulary(mine_V, stages[last].spec.vocab, mesh)
+    return x if program.placement.rank(program.num_stages - 1, 0) == here else None
 
 
 def _gather_vocabulary(mine_V: Tensor, vocab: int, mesh: Mesh) -> Tensor:

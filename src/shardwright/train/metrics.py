@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import torch
 
 from shardwright.parallel.collectives import all_reduce, all_reduce_max
+from shardwright.parallel.ledger import BETWEEN, INSIDE
 from shardwright.parallel.mesh import Mesh
 from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
@@ -31,9 +32,11 @@ class StepMetrics:
     """One line of metrics.jsonl.
 
     `mfu` is None where the device's rate is unknown, `grad_norm` where there is none, `loss_scale` where the loss is
-    not scaled, and `compression_bytes_saved`, which is of all ranks together, where gradients are not compressed. A
-    step that is `skipped` changed no weight. `experts` has an entry for each layer with experts, and None without; in
-    steps that make a progress line there is also who was chosen together.
+    not scaled, and `compression_bytes_saved`, which is of all ranks together, where gradients are not compressed. The
+    bytes that all ranks sent by kind of link, and those of them that took tokens to experts and back, are None where
+    cluster.devices_per_node does not say what a node is. A step that is `skipped` changed no weight. `experts` has an
+    entry for each layer with experts, and None without; in steps that make a progress line there is also who was chosen
+    together.
     """
 
     step: int
@@ -50,32 +53,45 @@ class StepMetrics:
     loss_scale: float | None
     skipped: bool
     compression_bytes_saved: int | None
+    inside_nodes_bytes: int | None
+    between_nodes_bytes: int | None
+    experts_inside_nodes_bytes: int | None
+    experts_between_nodes_bytes: int | None
     experts: list[dict[str, Any]] | None
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How the ranks spent a step, on average, the largest memory of any, and what compression saved them all."""
+    """How the ranks spent a step, on average, the largest memory of any, what compression saved them all, and what all
+    sent: inside nodes and between, then so for experts alone; nothing where nodes are not known."""
 
     compute: float
     exposed_communication: float
     pipeline_idle: float
     peak_memory_bytes: int
     compression_bytes_saved: int
+    sent_bytes: tuple[int, int, int, int] | None = None
 
 
-def measure_shares(mesh: Mesh, step_s: float, compression_bytes_saved: float = 0.0) -> Shares:
-    """Collect the ranks' ledgers, and what each of them saved. Moves two small all-reduces over the world."""
+def measure_shares(mesh: Mesh, span_s: float, compression_bytes_saved: float = 0.0, num_steps: int = 1) -> Shares:
+    """Collect the ranks' ledgers of so many steps, which took `span_s`, and what each rank saved in one. Moves two
+    small all-reduces over the world."""
     blocked_s = mesh.ledger.blocked_s()
     idle_s = blocked_s.pop("pp", 0.0)
+    sent = [mesh.ledger.sent_bytes(link, axis) / num_steps for axis in (None, "ep") for link in (INSIDE, BETWEEN)]
     mine = torch.tensor(
-        [sum(blocked_s.values()), idle_s, step_s, compression_bytes_saved], dtype=torch.float64, device=mesh.device
-    )
+        [sum(blocked_s.values()), idle_s, span_s, compression_bytes_saved, *sent],
+        dtype=torch.float64, device=mesh.device,
+    )  # fmt: skip
     peak = torch.tensor([peak_memory_bytes(mesh.device)], dtype=torch.int64, device=mesh.device)
-    exposed_s, idle_s, total_s, saved_bytes = all_reduce(mine, mesh.world).tolist()
+    exposed_s, idle_s, total_s, saved_bytes, *sent = all_reduce(mine, mesh.world).tolist()
     all_reduce_max(peak, mesh.world)
     exposed, idle = exposed_s / total_s, idle_s / total_s
-    return Shares(1.0 - exposed - idle, exposed, idle, int(peak), round(saved_bytes))
+    inside, between, experts_inside, experts_between = map(round, sent)
+    return Shares(
+        1.0 - exposed - idle, exposed, idle, int(peak), round(saved_bytes),
+        (inside, between, experts_inside, experts_between) if mesh.ledger.ranks_per_node else None,
+    )  # fmt: skip
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -123,11 +139,13 @@ class MetricsLog:
         mfu = flops_per_token(self._job.model) * tokens_per_s / self._peak_flops if self._peak_flops else None
         total = self._job.optimizer.steps
         is_shown = step % self._job.run.log_every == 0 or step == total
+        inside, between, experts_inside, experts_between = shares.sent_bytes or (None, None, None, None)
         metrics = StepMetrics(
             step, result.loss, result.grad_norm, result.learning_rate, step_s, tokens_per_s, mfu,
             shares.compute, shares.exposed_communication, shares.pipeline_idle, shares.peak_memory_bytes,
             result.loss_scale, result.skipped,
             None if self._job.plan.compress == "none" else shares.compression_bytes_saved,
+            inside, between, experts_inside, experts_between,
             [layer.numbers(with_pairs=is_shown) for layer in result.routing] or None,
         )  # fmt: skip
         self._write(asdict(metrics))
@@ -174,8 +192,8 @@ class MetricsLog:
 
 
 def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
-    """What only some jobs have: the loss scale, whether the step was skipped, what compression saved, how experts were
-    used."""
+    """What only some jobs have: the loss scale, whether the step was skipped, what compression saved, what crossed
+    between nodes, how experts were used."""
     parts = []
     if metrics.loss_scale is not None:
         parts.append(f"scale {metrics.loss_scale:g}")
@@ -183,6 +201,8 @@ def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
         parts.append("skipped: gradients overflowed")
     if metrics.compression_bytes_saved:
         parts.append(f"compression saved {metrics.compression_bytes_saved / 2**20:,.2f} MiB")
+    if metrics.between_nodes_bytes:
+        parts.append(f"between nodes {metrics.between_nodes_bytes / 2**20:,.2f} MiB")
     if result.routing:
         parts.append(in_words(result.routing))
     return "".join(part + "  " for part in parts)

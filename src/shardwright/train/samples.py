@@ -23,17 +23,23 @@ class TokenSpan:
 
     `dtype` is NumPy's name with its byte order, such as "<u2". One side of a data set is a tuple of
     spans that are read as one stream, so that files can be used, joined and split without a copy.
+
+    `starts` is a file of little-endian int64: at which tokens documents begin, ascending, counted from a
+    place that is `first_token` tokens before this span. Without it the span is one document.
     """
 
     path: Path
     dtype: str
     offset_bytes: int
     num_tokens: int
+    starts: Path | None = None
+    first_token: int = 0
 
     def cut(self, start: int, stop: int) -> "TokenSpan":
         """Tokens [start, stop) of this span."""
         item_bytes = np.dtype(self.dtype).itemsize
-        return TokenSpan(self.path, self.dtype, self.offset_bytes + start * item_bytes, stop - start)
+        offset_bytes, first_token = self.offset_bytes + start * item_bytes, self.first_token + start
+        return TokenSpan(self.path, self.dtype, offset_bytes, stop - start, self.starts, first_token)
 
     def open(self) -> NDArray[np.integer]:
         """The ids, [num_tokens], mapped from the file and not read yet. Raises OSError."""
@@ -41,6 +47,12 @@ class TokenSpan:
             return np.empty(0, self.dtype)  # an empty range can't be mapped
         ids = np.memmap(self.path, self.dtype, "r", self.offset_bytes, (self.num_tokens,))
         return np.asarray(ids)  # a plain view of it: slicing the subclass costs several times more
+
+    def document_starts(self) -> NDArray[np.int64]:
+        """What `starts` says, mapped from the file and not read yet. Raises OSError."""
+        if self.starts is None or not self.starts.stat().st_size:
+            return np.empty(0, np.int64)
+        return np.asarray(np.memmap(self.starts, "<i8", "r"))
 
     def chunks(self) -> Iterator[NDArray[np.int64]]:
         """The ids, a bounded number at a time, as int64."""
@@ -72,9 +84,14 @@ class Samples:
     shifted by one. Inputs don't overlap, and a rest shorter than a window is left out. Sample `number` is
     the number-th ever consumed: epoch = number // len(samples), and in each epoch every window comes once,
     in an order of that epoch's own (`shuffled`), or in file order if `shuffle` is false.
+
+    With `marks`, a token that begins a document is given as -1 - id: its complement, which is negative, so that
+    where documents lie goes wherever the tokens go (parallel/documents.py).
     """
 
-    def __init__(self, tokens: Sequence[TokenSpan], sequence: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(
+        self, tokens: Sequence[TokenSpan], sequence: int, seed: int, shuffle: bool = True, marks: bool = False
+    ) -> None:
         """Map the files. Raises ValueError if `tokens` hold no whole window, OSError if a file is gone."""
         self.sequence = sequence
         self.seed = seed
@@ -84,6 +101,8 @@ class Samples:
         if not self._num_windows:
             raise ValueError(f"{self.num_tokens} tokens hold no window of {sequence} + 1 tokens")
         self._arrays = [span.open() for span in tokens if span.num_tokens]
+        held = [span for span in tokens if span.num_tokens] if marks else []
+        self._documents = [(span.document_starts(), span.first_token) for span in held]
         # Where each array begins in the stream, and where the last one ends.
         self._starts = [0]
         for array in self._arrays:
@@ -129,8 +148,19 @@ class Samples:
             begin = start + filled - self._starts[index]
             piece = self._arrays[index][begin : begin + len(row) - filled]
             row[filled : filled + len(piece)] = piece
+            if self._documents:
+                self._mark(row[filled : filled + len(piece)], index, begin)
             filled += len(piece)
             index += 1
+
+    def _mark(self, tokens: NDArray[np.int64], index: int, begin: int) -> None:
+        """Mark, in place, which of the tokens of a span from `begin` on begin a document."""
+        starts, first_token = self._documents[index]
+        counted_from = first_token + begin
+        here = starts[slice(*np.searchsorted(starts, [counted_from, counted_from + len(tokens)]))] - counted_from
+        tokens[here] = -1 - tokens[here]
+        if begin == 0:  # a span begins a document, whatever it was cut from
+            tokens[0] = min(tokens[0], -1 - tokens[0])
 
 
 def shuffled(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:

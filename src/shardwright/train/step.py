@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.collectives import all_reduce
+from shardwright.parallel.documents import share_that_counts
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.schedule.action import Action
@@ -20,7 +21,7 @@ from shardwright.train.routing import LayerRouting, end_routing_step
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch.
+    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch that have one.
 
     There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`, because its
     gradients overflowed: it leaves the weights as they are. `loss_scale` is None where the loss is not scaled.
@@ -52,11 +53,13 @@ def microbatches(tokens_BS: Tensor, microbatch_size: int) -> list[Tensor]:
     return list(tokens_BS.split(microbatch_size))
 
 
-def numbered(job: JobSpec, mesh: Mesh, first_step: int, num_steps: int = 1) -> list[Microbatch]:
+def numbered(
+    job: JobSpec, mesh: Mesh, first_step: int, num_steps: int = 1, loss_factor: float = 1.0
+) -> list[Microbatch]:
     """Which samples the microbatches of this rank's replica are, over so many steps."""
     size, first = job.plan.microbatch_size, mesh.dp.index * (job.batch.global_batch_size // job.plan.dp)
     return [
-        Microbatch(job.run.seed, step, first + i * size)
+        Microbatch(job.run.seed, step, first + i * size, loss_factor)
         for step in range(first_step, first_step + num_steps)
         for i in range(job.num_microbatches)
     ]
@@ -89,14 +92,21 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
         shards.zero()
     # Gradients are summed over microbatches and replicas, each of a mean over tokens.
     mean = 1.0 / (job.num_microbatches * job.plan.replicas)
+    share = counted_share(job, mesh, tokens_BS)
     losses = replica.executor.run(
         replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update,
-        numbered(job, mesh, step), mean * scale,
+        numbered(job, mesh, step, loss_factor=mean * scale), lambda _: mean * scale / share,
     )  # fmt: skip
     return StepResult(
-        mean_loss(losses, job, mesh), None if skipped else norm, rate, scale if scaling is not None else None, skipped,
-        end_routing_step(job, replica.stages, mesh, skipped),
+        mean_loss(losses, job, mesh) / share, None if skipped else norm, rate,
+        scale if scaling is not None else None, skipped, end_routing_step(job, replica.stages, mesh, skipped),
     )  # fmt: skip
+
+
+def counted_share(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> float:
+    """Which share of the targets of a global batch has a loss, from this replica's part. All of them, if documents are
+    not separate."""
+    return share_that_counts(tokens_BS, mesh.dp) if job.data.separate_documents else 1.0
 
 
 def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
@@ -104,7 +114,7 @@ def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> f
     losses = replica.executor.run(replica.evaluation, microbatches(tokens_BS, job.plan.microbatch_size))
     for state in replica.float8_states:
         state.forget_now()
-    return mean_loss(losses, job, mesh)
+    return mean_loss(losses, job, mesh) / counted_share(job, mesh, tokens_BS)
 
 
 def mean_loss(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh) -> float:

@@ -7,6 +7,7 @@ all stages have the same number of updates, so there is no global gradient norm,
 from collections.abc import Callable, Sequence
 from typing import overload
 
+import torch
 from torch import Tensor
 
 from shardwright.parallel.mesh import Mesh
@@ -15,7 +16,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import Replica
 from shardwright.train.optimizer import learning_rate
-from shardwright.train.step import StepResult, mean_loss, microbatches, numbered
+from shardwright.train.step import StepResult, counted_share, mean_loss, microbatches, numbered
 
 
 class MicrobatchStream(Sequence[Tensor]):
@@ -38,10 +39,14 @@ class MicrobatchStream(Sequence[Tensor]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         batch, i = divmod(index, self._job.num_microbatches)
+        return self.of_batch(batch)[i]
+
+    def of_batch(self, batch: int) -> list[Tensor]:
+        """The microbatches of one global batch."""
         if batch not in self._read:
             self._read = {kept: self._read[kept] for kept in sorted(self._read)[-1:]}
             self._read[batch] = microbatches(self._batch_of(batch), self._job.plan.microbatch_size)
-        return self._read[batch][i]
+        return self._read[batch]
 
 
 def train_stream(
@@ -69,13 +74,22 @@ def train_stream(
 
     for shards in replica.shards.values():
         shards.zero()
+    stream = MicrobatchStream(job, num_batches, batch_of)
+    shares: dict[int, float] = {}
+
+    def share(batch: int) -> float:
+        # Asked for by the ranks of the last stage alone, and in the same order on all of them.
+        if batch not in shares:
+            shares[batch] = counted_share(job, mesh, torch.cat(stream.of_batch(batch)))
+        return shares[batch]
+
     losses = replica.executor.run(
-        program, MicrobatchStream(job, num_batches, batch_of), update,
-        numbered(job, mesh, first_step, num_batches), mean,
+        program, stream, update, numbered(job, mesh, first_step, num_batches, mean),
+        lambda i: mean / share(i // per_batch),
     )  # fmt: skip
     results = []
     for batch in range(num_batches):
-        mine = {i: losses[i] for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses}
+        mine = {i: losses[i] / share(batch) for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses}
         step = first_step + batch
         results.append(StepResult(mean_loss(mine, job, mesh), None, learning_rate(job.optimizer, step)))
     return results

@@ -1,13 +1,14 @@
 """Token files in a cache folder: text is tokenized once, and found again under a name that says from what and how.
 
-Beside the token files lies a JSON file with their numbers. It is written last: where it is, they are.
+Beside each token file lies one that says where its documents begin, and beside all of them a JSON file with their
+numbers. It is written last: where it is, they are.
 """
 
 import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -24,13 +25,14 @@ from shardwright.train.samples import TokenSpan
 from shardwright.train.tokenizer import Tokenizer
 
 # Part of every cache name: a change of what is written under the same name must change it.
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 # Text that is tokenized at a time. A tokenizer needs some 50 bytes of memory for each character.
 _BATCH_CHARACTERS = 4 << 20
 # Of a document, what its side of the split is decided by, next to its name.
 _HASHED_CHARACTERS = 1024
 # Opens a file that will appear under the given path.
 _Create = Callable[[Path], BinaryIO]
+_SIDES = ("train", "validation")
 # Train and held out, each to be read as one stream.
 Sides = tuple[tuple[TokenSpan, ...], tuple[TokenSpan, ...]]
 
@@ -51,7 +53,7 @@ def cache_key(files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer) -> 
     """Names what would be written: the same for the same files read in the same way."""
     # Neither sequence nor vocab is in it: they decide if the tokens will do, not what they are.
     if files[0].format == "tokens":
-        how: list[int | float | str] = [_CACHE_VERSION, data.token_dtype]
+        how: list[int | float | str] = [_CACHE_VERSION, data.token_dtype, data.end_of_document]
     else:
         how = [_CACHE_VERSION, data.text_field, tokenizer.fingerprint, data.validation_share]
     what = [[os.fspath(file.path), file.name, file.size_bytes, file.mtime_ns, file.format] for file in files]
@@ -67,8 +69,9 @@ def tokenize(files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer, fold
     faults: list[str] = []
     dtype = np.min_scalar_type(max(tokenizer.num_ids - 1, 0)).newbyteorder("<")
     with _writing(folder) as create:
-        outputs = [create(folder / f"{key}.{side}.bin") for side in ("train", "validation")]
-        writer = _TokenWriter(tokenizer, dtype, outputs)
+        outputs = [create(folder / f"{key}.{side}.bin") for side in _SIDES]
+        starts = [create(folder / f"{key}.{side}.starts.bin") for side in _SIDES]
+        writer = _TokenWriter(tokenizer, dtype, outputs, starts)
         for document in read_documents(files, data.text_field, faults):
             _write_document(writer, document, data.validation_share)
             if faults:  # what is written will be thrown away; read on for the other faults
@@ -84,10 +87,12 @@ def tokenize(files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer, fold
 
 def cached_spans(summary: Summary, folder: Path, key: str) -> Sides:
     """Where the token files of text are, train and held out; an empty one is no span."""
-    numbers = {"train": summary.num_train_tokens, "validation": summary.num_held_out_tokens}
+    root = folder.absolute()
     train, held_out = (
-        (TokenSpan(folder.absolute() / f"{key}.{side}.bin", summary.dtype, 0, number),) if number else ()
-        for side, number in numbers.items()
+        (TokenSpan(root / f"{key}.{side}.bin", summary.dtype, 0, number, root / f"{key}.{side}.starts.bin"),)
+        if number
+        else ()
+        for side, number in zip(_SIDES, (summary.num_train_tokens, summary.num_held_out_tokens), strict=True)
     )
     return train, held_out
 
@@ -108,9 +113,14 @@ def read_summary(path: Path) -> Summary | None:
         return None
 
 
-def save_summary(path: Path, summary: Summary) -> None:
-    """Write a summary alone, for token files that lie elsewhere. Raises PlanError."""
+def save_summary(path: Path, summary: Summary, starts: Mapping[Path, NDArray[np.int64]]) -> None:
+    """For token files that lie elsewhere: write a summary, and where documents begin by the path of that file.
+
+    Raises PlanError.
+    """
     with _writing(path.parent) as create:
+        for path_of_starts, numbers in starts.items():
+            create(path_of_starts).write(numbers.astype("<i8").tobytes())
         _write_summary(create, path, summary)
 
 
@@ -127,9 +137,10 @@ def _write_document(writer: "_TokenWriter", document: Document, validation_share
 
 
 class _TokenWriter:
-    """Collects text, tokenizes it in batches, and appends the ids to the file of its side (0 or 1)."""
+    """Collects text, tokenizes it in batches, and appends the ids to the file of its side (0 or 1), and to that side's
+    file of `starts` where its documents begin."""
 
-    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype, outputs: list[BinaryIO]) -> None:
+    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype, outputs: list[BinaryIO], starts: list[BinaryIO]) -> None:
         self.num_documents = 0
         self.num_tokens = [0, 0]
         self.counts = np.zeros(tokenizer.num_ids, np.int64)
@@ -137,6 +148,8 @@ class _TokenWriter:
         self._end = np.array(tokenizer.end_of_text, np.int64)
         self._dtype = dtype
         self._outputs = outputs
+        self._starts = starts
+        self._begins = [True, True]  # whether the next token of a side is a document's first
         self.drop()
 
     def drop(self) -> None:
@@ -168,8 +181,18 @@ class _TokenWriter:
             fault = f"the tokenizer of data.tokenizer can't encode the text: {error}; {way_out}"
             raise PlanError("data", [fault]) from None
         ids_of: tuple[list[NDArray[np.int64]], ...] = ([], [])
+        starts_of: tuple[list[int], ...] = ([], [])
+        ends = list(self.num_tokens)
         for side, is_end in zip(self._sides, self._is_end, strict=True):
-            ids_of[side].append(self._end if is_end else next(encoded))
+            ids = self._end if is_end else next(encoded)
+            if self._begins[side] and len(ids):
+                starts_of[side].append(ends[side])
+                self._begins[side] = False
+            self._begins[side] = self._begins[side] or is_end
+            ids_of[side].append(ids)
+            ends[side] += len(ids)
+        for starts, file in zip(starts_of, self._starts, strict=True):
+            file.write(np.array(starts, "<i8").tobytes())
         for side, parts in enumerate(ids_of):
             ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
             self._outputs[side].write(ids.astype(self._dtype).tobytes())
@@ -183,6 +206,7 @@ def _is_whole(sides: Sides) -> bool:
     try:
         return all(
             span.path.stat().st_size == span.num_tokens * np.dtype(span.dtype).itemsize
+            and (span.starts is None or span.starts.stat().st_size > 0)
             for spans in sides
             for span in spans
         )

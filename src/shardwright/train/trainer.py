@@ -77,7 +77,7 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory
             results = train_span(job, replica, mesh, first, num_steps, train_samples)
         step_s = (time.perf_counter() - start_of_span_s) / num_steps
         saved_before_bytes, saved_bytes = saved_bytes, replica.compression_bytes_saved()
-        shares = measure_shares(mesh, step_s * num_steps, (saved_bytes - saved_before_bytes) / num_steps)
+        shares = measure_shares(mesh, step_s * num_steps, (saved_bytes - saved_before_bytes) / num_steps, num_steps)
         for step, result in enumerate(results, first + 1):
             refuse_divergence(job, step, result)
             losses.append(result.loss)
@@ -198,9 +198,9 @@ def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:
     if job.run.sample_tokens == 0:
         return ""
     with replica.gathered():  # all replicas have a part in this, and then one writes
-        if mesh.dp.index > 0:
+        if mesh.dp.index > 0 and job.plan.ep == 1:  # experts may be on several, which then write the same
             return ""
         tokenizer = load_tokenizer(job.data)
         prompt = [int(i) for i in tokenizer.encode(job.run.sample_prompt)] or [0]
         written = generate(replica.stages, replica.evaluation, mesh, prompt, job.run.sample_tokens, job.run.seed)
-        return tokenizer.decode(written)
+        return tokenizer.decode(written) if mesh.dp.index == 0 else ""

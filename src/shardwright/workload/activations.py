@@ -4,8 +4,8 @@ This is what our runtime keeps (model/decoder.py), derived operator by operator 
 2205.05198, section 4) derive theirs; docs/recompute.md sets the two side by side. A test compares it with what autograd
 saves, to the byte.
 
-Letters: S sequence, B microbatch size, T = S x B tokens, H hidden, F inner width of the MLP, V vocabulary, t
-tensor-parallel degree. Sizes are bytes on one rank.
+Letters: S tokens of a sequence on a rank, B microbatch size, T = S x B, H hidden, F inner width of the MLP, V
+vocabulary, t tensor-parallel degree. Sizes are bytes on one rank.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from shardwright.spec.plan import split_evenly
 from shardwright.spec.recompute import LAYER, Policy
 from shardwright.workload.attention import attention_of, stream_sizes
 from shardwright.workload.moe import Rows, experts_of
-from shardwright.workload.operator import ACTIVATION_FLOPS, BOOL, FLOAT32, INT64, Chain, Operator, Share, Work
+from shardwright.workload.operator import ACTIVATION_FLOPS, BOOL, FLOAT32, INT32, INT64, Chain, Operator, Share, Work
 
 Region = Chain
 
@@ -136,14 +136,30 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     )
 
 
+def documents_kept(job: JobSpec) -> dict[str, int]:
+    """What every stage keeps of a microbatch where documents are separate: of each token, the document it is in."""
+    if not job.data.separate_documents:
+        return {}
+    # Zig-zag parts are put together anew; else they are a view of the numbers of all S + 1 tokens.
+    tokens = job.model.sequence + (job.plan.cp == 1 or job.plan.cp_method == "ulysses")
+    return {"documents": INT32 * tokens * job.plan.microbatch_size}
+
+
 def embedding_kept(job: JobSpec) -> dict[str, int]:
-    """What the first stage keeps besides its layers, of one microbatch. Token ids are the batch's, and there anyway."""
-    tokens = job.model.sequence * job.plan.microbatch_size
+    """What the first stage keeps besides its layers, of one microbatch. Token ids are the batch's, and there anyway,
+    unless a rank's are picked from them or have lost their marks."""
+    plan = job.plan
+    tokens = job.tokens_within * plan.microbatch_size
+    is_picked = plan.cp > 1 and plan.cp_method != "ulysses"
     kept: dict[str, int] = {}
-    if job.plan.tp > 1:
-        kept |= {"rows": INT64 * tokens, "rows elsewhere": BOOL * tokens}
+    if plan.tp > 1 or is_picked:
+        kept["rows"] = INT64 * tokens
+    elif job.data.separate_documents:
+        kept["rows"] = INT64 * job.model.sequence * plan.microbatch_size
+    if plan.tp > 1:
+        kept["rows elsewhere"] = BOOL * tokens
     if job.model.positions == "learned":
-        kept["positions"] = INT64 * job.model.sequence
+        kept["positions"] = INT64 * job.tokens_within
     return kept
 
 
@@ -151,9 +167,10 @@ def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
     """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's."""
     model, plan = job.model, job.plan
     layer = layer_of(job)
-    tokens = model.sequence * plan.microbatch_size
+    tokens = job.tokens_within * plan.microbatch_size
     first, end = split_evenly(model.vocab, plan.tp, tp_index)
-    return {
+    masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
+    return masked | {
         "final input": layer.sizes["input"], "final statistics": layer.sizes["attention statistics"],
         "final normal": layer.sizes["attention normal"],
         "softmax": FLOAT32 * tokens * (end - first),
@@ -164,5 +181,5 @@ def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
 def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> int:
     """What the head keeps from I to W: its input, and the gradient of the logits."""
     first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
-    tokens, element = job.model.sequence * job.plan.microbatch_size, job.precision.compute_bytes
+    tokens, element = job.tokens_within * job.plan.microbatch_size, job.precision.compute_bytes
     return element * tokens * (job.model.hidden + end - first)

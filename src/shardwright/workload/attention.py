@@ -35,34 +35,42 @@ def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, int], Operator, Oper
     model, element, tokens = job.model, share.element, share.tokens
     heads, kv_heads, width = model.heads // share.tp, model.num_kv_heads // share.tp, model.head_size
     qkv_width = (heads + 2 * kv_heads) * width
+    # What attention sees: its tokens, or all of them of fewer heads, of which a group has its key and value at least.
+    cp, trades = job.plan.cp, job.plan.cp > 1 and job.plan.cp_method == "ulysses"
+    seen = (tokens * cp, heads // cp, max(1, kv_heads // cp)) if trades else (tokens, heads, kv_heads)
+    tokens_seen, heads_seen, kv_seen = seen
     sizes = {
         "qkv": element * tokens * qkv_width,
         "biased qkv": element * tokens * qkv_width,
-        "query": element * tokens * heads * width,
-        "key": element * tokens * kv_heads * width,
-        "value": element * tokens * kv_heads * width,
+        "traded qkv": element * tokens_seen * (heads_seen + 2 * kv_seen) * width,
+        "query": element * tokens_seen * heads_seen * width,
+        "key": element * tokens_seen * kv_seen * width,
+        "value": element * tokens_seen * kv_seen * width,
+        "attended before trade": element * tokens_seen * heads_seen * width,
         "attended": element * tokens * heads * width,
-        "log-sum-exp": FLOAT32 * tokens * heads,
-        "head statistics": share.statistics(tokens * (heads + kv_heads)),
+        "log-sum-exp": FLOAT32 * tokens_seen * heads_seen,
+        "head statistics": share.statistics(tokens_seen * (heads_seen + kv_seen)),
     }
-    is_rotary, whole_qkv = model.positions == "rotary", "biased qkv" if model.bias else "qkv"
+    is_rotary = model.positions == "rotary"
+    whole_qkv = "traded qkv" if trades else "biased qkv" if model.bias else "qkv"
     if model.qk_norm:
         kept: tuple[str, ...] = (whole_qkv, "head statistics", "query", "key")  # the value is a view
     elif is_rotary:
         kept = ("query", "key", "value")
-    elif heads == kv_heads or kv_heads == 1:
+    elif heads_seen == kv_seen or kv_seen == 1:
         kept = (whole_qkv,)  # three views of it
     else:
         kept = (whole_qkv, "query")  # several queries of a key are copied side by side
     made = (2 * (sizes["query"] + sizes["key"])) * (is_rotary + model.qk_norm)
     work = _scores(job, share, sizes["query"] + sizes["key"] + sizes["value"] + sizes["attended"] + made)
+    output = "attended before trade" if trades else "attended"
     projecting = share.product(share.hidden, qkv_width, share.whole_stream)
     return (
         sizes,
         Operator(
             "qkv", "attention normal", ("attention normal",), "qkv", projecting, ("whole attention normal", "qkv")
         ),
-        Operator("attention", "qkv", (*kept, "attended", "log-sum-exp"), "attended", work),
+        Operator("attention", "qkv", (*kept, output, "log-sum-exp"), "attended", work),
     )
 
 
@@ -129,4 +137,18 @@ def _scores(job: JobSpec, share: Share, moved_bytes: int) -> Work:
     """Scores and sums of values, causality not discounted."""
     model = job.model
     flops = 2.0 * share.tokens * model.sequence * (model.heads // share.tp) * (model.query_width + model.value_width)
-    return Work(flops, float(moved_bytes))
+    return Work(flops, float(moved_bytes), context_bytes(job))
+
+
+def context_bytes(job: JobSpec) -> int:
+    """Bytes of the collectives over cp in the forward of one layer's attention, of one microbatch, as the ledger counts
+    them: of the keys and values that a rank sends on, of all that are gathered, or of what is traded for the rest."""
+    plan, model = job.plan, job.model
+    if plan.cp == 1:
+        return 0
+    heads = model.heads // plan.tp
+    kv_heads = heads if model.is_latent else model.num_kv_heads // plan.tp
+    head = job.precision.compute_bytes * job.tokens_within * plan.microbatch_size * model.query_width
+    if plan.cp_method == "ulysses":
+        return head * (2 * heads + 2 * max(kv_heads, plan.cp))
+    return head * 2 * kv_heads * (plan.cp - 1 if plan.cp_method == "ring" else plan.cp)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shardwright.spec.plan import PlanSpec
 
 _FLOAT32, _HALF, _INDEX = 4, 2, 4  # bytes
-_BLOCK = 256  # elements of int8 that share a float32 scale
+BLOCK = 256  # elements of int8 that share a float32 scale
 
 Shape = Sequence[int]
 
@@ -58,6 +58,11 @@ def scattered_bucket(
     return _as_they_are(small, itemsize) + ([Collective("all_to_all", num_ranks * message)] if large else [])
 
 
+def compressed_shapes(plan: PlanSpec, shapes: Sequence[Shape]) -> list[Shape]:
+    """Those of the tensors of a bucket that a method takes; the others travel as they are."""
+    return [] if plan.compress == "none" else _split(plan, shapes)[0]
+
+
 def wire_bytes(collectives: Sequence[Collective], num_ranks: int) -> int:
     """Bytes that all ranks send together, by algorithms that waste nothing.
 
@@ -87,7 +92,7 @@ def _as_they_are(small: list[Shape], itemsize: int) -> list[Collective]:
 
 def _int8_bytes(num_elements: int) -> int:
     """Whole blocks, each with its scale."""
-    return -(-num_elements // _BLOCK) * (_BLOCK + _FLOAT32)
+    return -(-num_elements // BLOCK) * (BLOCK + _FLOAT32)
 
 
 def _split(plan: PlanSpec, shapes: Sequence[Shape]) -> tuple[list[Shape], list[Shape]]:

@@ -12,6 +12,7 @@ from shardwright.schedule.versions import stashed_versions
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
 from shardwright.spec.units import num_hosted
+from shardwright.workload.kept import kept_bytes
 from shardwright.workload.peak import activation_bytes
 from shardwright.workload.recompute import meet_budget
 from shardwright.workload.replay import Replayed, replay, runs_on_cpu
@@ -43,7 +44,7 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
         optimizer += on_device
         host += on_host + (values if is_hosted else 0)
     activations = activation_bytes(meet_budget(job), program, pp_rank, tp_index)
-    buffers = replay(job, program, pp_rank, held).buffers_bytes
+    buffers = replay(job, program, pp_rank, held).buffers_bytes + kept_bytes(job, held)
     return RankMemory(parameters, gradients, optimizer, activations, buffers, host)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shardwright.spec.job import JobSpec
 
-FLOAT32, INT64, BOOL = 4, 8, 1
+FLOAT32, INT32, INT64, BOOL = 4, 4, 8, 1
 
 # Operations an element, roughly: what is elementwise is bound by memory, and counted so that nothing is free.
 NORM_FLOPS, ACTIVATION_FLOPS = 6, 8
@@ -46,8 +46,8 @@ Chain = tuple[Operator, ...]
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has of a microbatch: `element` bytes of a number; `tokens` of the whole sequence, and `tokens_here`
-    between the layers, where the sequence may be sharded."""
+    """What one rank has of a microbatch: `element` bytes of a number; `tokens` within the layers, and `tokens_here`
+    between them, where the sequence may be sharded over tp."""
 
     element: int
     tp: int
@@ -59,7 +59,7 @@ class Share:
     @classmethod
     def of(cls, job: JobSpec) -> "Share":
         """That of any rank of a job."""
-        tokens, tp = job.model.sequence * job.plan.microbatch_size, job.plan.tp
+        tokens, tp = job.tokens_within * job.plan.microbatch_size, job.plan.tp
         is_sharded = job.plan.sequence_parallel and tp > 1
         return cls(
             element=job.precision.compute_bytes, tp=tp, hidden=job.model.hidden, tokens=tokens,
@@ -73,7 +73,7 @@ class Share:
 
     @property
     def whole_stream(self) -> int:
-        """Bytes of the residual stream, whole along the sequence."""
+        """Bytes of the residual stream within the layers, whole along what tp shares of the sequence."""
         return self.element * self.tokens * self.hidden
 
     def statistics(self, rows: int) -> int:

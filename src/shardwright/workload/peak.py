@@ -15,7 +15,14 @@ from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import layer_policies
 from shardwright.spec.recompute import LAYER, Policy
-from shardwright.workload.activations import Layer, embedding_kept, head_deferred_bytes, head_kept, layer_of
+from shardwright.workload.activations import (
+    Layer,
+    documents_kept,
+    embedding_kept,
+    head_deferred_bytes,
+    head_kept,
+    layer_of,
+)
 from shardwright.workload.operator import Share
 
 Counts = tuple[tuple[int, int], ...]  # (stage, microbatches), ascending
@@ -105,6 +112,7 @@ class StageMemory:
 
     layers: tuple[LayerMemory, ...]
     input_bytes: int = 0
+    documents_bytes: int = 0
     embedding_bytes: int = 0
     head_bytes: int = 0
     head_deferred_bytes: int = 0
@@ -112,7 +120,12 @@ class StageMemory:
     @cached_property
     def kept_bytes(self) -> int:
         """From F to B."""
-        return self.embedding_bytes + sum(layer.kept_bytes for layer in self.layers) + self.head_bytes
+        return (
+            self.documents_bytes
+            + self.embedding_bytes
+            + sum(layer.kept_bytes for layer in self.layers)
+            + self.head_bytes
+        )
 
     @cached_property
     def deferred_bytes(self) -> int:
@@ -167,6 +180,7 @@ def job_stages(
                 for index, policy in enumerate(policies[first : first + counts[stage]])
             ),
             input_bytes=Share.of(job).stream if stage else 0,
+            documents_bytes=sum(documents_kept(job).values()),
             embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
             head_bytes=sum(head_kept(job, tp_index).values()) if is_last else 0,
             head_deferred_bytes=head_deferred_bytes(job, tp_index) if is_last else 0,

@@ -224,5 +224,5 @@ def _too_little(job: JobSpec, rank: int, stages: Mapping[int, StageMemory], when
 
 def _described(stage: int, memory: StageMemory) -> str:
     layers = sum(layer.kept_bytes for layer in memory.layers)
-    ends = memory.embedding_bytes + memory.head_bytes
+    ends = memory.documents_bytes + memory.embedding_bytes + memory.head_bytes
     return f"{memory.kept_bytes:,} of stage {stage} (inputs of {len(memory.layers)} layers {layers:,}, ends {ends:,})"

@@ -336,9 +336,7 @@ def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageSt
 
 def message_bytes(job: JobSpec) -> int:
     """What passes between two stages of a pipeline: hidden states [s, B, H]."""
-    plan, model = job.plan, job.model
-    tokens = model.sequence // (plan.tp if plan.sequence_parallel else 1)
-    return tokens * plan.microbatch_size * model.hidden * job.precision.compute_bytes
+    return job.tokens_between * job.plan.microbatch_size * job.model.hidden * job.precision.compute_bytes
 
 
 def runs_on_cpu(job: JobSpec) -> bool:

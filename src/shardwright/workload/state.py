@@ -65,6 +65,10 @@ class StageState:
         """The unit of each parameter, by its name."""
         return {place.name: (self.stage, n) for n, unit in enumerate(self.units) for place in unit.places}
 
+    def layers(self) -> list[tuple[Place, ...]]:
+        """The places of each layer."""
+        return [places for region, places in self.regions.items() if region.isdigit()]
+
     @property
     def num_elements(self) -> int:
         """Elements of all units, padding included."""

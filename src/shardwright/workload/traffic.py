@@ -14,7 +14,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.workload.replay import replay
 from shardwright.workload.state import rank_state
 
-_NUMBER = 8  # bytes of a float64, the loss
+_NUMBER = 8  # bytes of a float64 or an int64
 
 # How often the ring algorithm sends a payload of n bytes, of which each of d ranks sends (d - 1) / d: an all-reduce
 # is a reduce-scatter and then an all-gather (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69, section 3).
@@ -44,8 +44,9 @@ def replica_traffic(job: JobSpec, pp_rank: int, tp_index: int = 0) -> dict[str, 
     held = rank_state(job, program, pp_rank, tp_index)
     found = replay(job, program, pp_rank, held)
     moved = {key: (found.calls[key], num_bytes) for key, num_bytes in found.moved_bytes.items()}
-    if job.plan.replicas > 1:  # the loss
-        axis = "dp" if job.plan.cp == 1 else "dp cp"
+    small = ["dp" if job.plan.cp == 1 else "dp cp"] if job.plan.replicas > 1 else []  # the loss
+    small += ["dp"] if job.plan.dp > 1 and job.data.separate_documents else []  # how many targets have one
+    for axis in small:
         calls, before = moved.get(("all_reduce", axis), (0, 0))
         moved["all_reduce", axis] = calls + 1, before + _NUMBER
     return {f"{kind} {axis}": Traffic(*moved[kind, axis]) for kind, axis in sorted(moved)}

@@ -48,6 +48,10 @@ class Cast:
         yield wire.all_to_all(received_dC, cast_dC)
         out.copy_(received_dC.sum(0, dtype=torch.float32))
 
+    def memory(self) -> list[Tensor]:
+        """None."""
+        return []
+
     def state_dict(self) -> dict[str, Tensor]:
         """Nothing."""
         return {}

@@ -31,6 +31,10 @@ class Method(Protocol):
         """Put this rank's share of the sum of `flat` into `out`. Shapes [d * L] and [L]; `flat` may be used up."""
         ...
 
+    def memory(self) -> list[Tensor]:
+        """The tensors that it keeps for the next step."""
+        ...
+
     def state_dict(self) -> dict[str, Tensor]:
         """What the next step needs of the last one. Differs from rank to rank."""
         ...
@@ -69,6 +73,10 @@ class Compressor:
         every rank, at the wire cost of `start`.
         """
         return Reduction(self._scatter(flat, tensors, axis, out))
+
+    def memory(self) -> list[Tensor]:
+        """The tensors that it keeps for the next step."""
+        return self._method.memory()
 
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's error feedback and, for PowerSGD, its warm start. Empty before the first step.

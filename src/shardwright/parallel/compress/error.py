@@ -37,6 +37,10 @@ class ErrorFeedback:
         """
         self.lost = torch.nan_to_num_(lost, nan=0.0, posinf=0.0, neginf=0.0)
 
+    def memory(self) -> list[Tensor]:
+        """The error, if there is one."""
+        return [] if self.lost is None else [self.lost]
+
     def load(self, lost: Tensor | None) -> None:
         """Go on from a saved error."""
         self.lost = None if lost is None else lost.detach().clone()

@@ -55,6 +55,10 @@ class Int8:
         yield wire.all_to_all(received_dM, message_dM)
         out.copy_(_dequantise(received_dM).sum(0)[:length])
 
+    def memory(self) -> list[Tensor]:
+        """Both errors."""
+        return [*self._sent.memory(), *self._served.memory()]
+
     def state_dict(self) -> dict[str, Tensor]:
         """Both errors: "sent" [d, C] and "served" [1, C]."""
         errors = {"sent": self._sent.lost, "served": self._served.lost}

@@ -68,6 +68,10 @@ class PowerSGD:
         yield from self.sum_over(tensors, wire)
         keep_share(flat, out, wire)
 
+    def memory(self) -> list[Tensor]:
+        """The error, and Q of each matrix."""
+        return [*self._error.memory(), *self._queries]
+
     def state_dict(self) -> dict[str, Tensor]:
         """ "lost" [sum of N x M], and "query.i" [M, R] of each matrix."""
         state = {f"query.{i}": q_MR.clone() for i, q_MR in enumerate(self._queries)}

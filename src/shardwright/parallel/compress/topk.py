@@ -54,6 +54,10 @@ class TopK:
         yield from self.sum_over(tensors, wire)
         keep_share(flat, out, wire)
 
+    def memory(self) -> list[Tensor]:
+        """The error."""
+        return self._error.memory()
+
     def state_dict(self) -> dict[str, Tensor]:
         """ "lost" [elements]: all that was not sent yet."""
         return {} if self._error.lost is None else {"lost": self._error.lost.clone()}

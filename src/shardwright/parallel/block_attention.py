@@ -1,0 +1,139 @@
+"""Attention of one block of queries to one block of keys, with what it takes to put blocks together.
+
+Blocks of one query's keys are merged by the logarithms of their sums of exponentials, as in the online softmax of
+Milakov and Gimelshein 2018 (arXiv 1805.02867) and FlashAttention (Dao et al. 2022, arXiv 2205.14135, section 3.1).
+torch's public scaled_dot_product_attention keeps that number to itself, so here its private operators are called, and
+nowhere else. Their backward takes output and logarithm as arguments: given those of all of a query's keys, it gives
+the block's part of the exact gradients.
+
+A query that sees no key of a block has output 0 and logarithm -inf there, and gradients of 0: never NaN.
+
+Shape suffixes: S queries, T keys, B batch, N query heads, G key/value heads, D head width. Layouts are views, with
+S before B in memory.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Which keys a query sees. `is_causal`: those not after it, where queries and keys are the same tokens.
+
+    The numbers of the documents that queries [B, S] and keys [B, T] are in, if given, leave those of its own.
+    """
+
+    is_causal: bool = False
+    query_documents: Tensor | None = None
+    key_documents: Tensor | None = None
+
+    def allowed(self) -> Tensor | None:
+        """True where a query sees a key, [B, S, T]; None where causality says it all."""
+        if self.query_documents is None or self.key_documents is None:
+            return None
+        allowed_BST = self.query_documents[:, :, None] == self.key_documents[:, None, :]
+        return allowed_BST.tril_() if self.is_causal else allowed_BST
+
+
+def attend_block(
+    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """softmax(Q K^T x scale) V [B, N, S, D], and log of the sum of exponentials [B, N, S], float32. Without a `scale`
+    it is 1 / sqrt(D)."""
+    allowed_BST = sight.allowed()
+    is_causal = sight.is_causal and allowed_BST is None
+    bias = None if allowed_BST is None else _bias(allowed_BST, q_BNSD.dtype)
+    if q_BNSD.device.type == "cuda":
+        out_BNSD, lse_BNS = _attend_on_cuda(q_BNSD, k_BGTD, v_BGTD, bias, is_causal, scale)
+    else:
+        out_BNSD, lse_BNS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q_BNSD, k_BGTD, v_BGTD, 0.0, is_causal, attn_mask=bias, scale=scale
+        )
+    if allowed_BST is not None:
+        blind_BS = ~allowed_BST.any(dim=-1)
+        out_BNSD = out_BNSD.masked_fill_(blind_BS[:, None, :, None], 0.0)
+        lse_BNS = lse_BNS.masked_fill_(blind_BS[:, None], -math.inf)  # the operator says 0
+    return out_BNSD, lse_BNS
+
+
+def block_gradients(
+    dout_BNSD: Tensor, q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, out_BNSD: Tensor, lse_BNS: Tensor, sight: Sight,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The block's part of the gradients of q, k and v. `out` and `lse` are those of all of a query's keys."""
+    allowed_BST = sight.allowed()
+    is_causal = sight.is_causal and allowed_BST is None
+    bias = None
+    if allowed_BST is not None:
+        bias = _bias(allowed_BST, q_BNSD.dtype)
+        # Where no key is seen at all: -inf - -inf would be NaN, and exp(-inf - 0) is the 0 that it should be.
+        lse_BNS = lse_BNS.masked_fill(lse_BNS == -math.inf, 0.0)
+    if q_BNSD.device.type == "cuda":
+        return _gradients_on_cuda(dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD, lse_BNS, bias, is_causal, scale)
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD, lse_BNS, 0.0, is_causal, attn_mask=bias, scale=scale
+    )
+    return gradients
+
+
+def _bias(allowed_BST: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a query sees a key and -inf elsewhere, [B, 1, S, T]."""
+    B, S, T = allowed_BST.shape
+    # The CUDA operator wants rows that begin at multiples of 16 bytes.
+    padded = torch.zeros(B, S, -(-T // 8) * 8, dtype=dtype, device=allowed_BST.device)
+    return padded[..., :T].masked_fill_(~allowed_BST, -math.inf)[:, None]
+
+
+class Merged:
+    """The output of attention so far, over the blocks of keys that were added. Sums are in float32."""
+
+    def __init__(self, out_BNSD: Tensor, lse_BNS: Tensor) -> None:
+        """Begin with a block that all queries take part in."""
+        self.out_BNSD = out_BNSD.float()
+        self.lse_BNS = lse_BNS
+
+    def add(self, queries: slice, out_BNSD: Tensor, lse_BNS: Tensor) -> None:
+        """Add a block that some of the queries take part in."""
+        before_BNS = self.lse_BNS[:, :, queries]
+        both_BNS = torch.logaddexp(before_BNS, lse_BNS)
+        seeing_BNS = both_BNS.masked_fill(both_BNS == -math.inf, 0.0)  # no key yet: both weights are exp(-inf) = 0
+        weight_BNS, of_block_BNS = (before_BNS - seeing_BNS).exp_(), (lse_BNS - seeing_BNS).exp_()
+        self.out_BNSD[:, :, queries].mul_(weight_BNS[..., None]).addcmul_(out_BNSD.float(), of_block_BNS[..., None])
+        before_BNS.copy_(both_BNS)
+
+
+# The operators for CUDA. Written after torch's own schema and never run: no machine of ours had a GPU.
+
+
+def _attend_on_cuda(
+    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, bias: Tensor | None, is_causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    queries = q_BNSD.shape[1] // k_BGTD.shape[1]
+    out_BNSD, lse_BNS, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q_BNSD, k_BGTD.repeat_interleave(queries, 1), v_BGTD.repeat_interleave(queries, 1),
+        _for_all_heads(bias, q_BNSD), True, 0.0, is_causal, scale=scale,
+    )  # fmt: skip
+    return out_BNSD, lse_BNS[:, :, : q_BNSD.shape[2]].contiguous()  # it comes padded
+
+
+def _gradients_on_cuda(
+    dout_BNSD: Tensor, q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, out_BNSD: Tensor, lse_BNS: Tensor,
+    bias: Tensor | None, is_causal: bool, scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    queries = q_BNSD.shape[1] // k_BGTD.shape[1]
+    no_seed = torch.zeros((), dtype=torch.int64, device=q_BNSD.device)
+    padded_BNS = functional.pad(lse_BNS, (0, -lse_BNS.shape[2] % 32), value=math.inf)
+    dq_BNSD, dk_BNTD, dv_BNTD, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+        dout_BNSD, q_BNSD, k_BGTD.repeat_interleave(queries, 1), v_BGTD.repeat_interleave(queries, 1),
+        _for_all_heads(bias, q_BNSD), out_BNSD, padded_BNS, no_seed, no_seed, 0.0, [True, True, True, False], is_causal,
+        scale=scale,
+    )  # fmt: skip
+    return dq_BNSD, dk_BNTD.unflatten(1, (-1, queries)).sum(2), dv_BNTD.unflatten(1, (-1, queries)).sum(2)
+
+
+def _for_all_heads(bias: Tensor | None, q_BNSD: Tensor) -> Tensor | None:
+    return None if bias is None else bias.expand(-1, q_BNSD.shape[1], -1, -1)

@@ -1,0 +1,29 @@
+"""A sample of text is written by one replica, or by all together where they share experts; it is the same text."""
+
+from typing import Any
+
+import pytest
+
+from cases import small_job
+from ranks import run_on_mesh
+from shardwright.parallel.mesh import Mesh
+from shardwright.spec.job import JobSpec
+from shardwright.train.build import build
+from shardwright.train.trainer import sample_text
+
+
+def written(mesh: Mesh, job: JobSpec) -> str:
+    return sample_text(job, build(job, mesh), mesh)
+
+
+def writing_job(kind: str, **plan: Any) -> JobSpec:
+    job = small_job(kind, **plan)
+    model, run = job.model.model_copy(update={"vocab": 256}), job.run.model_copy(update={"sample_tokens": 4})
+    return job.model_copy(update={"model": model, "run": run})
+
+
+@pytest.mark.parametrize(("kind", "plan"), [("latent", {"dp": 2, "zero": 3}), ("deepseek", {"dp": 2, "ep": 2})])
+def test_the_first_replica_says_what_one_rank_would(kind: str, plan: dict[str, Any]) -> None:
+    (alone,) = run_on_mesh(writing_job(kind), written, writing_job(kind))
+    assert len(alone) >= 4
+    assert run_on_mesh(writing_job(kind, **plan), written, writing_job(kind, **plan), timeout_s=20) == [alone, ""]
