@@ -82,6 +82,23 @@ def test_figures_are_means_of_the_end(tmp_path: Path) -> None:
     assert "dropped 1.0%" in texts and "unserved 12.5%" in texts and f"entropy 1.50 of {math.log(4):.2f}" in texts
 
 
+def test_curves_are_at_the_height_of_their_values(tmp_path: Path) -> None:
+    """Three charts of two layers: busiest, entropy, dropped."""
+    write_run(tmp_path)
+    use = read_use(tmp_path)
+    curves = [
+        [float(point.split(",")[1]) for point in line.get("points", "").split()]
+        for line in drawn(tmp_path).iter(f"{SVG}polyline")
+    ]
+    assert len(curves) == 6
+    for layer, (loads, _, dropped) in zip(use.layers, (curves[::2], curves[1::2]), strict=True):
+        for heights, values in ((loads, layer.largest_loads), (dropped, layer.dropped_shares)):
+            first, last = (values[0], heights[0]), (values[-1], heights[-1])
+            scale = (last[1] - first[1]) / (last[0] - first[0])
+            assert scale < 0  # more is higher up
+            assert heights == pytest.approx([first[1] + scale * (value - first[0]) for value in values], abs=0.15)
+
+
 def test_bytes_are_told_by_link_where_nodes_are_known(tmp_path: Path) -> None:
     write_run(tmp_path)
     assert use_dict(read_use(tmp_path))["sent_bytes"] == {
