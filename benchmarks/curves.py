@@ -20,10 +20,12 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neu
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x > 0, y) from left to right."""
+    """Points (x > 0, y) from left to right. Without a number of its own a curve has the colour of its place."""
 
     name: str
     points: list[tuple[float, float]]
+    colour: int | None = None
+    is_dashed: bool = False
 
 
 def curves_picture(title: str, x_name: str, y_name: str, curves: list[Curve]) -> str:
@@ -54,9 +56,11 @@ def curves_picture(title: str, x_name: str, y_name: str, curves: list[Curve]) ->
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="quiet" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{n * step:g}</text>')
     ends = [(across(math.log10(curve.points[-1][0])), down(curve.points[-1][1])) for curve in curves]
-    for curve, colour, (x, _), y in zip(curves, _COLOURS[: len(curves)], ends, _apart(ends), strict=True):
+    for number, (curve, (x, _), y) in enumerate(zip(curves, ends, _apart(ends), strict=True)):
+        colour = _COLOURS[(number if curve.colour is None else curve.colour) % len(_COLOURS)]
         line = " ".join(f"{across(math.log10(x)):.1f},{down(y):.1f}" for x, y in curve.points)
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.8" points="{line}"/>')
+        dashes = ' stroke-dasharray="5 4"' if curve.is_dashed else ""
+        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.8"{dashes} points="{line}"/>')
         parts.append(f'<text fill="{colour}" x="{x + 6:.1f}" y="{y + 4:.1f}">{escape(curve.name)}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text class="quiet" x="{middle:g}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_name)}</text>')

@@ -10,6 +10,7 @@ import pytest
 from cases import small_job
 from ranks import run_on_mesh
 from shardwright.parallel.mesh import Mesh
+from shardwright.report.experts import read_use
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.spec.plan import PlanSpec
@@ -129,3 +130,5 @@ def test_experts_are_told(tmp_path: Path) -> None:
         assert layer["largest_load"] == max(layer["load"]) * 4 / job.tokens_per_step
     board = next((tmp_path / "tensorboard").iterdir()).read_bytes()
     assert b"experts/layer 1/dropped_share" in board
+    (layer,) = read_use(tmp_path).layers
+    assert layer.loads == [step["experts"][0]["load"] for step in steps]

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from experts_run import write_run
+from shardwright.spec import catalog
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
@@ -33,6 +36,9 @@ def shortened(command: str, folder: Path) -> list[str]:
         if command == "make test":  # this suite is what it runs: see which commands it would give
             return shlex.split(f"make -n {stamps} test")
         return [*shlex.split(f"{command} {stamps}"), f"ARGS={extra}"]
+    if command.startswith("shardwright experts "):
+        write_run(folder)
+        command = command.replace("runs/quickstart-moe", str(folder))
     if "--html" in command:
         command = command.replace("timeline.html", str(folder / "timeline.html"))
     takes_a_job = (
@@ -49,6 +55,9 @@ def test_command(command: str, tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
+    if words[1:3] == ["train", "quickstart-moe"]:
+        assert f"how experts were used: {tmp_path / 'experts.svg'}" in done.stdout
+        assert "steps 1 to 3" in (tmp_path / "experts.svg").read_text()
 
 
 def test_make_test_runs_the_whole_suite() -> None:
@@ -79,3 +88,8 @@ def test_message_in_the_readme_is_what_is_printed() -> None:
 def test_folders_in_the_readme_exist() -> None:
     for path in re.findall(r"`((?:src|tests|benchmarks|docs)/[\w./]+)`", README):
         assert (ROOT / path).exists(), path
+
+
+def test_readme_names_every_model_of_the_catalog() -> None:
+    for name in catalog.names("models"):
+        assert f"`{name}`" in README, name

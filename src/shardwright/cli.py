@@ -82,8 +82,28 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
                 result = launch(work, spec, folder)[0]
             except RunError as error:
                 raise RunError(f"{error}{advice(error.failure)}", error.failure) from None
+        if spec.model.moe.experts and (seat is None or seat.rank == 0):
+            from shardwright.report.experts import draw_use
+
+            click.echo(f"how experts were used: {draw_use(folder)}")
     if as_json and (seat is None or seat.rank == 0):
         click.echo(json.dumps(result.as_dict()))
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option(
+    "--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Where to draw.  [default: experts.svg in the run's folder]",
+)  # fmt: skip
+def experts(run: Path, as_json: bool, svg: Path | None) -> None:
+    """Draw how the experts of a run were used, from the folder RUN. The run may still go on."""
+    from shardwright.report.experts import draw_use, read_use, use_dict, use_text
+
+    file = draw_use(run, svg)
+    use = read_use(run)
+    click.echo(json.dumps(use_dict(use) | {"svg": str(file)}) if as_json else f"{use_text(use)}\ndrawn in {file}")
 
 
 @cli.command(cls=_JobCommand)

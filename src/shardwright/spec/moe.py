@@ -80,7 +80,11 @@ class MoeSpec(Spec):
     aux_loss: AuxLoss = Field(
         "none", description="A loss that is least where experts are evenly used, of Switch or of GShard."
     )
-    aux_coefficient: Annotated[float, Field(gt=0)] = Field(0.01, description="What it is multiplied with.")
+    aux_coefficient: Annotated[float, Field(gt=0)] = Field(
+        0.01,
+        description="What it is multiplied with. GShard's loss is smaller than Switch's by the square of the number of "
+        "experts, and its coefficient must be as much larger to weigh the same.",
+    )
     aux_scope: Scope = Field(
         "microbatch",
         description="Where use should be even: in each microbatch, in each sequence, or in the global batch (there "
