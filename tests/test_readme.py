@@ -14,9 +14,10 @@ from shardwright.spec import catalog
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
+# Few steps, and so no long warm-up: small ones, for Adam's first steps turn rounding of tiny gradients into full ones.
 SHORT = (
-    "--set optimizer.steps=3 --set optimizer.warmup_steps=1 --set run.eval_every=0 --set run.eval_batches=1 "
-    "--set run.sample_tokens=4"
+    "--set optimizer.steps=3 --set optimizer.warmup_steps=1 --set optimizer.learning_rate=2e-4 --set run.eval_every=0 "
+    "--set run.eval_batches=1 --set run.sample_tokens=4"
 )
 
 

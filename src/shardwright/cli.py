@@ -6,6 +6,7 @@ Exit status: 0 done, 1 it failed, 2 the input is wrong.
 import json
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ from shardwright import __version__
 
 if TYPE_CHECKING:
     from shardwright.spec.job import JobSpec
+
+# What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
+SPEAKING_S = 10.0
 
 
 class _JobCommand(click.Command):
@@ -68,6 +72,8 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
         failure.leave(folder)
         if failure.kind != "input" or (seat is not None and seat.rank == 0):  # all ranks refuse the same input
             click.echo(failure.sentence(MeshShape.of(spec.plan)) + advice(failure), err=True)
+        elif seat is not None:
+            time.sleep(SPEAKING_S)
 
     def advice(failure: Failure | None) -> str:
         return "\n" + way_out(spec, failure.room_bytes) if failure is not None and failure.kind == "memory" else ""
