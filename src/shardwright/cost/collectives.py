@@ -34,7 +34,8 @@ def ring_s(rates: Rates, group: Group, size_bytes: float, rounds: int = 1) -> fl
     """All-gather or reduce-scatter of `size_bytes` in full by a ring; an all-reduce is two rounds.
 
     Thakur et al. 2005 (Optimization of collective communication operations in MPICH, section 3): (n - 1) / n of the
-    tensor passes each rank. Latency is of a tree over domains, as NCCL's.
+    tensor passes each rank. Latency is that of a tree over domains
+    for an all-reduce and of a ring for the others, as NCCL's.
     """
     n = group.size
     if n == 1:
@@ -44,17 +45,26 @@ def ring_s(rates: Rates, group: Group, size_bytes: float, rounds: int = 1) -> fl
     latency = rates.link_latency_s * (1 + math.log2(group.inside))
     if group.domains > 1:
         seconds = max(seconds, moved / (rates.network * group.inside))
-        latency += rates.network_latency_s * math.log2(group.domains)
+        hops = 2 * math.log2(group.domains) if rounds == 2 else group.domains - 1
+        latency += rates.network_latency_s * hops / rounds
     return seconds + rounds * latency
 
 
-def all_to_all_s(rates: Rates, group: Group, size_bytes: float) -> float:
-    """Each rank sends an n-th of its `size_bytes` to every other, directly."""
+def copies_sent(topk: int, domains: int) -> float:
+    """How many of a token's `topk` copies cross the network where a domain with several of its experts gets one.
+
+    Experts chosen evenly: domains x (1 - (1 - 1 / domains)^topk) are met, all of them at most.
+    """
+    return domains * (1 - (1 - 1 / domains) ** topk) / topk
+
+
+def all_to_all_s(rates: Rates, group: Group, size_bytes: float, copies: float = 1.0) -> float:
+    """Each rank sends an n-th of its `size_bytes` to every other, directly; `copies` of it to other domains."""
     n = group.size
     if n == 1:
         return 0.0
     near = size_bytes * (group.inside - 1) / n / rates.link
-    far = size_bytes * (n - group.inside) / n / rates.network
+    far = copies * size_bytes * (n - group.inside) / n / rates.network
     latency = rates.link_latency_s + (rates.network_latency_s if group.domains > 1 else 0.0)
     return max(near, far) + latency
 

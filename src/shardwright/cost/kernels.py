@@ -10,12 +10,13 @@ from functools import lru_cache
 
 from shardwright.cost.calibration import Rates
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload.operators import HALF, Operator, Product, Scores
+from shardwright.workload.operators import HALF, Operator, Scores
 
 # Tiles that libraries choose from, and what share of the best rate one of them reaches: smaller tiles read each
 # element more often. Public descriptions of CUTLASS and cuBLAS; NVIDIA's "Matrix multiplication background" guide.
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.78), (64, 64, 0.6))
 _LINE = 64  # elements of 2 bytes in a cache line of 128
+_UNVECTORED = 0.25  # share of the rate without such loads
 _VECTOR = 8  # elements of 2 bytes that tensor cores load at once
 
 
@@ -39,7 +40,7 @@ def product_s(rates: Rates, rows: float, inner: float, columns: float, batch: in
     share = fill(*whole, batch, rates.multiprocessors) * inner / (inner + rates.inner_half)
     for width in (columns, inner):
         if width % _VECTOR:
-            share *= rates.misaligned**3
+            share *= _UNVECTORED
         elif width % _LINE:
             share *= rates.misaligned
     flops_s = 2.0 * batch * rows * inner * columns / (rate * share)
@@ -51,8 +52,6 @@ def scores_s(rates: Rates, scores: Scores, backward: bool) -> float:
     """Attention in one kernel; its backward computes the scores again, 2.5 times the FLOPs of the forward."""
     rate = rates.attention_backward if backward else rates.attention_forward
     share = scores.length / (scores.length + rates.attention_half)
-    # The exponentials of a score take as long whatever the width of a head; calibrated for heads of 128.
-    share *= scores.width / (0.75 * scores.width + 64)
     return scores.flops * (2.5 if backward else 1.0) / (rate * share)
 
 
@@ -93,8 +92,3 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
     if not any(p.weight for p in operator.products):
         input_grad, weight_grad = input_grad + weight_grad, 0.0
     return KernelTime(forward, input_grad, weight_grad)
-
-
-def is_product(product: Product) -> bool:
-    """Whether a product has a parameter as a factor."""
-    return product.weight

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 
 from shardwright.cost.calibration import Constants, constant, device_of, software_of
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload.layers import Chain, chains, kept_bytes
-from shardwright.workload.operators import FLOAT32, HALF
+from shardwright.workload.layers import chains, kept_bytes
+from shardwright.workload.operators import FLOAT32, HALF, Context, logits
 from shardwright.workload.shape import Run
 
 MOMENTS = 2 * FLOAT32
@@ -63,7 +63,7 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
     software, cut, shape = software_of(run.software), run.cut, run.shape
     pieces = chains(shape, cut, software)
     layers = cut.stage_layers(shape.layers)
-    of = _State.of(run, software)
+    of = _State(run, software)
     generation = device_of(run.device).generation
     found = []
     for rank in range(cut.pp):
@@ -87,11 +87,11 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
         table = shape.vocab * shape.hidden / cut.tp
         common += table * is_first + table * (is_last and not (shape.tied and cut.pp == 1))
         alive = in_flight(cut.schedule, cut.pp, rank, cut.num_microbatches, cut.virtual)
-        activations = kept * alive
+        activations = (kept + software.stage_kept * Context(shape, cut, software).residual) * alive
         working = largest
         if is_last:
             activations += kept_bytes(pieces["head"][:-1], "none")
-            working = max(working, _loss_bytes(run, software, pieces["head"]))
+            working = max(working, _loss_bytes(run, software))
         state = of.of_parameters(common, routed)
         working += of.gathered(common, routed, max(1, num_layers))
         lost = constant(constants, generation, "memory_lost") * (activations + working)
@@ -100,11 +100,9 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
     return found
 
 
-def _loss_bytes(run: Run, software: SoftwareSpec, head: Chain) -> float:
+def _loss_bytes(run: Run, software: SoftwareSpec) -> float:
     """The most that the logits take at once: in 16 bits and in float32, with their gradient."""
-    shape, cut = run.shape, run.cut
-    logits = shape.sequence / cut.cp * cut.microbatch * shape.vocab / cut.tp
-    return logits * software.logit_peak
+    return logits(Context(run.shape, run.cut, software)) * software.logit_peak
 
 
 @dataclass(frozen=True)
@@ -113,10 +111,6 @@ class _State:
 
     run: Run
     software: SoftwareSpec
-
-    @classmethod
-    def of(cls, run: Run, software: SoftwareSpec) -> "_State":
-        return cls(run, software)
 
     def of_parameters(self, common: float, routed: float) -> tuple[float, float, float]:
         """(parameters, gradients, optimizer) of elements that all tokens use and of routed experts."""
@@ -128,15 +122,17 @@ class _State:
             if cut.zero == 3:  # masters are the parameters
                 of_kind = (FLOAT32 / ranks, FLOAT32 / ranks, MOMENTS / ranks)
             else:
-                optimizer = (FLOAT32 + MOMENTS) / (ranks if cut.zero else 1)
+                optimizer = (FLOAT32 + MOMENTS + self.software.step_bytes) / (ranks if cut.zero else 1)
                 of_kind = (HALF, gradient / (ranks if cut.zero == 2 else 1), optimizer)
             for index, size in enumerate(of_kind):
                 found[index] += elements * size
         return found[0], found[1], found[2]
 
     def gathered(self, common: float, routed: float, num_layers: int) -> float:
-        """ZeRO-3: parameters and gradients of the layers that are there in full at once: two, and the table."""
+        """ZeRO-3: parameters and gradients of the layers that are there in full at once: two, and the tables."""
         if self.run.cut.zero != 3 or self.run.cut.replicas == 1:
             return 0.0
-        layer = (common + routed) / num_layers
-        return 2 * layer * HALF + layer * self.software.reduce_bytes
+        shape, cut = self.run.shape, self.run.cut
+        tables = (1 if shape.tied else 2) * shape.vocab * shape.hidden / cut.tp
+        layer = max(0.0, common + routed - tables) / num_layers
+        return (2 * layer + tables) * HALF + layer * self.software.reduce_bytes

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardwright.cost.calibration import Constants, Rates, constant, device_of, rates_of, software_of
-from shardwright.cost.collectives import Group, all_to_all_s, group_of, ring_pass_s, ring_s
+from shardwright.cost.collectives import Group, all_to_all_s, copies_sent, group_of, ring_pass_s, ring_s
 from shardwright.cost.kernels import operator_s
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload.layers import Chain, chains, is_run_again
+from shardwright.workload.layers import Chain, chains, share_run_again
 from shardwright.workload.operators import HALF, Exchange
 from shardwright.workload.shape import Run
 
@@ -126,10 +126,14 @@ class Costing:
         """A collective of an operator by itself."""
         rates, groups = self.rates, self.groups
         if exchange.axis == "ep":
-            return all_to_all_s(rates, groups.ep, exchange.size) * rates.imbalance
+            copies = 1.0
+            if self.software.expert_dedupe and self.run.shape.experts:
+                copies = copies_sent(self.run.shape.experts.topk, groups.ep.domains)
+            return all_to_all_s(rates, groups.ep, exchange.size, copies) * rates.imbalance
         if exchange.axis == "cp":
             return ring_pass_s(rates, groups.cp, exchange.size)
-        return ring_s(rates, groups.tp, exchange.size, 2 if exchange.kind == "all_reduce" else 1)
+        rounds = 2 if exchange.kind == "all_reduce" else 1
+        return ring_s(rates, groups.tp, exchange.size, rounds) * rates.tensor_factor
 
     def piece(self, kind: str) -> PieceTime:
         """One layer of a kind, the embedding or the head."""
@@ -146,12 +150,11 @@ class Costing:
             input_grad += more * t.input_grad
             weight_grad += more * t.weight_grad
             flops += operator.flops
-            is_again = is_run_again(operator, policy)
-            if is_again:
-                again += more * t.forward
-                flops_again += operator.flops
+            repeated = share_run_again(operator, policy)
+            again += repeated * more * t.forward
+            flops_again += repeated * operator.flops
             for axis, seconds in self._exposed(operator.forward, t.forward):
-                exposed[axis] += 2 * seconds if is_again else seconds
+                exposed[axis] += (1 + repeated) * seconds
                 exposed_forward += seconds
             for axis, seconds in self._exposed(operator.backward, t.input_grad + t.weight_grad):
                 exposed[axis] += seconds
@@ -173,6 +176,10 @@ class Costing:
             elif exchange.axis == "tp":
                 # The second one of a backward brings the saved input back while the input gradient is computed.
                 seconds *= self.rates.leak if number else self.tensor_exposed
+            elif self.run.cut.schedule.startswith("dualpipe"):  # another microbatch computes meanwhile
+                seconds *= self.rates.leak
+            elif self.software.expert_overlap:
+                seconds *= self.rates.expert_exposed
             yield exchange.axis, seconds
 
     def sharded(self, piece: PieceTime, parameters: float, group: Group) -> PieceTime:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from shardwright.cost.calibration import device_of, software_of
+from shardwright.cost.calibration import device_of, peak_flops, software_of
 from shardwright.spec import catalog
 from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape
 
@@ -34,6 +34,8 @@ class Measured:
     step_s: float
     memory_gb: float
     sees_device: bool  # memory as the driver reports it, above the allocator's
+    says_recompute: bool  # whether the row says what is recomputed
+    knows_recompute: bool  # whether its source does, too: it may be inferred
     of_last_rank: bool  # memory of the last pipeline rank, not of the one that has most
 
 
@@ -51,13 +53,15 @@ def measured(row: Row) -> Measured:
     run, reason = None, ""
     try:
         run = run_of_row(row)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, ArithmeticError) as error:
         reason = str(error.args[0])
     step_s = _step_s(row, run)
     return Measured(
         id=row["id"], family=row["id"].split("-")[0], tier=row.get("tier") or "A",
         group=row.get("plan_group") or row["id"], is_latest=row.get("latest", "1") != "0", device=row["gpu"], run=run,
         reason=reason, step_s=step_s, memory_gb=_float(row, "peak_mem_gb"),
+        says_recompute=bool(row.get("recompute")),
+        knows_recompute=bool(row.get("recompute")) and "HEAD" not in row.get("notes", ""),
         sees_device="nvidia-smi" in row.get("notes", ""), of_last_rank="on the LAST rank" in row.get("notes", ""),
     )  # fmt: skip
 
@@ -81,10 +85,10 @@ def run_of_row(row: Row) -> Run:
     device = row["gpu"]
     if device == "H100" and "HBM2e" in row.get("notes", ""):
         device = "H100-96G"
-    name = device_of(device).name
+    spec = device_of(device)
     return Run(
-        shape_of_row(row), cut_of_row(row), name, software_of_row(row),
-        _int(row, "gpus_per_node", 8), _float(row, "intra_bw") * 1e9, _float(row, "inter_bw") * 1e9,
+        shape_of_row(row), cut_of_row(row), spec.name, software_of_row(row),
+        _int(row, "gpus_per_node", spec.link_domain), _float(row, "intra_bw") * 1e9, _float(row, "inter_bw") * 1e9,
     )  # fmt: skip
 
 
@@ -155,20 +159,34 @@ def software_of_row(row: Row) -> str:
     for _, name, pattern in _patterns():
         if pattern.search(said):
             return name
-    by_device = {"volta": "megatron-2021", "ampere": "fsdp-2023"}
+    if paper := re.search(r"\b(\d{4})\.\d{4,5}\b", said):  # year and month of a preprint
+        return _software_of_month(int(paper[1]))
+    by_device = {"volta": "megatron-2021", "ampere": "flash-2023"}
     return by_device.get(device_of(row["gpu"]).generation, "megatron-core")
+
+
+def _software_of_month(month: int) -> str:
+    """What most code had at a time, as YYMM: FlashAttention came in 2205, its version 2 in 2307, after some months."""
+    if month < 2101:
+        return "megatron-2021"
+    if month < 2209:
+        return "megatron-2022"
+    return "flash-2023" if month < 2310 else "megatron-core"
 
 
 def _step_s(row: Row, run: Run | None) -> float:
     """Seconds of a step as measured; 0 where the row gives no rate that can be converted."""
     if row.get("step_time_s"):
         return float(row["step_time_s"])
-    tokens = _int(row, "gbs") * _int(row, "seq")
-    gpus = _int(row, "gpus")
-    if row.get("tokens_per_s_per_gpu") and tokens:
+    if run is None:
+        return 0.0
+    tokens, gpus = run.cut.global_batch * run.shape.sequence, _int(row, "gpus") or run.cut.world
+    if row.get("tokens_per_s_per_gpu"):
         return tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)
-    if row.get("tflops_per_gpu") and tokens and run:
+    if row.get("tflops_per_gpu"):
         return tokens * _stated_flops(row, run) / (float(row["tflops_per_gpu"]) * 1e12 * gpus)
+    if row.get("mfu") and row.get("flops_convention"):
+        return tokens * _stated_flops(row, run) / (float(row["mfu"]) * peak_flops(run) * gpus)
     return 0.0
 
 

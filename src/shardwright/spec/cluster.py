@@ -37,10 +37,6 @@ class DeviceSpec(Spec):
     generation: str = Field(
         "", description="Name of the calibration whose efficiencies hold for it: that of its architecture."
     )
-    price_per_hour: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="Price of one device for an hour, in dollars; 0 is unknown."
-    )
-    power_w: Annotated[float, Field(ge=0)] = Field(0.0, description="Power of one device at full load, in watts.")
     aliases: list[str] = Field(default_factory=list, description="What tables of measured runs call it.")
     cuda_names: list[str] = Field(
         default_factory=list, description="What the CUDA driver calls this device, so that it is recognised."

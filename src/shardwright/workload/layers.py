@@ -5,7 +5,7 @@ Adding an operator is a function in operators.py and its place in a list here.
 
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload import operators as op
-from shardwright.workload.operators import Context, Operator
+from shardwright.workload.operators import HALF, Context, Operator
 from shardwright.workload.shape import Cut, Shape
 
 Chain = tuple[Operator, ...]
@@ -56,7 +56,8 @@ def kept_bytes(chain: Chain, policy: str) -> float:
     """What a chain keeps of one microbatch from forward to backward under a policy of recomputation.
 
     full: the layer's input alone, which is what its first norm keeps in 16 bits. selective: all but the attention
-    core's scores (Korthikanti et al. 2022, section 5). matmul: what products and attention give, and the input.
+    core's scores (Korthikanti et al. 2022, section 5). matmul: what attention and every second product give, and the
+    input (torchtitan's "selective op").
     """
     if policy == "full":
         enter = next((o for o in chain if o.name == "attention enter"), None)
@@ -65,19 +66,21 @@ def kept_bytes(chain: Chain, policy: str) -> float:
         return sum(o.kept_result if o.name == "attention" else o.kept for o in chain)
     if policy == "matmul":
         enter = next((o for o in chain if o.name == "attention enter"), None)
-        return sum(o.kept_result for o in chain) + 2 * (enter.kept if enter else 0.0)
+        made = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
+        given = sum(o.kept_result for o in chain if o.name == "attention")
+        return HALF * made / 2 + given + (enter.kept if enter else 0.0)
     return sum(o.kept for o in chain)
 
 
-def is_run_again(operator: Operator, policy: str) -> bool:
-    """Whether a policy computes an operator's forward again in the backward."""
+def share_run_again(operator: Operator, policy: str) -> float:
+    """What share of an operator's forward a policy computes again in the backward."""
     if policy == "full":
-        return True
+        return 1.0
     if policy == "selective":
-        return operator.name == "attention" and operator.scores is None
+        return float(operator.name == "attention" and operator.scores is None)
     if policy == "matmul":
-        return not operator.products and operator.scores is None
-    return False
+        return 0.5 if operator.products else float(operator.scores is None)
+    return 0.0
 
 
 def chain_flops(chain: Chain) -> float:

@@ -105,6 +105,11 @@ class Context:
         """Elements of the residual stream on a rank."""
         return self.tokens * self.shape.hidden / (self.cut.tp if self.cut.sequence_parallel else 1)
 
+    @property
+    def routed(self) -> float:
+        """Tokens that a rank sends to experts: tp ranks share theirs, for each token goes once."""
+        return self.tokens / self.cut.tp
+
 
 def norm(c: Context, name: str) -> Operator:
     """Layernorm or RMSNorm of the residual stream."""
@@ -247,7 +252,7 @@ def route(c: Context) -> Operator:
     """The router's product and choice, in float32, on the rows of this rank."""
     s = c.shape
     assert s.experts is not None, "only a mixture of experts has a router"
-    rows = c.residual / s.hidden
+    rows = c.routed
     traffic = rows * s.experts.num * FLOAT32 * 8
     return Operator("router", (Product(rows, s.hidden, s.experts.num),), None, traffic, traffic, kept=traffic / 4)
 
@@ -255,16 +260,17 @@ def route(c: Context) -> Operator:
 def trade(c: Context, name: str) -> Operator:
     """Tokens to their experts, or back: a permutation on each side of an all-to-all over ep.
 
-    Each token travels topk times. `residual` rows are this rank's under sequence parallel.
+    Each token travels topk times. What arrives at the experts is kept as their input; what leaves them is not.
     """
     s, cut = c.shape, c.cut
     assert s.experts is not None, "only a mixture of experts trades tokens"
-    n = c.residual * s.experts.topk
+    n = c.routed * s.hidden * s.experts.topk
     moved = n * HALF * 4
+    kept = HALF * n if name == "dispatch" else 0.0
     if cut.ep == 1:
-        return Operator(name, (), None, moved / 2, moved / 2, kept=HALF * n)
+        return Operator(name, (), None, moved / 2, moved / 2, kept=kept)
     move = (Exchange("all_to_all", "ep", HALF * n),)
-    return Operator(name, (), None, moved, moved, move, move, kept=HALF * n)
+    return Operator(name, (), None, moved, moved, move, move, kept=kept)
 
 
 def experts(c: Context) -> list[Operator]:
@@ -273,7 +279,7 @@ def experts(c: Context) -> list[Operator]:
     of = s.experts
     assert of is not None, "only a mixture of experts has experts"
     held = max(1, of.num // cut.ep)
-    rows = c.residual / s.hidden * of.topk * cut.ep * cut.expert_tp / of.num
+    rows = c.routed * of.topk * cut.ep * cut.expert_tp / of.num
     return mlp(c, of.ffn, rows, held, cut.expert_tp)
 
 
@@ -286,11 +292,18 @@ def embed(c: Context) -> Operator:
     return Operator("embedding", (), None, 3 * size, 3 * size, (Exchange(kind, "tp", size),))
 
 
+def logits(c: Context) -> float:
+    """Elements of the logits that a rank's loss is computed from."""
+    return c.tokens * c.shape.vocab / (c.cut.tp if c.software.head_parallel else 1)
+
+
 def head(c: Context) -> Operator:
     """The product with the vocabulary and the cross entropy over it, cut by vocabulary."""
     s, w = c.shape, c.software
-    columns = s.vocab // c.cut.tp
-    n = c.tokens * columns
+    columns = s.padded_vocab(c.cut.tp) // c.cut.tp
+    n = logits(c)
+    gathered = () if w.head_parallel or c.cut.tp == 1 else (Exchange("all_gather", "tp", HALF * n),)
     return Operator(
-        "head", (Product(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], kept=n * w.logit_kept,
+        "head", (Product(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
+        kept=n * w.logit_kept,
     )  # fmt: skip

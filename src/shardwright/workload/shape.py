@@ -54,6 +54,10 @@ class Shape:
     experts: Experts | None = None
     latent: Latent | None = None
 
+    def padded_vocab(self, tp: int) -> int:
+        """Rows of the table with those that make each tp rank's part a multiple of 128, as all frameworks pad it."""
+        return -(-self.vocab // (128 * tp)) * 128 * tp
+
     @property
     def attention_parameters(self) -> int:
         """Elements of a layer's attention matrices."""
