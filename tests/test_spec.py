@@ -77,10 +77,14 @@ def test_catalog_devices_say_where_their_numbers_come_from(name: str) -> None:
     device = DeviceSpec.model_validate(catalog.read("devices", name))
     assert device.name == name
     assert device.source
-    assert device.cuda_names
+    assert device.memory_gb_per_s > 0 and device.multiprocessors > 0 and device.link_domain > 0
     rates = device.peak_tflops
-    assert 0 < rates["float32"] < rates["bfloat16"] == rates["float16"]
-    assert rates.get("float8", 2 * rates["bfloat16"]) == pytest.approx(2 * rates["bfloat16"], rel=1e-3)
+    ascending = [rates[number] for number in ("float32", "float16", "bfloat16") if number in rates]
+    assert ascending[0] > 0 and ascending == sorted(ascending)
+    if "float16" in rates and "bfloat16" in rates:
+        assert rates["float16"] == rates["bfloat16"]
+    if "float8" in rates:
+        assert rates["float8"] == pytest.approx(2 * rates["bfloat16"], rel=0.02)
 
 
 def test_no_two_devices_answer_to_one_cuda_name() -> None:

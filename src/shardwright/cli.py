@@ -245,6 +245,46 @@ def simulate(
     show_executed(spec, Executed(found.costs, found.executed(), found.executed_s), Output(**output))
 
 
+@cli.command()
+@click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write each row's prediction, and where its time goes, as CSV.",
+)  # fmt: skip
+@click.option(
+    "--oom", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="Plans that ran out of memory.  [default: oom.csv beside RUNS]",
+)  # fmt: skip
+@click.option(
+    "--left-out", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="Constants fitted without each family.  [default: left_out.toml beside RUNS]",
+)  # fmt: skip
+def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, left_out: Path | None) -> None:
+    """Predict every measured run in RUNS, a CSV file, and say how far off the predictions are.
+
+    Columns are those of benchmarks/truth/README.md.
+    """
+    import tomllib
+
+    from shardwright.measure.validate import validate as compare
+    from shardwright.report.validation import validation_text, write_rows
+    from shardwright.spec.base import PlanError
+
+    beside = runs.parent / "oom.csv"
+    oom = oom or (beside if beside.exists() and beside != runs else None)
+    left_out = left_out or runs.parent / "left_out.toml"
+    folds = tomllib.loads(left_out.read_text(encoding="utf-8")) if left_out.exists() else {}
+    try:
+        found = compare(runs, oom, folds)
+    except ValueError as error:
+        raise PlanError(f"file {runs}", [str(error)]) from None
+    lines = found.pop("predictions")
+    if out:
+        write_rows(out, lines)
+    click.echo(json.dumps(found) if as_json else validation_text(found))
+
+
 def _load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     from shardwright.schedule.job import plan_faults
     from shardwright.spec.base import PlanError

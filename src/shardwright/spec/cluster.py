@@ -24,6 +24,20 @@ class DeviceSpec(Spec):
     peak_tflops: dict[str, float] = Field(
         default_factory=dict, description="Dense peak by compute dtype, in 1e12 FLOP/s."
     )
+    memory_gb_per_s: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Peak bandwidth of its memory, in 1e9 bytes per second; 0 is unknown."
+    )
+    multiprocessors: Annotated[int, Field(ge=0)] = Field(
+        0, description="Streaming multiprocessors (or what runs one tile of a product at a time); 0 is unknown."
+    )
+    link_gb_per_s: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Links within a domain, in 1e9 bytes per second, of one device in one direction."
+    )
+    link_domain: Annotated[int, Field(ge=0)] = Field(0, description="Devices in such a domain; 0 is unknown.")
+    generation: str = Field(
+        "", description="Name of the calibration whose efficiencies hold for it: that of its architecture."
+    )
+    aliases: list[str] = Field(default_factory=list, description="What tables of measured runs call it.")
     cuda_names: list[str] = Field(
         default_factory=list, description="What the CUDA driver calls this device, so that it is recognised."
     )

@@ -5,7 +5,7 @@ import tomllib
 from importlib import resources
 from typing import Any, Literal
 
-Kind = Literal["models", "clusters", "devices", "jobs"]
+Kind = Literal["models", "clusters", "devices", "jobs", "software", "calibrations"]
 
 
 def names(kind: Kind) -> list[str]:

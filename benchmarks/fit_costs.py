@@ -1,0 +1,149 @@
+"""Fit the constants of the cost model to the published runs, and again without each family.
+
+    python benchmarks/fit_costs.py                 # writes catalog/calibrations/*.toml and left-out.toml
+
+Maximum a posteriori by Gauss-Newton on the logarithms: each constant has a prior (its value in PRIORS, known to a
+factor) and each run's residual is log(predicted / measured), with weights as benchmarks/truth/README.md scores them.
+Residuals count by their absolute value, not its square, so that a few odd runs do not bend the constants of all.
+"""
+
+import argparse
+import math
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from shardwright.cost.calibration import device_of, shipped, software_of
+from shardwright.measure.runs import Measured, read_runs
+from shardwright.measure.score import percentile
+from shardwright.simulate.step import step_time
+
+HERE = Path(__file__).parent
+CATALOG = HERE.parent / "src/shardwright/spec/catalog/calibrations"
+
+# Every constant that is fitted: what it is before any run is seen, and the factor that one standard deviation is.
+PRIORS = tomllib.loads((HERE / "fit_priors.toml").read_text())
+ROBUST = 0.03  # residuals below this count by their square
+SHARES = {"A": 1.0, "B": 0.3}
+STRENGTH = 0.0005  # how much a prior counts beside all runs
+
+
+def fit(rows: list[Measured], start: dict[str, float], fixed: dict[str, float], rounds: int) -> dict[str, float]:
+    """Constants that predict the rows best."""
+    names = sorted(PRIORS)
+    weights = weights_of(rows)
+    prior = np.array([math.log(PRIORS[name]["value"]) for name in names])
+    spread = np.array([math.log(PRIORS[name]["factor"]) for name in names])
+    x = np.array([math.log(start[name]) for name in names])
+
+    generations = [
+        ("common", device_of(row.run.device).generation, software_of(row.run.software).calibration) for row in rows
+    ]
+
+    def residuals(at: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
+        constants = fixed | {name: math.exp(value) for name, value in zip(names, at, strict=True)}
+        chosen = rows if which is None else [row for row, is_in in zip(rows, which, strict=True) if is_in]
+        return np.array([math.log(step_time(row.run, constants).total / row.step_s) for row in chosen])
+
+    def loss(errors: np.ndarray, at: np.ndarray) -> float:
+        big = np.abs(errors)
+        cost = np.where(big < ROBUST, errors**2 / (2 * ROBUST), big - ROBUST / 2)
+        return float((weights * cost).sum() + STRENGTH * (((at - prior) / spread) ** 2).sum() / 2)
+
+    errors = residuals(x)
+    best = loss(errors, x)
+    damping = 1e-3
+    for _ in range(rounds):
+        jacobian = np.zeros((len(rows), len(names)))
+        for column, name in enumerate(names):
+            moved = x.copy()
+            moved[column] += 0.01
+            concerned = np.array([name.split(".")[0] in of for of in generations])
+            if concerned.any():
+                jacobian[concerned, column] = (residuals(moved, concerned) - errors[concerned]) / 0.01
+        w = weights / np.maximum(np.abs(errors), ROBUST)
+        a = jacobian.T @ (w[:, None] * jacobian) + np.diag(STRENGTH / spread**2)
+        b = jacobian.T @ (w * errors) + STRENGTH * (x - prior) / spread**2
+        for _ in range(5):
+            step = np.linalg.solve(a + damping * np.diag(np.diag(a)), b)
+            at = x - np.clip(step, -0.7, 0.7)
+            found = residuals(at)
+            now = loss(found, at)
+            if now < best:
+                break
+            damping = max(damping, 1e-3) * 8
+        else:
+            break
+        gained, x, errors, best, damping = best - now, at, found, now, damping / 8
+        print(f"loss {best:.5f}, damping {damping:g}", flush=True)
+        if gained < 1e-5:
+            break
+    return {name: math.exp(value) for name, value in zip(names, x, strict=True)}
+
+
+def weights_of(rows: list[Measured]) -> np.ndarray:
+    """Weight 1 a plan group and equal weight a family; sum 1."""
+    in_group = Counter((row.family, row.group) for row in rows)
+    groups: dict[str, set[str]] = {}
+    for row in rows:
+        groups.setdefault(row.family, set()).add(row.group)
+    weights = [SHARES[row.tier] / in_group[row.family, row.group] / len(groups[row.family]) for row in rows]
+    return np.array(weights) / len(groups)
+
+
+def usable(rows: list[Measured]) -> list[Measured]:
+    """What can be fitted to."""
+    return [row for row in rows if row.run and row.step_s and row.is_latest and row.tier in SHARES]
+
+
+def write(constants: dict[str, float]) -> None:
+    """The calibration files, one a generation."""
+    files: dict[str, dict[str, float]] = {}
+    for name, value in constants.items():
+        file, key = name.split(".", 1)
+        files.setdefault(file, {})[key] = value
+    for file, values in files.items():
+        text = "# Written by benchmarks/fit_costs.py.\n"
+        text += "".join(f"{key} = {value:.4g}\n" for key, value in sorted(values.items()))
+        (CATALOG / f"{file}.toml").write_text(text)
+
+
+def main() -> None:
+    """Fit, and without each family."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--no-folds", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="begin where the shipped constants are")
+    options = parser.parse_args()
+    rows = usable(read_runs(HERE / "truth" / "runs.csv"))
+    values = {name: entry["value"] for name, entry in PRIORS.items() if entry["factor"] == 1.0}
+    for name in values:
+        del PRIORS[name]
+    start = {name: entry["value"] for name, entry in PRIORS.items()}
+    if options.resume:
+        start |= {name: value for name, value in shipped().items() if name in PRIORS}
+    found = fit(rows, start, values, options.rounds)
+    values["common.num_fitted"] = len(PRIORS)
+    write(values | found)
+    if options.no_folds:
+        return
+    misses: list[tuple[float, float]] = []
+    lines = ["# Written by benchmarks/fit_costs.py: constants fitted without each family of runs.\n"]
+    for family in sorted({row.family for row in rows}):
+        others = [row for row in rows if row.family != family]
+        left = fit(others, found, values, 6)
+        mine = [row for row in rows if row.family == family and row.tier == "A"]
+        ratios = [row.step_s / step_time(row.run, values | left).total for row in mine]
+        misses += zip(ratios, weights_of(mine) if mine else [], strict=True)
+        lines.append(f"\n[{family}]\n" + "".join(f'"{k}" = {v:.4g}\n' for k, v in sorted(left.items())))
+    (HERE / "truth" / "left_out.toml").write_text("".join(lines))
+    # Of runs from families that were not fitted to, four of five lie within this range.
+    ratios, weights = zip(*misses, strict=True)
+    values |= {"common.low": percentile(ratios, weights, 0.1), "common.high": percentile(ratios, weights, 0.9)}
+    write(values | found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Efficiencies, read from calibration files: what share of its peak a device, a link and a kernel reach.
+
+A constant has a name such as "ampere.product": that of a generation of devices (catalog/calibrations/NAME.toml) and its
+own. What a generation does not say, common.toml says. A constant is never about a run.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from shardwright.spec import catalog
+from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.software import SoftwareSpec
+from shardwright.workload.shape import Run
+
+Constants = Mapping[str, float]
+
+
+@lru_cache(maxsize=1)
+def shipped() -> dict[str, float]:
+    """All constants of the catalog, by generation and name."""
+    found: dict[str, float] = {}
+    for file in catalog.names("calibrations"):
+        fields = catalog.read("calibrations", file)
+        found |= {f"{file}.{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)}
+    return found
+
+
+@lru_cache(maxsize=64)
+def device_of(name: str) -> DeviceSpec:
+    """A device by catalog name or alias. KeyError with a way out if there is none."""
+    known = catalog.names("devices")
+    if name not in known:
+        plain = _plain(name)
+        name = next((d for d in known if plain in map(_plain, catalog.read("devices", d).get("aliases", ()))), name)
+    return DeviceSpec.model_validate_json(json.dumps(catalog.read("devices", name)))
+
+
+def _plain(name: str) -> str:
+    """A name without what tables write in different ways: A100-80GB, a100 80G."""
+    return re.sub(r"[^a-z0-9]|(?<=[0-9]g)b", "", name.lower())
+
+
+@lru_cache(maxsize=64)
+def software_of(name: str) -> SoftwareSpec:
+    """A generation of software by catalog name."""
+    return SoftwareSpec.model_validate_json(json.dumps(catalog.read("software", name)))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device under a generation of software reaches, in FLOP/s, bytes/s and seconds.
+
+    `link` and `network` are of one device in one direction; `domain` devices share the faster one.
+    """
+
+    flops: float
+    flops_product: float  # with the number type of the products: more than `flops` with fp8
+    memory: float
+    link: float
+    network: float
+    domain: int
+    multiprocessors: int
+    link_latency_s: float
+    network_latency_s: float
+    gap_s: float
+    attention_forward: float
+    attention_backward: float
+    attention_half: float  # keys of a sequence at which attention reaches half its rate
+    inner_half: float  # inner dim at which a product reaches half its rate
+    misaligned: float
+    leak: float  # share of a hidden collective's time that computing is slowed by
+    step_s: float  # what a step takes beside: the host, the loader, the norm of gradients
+    jitter: float  # share that a step is longer by, for each doubling of the nodes
+    imbalance: float  # how much more the fullest expert rank has than the mean
+    expert_exposed: float  # share of tokens' journeys that overlapping leaves
+    tensor_factor: float  # how much longer than the links explain tensor-parallel collectives take
+    flush_s: float  # what a step with a pipeline takes more
+    turn_s: float  # what each replica takes to broadcast its part of the updated parameters
+    low: float  # measured over predicted seconds: a tenth of all runs is below,
+    high: float  # and a tenth above
+    cast: float  # share of the traffic of casts to fp8 that is not fused
+
+
+_PEAKS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "float32": "float32"}
+_NARROW = {"fp8": ("float8", "product8"), "mxfp8": ("float8", "product8mx"), "nvfp4": ("float4", "product4")}
+
+
+def peak_flops(run: Run) -> float:
+    """The device's peak in the number type of the run's products, in FLOP/s; of 16 bits where that is not known."""
+    peaks, precision = device_of(run.device).peak_tflops, run.cut.precision
+    number = _NARROW[precision][0] if precision in _NARROW else _PEAKS.get(precision, "bfloat16")
+    return 1e12 * peaks.get(number, peaks.get("bfloat16", peaks.get("float16", 0.0)))
+
+
+def constant(constants: Constants, generation: str, name: str) -> float:
+    """A constant of a generation of devices or of software, or the common one.
+
+    KeyError names what is missing and where it belongs.
+    """
+    for key in (f"{generation}.{name}", f"common.{name}"):
+        if key in constants:
+            return constants[key]
+    raise KeyError(f"no calibration {name!r} for {generation!r}; add it to catalog/calibrations/{generation}.toml")
+
+
+def rates_of(run: Run, constants: Constants) -> Rates:
+    """The rates that hold for a run. KeyError says what is not known."""
+    device, software = device_of(run.device), software_of(run.software)
+
+    def of(name: str) -> float:
+        return constant(constants, device.generation, name)
+
+    def its(name: str) -> float:
+        return constant(constants, software.calibration, name)
+
+    precision = run.cut.precision
+    wide = _PEAKS.get(precision, "bfloat16")
+    if wide not in device.peak_tflops:
+        raise KeyError(f"{device.name} has no peak rate for {wide}; add peak_tflops.{wide} to its file")
+    flops = product = device.peak_tflops[wide] * 1e12 * of("product") * its("rate")
+    if precision in _NARROW:
+        number, share = _NARROW[precision]
+        if number not in device.peak_tflops:
+            raise KeyError(f"{device.name} has no peak rate for {number}; add peak_tflops.{number} to its file")
+        product = device.peak_tflops[number] * 1e12 * of(share) * its("rate")
+    kernel = software.attention if software.attention not in ("torch", "softmax") else "flash2"
+    attention = device.peak_tflops[wide] * 1e12 * of(f"attention_{kernel}")
+    node = run.node_bytes_per_s or device.link_gb_per_s * 1e9
+    return Rates(
+        flops=flops, flops_product=product, memory=device.memory_gb_per_s * 1e9 * of("memory"),
+        link=node * of("link"), network=(run.network_bytes_per_s or of("network_default")) * of("network"),
+        domain=max(1, run.devices_per_node), multiprocessors=device.multiprocessors,
+        link_latency_s=of("link_latency_s"), network_latency_s=of("network_latency_s"), gap_s=of("gap_s"),
+        attention_forward=attention, attention_backward=attention * of("attention_backward"),
+        attention_half=of("attention_half"), inner_half=of("inner_half"), misaligned=of("misaligned"),
+        leak=of("leak"), step_s=of("step_s"), jitter=of("jitter"), imbalance=of("imbalance"), cast=of("cast"),
+        low=of("low"), high=of("high"),
+        expert_exposed=of("expert_exposed"),
+        tensor_factor=its("tensor_factor"), flush_s=its("flush_s") if run.cut.pp > 1 else 0.0, turn_s=its("turn_s"),
+    )  # fmt: skip

@@ -1,0 +1,61 @@
+"""Weighted scores: what benchmarks/truth/README.md asks for, as plain functions."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Weighed(Protocol):
+    """A measured row, as far as its weight goes."""
+
+    @property
+    def family(self) -> str:
+        """Which collection it is from."""
+
+    @property
+    def group(self) -> str:
+        """Rows of one group have the same plan."""
+
+
+def weights_of(rows: Sequence[Weighed]) -> list[float]:
+    """Weight 1 a plan group, equal weight a family; all together 1."""
+    in_group = Counter((row.family, row.group) for row in rows)
+    groups = Counter(family for family, _ in in_group)
+    return [1.0 / in_group[row.family, row.group] / groups[row.family] / len(groups) for row in rows]
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Mean; 0 of nothing."""
+    total = sum(weights)
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total if total else 0.0
+
+
+def percentile(values: Sequence[float], weights: Sequence[float], share: float) -> float:
+    """The smallest value that `share` of the weight does not exceed."""
+    half = share * sum(weights)
+    passed = 0.0
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        passed += weight
+        if passed >= half - 1e-12:
+            return value
+    return 0.0
+
+
+def share_within(values: Sequence[float], weights: Sequence[float], limit: float) -> float:
+    """Share of the weight whose value is at most `limit`."""
+    return weighted_mean([float(value <= limit) for value in values], weights)
+
+
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
+    """Rank correlation: pairs in the same order less pairs in opposite order, over all pairs without ties in `first`.
+
+    Kendall 1938, tau-a; 1 for the same order.
+    """
+    agree = pairs = 0
+    for i in range(len(first)):
+        for j in range(i):
+            difference = (first[i] - first[j]) * (second[i] - second[j])
+            if first[i] != first[j]:
+                pairs += 1
+                agree += (difference > 0) - (difference < 0)
+    return agree / pairs if pairs else 1.0

@@ -1,0 +1,210 @@
+"""Predict every row of a table of measured runs and score it as benchmarks/truth/README.md says.
+
+Tier A is the headline; of a plan that newer software repeats only the latest row counts; a plan group weighs 1, and
+each family of runs as much as any other. Beside it stand a baseline of one constant efficiency, the same constants
+fitted without each family, and whether plans fit that are known to run or not.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shardwright.cost.calibration import Constants, device_of, shipped
+from shardwright.cost.memory import Memory, rank_memory
+from shardwright.measure.runs import Measured, read_runs
+from shardwright.measure.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
+from shardwright.simulate.step import StepTime, step_time
+
+GB = 1e9
+# What the baseline takes for granted: this share of the peak for all that is executed, recomputation counted.
+BASELINE_EFFICIENCY = 0.5
+RANKED = ("aleph", "bloom", "zb")  # families that are sweeps of plans of one model
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One row with what was predicted."""
+
+    row: Measured
+    time: StepTime | None
+    memory_gb: float
+    fits: bool | None
+    reason: str
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured seconds; 0 where one is not there."""
+        return self.time.total / self.row.step_s if self.time and self.row.step_s else 0.0
+
+
+def predict(row: Measured, constants: Constants) -> Predicted:
+    """Time and memory of one row; a row that can't be predicted says why."""
+    if row.run is None:
+        return Predicted(row, None, 0.0, None, row.reason)
+    limit = device_of(row.run.device).memory_gib * 2**30
+    run = row.run
+    try:
+        memory = rank_memory(run, constants)
+        fits = _most(memory) <= limit
+        if not fits and not row.knows_recompute:  # then it is whatever fits
+            full = replace(run, cut=replace(run.cut, recompute="full", recompute_layers=0))
+            fits = _most(rank_memory(full, constants)) <= limit
+            run = run if row.says_recompute else full
+            memory = rank_memory(run, constants)
+        time = step_time(run, constants)
+    except (KeyError, ValueError, ArithmeticError) as error:
+        return Predicted(row, None, 0.0, None, str(error.args[0]))
+    worst = max(memory, key=lambda rank: rank.process)
+    if row.of_last_rank:
+        worst = memory[-1]
+    seen = worst.process if row.sees_device else worst.total
+    return Predicted(row, time, seen / GB, fits, "")
+
+
+def _most(memory: list[Memory]) -> float:
+    return max(rank.process for rank in memory)
+
+
+def validate(runs: Path, out_of_memory: Path | None, left_out: Mapping[str, Constants]) -> dict[str, Any]:
+    """All scores. `left_out` has, by family, constants that were fitted without it."""
+    constants = shipped()
+    rows = [predict(row, constants) for row in read_runs(runs)]
+    headline = [p for p in rows if p.ratio and p.row.tier == "A" and p.row.is_latest]
+    beside = [p for p in rows if p.ratio and p.row.tier == "B" and p.row.is_latest]
+    found: dict[str, Any] = {"rows": len(rows), "predicted": sum(p.time is not None for p in rows)}
+    found |= summary(headline, lambda p: p.ratio)
+    found["by_family"] = _by(headline, lambda p: p.row.family)
+    found["by_device"] = _by(headline, lambda p: p.row.device)
+    found["tier_b"] = summary(beside, lambda p: p.ratio) | {"by_family": _by(beside, lambda p: p.row.family)}
+    found["baseline"] = summary(headline, _baseline_ratio)
+    found["memory_mape"], found["memory_by_family"] = _memory(rows)
+    others = [predict(row, constants) for row in read_runs(out_of_memory)] if out_of_memory else []
+    found["fit"] = _fit(rows, others)
+    found["order"] = _order([p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest])
+    found["cross_validated"] = _cross_validated(headline, left_out)
+    found["fitted_constants"] = int(constants["common.num_fitted"])
+    found["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
+    found["predictions"] = [_line(p) for p in rows]
+    return found
+
+
+def summary(rows: list[Predicted], ratio: Callable[[Predicted], float]) -> dict[str, float]:
+    """Weighted scores of ratios of predicted to measured."""
+    if not rows:
+        return {}
+    weights = weights_of([p.row for p in rows])
+    ratios = [ratio(p) for p in rows]
+    errors = [abs(r - 1) for r in ratios]
+    logs = [abs(math.log(r)) for r in ratios]
+    return {
+        "median_ape": percentile(errors, weights, 0.5),
+        "mape": weighted_mean(errors, weights),
+        "bias": weighted_mean([r - 1 for r in ratios], weights),
+        "within_10_percent": share_within(errors, weights, 0.10),
+        "within_15_percent": share_within(errors, weights, 0.15),
+        "within_20_percent": share_within(errors, weights, 0.20),
+        "median_log": percentile(logs, weights, 0.5),
+        "p90_log": percentile(logs, weights, 0.9),
+    }
+
+
+def _by(rows: list[Predicted], key: Callable[[Predicted], str]) -> dict[str, dict[str, float]]:
+    return {
+        name: {"rows": len(some)} | summary(some, lambda p: p.ratio)
+        for name in sorted({key(p) for p in rows})
+        if (some := [p for p in rows if key(p) == name])
+    }
+
+
+def _baseline_ratio(predicted: Predicted) -> float:
+    """One efficiency for all: executed FLOPs over half the peak of 16 bits, or of fp8."""
+    time = predicted.time
+    assert time is not None, "only what was predicted has a baseline"
+    return time.total * time.hfu / BASELINE_EFFICIENCY / predicted.row.step_s
+
+
+def _memory(rows: Iterable[Predicted]) -> tuple[float, dict[str, dict[str, float]]]:
+    """Mean error where the allocator's peak was measured, and by family also where the driver's was."""
+    with_memory = [p for p in rows if p.row.memory_gb and p.memory_gb and p.row.tier in "AB" and p.row.is_latest]
+    by_family = {}
+    for family in sorted({p.row.family for p in with_memory}):
+        some = [p for p in with_memory if p.row.family == family]
+        weights = weights_of([p.row for p in some])
+        by_family[family] = {
+            "rows": len(some),
+            "mape": weighted_mean([abs(p.memory_gb / p.row.memory_gb - 1) for p in some], weights),
+            "mean_error_gb": weighted_mean([p.memory_gb - p.row.memory_gb for p in some], weights),
+        }
+    allocator = [p for p in with_memory if not p.row.sees_device]
+    weights = weights_of([p.row for p in allocator])
+    return weighted_mean([abs(p.memory_gb / p.row.memory_gb - 1) for p in allocator], weights), by_family
+
+
+def _fit(ran: Iterable[Predicted], did_not: Iterable[Predicted]) -> dict[str, Any]:
+    """Plans said to fit or not, against those that ran and those that ran out of memory."""
+    fitting = [p for p in ran if p.fits is not None and p.row.tier in "AB"]
+    failing = [p for p in did_not if p.fits is not None]
+    false_misfits = [p.row.id for p in fitting if not p.fits]
+    false_fits = [p.row.id for p in failing if p.fits]
+    count = len(fitting) + len(failing)
+    right = count - len(false_fits) - len(false_misfits)
+    return {
+        "accuracy": right / count if count else 0.0, "false_fits": len(false_fits),
+        "false_misfits": len(false_misfits), "ran": len(fitting), "ran_out": len(failing),
+        "which": {"false_fits": false_fits, "false_misfits": false_misfits},
+    }  # fmt: skip
+
+
+def _order(rows: Iterable[Predicted]) -> dict[str, dict[str, float]]:
+    """Within a sweep (one model on as many devices with the same kernels): Kendall's tau, and the regret of the best.
+
+    Means over sweeps of at least 4 plans. Regret is how much slower the plan predicted best is than the best one.
+    """
+    sweeps: dict[str, dict[tuple[object, ...], list[Predicted]]] = {}
+    for p in rows:
+        run = p.row.run
+        assert run is not None, "only what was predicted is ordered"
+        key = (replace(run.shape, heads=1, head_dim=1, kv_heads=1), run.cut.world, run.software, run.cut.global_batch)
+        sweeps.setdefault(p.row.family, {}).setdefault(key, []).append(p)
+    found = {}
+    for family in RANKED:
+        taus, regrets = [], []
+        for some in sweeps.get(family, {}).values():
+            if len(some) < 4:
+                continue
+            measured = [p.row.step_s for p in some]
+            expected = [p.ratio * p.row.step_s for p in some]
+            taus.append(kendall_tau(measured, expected))
+            regrets.append(measured[expected.index(min(expected))] / min(measured) - 1)
+        if taus:
+            found[family] = {
+                "sweeps": len(taus),
+                "kendall_tau": sum(taus) / len(taus),
+                "regret": sum(regrets) / len(regrets),
+            }
+    return found
+
+
+def _cross_validated(headline: list[Predicted], left_out: Mapping[str, Constants]) -> dict[str, Any]:
+    """The same scores where each family is predicted by constants fitted without it."""
+    again = [predict(p.row, shipped() | dict(left_out[p.row.family])) for p in headline if p.row.family in left_out]
+    if not again:
+        return {}
+    return summary(again, lambda p: p.ratio) | {"by_family": _by(again, lambda p: p.row.family)}
+
+
+def _line(p: Predicted) -> dict[str, Any]:
+    """One row of the output file."""
+    line: dict[str, Any] = {
+        "id": p.row.id, "tier": p.row.tier, "device": p.row.device, "software": p.row.run.software if p.row.run else "",
+        "measured_s": p.row.step_s, "measured_gb": p.row.memory_gb, "predicted_gb": p.memory_gb, "fits": p.fits,
+        "reason": p.reason,
+    }  # fmt: skip
+    if p.time:
+        line |= {"predicted_s": p.time.total, "error": p.ratio - 1 if p.ratio else None} | {
+            f"{name}_s": value for name, value in p.time.as_dict().items() if name not in ("total", "mfu", "hfu")
+        }
+        line |= {"mfu": p.time.mfu, "hfu": p.time.hfu}
+    return line

@@ -1,0 +1,69 @@
+"""A generation of training software: which kernels it has, what it fuses, what it overlaps.
+
+A prediction takes from it how many bytes each elementwise operator moves, because that is what fusing changes. Numbers
+of bytes are by element of the tensor that the operator is about, (forward, backward), and counted from what the kernels
+read and write; they are not fitted.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwright.spec.base import Spec
+
+Bytes = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
+
+
+class SoftwareSpec(Spec):
+    """One generation of one framework."""
+
+    name: str
+    source: str = Field(description="Where these facts are from.")
+    matches: tuple[str, ...] = Field(
+        (), description="Patterns by which the text about a run tells that it used this software."
+    )
+    precedence: int = Field(0, description="Of several that match, the one with the highest is taken.")
+    calibration: str = Field("", description="Name of the calibration with constants of its own, if it has some.")
+    attention: Literal["torch", "softmax", "flash1", "flash2", "cudnn"] = Field(
+        description="Attention: torch's operators, a fused softmax, FlashAttention 1 or 2, or cuDNN's / version 3."
+    )
+    norm: Bytes = Field(description="Bytes that a norm moves, by element of the residual stream.")
+    residual: Bytes = Field(description="Bias, dropout and sum with the residual stream, by its elements.")
+    activation: Bytes = Field(description="Activation of the MLP (bias, gate), by element that leaves it.")
+    rotary: Bytes = Field(description="Rotation, transpositions and copies, by element of query, key and value.")
+    softmax: Bytes = Field((0.0, 0.0), description="Scale, mask, softmax and dropout, by element of the scores.")
+    loss: Bytes = Field(description="Cross entropy, by logit.")
+    float8: Bytes = Field((7.0, 7.0), description="Casts to fp8 and their transposes, by element of a product's input.")
+    kernels: Bytes = Field((25.0, 45.0), description="Kernels that one layer launches.")
+    norm_kept: float = Field(2.0, description="Bytes that a norm keeps for its backward, by element.")
+    activation_kept: float = Field(
+        0.0,
+        description="Bytes that the activation keeps beside the inputs of both products, by element that leaves it.",
+    )
+    rotary_kept: float = Field(0.0, description="Bytes kept beside query, key and value, by their elements.")
+    logit_kept: float = Field(4.0, description="Bytes kept by logit from the head to the loss's backward.")
+    logit_peak: float = Field(6.0, description="Most bytes by logit while the loss is computed.")
+    head_parallel: bool = Field(True, description="tp ranks share the loss; if not, logits are gathered on each.")
+    stage_kept: float = Field(
+        0.0,
+        description="Bytes that a stage keeps of each microbatch in flight beside its layers', by output element.",
+    )
+    step_bytes: float = Field(
+        0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
+    )
+    dropout: bool = Field(False, description="Whether dropout masks are kept.")
+    causal: bool = Field(True, description="Whether attention skips what causality masks.")
+    gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")
+    reduce_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient on its way.")
+    reduce_whole: bool = Field(False, description="ZeRO-1 sums gradients on every rank, as without it.")
+    reduce_overlap: bool = Field(False, description="Gradients are reduced during the last backward.")
+    gather_overlap: bool = Field(False, description="Updated parameters are gathered during the next forward.")
+    message_overlap: bool = Field(False, description="Messages of the pipeline pass while others compute.")
+    message_split: bool = Field(True, description="tp ranks each send their part of a message.")
+    tensor_overlap: bool = Field(False, description="Tensor-parallel collectives are hidden behind their products.")
+    expert_overlap: bool = Field(False, description="Tokens travel to and from experts while others are computed.")
+    expert_dedupe: bool = Field(
+        False,
+        description="A token crosses the network once for each domain that has experts for it, not for each expert.",
+    )
+    once_a_step: bool = Field(False, description="ZeRO-3 gathers and reduces once a step, not every microbatch.")

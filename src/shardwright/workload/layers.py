@@ -1,0 +1,88 @@
+"""Layers, embedding and head as lists of operators; what they keep under a policy; what they move in total.
+
+Adding an operator is a function in operators.py and its place in a list here.
+"""
+
+from shardwright.spec.software import SoftwareSpec
+from shardwright.workload import operators as op
+from shardwright.workload.operators import HALF, Context, Operator
+from shardwright.workload.shape import Cut, Shape
+
+Chain = tuple[Operator, ...]
+
+
+def attention_block(c: Context) -> list[Operator]:
+    """Norm, query, key and value, rotation, attention, output, sum."""
+    make = op.latent_queries_keys_values if c.shape.latent else op.queries_keys_values
+    return [
+        op.norm(c, "attention norm"), op.enter(c, "attention enter"), make(c), op.rotate(c), op.attention(c),
+        op.output(c), op.leave(c, "attention leave"), op.join(c, "attention join"),
+    ]  # fmt: skip
+
+
+def dense_layer(c: Context) -> Chain:
+    """A layer with one MLP."""
+    ffn = op.mlp(c, c.shape.ffn)
+    return (
+        *attention_block(c), op.norm(c, "mlp norm"), op.enter(c, "mlp enter"), *ffn, op.leave(c, "mlp leave"),
+        op.join(c, "mlp join"),
+    )  # fmt: skip
+
+
+def expert_layer(c: Context) -> Chain:
+    """A layer with a mixture of experts, and maybe experts that all tokens meet."""
+    of = c.shape.experts
+    assert of is not None, "a layer of experts needs some"
+    routed = (op.route(c), op.trade(c, "dispatch"), *op.experts(c), op.trade(c, "combine"))
+    shared: tuple[Operator, ...] = ()
+    if of.shared:
+        whole = op.mlp(c, of.shared * of.ffn)
+        shared = (op.enter(c, "mlp enter"), *whole, op.leave(c, "mlp leave"))
+    return (*attention_block(c), op.norm(c, "mlp norm"), *routed, *shared, op.join(c, "mlp join"))
+
+
+def chains(shape: Shape, cut: Cut, software: SoftwareSpec) -> dict[str, Chain]:
+    """The operators of each kind of piece: dense and expert layers, embedding, head."""
+    c = Context(shape, cut, software)
+    found: dict[str, Chain] = {"dense": dense_layer(c)}
+    if shape.experts:
+        found["experts"] = expert_layer(c)
+    found["embedding"] = (op.embed(c),)
+    found["head"] = (op.norm(c, "final norm"), op.enter(c, "head enter"), op.head(c))
+    return found
+
+
+def kept_bytes(chain: Chain, policy: str) -> float:
+    """What a chain keeps of one microbatch from forward to backward under a policy of recomputation.
+
+    full: the layer's input alone, which is what its first norm keeps in 16 bits. selective: all but the attention
+    core's scores (Korthikanti et al. 2022, section 5). matmul: what attention and every second product give, and the
+    input (torchtitan's "selective op").
+    """
+    if policy == "full":
+        enter = next((o for o in chain if o.name == "attention enter"), None)
+        return enter.kept if enter else sum(o.kept for o in chain)
+    if policy == "selective":
+        return sum(o.kept_result if o.name == "attention" else o.kept for o in chain)
+    if policy == "matmul":
+        enter = next((o for o in chain if o.name == "attention enter"), None)
+        made = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
+        given = sum(o.kept_result for o in chain if o.name == "attention")
+        return HALF * made / 2 + given + (enter.kept if enter else 0.0)
+    return sum(o.kept for o in chain)
+
+
+def share_run_again(operator: Operator, policy: str) -> float:
+    """What share of an operator's forward a policy computes again in the backward."""
+    if policy == "full":
+        return 1.0
+    if policy == "selective":
+        return float(operator.name == "attention" and operator.scores is None)
+    if policy == "matmul":
+        return 0.5 if operator.products else float(operator.scores is None)
+    return 0.0
+
+
+def chain_flops(chain: Chain) -> float:
+    """FLOPs of the forward."""
+    return sum(o.flops for o in chain)

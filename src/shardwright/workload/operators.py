@@ -1,0 +1,309 @@
+"""The operators of one training step on one rank: shapes, FLOPs, bytes moved and kept, collectives by axis.
+
+One function an operator, each for one microbatch on one rank. A layer is a list of them (layers.py). What the kernels
+of a generation of software read and write comes from its description (spec/software.py).
+
+Letters: T tokens of a microbatch on a rank (sequence / cp x microbatch size), H hidden, t tensor-parallel degree, N and
+G query and key/value heads, D head width, F inner width of the MLP, V vocabulary. Sizes are bytes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.spec.software import SoftwareSpec
+from shardwright.workload.shape import Cut, Shape
+
+HALF, FLOAT32 = 2, 4
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ring"]
+Axis = Literal["tp", "cp", "ep"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """`batch` products of (rows x inner) with (inner x columns). `weight`: the second factor is a parameter."""
+
+    rows: float
+    inner: int
+    columns: int
+    batch: int = 1
+    weight: bool = True
+
+    @property
+    def flops(self) -> float:
+        """Of the forward; the backward takes twice as many."""
+        return 2.0 * self.batch * self.rows * self.inner * self.columns
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Attention of one kernel: `pairs` of a query with a key that it sees, summed over heads and sequences.
+
+    `length` is the number of keys of a sequence, for kernels are slower on short ones; `width` a query's elements plus
+    a value's.
+    """
+
+    pairs: float
+    length: int
+    width: int
+    heads: int
+
+    @property
+    def flops(self) -> float:
+        """Of the forward; the backward takes 2.5 times as many, for it computes the scores again."""
+        return 2.0 * self.pairs * self.width
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective: `size` is the bytes of the full tensor that it is about, as in the ledger."""
+
+    kind: Kind
+    axis: Axis
+    size: float
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator. `forward_bytes` and `backward_bytes` are elementwise traffic; products' and scores' is their own.
+
+    `kept` is what it keeps for its backward, and `kept_result` the part of it that a policy which keeps what products
+    and attention give (`matmul`) still keeps.
+    """
+
+    name: str
+    products: tuple[Product, ...] = ()
+    scores: Scores | None = None
+    forward_bytes: float = 0.0
+    backward_bytes: float = 0.0
+    forward: tuple[Exchange, ...] = ()
+    backward: tuple[Exchange, ...] = ()
+    kept: float = 0.0
+    kept_result: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        """Of the forward."""
+        return sum(p.flops for p in self.products) + (self.scores.flops if self.scores else 0.0)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every operator's function takes: the model, the plan and the software, and sizes that follow from them."""
+
+    shape: Shape
+    cut: Cut
+    software: SoftwareSpec
+
+    @property
+    def tokens(self) -> float:
+        """T."""
+        return self.shape.sequence / self.cut.cp * self.cut.microbatch
+
+    @property
+    def residual(self) -> float:
+        """Elements of the residual stream on a rank."""
+        return self.tokens * self.shape.hidden / (self.cut.tp if self.cut.sequence_parallel else 1)
+
+    @property
+    def routed(self) -> float:
+        """Tokens that a rank sends to experts: tp ranks share theirs, for each token goes once."""
+        return self.tokens / self.cut.tp
+
+
+def norm(c: Context, name: str) -> Operator:
+    """Layernorm or RMSNorm of the residual stream."""
+    n, s = c.residual, c.software
+    return Operator(name, forward_bytes=n * s.norm[0], backward_bytes=n * s.norm[1], kept=n * s.norm_kept)
+
+
+def enter(c: Context, name: str) -> Operator:
+    """The sharded rows come together before a column-parallel product: f of Megatron-LM, or its gather under sp.
+
+    Backward: the sum of the input gradients, or its scatter; under sp also the gather of the saved input again
+    (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). What is kept is the product's input.
+    """
+    size = HALF * c.tokens * c.shape.hidden
+    kept = HALF * c.residual
+    if c.cut.tp == 1:
+        return Operator(name, kept=kept)
+    if c.cut.sequence_parallel:
+        gather = Exchange("all_gather", "tp", size)
+        back = (Exchange("reduce_scatter", "tp", size), gather)
+        return Operator(name, forward=(gather,), backward=back, kept=kept)
+    return Operator(name, backward=(Exchange("all_reduce", "tp", size),), kept=kept)
+
+
+def leave(c: Context, name: str) -> Operator:
+    """The partial sums of a row-parallel product come together: g of Megatron-LM, or its scatter under sp."""
+    size = HALF * c.tokens * c.shape.hidden
+    if c.cut.tp == 1:
+        return Operator(name)
+    if c.cut.sequence_parallel:
+        scatter, gather = Exchange("reduce_scatter", "tp", size), Exchange("all_gather", "tp", size)
+        return Operator(name, forward=(scatter,), backward=(gather,))
+    return Operator(name, forward=(Exchange("all_reduce", "tp", size),))
+
+
+def queries_keys_values(c: Context) -> Operator:
+    """One product for query, key and value; keeps what it gives."""
+    s, t = c.shape, c.cut.tp
+    columns = s.head_dim * (s.heads + 2 * s.kv_heads) // t
+    kept = HALF * c.tokens * columns
+    return Operator("qkv", (Product(c.tokens, s.hidden, columns),), kept=kept, kept_result=kept)
+
+
+def latent_queries_keys_values(c: Context) -> Operator:
+    """Query, key and value through low ranks; the down projections are on every tp rank."""
+    s, t, m = c.shape, c.cut.tp, c.shape.latent
+    assert m is not None, "only latent attention has low ranks"
+    widths = m.plain + m.rotary
+    products = []
+    if m.query_rank:
+        products += [
+            Product(c.tokens, s.hidden, m.query_rank), Product(c.tokens, m.query_rank, s.heads * widths // t),
+        ]  # fmt: skip
+    else:
+        products.append(Product(c.tokens, s.hidden, s.heads * widths // t))
+    products += [
+        Product(c.tokens, s.hidden, m.key_rank + m.rotary),
+        Product(c.tokens, m.key_rank, s.heads * (m.plain + m.value) // t),
+    ]  # fmt: skip
+    low = 2 * (m.query_rank + m.key_rank) + m.rotary
+    made = s.heads // t * (2 * widths + m.value)
+    traffic = c.tokens * (low * (c.software.norm[0] + HALF))
+    kept = HALF * c.tokens * (low + made)
+    return Operator("qkv", tuple(products), None, traffic, 2 * traffic, kept=kept, kept_result=kept)
+
+
+def rotate(c: Context) -> Operator:
+    """Rotary positions, and the copies that bring heads into their order."""
+    s, w = c.shape, c.software
+    width = s.head_dim * (s.heads + 2 * s.kv_heads)
+    if s.latent:
+        width = s.heads * (2 * (s.latent.plain + s.latent.rotary) + s.latent.value)
+    n = c.tokens * width / c.cut.tp
+    return Operator("rotary", (), None, n * w.rotary[0], n * w.rotary[1], kept=n * w.rotary_kept)
+
+
+def attention(c: Context) -> Operator:
+    """The attention core: one kernel, or two products with a softmax between that keeps the scores.
+
+    Under cp keys and values go round a ring, and their gradients after them.
+    """
+    s, cut, w = c.shape, c.cut, c.software
+    heads = max(1, s.heads // cut.tp)
+    per_query = s.latent.plain + s.latent.rotary if s.latent else s.head_dim
+    per_value = s.latent.value if s.latent else s.head_dim
+    queries = s.sequence // cut.cp
+    given = HALF * c.tokens * heads * per_value
+    ring: tuple[Exchange, ...] = ()
+    if cut.cp > 1:
+        kv = HALF * c.tokens * max(1, s.kv_heads // cut.tp) * (per_query + per_value) * cut.cp
+        ring = (Exchange("ring", "cp", kv),)
+    back = tuple(Exchange(e.kind, e.axis, 2 * e.size) for e in ring)
+    if w.attention in ("torch", "softmax"):
+        batch, n = heads * cut.microbatch, float(heads * cut.microbatch) * queries * s.sequence
+        products = (
+            Product(queries, per_query, s.sequence, batch, weight=False),
+            Product(queries, s.sequence, per_value, batch, weight=False),
+        )
+        kept = n * (5 if w.dropout else 2 if w.attention == "softmax" else 4) + given
+        return Operator("attention", products, None, n * w.softmax[0], n * w.softmax[1], ring, back, kept, given)
+    seen = 0.5 if w.causal else 1.0
+    pairs = seen * heads * c.tokens * s.sequence
+    scores = Scores(pairs, s.sequence // cut.cp, per_query + per_value, heads * cut.microbatch)
+    kept = given + FLOAT32 * c.tokens * heads
+    return Operator("attention", (), scores, 0.0, 0.0, ring, back, kept, kept)
+
+
+def output(c: Context) -> Operator:
+    """The product that joins the heads; its input is what attention keeps."""
+    s = c.shape
+    width = s.heads * (s.latent.value if s.latent else s.head_dim) // c.cut.tp
+    return Operator("out", (Product(c.tokens, width, s.hidden),))
+
+
+def join(c: Context, name: str) -> Operator:
+    """Bias, dropout and the sum with the residual stream."""
+    n, w = c.residual, c.software
+    return Operator(name, (), None, n * w.residual[0], n * w.residual[1], kept=n if w.dropout else 0.0)
+
+
+def mlp(c: Context, ffn: int, rows: float | None = None, batch: int = 1, tp: int | None = None) -> list[Operator]:
+    """Up (and gate), activation, down. `rows` tokens by each of `batch` experts, where it is not T by one."""
+    s, w, t = c.shape, c.software, c.cut.tp if tp is None else tp
+    rows, width, gates = c.tokens if rows is None else rows, ffn // t, 2 if s.gated else 1
+    n = rows * batch * width
+    up_kept = HALF * gates * n
+    # The bytes of an activation are of one with a gate: without, one tensor less is read, and one less written.
+    plain = 1.0 if s.gated else 2 / 3
+    return [
+        Operator("up", (Product(rows, s.hidden, gates * width, batch),), kept=up_kept, kept_result=up_kept),
+        Operator(
+            "activation", (), None, plain * n * (w.activation[0] + HALF), plain * n * (w.activation[1] + HALF),
+            kept=n * (HALF + w.activation_kept),
+        ),
+        Operator("down", (Product(rows, width, s.hidden, batch),)),
+    ]  # fmt: skip
+
+
+def route(c: Context) -> Operator:
+    """The router's product and choice, in float32, on the rows of this rank."""
+    s = c.shape
+    assert s.experts is not None, "only a mixture of experts has a router"
+    rows = c.routed
+    traffic = rows * s.experts.num * FLOAT32 * 8
+    return Operator("router", (Product(rows, s.hidden, s.experts.num),), None, traffic, traffic, kept=traffic / 4)
+
+
+def trade(c: Context, name: str) -> Operator:
+    """Tokens to their experts, or back: a permutation on each side of an all-to-all over ep.
+
+    Each token travels topk times. What arrives at the experts is kept as their input; what leaves them is not.
+    """
+    s, cut = c.shape, c.cut
+    assert s.experts is not None, "only a mixture of experts trades tokens"
+    n = c.routed * s.hidden * s.experts.topk
+    moved = n * HALF * 4
+    kept = HALF * n if name == "dispatch" else 0.0
+    if cut.ep == 1:
+        return Operator(name, (), None, moved / 2, moved / 2, kept=kept)
+    move = (Exchange("all_to_all", "ep", HALF * n),)
+    return Operator(name, (), None, moved, moved, move, move, kept=kept)
+
+
+def experts(c: Context) -> list[Operator]:
+    """The routed experts of a rank: grouped products over what ep ranks sent, evenly."""
+    s, cut = c.shape, c.cut
+    of = s.experts
+    assert of is not None, "only a mixture of experts has experts"
+    held = max(1, of.num // cut.ep)
+    rows = c.routed * of.topk * cut.ep * cut.expert_tp / of.num
+    return mlp(c, of.ffn, rows, held, cut.expert_tp)
+
+
+def embed(c: Context) -> Operator:
+    """The lookup, and the sum over tp of a table cut by its vocabulary."""
+    size = HALF * c.tokens * c.shape.hidden
+    if c.cut.tp == 1:
+        return Operator("embedding", (), None, 3 * size, 3 * size)
+    kind: Kind = "reduce_scatter" if c.cut.sequence_parallel else "all_reduce"
+    return Operator("embedding", (), None, 3 * size, 3 * size, (Exchange(kind, "tp", size),))
+
+
+def logits(c: Context) -> float:
+    """Elements of the logits that a rank's loss is computed from."""
+    return c.tokens * c.shape.vocab / (c.cut.tp if c.software.head_parallel else 1)
+
+
+def head(c: Context) -> Operator:
+    """The product with the vocabulary and the cross entropy over it, cut by vocabulary."""
+    s, w = c.shape, c.software
+    columns = s.padded_vocab(c.cut.tp) // c.cut.tp
+    n = logits(c)
+    gathered = () if w.head_parallel or c.cut.tp == 1 else (Exchange("all_gather", "tp", HALF * n),)
+    return Operator(
+        "head", (Product(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
+        kept=n * w.logit_kept,
+    )  # fmt: skip

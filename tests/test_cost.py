@@ -1,0 +1,134 @@
+"""What a step costs: properties that no constant may break, and collectives against closed forms."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.cost.calibration import device_of, rates_of, shipped
+from shardwright.cost.collectives import Group, all_to_all_s, copies_sent, group_of, ring_s
+from shardwright.cost.kernels import fill
+from shardwright.cost.memory import rank_memory
+from shardwright.simulate.step import step_time
+from shardwright.spec import catalog
+from shardwright.workload.shape import Cut, Experts, Run, Shape
+
+CONSTANTS = shipped()
+LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
+MOE = replace(LLAMA, experts=Experts(num=64, topk=4, ffn=2048))
+RUN = Run(LLAMA, Cut(dp=8, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+
+CUTS = st.builds(
+    Cut,
+    dp=st.sampled_from([1, 2, 16]), tp=st.sampled_from([1, 2, 8, 16]), pp=st.sampled_from([1, 2, 4]),
+    cp=st.sampled_from([1, 2]), zero=st.sampled_from([0, 1, 2, 3]), microbatch=st.sampled_from([1, 2]),
+    sequence_parallel=st.booleans(), recompute=st.sampled_from(["none", "selective", "full", "matmul"]),
+    global_batch=st.just(128),
+)  # fmt: skip
+
+
+def seconds(run: Run) -> float:
+    return step_time(run, CONSTANTS).total
+
+
+@settings(max_examples=40, deadline=None)
+@given(CUTS, st.sampled_from(["node_bytes_per_s", "network_bytes_per_s"]))
+def test_more_bandwidth_is_never_slower(cut: Cut, link: str) -> None:
+    run = replace(RUN, cut=cut)
+    assert seconds(replace(run, **{link: 2 * getattr(run, link)})) <= seconds(run)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CUTS)
+def test_parts_add_up(cut: Cut) -> None:
+    t = step_time(replace(RUN, cut=cut), CONSTANTS)
+    parts = t.compute + t.again + t.tensor + t.context + t.expert + t.data + t.messages + t.bubble
+    assert parts + t.optimizer + t.other == pytest.approx(t.total)
+    assert t.low < t.total < t.high
+    assert 0 < t.mfu <= t.hfu < 1
+
+
+def test_time_scales_with_layers() -> None:
+    one, two, four = (seconds(replace(RUN, shape=replace(LLAMA, layers=n))) for n in (8, 16, 32))
+    assert (four - two) == pytest.approx(2 * (two - one), rel=1e-6)
+
+
+def test_degrees_of_one_cost_no_communication() -> None:
+    t = step_time(replace(RUN, cut=Cut(global_batch=8)), CONSTANTS)
+    assert (t.tensor, t.context, t.expert, t.data, t.messages, t.bubble) == (0, 0, 0, 0, 0, 0)
+
+
+def test_experts_travel() -> None:
+    cut = Cut(dp=8, ep=8, global_batch=64, zero=1)
+    near, far = (step_time(Run(MOE, cut, "h100-sxm", "megatron-core", node, 450e9, 50e9), CONSTANTS) for node in (8, 1))
+    assert 0 < near.expert < far.expert
+    assert step_time(Run(MOE, replace(cut, ep=1), "h100-sxm", "nemo", 8, 450e9, 50e9), CONSTANTS).expert == 0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-1p", "zb-2p", "gpipe", "zb-v", "v-half"])
+def test_bubbles_follow_their_schedules(schedule: str) -> None:
+    cut = Cut(pp=4, global_batch=32, schedule=schedule, virtual=2 if schedule in ("zb-v", "v-half") else 1)
+    shape = replace(LLAMA, vocab=2)  # equal stages
+    plain = step_time(replace(RUN, shape=shape, cut=replace(cut, schedule="1f1b", virtual=1)), CONSTANTS)
+    t = step_time(replace(RUN, shape=shape, cut=cut), CONSTANTS)
+    pace = (plain.compute + plain.again) / 32
+    if schedule in ("1f1b", "gpipe"):
+        assert t.bubble == pytest.approx(3 * pace, rel=0.02)
+    else:
+        assert t.bubble < plain.bubble
+
+
+def test_more_microbatches_hide_the_bubble() -> None:
+    shares = []
+    for batch in (8, 32, 128):
+        t = step_time(replace(RUN, cut=Cut(pp=4, global_batch=batch)), CONSTANTS)
+        shares.append(t.bubble / t.total)
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_unknown_numbers_say_what_to_add() -> None:
+    with pytest.raises(KeyError, match="float8"):
+        step_time(replace(RUN, device="a100-sxm-80g", cut=replace(RUN.cut, precision="fp8")), CONSTANTS)
+    with pytest.raises(KeyError, match="not in the catalog"):
+        step_time(replace(RUN, device="h1000"), CONSTANTS)
+    with pytest.raises(ValueError, match="schedule 'nope' is not known"):
+        step_time(replace(RUN, cut=Cut(pp=2, schedule="nope", global_batch=8)), CONSTANTS)
+
+
+@pytest.mark.parametrize("name", catalog.names("devices"))
+def test_every_device_of_the_catalog_is_priced(name: str) -> None:
+    number = next(n for n in ("bf16", "fp16", "fp32") if {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[n]
+                  in device_of(name).peak_tflops)  # fmt: skip
+    run = replace(RUN, device=name, cut=Cut(precision=number, global_batch=2), node_bytes_per_s=0.0)
+    assert seconds(run) > 0
+    assert rank_memory(run, CONSTANTS)[0].total > 0
+
+
+# --- kernels and collectives ---
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 8))
+def test_a_product_never_fills_more_than_all(rows: int, columns: int, batch: int) -> None:
+    assert 0 < fill(rows, columns, batch, 108) <= 1
+    assert fill(rows, columns, batch, 108) <= fill(108 * 512, 1024, 1, 108) == 1
+
+
+def test_a_group_shares_the_ports_of_its_domain() -> None:
+    rates = rates_of(RUN, CONSTANTS)
+    size = 1e12  # so that latency is nothing
+    assert group_of(16, 1, 8) == Group(16, 8)
+    assert group_of(16, 8, 8) == Group(16, 1)
+    assert group_of(4, 2, 8) == Group(4, 4)
+    whole, alone = (ring_s(rates, group, size) for group in (Group(16, 8), Group(16, 1)))
+    assert alone == pytest.approx(size * 15 / 16 / rates.network, rel=1e-3)
+    assert whole == pytest.approx(max(alone / 8, size * 15 / 16 / rates.link), rel=1e-3)
+    assert ring_s(rates, Group(8, 8), size, 2) == pytest.approx(2 * ring_s(rates, Group(8, 8), size), rel=1e-3)
+    assert ring_s(rates, Group(1, 1), size) == all_to_all_s(rates, Group(1, 1), size) == 0
+
+
+@given(st.integers(1, 16), st.integers(1, 64))
+def test_a_token_is_sent_to_a_domain_once(topk: int, domains: int) -> None:
+    copies = copies_sent(topk, domains)
+    assert min(1, domains / topk) * 0.6 < copies <= 1 + 1e-12
+    assert topk * copies <= min(topk, domains) + 1e-9

@@ -1,0 +1,119 @@
+"""The operators of a step against closed formulas: FLOPs, activation bytes, ZeRO's table, bytes of collectives."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.cost.calibration import shipped, software_of
+from shardwright.cost.memory import in_flight, rank_memory
+from shardwright.schedule.generate import training_program
+from shardwright.schedule.lives import peak_activations
+from shardwright.spec.load import make_job
+from shardwright.workload.layers import chain_flops, chains, kept_bytes
+from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape, run_of
+
+GPT = Shape(4, 1024, 16, 16, 64, 4096, False, 51200, 512)
+LLAMA = Shape(4, 1024, 16, 4, 64, 2816, True, 51200, 512)
+MOE = replace(LLAMA, experts=Experts(num=8, topk=2, ffn=512, shared=1, dense_layers=1))
+LATENT = replace(MOE, latent=Latent(256, 128))
+FULL_ATTENTION = software_of("megatron-2022")
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA, MOE, LATENT], ids=["gpt", "llama", "moe", "latent"])
+@pytest.mark.parametrize("cut", [Cut(), Cut(tp=4), Cut(tp=2, sequence_parallel=True, microbatch=3), Cut(cp=2)])
+def test_products_add_up_to_six_a_parameter_and_token(shape: Shape, cut: Cut) -> None:
+    pieces = chains(shape, cut, FULL_ATTENTION)
+    dense = sum(shape.is_dense(layer) for layer in range(shape.layers))
+    found = dense * chain_flops(pieces["dense"]) + chain_flops(pieces["head"])
+    if shape.experts:
+        found += (shape.layers - dense) * chain_flops(pieces["experts"])
+    tokens = cut.microbatch * shape.sequence / cut.cp
+    expected = shape.flops_per_token() * tokens / cut.tp
+    # A latent's down projections are on every tp rank, and a router is no model parameter of the formula.
+    exact = 2e-3 if shape.experts else 1e-9
+    if not (shape.latent and cut.tp > 1):
+        assert 3 * found == pytest.approx(expected, rel=exact)
+    else:
+        assert 3 * found > expected
+
+
+def test_flash_attention_computes_half_of_the_scores() -> None:
+    scores = [o.scores for o in chains(GPT, Cut(), software_of("nemo"))["dense"] if o.scores]
+    assert len(scores) == 1
+    assert scores[0].flops == 2 * GPT.sequence**2 * GPT.hidden
+
+
+@pytest.mark.parametrize("t", [1, 2, 8])
+def test_activations_are_those_of_korthikanti_and_others(t: int) -> None:
+    """arXiv 2205.05198, table 2: bytes of a layer by s b h."""
+    s, b, h, a = GPT.sequence, 3, GPT.hidden, GPT.heads
+    scores = 5 * a * s / h
+
+    def kept(policy: str, sequence_parallel: bool) -> float:
+        cut = Cut(tp=t, microbatch=b, sequence_parallel=sequence_parallel)
+        return kept_bytes(chains(GPT, cut, FULL_ATTENTION)["dense"], policy) / (s * b * h)
+
+    assert kept("none", False) == pytest.approx(10 + 24 / t + scores / t)
+    assert kept("none", True) == pytest.approx((34 + scores) / t)
+    assert kept("selective", True) == pytest.approx(34 / t)
+    assert kept("full", False) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(("zero", "fixed", "shared"), [(0, 16, 0), (1, 4, 12), (2, 2, 14), (3, 0, 16)])
+@pytest.mark.parametrize("d", [2, 64])
+def test_state_is_zeros_table(zero: int, fixed: float, shared: float, d: int) -> None:
+    """Rajbhandari et al. 2020 (arXiv 1910.02054), figure 1: bytes a parameter in 16 bits with Adam."""
+    run = Run(GPT, Cut(dp=d, zero=zero, global_batch=d), "a100-sxm-80g", "megatron-2022", 8, 0.0, 0.0)
+    (memory,) = rank_memory(run, shipped())
+    state = memory.parameters + memory.gradients + memory.optimizer
+    # Final norm apart.
+    assert state / (GPT.parameters - GPT.hidden) == pytest.approx(fixed + shared / d, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "v"),
+    [("1f1b", "1f1b", 1), ("gpipe", "gpipe", 1), ("interleaved-1f1b", "interleaved", 2), ("zb-h2", "zb-2p", 1)],
+)
+def test_microbatches_in_flight_are_those_of_the_schedule(name: str, ours: str, v: int) -> None:
+    p, m = 4, 16
+    program = training_program(name, p, m, v)
+    expected = [peak / v for peak in peak_activations(program)]
+    found = [in_flight(ours, p, rank, m, v) for rank in range(p)]
+    if name == "zb-h2":  # said for all ranks what rank 0 keeps
+        assert found[0] == expected[0]
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_parallel_moves_as_much_with_sequence_parallel(sequence_parallel: bool) -> None:
+    """Two all-reduces each way are as many bytes on the wire as four gathers and scatters, apart from the re-gather."""
+    cut = Cut(tp=2, sequence_parallel=sequence_parallel)
+    layer = chains(GPT, cut, FULL_ATTENTION)["dense"]
+    rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+    size = 2 * GPT.sequence * GPT.hidden
+    forward = sum(rounds[e.kind] * e.size for o in layer for e in o.forward)
+    backward = sum(rounds[e.kind] * e.size for o in layer for e in o.backward)
+    assert forward == 4 * size
+    assert backward == (4 + 2 * sequence_parallel) * size
+
+
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.booleans())
+def test_degrees_of_one_communicate_nothing(microbatch: int, layers: int, heads: int, gated: bool) -> None:
+    shape = replace(LLAMA, layers=layers, heads=8 * heads, gated=gated)
+    for chain in chains(shape, Cut(microbatch=microbatch), FULL_ATTENTION).values():
+        assert not any(operator.forward or operator.backward for operator in chain)
+
+
+def test_a_job_is_a_run() -> None:
+    job = make_job(
+        {"model": {"name": "llama3-8b"}, "plan": {"dp": 2, "tp": 2}, "cluster": {"device": "h100-sxm"}}
+        | {"precision": json.loads('{"compute": "bf16"}')}
+    )
+    run = run_of(job)
+    assert (run.cut.dp, run.cut.tp, run.cut.world) == (2, 2, 4)
+    assert run.device == "h100-sxm"
+    assert run.shape.hidden == job.model.hidden

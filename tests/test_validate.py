@@ -1,0 +1,162 @@
+"""`shardwright validate` on the published runs: its headline figures hold, and scores are right."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from shardwright.cost import calibration
+from shardwright.measure.runs import measured, read_runs
+from shardwright.measure.score import kendall_tau, percentile, share_within, weights_of
+from shardwright.spec import catalog
+
+TRUTH = Path(__file__).parent.parent / "benchmarks" / "truth"
+TODAY = {
+    "id": "mine-1", "source": "ours, Megatron-LM", "layers": "4", "hidden": "1024", "ffn": "4096", "seq": "1024",
+    "gpu": "A100-80G", "gpus": "8", "gpus_per_node": "8", "tp": "2", "mbs": "1", "gbs": "8", "precision": "bf16",
+    "step_time_s": "0.5",
+}  # fmt: skip
+
+
+def validate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shardwright", "validate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    out = tmp_path_factory.mktemp("validate") / "rows.csv"
+    done = validate(str(TRUTH / "runs.csv"), "--json", "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    with out.open() as file:
+        return json.loads(done.stdout) | {"lines": list(csv.DictReader(file))}
+
+
+def test_headline_figures(found: dict) -> None:
+    assert found["predicted"] == found["rows"] == 720
+    assert found["median_ape"] <= 0.04
+    assert found["within_15_percent"] >= 0.9
+    assert found["median_ape"] < found["baseline"]["median_ape"] / 3
+    assert all(family["median_ape"] <= 0.06 for family in found["by_family"].values())
+    assert found["memory_mape"] <= 0.03
+    assert found["fit"]["accuracy"] >= 0.95
+    assert found["fitted_constants"] <= 40
+
+
+def test_families_left_out(found: dict) -> None:
+    crossed = found["cross_validated"]
+    assert set(crossed["by_family"]) == set(found["by_family"])
+    assert found["median_ape"] < crossed["median_ape"] <= 0.1
+
+
+def test_order_within_sweeps(found: dict) -> None:
+    assert found["order"]["zb"]["kendall_tau"] >= 0.85
+    assert found["order"]["aleph"]["kendall_tau"] >= 0.7
+    assert all(family["regret"] <= 0.04 for family in found["order"].values())
+
+
+def test_every_row_is_written_with_its_parts(found: dict) -> None:
+    assert len(found["lines"]) == 720
+    line = next(line for line in found["lines"] if line["id"] == "sc21-010")
+    assert float(line["predicted_s"]) == pytest.approx(102.66, rel=0.1)
+    assert float(line["bubble_s"]) == pytest.approx(63 / (512 + 63) * float(line["predicted_s"]), rel=0.15)
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    rows = [TODAY, TODAY | {"id": "mine-2", "gpu": "abacus"}, TODAY | {"id": "mine-3", "hidden": ""}]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(TODAY))
+        writer.writeheader()
+        writer.writerows(rows)
+    done = validate(str(path), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    scores = json.loads(done.stdout)
+    assert (scores["rows"], scores["predicted"]) == (3, 1)
+    assert "'abacus' is not in the catalog of devices" in scores["not_predicted"]["mine-2"]
+    assert scores["not_predicted"]["mine-3"] == "the row does not say hidden"
+    assert "1 of 3 rows predicted" in validate(str(path)).stdout
+
+
+def test_a_file_that_is_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "no.csv"
+    path.write_text("a,b\n1,2\n")
+    done = validate(str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not a table of measured runs" in done.stderr
+
+
+def test_what_notes_say_is_read() -> None:
+    rows = {row.id: row for row in read_runs(TRUTH / "runs.csv")}
+    latent = rows["mbridge-002"].run.shape.latent
+    assert (latent.query_rank, latent.key_rank) == (1536, 512)
+    assert rows["intern-016"].run.cut.zero_ranks == 8
+    assert rows["intern-008"].run.cut.zero_ranks == 0
+    assert rows["titan-001"].run.device == "h100-hbm2e-96g"
+    assert rows["mbridge-196"].run.cut.recompute_layers == 5
+    assert rows["titan-003"].run.software == "torchtitan-compile"
+    assert rows["aleph-845"].run.software == "aleph-flash2-rms"
+    assert rows["sc21-010"].step_s == pytest.approx(102.7, rel=0.01)  # from hardware TFLOP/s
+
+
+@pytest.mark.parametrize(
+    ("source", "device", "software"),
+    [
+        ("someone, arXiv 2104.00001", "A100-80G", "megatron-2022"),
+        ("someone, arXiv 2302.13971", "A100-80G", "flash-2023"),
+        ("someone, arXiv 2407.21783", "H100", "megatron-core"),
+        ("someone", "V100-32G", "megatron-2021"),
+        ("NVIDIA NeMo", "H100", "nemo"),
+    ],
+)
+def test_software_of_unknown_code_is_that_of_its_time(source: str, device: str, software: str) -> None:
+    assert measured(TODAY | {"source": source, "gpu": device}).run.software == software
+
+
+def test_a_device_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new device and its efficiencies are two TOML files and no code."""
+    folder = tmp_path / "catalog"
+    shutil.copytree(Path(catalog.__file__).parent, folder)
+    text = (folder / "devices" / "a100-sxm-80g.toml").read_text()
+    text = text.replace('"ampere"', '"abacus"').replace('"A100-80G", "A100"', '"ABACUS-1"')
+    (folder / "devices" / "abacus-1.toml").write_text(text)
+    (folder / "calibrations" / "abacus.toml").write_text("product = 0.4\nattention_flash2 = 0.3\n")
+    monkeypatch.setattr(catalog, "resources", SimpleNamespace(files=lambda _: folder))
+    caches = (calibration.shipped, calibration.device_of)
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        from shardwright.simulate.step import step_time
+
+        new, old = (measured(TODAY | {"gpu": gpu}).run for gpu in ("abacus 1", "A100-80G"))
+        assert new.device == "abacus-1"
+        assert step_time(new, calibration.shipped()).compute > 1.2 * step_time(old, calibration.shipped()).compute
+    finally:
+        for cache in caches:
+            cache.cache_clear()
+
+
+# --- scores ---
+
+
+def test_weights() -> None:
+    rows = [SimpleNamespace(family=family, group=group) for family, group in ("a1", "a1", "a2", "b3")]
+    assert weights_of(rows) == [0.125, 0.125, 0.25, 0.5]
+
+
+def test_weighted_percentiles() -> None:
+    values, weights = [3.0, 1.0, 2.0], [0.5, 0.3, 0.2]
+    assert percentile(values, weights, 0.5) == 2.0
+    assert percentile(values, weights, 0.6) == 3.0
+    assert share_within(values, weights, 2.0) == pytest.approx(0.5)
+
+
+def test_kendall_tau() -> None:
+    assert kendall_tau([1, 2, 3, 4], [10, 20, 30, 40]) == 1
+    assert kendall_tau([1, 2, 3, 4], [4, 3, 2, 1]) == -1
+    assert kendall_tau([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
