@@ -90,7 +90,7 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
         activations = (kept + software.stage_kept * Context(shape, cut, software).residual) * alive
         working = largest
         if is_last:
-            activations += kept_bytes(pieces["head"][:-1], "none")
+            activations += kept_bytes(pieces["head"], "none")
             working = max(working, _loss_bytes(run, software))
         state = of.of_parameters(common, routed)
         working += of.gathered(common, routed, max(1, num_layers))

@@ -59,18 +59,14 @@ def step_time(run: Run, constants: Constants) -> StepTime:
     messages = _messages(costing)
     data = _data(costing, pace)
     optimizer = _optimizer(costing)
-    shard = m * pace.shard
-    if costing.software.once_a_step:
-        shard = pace.shard
-    busy = m * (pace.total - pace.shard) + shard
     other = rates.step_s + rates.flush_s
-    total = busy + bubble + messages + data + optimizer + other
+    total = m * pace.total + bubble + messages + data + optimizer + other
     nodes = max(1.0, cut.world / max(1, run.devices_per_node))
     slower = rates.jitter * math.log2(nodes) * total
     total += slower
     return StepTime(
         total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
-        tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + shard,
+        tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,
         messages=messages, bubble=bubble, optimizer=optimizer, other=other + slower,
         **_utilisation(costing, total, ranks), low=total * rates.low, high=total * rates.high,
     )  # fmt: skip

@@ -41,7 +41,6 @@ class SoftwareSpec(Spec):
         description="Bytes that the activation keeps beside the inputs of both products, by element that leaves it.",
     )
     rotary_kept: float = Field(0.0, description="Bytes kept beside query, key and value, by their elements.")
-    logit_kept: float = Field(4.0, description="Bytes kept by logit from the head to the loss's backward.")
     logit_peak: float = Field(6.0, description="Most bytes by logit while the loss is computed.")
     head_parallel: bool = Field(True, description="tp ranks share the loss; if not, logits are gathered on each.")
     stage_kept: float = Field(
@@ -66,4 +65,3 @@ class SoftwareSpec(Spec):
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
     )
-    once_a_step: bool = Field(False, description="ZeRO-3 gathers and reduces once a step, not every microbatch.")

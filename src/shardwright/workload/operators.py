@@ -305,5 +305,4 @@ def head(c: Context) -> Operator:
     gathered = () if w.head_parallel or c.cut.tp == 1 else (Exchange("all_gather", "tp", HALF * n),)
     return Operator(
         "head", (Product(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
-        kept=n * w.logit_kept,
     )  # fmt: skip
