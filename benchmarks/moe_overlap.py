@@ -6,13 +6,9 @@ Figures are those of overlap.py, with ep in place of tp: e is how long a rank st
 that run one part after the other. Each rank has its own 512 tokens a microbatch, which send 2 rows each to 8 experts.
 """
 
-import sys
-from functools import partial
-
 import torch
-from alternate import print_row, run_ranks
-from links import NoLinksError, links
-from overlap import HEADER, MICROBATCHES, MODEL, Contest, chain, compare, enter
+from alternate import print_row
+from overlap import MICROBATCHES, MODEL, Contest, chain, compare, print_table
 
 from shardwright.parallel.mesh import Mesh, make_mesh
 from shardwright.schedule.job import job_program
@@ -42,19 +38,5 @@ def benchmark(mesh: Mesh, job: JobSpec, name: str) -> None:
         print_row([f"{name}, {rate:.0f}", *compare(contest, rate)])
 
 
-def main() -> None:
-    """The table."""
-    names = sys.argv[1:] or list(JOBS)
-    print("| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER), sep="\n", flush=True)
-    for name in names:
-        job = JOBS[name] | {"batch": {"global_batch_size": 2 * MICROBATCHES * SEQUENCES}}
-        world = 4 if name == "dualpipev" else 2
-        with links(world) as made:
-            run_ranks(partial(benchmark, name=name), job, world, partial(enter, of=made))
-
-
 if __name__ == "__main__":
-    try:
-        main()
-    except NoLinksError as error:
-        sys.exit(f"moe_overlap.py can't shape links here: {error}")
+    print_table(JOBS, 2 * MICROBATCHES * SEQUENCES, benchmark)

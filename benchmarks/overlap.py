@@ -24,6 +24,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -229,19 +231,18 @@ def enter(rank: int, of: Links) -> None:
     of.enter(rank)
 
 
-def main() -> None:
-    """The table."""
-    names = sys.argv[1:] or list(JOBS)
+def print_table(jobs: Mapping[str, dict[str, Any]], global_batch_size: int, measure: Callable[..., None]) -> None:
+    """The table of the jobs that the command line names, or of all; `measure` prints the rows of one of them."""
     print("| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER), sep="\n", flush=True)
-    for name in names:
-        job = JOBS[name] | {"batch": {"global_batch_size": MICROBATCHES * MICROBATCH_SIZE}}
-        world = 4 if name == "dualpipev" else 2
-        with links(world) as made:
-            run_ranks(partial(benchmark, name=name), job, world, partial(enter, of=made))
+    try:
+        for name in sys.argv[1:] or jobs:
+            job = jobs[name] | {"batch": {"global_batch_size": global_batch_size}}
+            world = 4 if name == "dualpipev" else 2
+            with links(world) as made:
+                run_ranks(partial(measure, name=name), job, world, partial(enter, of=made))
+    except NoLinksError as error:
+        sys.exit(f"{Path(sys.argv[0]).name} can't shape links here: {error}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except NoLinksError as error:
-        sys.exit(f"overlap.py can't shape links here: {error}")
+    print_table(JOBS, MICROBATCHES * MICROBATCH_SIZE, benchmark)

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.parallel.collectives import (
-    Axis,
-    Pending,
-    all_gather,
-    start_all_gather,
-    start_all_reduce,
-    start_reduce_scatter,
-)
+from shardwright.parallel.collectives import Axis, all_gather
 from shardwright.parallel.parameter import PlacedParameter
 from shardwright.parallel.recipe import Recipe, keep_input, kept_input
-from shardwright.parallel.tensor import Cut, input_gradient_of, product
+from shardwright.parallel.tensor import (
+    Cut,
+    add_weight_gradient,
+    input_gradient_of,
+    product,
+    start_gather_again,
+    start_sum,
+)
 
 
 @dataclass(frozen=True)
@@ -72,36 +72,15 @@ class _ColumnProducts(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x_sBH = kept_input(ctx)
         cut: Cut = ctx.cut
-        tp = cut.tp.for_backward
-        gathered: Pending | None = None
-        x_SBH = x_sBH
-        if cut.shards_sequence:
-            x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
-            gathered = start_all_gather(x_SBH, x_sBH, tp)
+        x_SBH, gathered = start_gather_again(x_sBH, cut)
         dx_SBH = torch.zeros_like(x_SBH)
         for part, dy_SBN in zip(ctx.parts, grads, strict=True):
             dx_SBH[..., part.start : part.stop] += (
                 dy_SBN if part.weight is None else input_gradient_of(dy_SBN, part.weight)
             )
-        if cut.shards_sequence:
-            dx_sBH = torch.empty_like(x_sBH)
-            reduced = start_reduce_scatter(dx_sBH, dx_SBH, tp)
-        else:
-            dx_sBH = dx_SBH
-            reduced = start_all_reduce(dx_SBH, tp)
+        dx_sBH, reduced = start_sum(dx_SBH, x_sBH, cut)
         for part, dy_SBN in zip(ctx.parts, grads, strict=True):
             if part.weight is not None:
-                _weight_gradient(part.weight, dy_SBN, x_SBH[..., part.start : part.stop], gathered, cut)
+                add_weight_gradient(part.weight, dy_SBN, x_SBH[..., part.start : part.stop], gathered, cut)
         reduced.wait()
         return dx_sBH, None, None, None
-
-
-def _weight_gradient(
-    weight: PlacedParameter, dy_SBN: Tensor, x_SBR: Tensor, gathered: Pending | None, cut: Cut
-) -> None:
-    def add() -> None:
-        if gathered is not None:
-            gathered.wait()
-        weight.add_product(dy_SBN.flatten(0, 1), x_SBR.flatten(0, 1))
-
-    cut.deferred.now_or_later(add)

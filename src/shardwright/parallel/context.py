@@ -26,6 +26,7 @@ from shardwright.parallel.collectives import (
     reduce_scatter,
     start_exchange,
 )
+from shardwright.parallel.regions import conjugate
 from shardwright.spec.sequence import Block, block_of
 
 
@@ -207,6 +208,7 @@ def trade_for_heads(qkv_sBGRD: Tensor, cp: Axis) -> Tensor:
 
     A group along G is Q query heads, their key and their value. With G = cp x G', each rank gets G' groups. With fewer,
     cp = m x G, each group goes to m ranks: an m-th of its queries to each, and the key and the value to all of them.
+    Forward: an all-to-all. Backward: one of the gradient, the other way.
     """
     s, B, G, R, D = qkv_sBGRD.shape
     if cp.size > G:
@@ -215,38 +217,15 @@ def trade_for_heads(qkv_sBGRD: Tensor, cp: Axis) -> Tensor:
         q = q.reshape(s, B, cp.size, (R - 2) // ranks_of_group, D)
         qkv_sBGRD = torch.cat((q, kv.repeat_interleave(ranks_of_group, dim=2)), dim=3)
     groups, R = qkv_sBGRD.shape[2] // cp.size, qkv_sBGRD.shape[3]
-    return _TradeForHeads.apply(qkv_sBGRD.reshape(s, B, -1), cp).unflatten(2, (groups, R, D))
+    return conjugate(qkv_sBGRD.reshape(s, B, -1), cp, _cut_last, _cut_first).unflatten(2, (groups, R, D))
 
 
 def trade_for_tokens(out_SBE: Tensor, cp: Axis) -> Tensor:
-    """Give heads away for tokens: [S, B, N' x D] of all tokens to [s, B, N x D] of this rank's, N = cp x N'."""
-    return _TradeForTokens.apply(out_SBE, cp)
+    """Give heads away for tokens: [S, B, N' x D] of all tokens to [s, B, N x D] of this rank's, N = cp x N'.
 
-
-class _TradeForHeads(torch.autograd.Function):
-    """Forward: an all-to-all of x, whose last dim is cut. Backward: one of the gradient, whose first dim is."""
-
-    @staticmethod
-    def forward(ctx: Any, x_sBE: Tensor, cp: Axis) -> Tensor:
-        ctx.cp = cp
-        return _cut_last(x_sBE, cp)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _cut_first(grads[0], ctx.cp.for_backward), None
-
-
-class _TradeForTokens(torch.autograd.Function):
-    """Forward: an all-to-all of x, whose first dim is cut. Backward: one of the gradient, whose last dim is."""
-
-    @staticmethod
-    def forward(ctx: Any, x_SBE: Tensor, cp: Axis) -> Tensor:
-        ctx.cp = cp
-        return _cut_first(x_SBE, cp)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _cut_last(grads[0], ctx.cp.for_backward), None
+    Forward: an all-to-all. Backward: one of the gradient, the other way.
+    """
+    return conjugate(out_SBE, cp, _cut_first, _cut_last)
 
 
 def _cut_last(x_sBE: Tensor, cp: Axis) -> Tensor:

@@ -19,20 +19,18 @@ from shardwright.spec.plan import PlanSpec
 class Replicas:
     """The ranks that hold the same part of a stage, or of its experts, and sum its gradients.
 
-    `halves` has a line for the stages of each half of the pipeline. They are one line, unless a pipeline holds each
-    stage twice: then the two ranks that hold a pair of stages finish them in opposite order. `shards` are the ranks
-    that share one set of ZeRO's shards where there is one line, and `copies` those that hold the same shard: the line
-    and this rank alone, unless sharding is hybrid.
+    `shards` are those that share one set of ZeRO's shards, for the stages of each half of the pipeline, and `copies`
+    those that hold the same shard: all of them and this rank alone, unless sharding is hybrid. The halves are one axis,
+    unless a pipeline holds each stage twice: then the two ranks that hold a pair of stages finish them in opposite
+    order.
     """
 
-    halves: tuple[Axis, Axis]
-    shards: Axis
+    shards: tuple[Axis, Axis]
     copies: Axis
 
     def sharing(self, stage: int, num_stages: int) -> tuple[Axis, Axis]:
         """The ranks that share the state of a stage, and those that hold copies of this rank's share."""
-        half = self.halves[stage >= num_stages // 2]
-        return (self.shards, self.copies) if half is self.halves[0] is self.halves[1] else (half, self.copies)
+        return self.shards[stage >= num_stages // 2], self.copies
 
 
 @dataclass(frozen=True)
@@ -113,14 +111,14 @@ def make_mesh(
     def replicas(line: Axis, along: tuple[str, ...], of: MeshShape, is_expert: bool) -> Replicas:
         if placement.num_copies == 2:
             lines = of.mirrored(*along)
-            halves = axis(line.name, lines), axis(line.name, lines)
-            return Replicas(halves, halves[0], line.alone(f"{line.name} copies"))
+            return Replicas((axis(line.name, lines), axis(line.name, lines)), line.alone(f"{line.name} copies"))
         num_shards, num_copies = plan.sharing(is_expert)
         if num_copies == 1:
-            return Replicas((line, line), line, line.alone(f"{line.name} copies"))
+            return Replicas((line, line), line.alone(f"{line.name} copies"))
         inner = [ranks[i : i + num_shards] for ranks in of.lines(*along) for i in range(0, len(ranks), num_shards)]
         outer = [ranks[i::num_shards] for ranks in of.lines(*along) for i in range(num_shards)]
-        return Replicas((line, line), axis(f"{line.name} shards", inner), axis(f"{line.name} copies", outer))
+        shards = axis(f"{line.name} shards", inner)
+        return Replicas((shards, shards), axis(f"{line.name} copies", outer))
 
     def expert_axis() -> Axis:
         lines = experts.lines("ep")

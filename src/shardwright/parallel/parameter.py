@@ -6,7 +6,7 @@ starts from the same model, bit for bit.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -129,20 +129,24 @@ def whole(shape: tuple[int, ...], init: str, std: float = 0.0, summed_over: Axis
 
 def sharded(shape: tuple[int, ...], dim: int, axis: Axis, init: str, std: float = 0.0) -> PlacedParameter:
     """A parameter of full shape `shape`, of which each rank of `axis` holds a range of `dim`."""
-    box = [(0, size) for size in shape]
-    box[dim] = split_evenly(shape[dim], axis.size, axis.index)
-    place = Place(shape, tuple(box), init, std, sharded_over=(axis.name,) if axis.size > 1 else ())
-    return PlacedParameter(torch.empty(place.shape, device="meta"), place)
+    return _cut(shape, {dim: axis}, init, std)
 
 
 def expert_matrix(shape: tuple[int, ...], dim: int, ep: Axis, expert_tp: Axis, std: float) -> PlacedParameter:
     """One matrix of each of shape[0] experts, of which a rank of `ep` holds some, and a rank of `expert_tp` a range of
     `dim` of each."""
+    return _cut(shape, {0: ep, dim: expert_tp}, "normal", std, is_expert=True)
+
+
+def _cut(
+    shape: tuple[int, ...], axes: Mapping[int, Axis], init: str, std: float, is_expert: bool = False
+) -> PlacedParameter:
+    """A parameter of which each rank of an axis holds a range of the dim that the axis is given for."""
     box = [(0, size) for size in shape]
-    for cut, axis in ((0, ep), (dim, expert_tp)):
-        box[cut] = split_evenly(shape[cut], axis.size, axis.index)
-    axes = tuple(axis.name for axis in (ep, expert_tp) if axis.size > 1)
-    place = Place(shape, tuple(box), "normal", std, sharded_over=axes, is_expert=True)
+    for dim, axis in axes.items():
+        box[dim] = split_evenly(shape[dim], axis.size, axis.index)
+    names = tuple(axis.name for axis in axes.values() if axis.size > 1)
+    place = Place(shape, tuple(box), init, std, sharded_over=names, is_expert=is_expert)
     return PlacedParameter(torch.empty(place.shape, device="meta"), place)
 
 

@@ -179,28 +179,47 @@ class _ColumnProduct(torch.autograd.Function):
         x_sBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         cut: Cut = ctx.cut
-        tp = cut.tp.for_backward
-        gathered: Pending | None = None
-        x_SBH = x_sBH
-        if cut.shards_sequence:
-            x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
-            gathered = start_all_gather(x_SBH, x_sBH, tp)
-        dx_SBH = input_gradient_of(dy_SBN, weight)
-        if cut.shards_sequence:
-            dx_sBH = torch.empty_like(x_sBH)
-            reduced = start_reduce_scatter(dx_sBH, dx_SBH, tp)
-        else:
-            dx_sBH = dx_SBH
-            reduced = start_all_reduce(dx_SBH, tp)
-
-        def weight_gradient() -> None:
-            if gathered is not None:
-                gathered.wait()
-            weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1))
-
-        cut.deferred.now_or_later(weight_gradient)
+        x_SBH, gathered = start_gather_again(x_sBH, cut)
+        dx_sBH, reduced = start_sum(input_gradient_of(dy_SBN, weight), x_sBH, cut)
+        add_weight_gradient(weight, dy_SBN, x_SBH, gathered, cut)
         reduced.wait()
         return dx_sBH, None, None, None
+
+
+# The backward of column-parallel products, piece by piece; columns.py has the same for several at once.
+
+
+def start_gather_again(x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending | None]:
+    """The input of a column-parallel product in a backward, [S, B, H], once what is pending is over: an all-gather
+    where the sequence is sharded."""
+    if not cut.shards_sequence:
+        return x_sBH, None
+    tp = cut.tp.for_backward
+    x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
+    return x_SBH, start_all_gather(x_SBH, x_sBH, tp)
+
+
+def start_sum(dx_SBH: Tensor, x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending]:
+    """The ranks' parts of an input gradient, summed in the shape of x once what is pending is over: an all-reduce, or
+    where the sequence is sharded a reduce-scatter."""
+    tp = cut.tp.for_backward
+    if not cut.shards_sequence:
+        return dx_SBH, start_all_reduce(dx_SBH, tp)
+    dx_sBH = torch.empty_like(x_sBH)
+    return dx_sBH, start_reduce_scatter(dx_sBH, dx_SBH, tp)
+
+
+def add_weight_gradient(
+    weight: PlacedParameter, dy_SBN: Tensor, x_SBH: Tensor, gathered: Pending | None, cut: Cut
+) -> None:
+    """Add dy^T x to the weight's gradient, now or with the weight gradients that are put off, when x is there."""
+
+    def add() -> None:
+        if gathered is not None:
+            gathered.wait()
+        weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1))
+
+    cut.deferred.now_or_later(add)
 
 
 class _LocalProduct(torch.autograd.Function):
@@ -220,5 +239,5 @@ class _LocalProduct(torch.autograd.Function):
         x_SBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         dx_SBH = input_gradient_of(dy_SBN, weight)
-        ctx.cut.deferred.now_or_later(lambda: weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1)))
+        add_weight_gradient(weight, dy_SBN, x_SBH, None, ctx.cut)
         return dx_SBH, None, None, None
