@@ -11,13 +11,16 @@ from shardwright.cost.calibration import shipped, software_of
 from shardwright.cost.memory import in_flight, rank_memory
 from shardwright.schedule.generate import training_program
 from shardwright.schedule.lives import peak_activations
+from shardwright.spec import catalog
+from shardwright.spec.flops import flops_per_token
 from shardwright.spec.load import make_job
+from shardwright.spec.parameters import num_parameters
 from shardwright.workload.layers import chain_flops, chains, kept_bytes
-from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape, run_of
+from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape, run_of, shape_of
 
 GPT = Shape(4, 1024, 16, 16, 64, 4096, False, 51200, 512)
 LLAMA = Shape(4, 1024, 16, 4, 64, 2816, True, 51200, 512)
-MOE = replace(LLAMA, experts=Experts(num=8, topk=2, ffn=512, shared=1, dense_layers=1))
+MOE = replace(LLAMA, experts=Experts(num=8, topk=2, ffn=512, shared_ffn=512, dense_layers=1))
 LATENT = replace(MOE, latent=Latent(256, 128))
 FULL_ATTENTION = software_of("megatron-2022")
 
@@ -117,3 +120,12 @@ def test_a_job_is_a_run() -> None:
     assert (run.cut.dp, run.cut.tp, run.cut.world) == (2, 2, 4)
     assert run.device == "h100-sxm"
     assert run.shape.hidden == job.model.hidden
+
+
+@pytest.mark.parametrize("name", sorted(catalog.names("models")))
+def test_a_job_is_predicted_as_the_model_that_runs(name: str) -> None:
+    """Parameters and FLOPs of the predicted shape are those of the model; norms, biases and gates aside."""
+    job = make_job({"model": catalog.read("models", name) | {"name": name}})
+    shape = shape_of(job)
+    assert shape.parameters == pytest.approx(num_parameters(job.model), rel=1e-2)
+    assert shape.flops_per_token() == pytest.approx(flops_per_token(job.model), rel=1e-6)

@@ -102,9 +102,10 @@ def shape_of_row(row: Row) -> Shape:
     gated = _int(row, "gated_mlp") == 1
     experts = None
     if _int(row, "experts") > 1:
+        width = _int(row, "expert_ffn") or _int(row, "ffn")
         experts = Experts(
-            _int(row, "experts"), _int(row, "topk", 1), _int(row, "expert_ffn") or _int(row, "ffn"),
-            _int(row, "shared_experts"), _int(row, "dense_layers"),
+            _int(row, "experts"), _int(row, "topk", 1), width, width * _int(row, "shared_experts"),
+            _int(row, "dense_layers"),
         )  # fmt: skip
     latent = None
     if low := re.search(r"q_lora (\d+), kv_lora (\d+)", notes):

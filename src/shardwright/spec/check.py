@@ -205,6 +205,11 @@ def _cluster_faults(job: JobSpec) -> list[str]:
             f"cluster.device {cluster.device!r} is not in the catalog of devices; "
             + catalog.did_you_mean(cluster.device, catalog.names("devices"))
         )
+    if cluster.software not in catalog.names("software"):
+        faults.append(
+            f"cluster.software {cluster.software!r} is not in the catalog of software; "
+            + catalog.did_you_mean(cluster.software, catalog.names("software"))
+        )
     if cluster.num_devices and plan.world != cluster.num_devices:
         rest = plan.tp * plan.pp * plan.cp
         way_out = (

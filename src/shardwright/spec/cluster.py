@@ -53,6 +53,10 @@ class ClusterSpec(Spec):
         0, description="Devices in a node; 0 means as many as this machine can host."
     )
     nodes: Annotated[int, Field(gt=0)] = Field(1, description="Number of nodes.")
+    software: str = Field(
+        "megatron-core",
+        description="Generation of training software whose kernels and overlaps predictions count on; catalog name.",
+    )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
 

@@ -35,8 +35,8 @@ def expert_layer(c: Context) -> Chain:
     assert of is not None, "a layer of experts needs some"
     routed = (op.route(c), op.trade(c, "dispatch"), *op.experts(c), op.trade(c, "combine"))
     shared: tuple[Operator, ...] = ()
-    if of.shared:
-        whole = op.mlp(c, of.shared * of.ffn)
+    if of.shared_ffn:
+        whole = op.mlp(c, of.shared_ffn)
         shared = (op.enter(c, "mlp enter"), *whole, op.leave(c, "mlp leave"))
     return (*attention_block(c), op.norm(c, "mlp norm"), *routed, *shared, op.join(c, "mlp join"))
 

@@ -13,13 +13,17 @@ from shardwright.spec.plan import PlanSpec
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`; the first layers are dense."""
+    """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of `shared_ffn`.
+
+    The first `dense_layers` have none, and of the others the last of every `every` has some.
+    """
 
     num: int
     topk: int
     ffn: int
-    shared: int = 0
+    shared_ffn: int = 0
     dense_layers: int = 0
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,17 @@ class Shape:
 
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has one MLP for all tokens."""
-        return self.experts is None or layer < self.experts.dense_layers
+        if self.experts is None:
+            return True
+        behind = layer - self.experts.dense_layers
+        return behind < 0 or behind % self.experts.every != self.experts.every - 1
 
     def layer_parameters(self, layer: int) -> tuple[int, int]:
         """(elements that all tokens use, elements of the routed experts) of a layer."""
         if self.experts is None or self.is_dense(layer):
             return self.attention_parameters + self.mlp_parameters(self.ffn) + 2 * self.hidden, 0
         of = self.experts
-        common = self.attention_parameters + self.mlp_parameters(of.shared * of.ffn) + (of.num + 2) * self.hidden
+        common = self.attention_parameters + self.mlp_parameters(of.shared_ffn) + (of.num + 2) * self.hidden
         return common, of.num * self.mlp_parameters(of.ffn)
 
     @property
@@ -102,7 +109,8 @@ class Shape:
             if self.experts is None or self.is_dense(layer):
                 met += self.mlp_parameters(self.ffn)
             else:
-                met += self.mlp_parameters((self.experts.topk + self.experts.shared) * self.experts.ffn)
+                of = self.experts
+                met += self.mlp_parameters(of.topk * of.ffn + of.shared_ffn) + of.num * self.hidden
         widths = self.heads * (2 * self.head_dim)
         if self.latent:
             widths = self.heads * (self.latent.plain + self.latent.rotary + self.latent.value)
@@ -181,9 +189,19 @@ class Run:
 def shape_of(job: JobSpec) -> Shape:
     """The model of a job."""
     m = job.model
+    experts, latent = None, None
+    if m.moe.experts:
+        experts = Experts(
+            m.moe.experts, m.moe.num_chosen, m.moe.ffn_size(m.ffn_size), m.moe.shared_size(m.ffn_size),
+            m.moe.first_dense, m.moe.every,
+        )  # fmt: skip
+    if m.is_latent:
+        low = m.latent
+        latent = Latent(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
+    head_dim = m.query_width if m.is_latent else m.head_size
     return Shape(
-        m.layers, m.hidden, m.heads, m.num_kv_heads, m.head_size, m.ffn_size, m.gated_mlp, m.vocab, m.sequence,
-        m.tied_embeddings, m.positions == "learned",
+        m.layers, m.hidden, m.heads, m.num_kv_heads, head_dim, m.ffn_size, m.gated_mlp, m.vocab, m.sequence,
+        m.tied_embeddings, m.positions == "learned", experts, latent,
     )  # fmt: skip
 
 
@@ -201,10 +219,10 @@ def cut_of(job: JobSpec) -> Cut:
     )  # fmt: skip
 
 
-def run_of(job: JobSpec, software: str = "megatron-core") -> Run:
+def run_of(job: JobSpec) -> Run:
     """A job on its cluster."""
     cluster = job.cluster
     return Run(
-        shape_of(job), cut_of(job), cluster.device, software, cluster.devices_per_node or job.plan.world,
+        shape_of(job), cut_of(job), cluster.device, cluster.software, cluster.devices_per_node or job.plan.world,
         cluster.intra_node.bandwidth_gb_per_s * 1e9, cluster.inter_node.bandwidth_gb_per_s * 1e9,
     )  # fmt: skip

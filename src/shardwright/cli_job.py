@@ -1,0 +1,41 @@
+"""What every command on a job shares: its argument, its overrides, its help, and how a job is read."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from shardwright.spec.job import JobSpec
+
+
+class JobCommand(click.Command):
+    """A command on a job: its help ends with every field of a job, its default and its meaning."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from shardwright.spec.fields import job_fields
+
+        for section, rows in job_fields().items():
+            with formatter.section(f"Fields of [{section}]" if section else "Fields of a job"):
+                formatter.write_dl(rows)
+
+
+def job_options(command: Any) -> Any:
+    """The job, `--set` and `--json`."""
+    json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+    set_option = click.option(
+        "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
+    )
+    return click.argument("job")(set_option(json_option(command)))
+
+
+def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
+    """The job with its overrides, checked. PlanError lists every fault."""
+    from shardwright.schedule.job import plan_faults
+    from shardwright.spec.base import PlanError
+    from shardwright.spec.load import load_job
+    from shardwright.workload.recompute import meet_budget
+
+    spec = load_job(job, list(overrides))
+    if faults := plan_faults(spec):
+        raise PlanError(f"job {job}", faults)
+    return meet_budget(spec)
