@@ -20,6 +20,16 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     show_estimate(spec, as_json)
 
 
+@click.command(cls=JobCommand)
+@job_options
+def explain(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
+    spec = load(job, overrides)
+    from shardwright.report.story import show_story
+
+    show_story(spec, as_json)
+
+
 def _drawing_options(command: Any) -> Any:
     """Where a timeline goes."""
     file = click.Path(dir_okay=False, path_type=Path)
@@ -157,4 +167,4 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, left
     click.echo(json.dumps(found) if as_json else validation_text(found))
 
 
-COMMANDS = (estimate, schedule, simulate, validate)
+COMMANDS = (estimate, explain, schedule, simulate, validate)

@@ -1,0 +1,102 @@
+"""The chapters of a story about one microbatch in one piece of the model, operator by operator, forward and back."""
+
+from collections.abc import Iterable, Mapping
+
+from shardwright.planner.pieces import Collective, OperatorPass, PieceKind, PiecePass
+from shardwright.report.memory import size_text
+from shardwright.report.quantity import count_text, flops_text, seconds_text
+from shardwright.report.table import aligned
+from shardwright.workload.operators import Product
+
+
+def passes_text(passes: Iterable[PiecePass], backward: bool) -> str:
+    """A table for each kind of piece, in the order in which a pass meets its operators."""
+    return "\n\n".join(
+        f"{_title(piece, backward)}\n\n{aligned(_rows(piece, backward), left=_LEFT)}" for piece in passes
+    )
+
+
+_LEFT = (0, 1, 5)
+_NAMES = {"dense": "a layer", "experts": "a layer with experts", "embedding": "the embedding", "head": "the head"}
+
+
+def piece_name(kind: PieceKind) -> str:
+    """ "a layer", "a layer with experts that recomputes full"."""
+    name, policy = kind
+    return _NAMES[name] + ("" if policy == "none" else f" that recomputes {policy}")
+
+
+def pieces_text(pieces: Mapping[PieceKind, int]) -> str:
+    """ "8 layers, the head"."""
+    plural = {"dense": "layers", "experts": "layers with experts"}
+    return ", ".join(
+        f"{count} {plural[kind[0]]}" if kind[0] in plural and count > 1 else piece_name(kind)
+        for kind, count in pieces.items()
+    )
+
+
+def _title(piece: PiecePass, backward: bool) -> str:
+    name = piece_name((piece.kind, piece.policy))
+    name = name[0].upper() + name[1:]
+    if not backward:
+        seconds = "" if piece.forward_s is None else f", {seconds_text(piece.forward_s)} of kernels and gaps"
+        return f"{name}: {flops_text(piece.flops)} on a rank{seconds}"
+    seconds = "" if piece.backward_s is None else f": {seconds_text(piece.backward_s)} of kernels and gaps"
+    again = f", and {seconds_text(piece.again_s)} of computing again" if piece.again_s else ""
+    return f"{name}{seconds}{again}"
+
+
+def _rows(piece: PiecePass, backward: bool) -> list[list[str]]:
+    times = ["input gradient", "weight gradient", "again"] if backward else ["FLOP", "time", "a second"]
+    rows = [["operator", "work", *times, "what it communicates"]]
+    for of in reversed(piece.operators) if backward else piece.operators:
+        moves = of.backward if backward else of.forward
+        if backward and of.repeated:
+            moves = (*of.forward, *moves)
+        figures = _backward_figures(of) if backward else _forward_figures(of)
+        if any(figures) or moves:
+            said = [_moved(c) for c in moves] or [""]
+            rows.append([of.name, _computed(of), *figures, said[0]])
+            rows += [["", "", "", "", "", more] for more in said[1:]]
+    gap = piece.backward_gap_s if backward else piece.forward_gap_s
+    if gap:
+        rows.append(["gaps between kernels", "", *(("", "", "") if backward else ("", seconds_text(gap), "")), ""])
+        if backward:
+            rows[-1][2] = seconds_text(gap)
+    used = [any(row[column] for row in rows[1:]) for column in range(len(rows[0]))]
+    return [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
+
+
+def _forward_figures(of: OperatorPass) -> list[str]:
+    """FLOPs, seconds, and FLOPs a second."""
+    seconds = of.forward_s
+    rate = flops_text(of.flops / seconds) if seconds and of.flops else ""
+    return [flops_text(of.flops) if of.flops else "", "" if not seconds else seconds_text(seconds), rate]
+
+
+def _backward_figures(of: OperatorPass) -> list[str]:
+    """Seconds of the input gradient, of the weight gradient and of computing again."""
+    again = None if of.forward_s is None else of.repeated * of.forward_s
+    return ["" if not seconds else seconds_text(seconds) for seconds in (of.input_grad_s, of.weight_grad_s, again)]
+
+
+def _computed(of: OperatorPass) -> str:
+    if of.pairs:
+        return f"{count_text(of.pairs)} pairs of a query and a key"
+    if of.products:
+        return ", ".join(_shape(p) for p in of.products)
+    return f"reads and writes {size_text(int(of.moved_bytes))}" if of.moved_bytes else ""
+
+
+def _shape(p: Product) -> str:
+    one = f"{count_text(float(p.rows))} x {count_text(float(p.inner))} x {count_text(float(p.columns))}"
+    return one if float(p.batch) == 1 else f"{count_text(float(p.batch))} of {one}"
+
+
+def _moved(of: Collective) -> str:
+    text = f"{of.kind} over {of.axis} of {size_text(int(of.full_bytes))}"
+    if of.seconds is None or of.exposed_s is None:
+        return text
+    if of.exposed_s > 0.999 * of.seconds:
+        return f"{text}: {seconds_text(of.seconds)}, exposed"
+    return f"{text}: {seconds_text(of.seconds)}, of it {seconds_text(of.exposed_s)} exposed"
