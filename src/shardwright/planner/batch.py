@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from shardwright.spec.job import JobSpec
+from shardwright.spec.sequence import chunks_per_rank
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,13 @@ def portions(job: JobSpec) -> list[Portion]:
     ]  # fmt: skip
     if plan.cp > 1:
         why = f"cp {plan.cp}: ranks share each sequence"
-        if plan.cp_method != "ulysses":
+        if chunks_per_rank(plan.cp_method) == 2:
             why += ", each with a piece from its front and one from its back, for late tokens see more keys"
         found.append(Portion("cp rank", plan.cp, micro, micro * job.tokens_within, why))
     if plan.tp > 1 and plan.sequence_parallel:
         why = f"tp {plan.tp} with sequence parallel: between products ranks share the tokens"
         found.append(Portion("tp rank, between products", plan.tp, micro, micro * job.tokens_between, why))
     if plan.tp > 1:
-        why = f"tp {plan.tp}: in products all tokens, for a {plan.tp}-th of heads and inner width"
+        why = f"tp {plan.tp}: in products all tokens, for 1/{plan.tp} of heads and inner width"
         found.append(Portion("tp rank, in products", 1, micro, micro * job.tokens_within, why))
     return found

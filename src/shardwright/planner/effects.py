@@ -43,7 +43,7 @@ def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
         without: dict[str, Any] = {"zero": 0, "zero_ranks": 0, "offload_parameters": False}
         yield f"ZeRO {plan.zero}", does, "plan", without
     if plan.sequence_parallel and plan.tp > 1:
-        does = "tp ranks share the tokens between products; sums become scatters, and gathers stand before products"
+        does = "ranks of tp share the tokens between products; sums become scatters, and gathers stand before products"
         yield "sequence parallel", does, "plan", {"sequence_parallel": False}
     if plan.recompute != "none":
         does = "activations are computed again in the backward instead of being kept"

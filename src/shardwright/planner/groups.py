@@ -90,6 +90,8 @@ def _replicas(job: JobSpec, placement: Placement, is_expert: bool) -> Iterator[R
     else:
         yield _group(job, f"{axis} shards", line[:num_shards], carries)
         yield _group(job, f"{axis} copies", line[::num_shards], f"sums of shards of gradients{of}")
+        if not is_expert:
+            yield _group(job, axis, line, "the loss")
 
 
 def _group(job: JobSpec, axis: str, ranks: tuple[int, ...], carries: str) -> RankGroup:

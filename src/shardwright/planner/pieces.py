@@ -13,6 +13,7 @@ from shardwright.cost.stage import Costing, ExchangeTime, Groups, OperatorTime
 from shardwright.spec.job import JobSpec
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.layers import chains, share_run_again
+from shardwright.workload.moe import expected_rows
 from shardwright.workload.operators import HALF, Exchange, Operator, Product
 from shardwright.workload.ranks import all_ranks
 from shardwright.workload.shape import Run
@@ -33,13 +34,14 @@ class Collective:
 
 @dataclass(frozen=True)
 class OperatorPass:
-    """An operator's forward and backward. `repeated` is the share of its forward that is computed again; `pairs` are
-    those of a query and a key, over the heads of a rank."""
+    """An operator's forward and backward. `flops` are of the forward; `repeated` is the share of it that is computed
+    again; `pairs` are those of a query and a key, over the heads of a rank."""
 
     name: str
     products: tuple[Product, ...]
     pairs: float
     flops: float
+    backward_flops: float
     moved_bytes: float
     repeated: float
     forward_s: float | None
@@ -127,6 +129,16 @@ def piece_passes(
     return [of.piece(*kind) for kind in kinds]
 
 
+def _told_apart(operators: tuple[OperatorPass, ...]) -> tuple[OperatorPass, ...]:
+    """The MLP between dispatch and combine is the experts', one after them that of the shared experts."""
+    found, whose = [], ""
+    for of in operators:
+        whose = {"dispatch": "expert ", "combine": "", "mlp enter": "shared ", "mlp leave": ""}.get(of.name, whose)
+        is_inner = of.name in ("up", "activation", "down")
+        found.append(replace(of, name=whose + of.name) if is_inner else of)
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class _Passes:
     job: JobSpec
@@ -136,6 +148,10 @@ class _Passes:
     groups: Groups
 
     def piece(self, kind: str, policy: str) -> PiecePass:
+        found = self._piece(kind, policy)
+        return replace(found, operators=_told_apart(found.operators)) if kind == "experts" else found
+
+    def _piece(self, kind: str, policy: str) -> PiecePass:
         if self.costing is None:
             of_kind = chains(self.run.shape, self.run.cut, self.software)[kind]
             return PiecePass(kind, policy, tuple(self._untimed(o, policy) for o in of_kind), None, None)
@@ -160,20 +176,29 @@ class _Passes:
 
     @staticmethod
     def _plain(o: Operator, repeated: float) -> OperatorPass:
-        pairs = float(o.scores.pairs) if o.scores else 0.0
+        pairs, scores = (float(o.scores.pairs), float(o.scores.flops)) if o.scores else (0.0, 0.0)
+        backward = 2.0 * float(o.flops - scores) + 2.5 * scores
         return OperatorPass(
-            o.name, o.products, pairs, float(o.flops), float(o.forward_bytes), repeated, None, None, None, (), ()
-        )
+            o.name, o.products, pairs, float(o.flops), backward, float(o.forward_bytes), repeated, None, None, None,
+            (), (),
+        )  # fmt: skip
 
     def _collectives(self, exchanges: Iterable[ExchangeTime]) -> tuple[Collective, ...]:
         """Those that move something under this plan."""
         found = []
         for of in exchanges:
-            e, full = of.exchange, float(of.exchange.size) * self.job.precision.compute_bytes / HALF
+            e, full = of.exchange, self._full_bytes(of.exchange)
             seconds = [None if s is None else float(s) for s in (of.seconds, of.exposed)]
             if full:
                 found.append(Collective(e.kind, e.axis, full, self._sent(e, full), *seconds))
         return tuple(found)
+
+    def _full_bytes(self, exchange: Exchange) -> float:
+        """In the job's number type. Of tokens on their way to experts: a row for each choice, as our runtime sends
+        them; where tp shares the experts' matrices, each of its ranks sends the rows of all."""
+        if exchange.axis == "ep" and exchange.size:
+            return float(expected_rows(self.job).sent * self.job.model.hidden * self.job.precision.compute_bytes)
+        return float(exchange.size) * self.job.precision.compute_bytes / HALF
 
     def _sent(self, exchange: Exchange, full_bytes: float) -> SentBytes:
         if exchange.axis == "ep":

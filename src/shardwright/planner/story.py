@@ -68,13 +68,16 @@ class Story:
         return None if self.step is None else self.job.tokens_per_step / self.step.total
 
 
+_ORDER = ("embedding", "dense", "experts", "head")
+
+
 def tell(job: JobSpec) -> Story:
     """The story of a job that was checked (cli_job.load)."""
     run, program = run_of(job), job_program(job)
     priced, untimed = _priced(run)
     of_ranks = rank_pieces(run)
     costing = None if priced is None else priced.costing
-    kinds = dict.fromkeys(kind for pieces in of_ranks for kind in pieces)
+    kinds = sorted({kind for pieces in of_ranks for kind in pieces}, key=lambda kind: _ORDER.index(kind[0]))
     times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
     rank = _slowest(of_ranks, times)
     groups = groups_of_rank_0(job, program.placement)

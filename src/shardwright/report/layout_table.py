@@ -25,10 +25,12 @@ def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
         dims = " x ".join(f"{name} {size:,}" for name, size in zip(tensor.dims, tensor.shape, strict=True))
         name = tensor.name + (" (expected)" if tensor.rows_vary else "")
         for states in _alike(tensor):
+            others = [state for state in tensor.states if state not in states]
+            said = ", ".join(states) if len(states) < 3 else f"all but {', '.join(others)}" if others else "all"
             found = [p for p in tensor.states[states[0]] if p.size > 1]
             dtensor = ", ".join(f"{p.axis} {p.dtensor}" for p in found) or "whole"
             sbp = " ".join(f"{p.axis} {p.sbp}" for p in found) or "whole"
-            rows.append([name, ", ".join(states), dims, dtensor, sbp, tensor.gspmd(states[0])])
+            rows.append([name, said, dims, dtensor, sbp, tensor.gspmd(states[0])])
             name = dims = ""
     return rows
 

@@ -96,9 +96,10 @@ def _groups(story: Story) -> Iterator[str]:
     yield aligned(rows, left=(0, 3, 4, 5))
     if story.links:
         links = [
-            f"{link.name} {link.peak_bytes_per_s / 1e9:,.0f} GB/s a device by its maker, {link.reached_bytes_per_s / 1e9:,.0f} "
-            "reached" for link in story.links
-        ]  # fmt: skip
+            f"{link.name} {link.peak_bytes_per_s / 1e9:,.0f} GB/s a device stated, "
+            f"{link.reached_bytes_per_s / 1e9:,.0f} reached"
+            for link in story.links
+        ]
         yield _says(
             f"Links: {'; '.join(links)}. A group on one node stays on its fast links (NVLink or what the device has); "
             "one on several crosses the network (InfiniBand or what the cluster has)."
@@ -161,7 +162,8 @@ def _some(rows: list[list[str]]) -> list[list[str]]:
 
 def _forward(story: Story) -> Iterator[str]:
     yield _says(
-        "One microbatch on one rank. A product of rows x inner x columns takes 2 x rows x inner x columns FLOPs."
+        "One microbatch on one rank. A product of rows x inner x columns takes 2 x rows x inner x columns FLOPs.",
+        "Exposed is what no computing hides; gaps are what launching kernels leaves idle." if story.step else "",
     )
     yield passes_text(story.passes, backward=False)
     yield from _experts(story)
@@ -235,7 +237,10 @@ def _update(story: Story) -> Iterator[str]:
         yield _says(
             f"{plan.replicas:,} ranks hold the same part of a layer and have seen different tokens: their gradients "
             f"are summed, in buckets of {plan.bucket_mib:g} MiB of weights or one tensor" + _reduction(plan.zero) + ".",
-            f"Gradients travel in {job.precision.reduce_number}." if plan.compress == "none" else "",
+            f"Gradients travel in {job.precision.reduce_number}."
+            if plan.compress == "none"
+            else f"Gradients are compressed on their way: {plan.compress}.",
+            _expert_replicas(job),
             "The account is the runtime's, exact in calls and bytes.",
         )
         rows = [["what", "axis", "collective", "calls", "bytes in all"]]
@@ -245,6 +250,14 @@ def _update(story: Story) -> Iterator[str]:
             yield "An all_reduce of 8 bytes is that of the loss."
     if story.step is not None:
         yield _says(f"Then AdamW updates a rank's part of the weights: {seconds_text(story.step.optimizer)}.")
+
+
+def _expert_replicas(job: JobSpec) -> str:
+    if not job.model.moe.experts:
+        return ""
+    if job.plan.expert_replicas == 1:
+        return "Each part of an expert is on one rank alone, and its gradients with it."
+    return f"Each part of an expert is on {job.plan.expert_replicas:,} ranks, and they sum its gradients."
 
 
 def _reduction(zero: int) -> str:
@@ -269,6 +282,12 @@ def _crossings(story: Story) -> Iterator[str]:
         "several nodes one hop in each node leaves it."
     )
     yield crossings_text(story.crossings)
+    if any((c.exposed_s or 0.0) > 1.5 * (c.seconds or 0.0) for c in story.crossings if c.phase == "parameters"):
+        yield _says(
+            "More of the replicas' communication is exposed than it takes by itself: the prediction is of software "
+            "that gathers each layer for every microbatch, forward and backward; calls and bytes are of our runtime, "
+            "which keeps what the next microbatch needs."
+        )
 
 
 def _sum(story: Story) -> Iterator[str]:

@@ -11,12 +11,18 @@ from shardwright.workload.operators import Product
 
 def passes_text(passes: Iterable[PiecePass], backward: bool) -> str:
     """A table for each kind of piece, in the order in which a pass meets its operators."""
-    return "\n\n".join(
-        f"{_title(piece, backward)}\n\n{aligned(_rows(piece, backward), left=_LEFT)}" for piece in passes
-    )
+    return "\n\n".join(_piece_text(piece, backward) for piece in passes)
 
 
-_LEFT = (0, 1, 5)
+def _piece_text(piece: PiecePass, backward: bool) -> str:
+    rows = _rows(piece, backward)
+    if len(rows) == 1:
+        return f"{_title(piece, backward)}: nothing to compute or to move that a prediction counts."
+    left = [column for column, name in enumerate(rows[0]) if name in _WORDS]
+    return f"{_title(piece, backward)}\n\n{aligned(rows, left=left)}"
+
+
+_WORDS = ("operator", "work", "what it communicates")  # columns of words, others have numbers
 _NAMES = {"dense": "a layer", "experts": "a layer with experts", "embedding": "the embedding", "head": "the head"}
 
 
@@ -47,23 +53,21 @@ def _title(piece: PiecePass, backward: bool) -> str:
 
 
 def _rows(piece: PiecePass, backward: bool) -> list[list[str]]:
-    times = ["input gradient", "weight gradient", "again"] if backward else ["FLOP", "time", "a second"]
-    rows = [["operator", "work", *times, "what it communicates"]]
+    times = ["input gradient", "weight gradient", "computed again"] if backward else ["time", "a second"]
+    rows = [["operator", "work", "FLOP", *times, "what it communicates"]]
     for of in reversed(piece.operators) if backward else piece.operators:
         moves = of.backward if backward else of.forward
         if backward and of.repeated:
             moves = (*of.forward, *moves)
         figures = _backward_figures(of) if backward else _forward_figures(of)
         if any(figures) or moves:
-            said = [_moved(c) for c in moves] or [""]
-            rows.append([of.name, _computed(of), *figures, said[0]])
-            rows += [["", "", "", "", "", more] for more in said[1:]]
+            first, *others = [_moved(c) for c in moves] or [""]
+            rows.append([of.name, _computed(of), *figures, first])
+            rows += [["", "", *[""] * len(figures), more] for more in others]
     gap = piece.backward_gap_s if backward else piece.forward_gap_s
     if gap:
-        rows.append(["gaps between kernels", "", *(("", "", "") if backward else ("", seconds_text(gap), "")), ""])
-        if backward:
-            rows[-1][2] = seconds_text(gap)
-    used = [any(row[column] for row in rows[1:]) for column in range(len(rows[0]))]
+        rows.append(["gaps between kernels", "", "", seconds_text(gap), *[""] * len(times)])
+    used = [any(row[column] for row in rows[1:]) or column == 0 for column in range(len(rows[0]))]
     return [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
 
 
@@ -71,13 +75,15 @@ def _forward_figures(of: OperatorPass) -> list[str]:
     """FLOPs, seconds, and FLOPs a second."""
     seconds = of.forward_s
     rate = flops_text(of.flops / seconds) if seconds and of.flops else ""
-    return [flops_text(of.flops) if of.flops else "", "" if not seconds else seconds_text(seconds), rate]
+    return [flops_text(of.flops) if of.flops else "", seconds_text(seconds) if seconds else "", rate]
 
 
 def _backward_figures(of: OperatorPass) -> list[str]:
-    """Seconds of the input gradient, of the weight gradient and of computing again."""
+    """FLOPs, seconds of the input gradient, of the weight gradient and of computing again."""
     again = None if of.forward_s is None else of.repeated * of.forward_s
-    return ["" if not seconds else seconds_text(seconds) for seconds in (of.input_grad_s, of.weight_grad_s, again)]
+    flops = of.backward_flops + of.repeated * of.flops
+    times = (of.input_grad_s, of.weight_grad_s, again)
+    return [flops_text(flops) if flops else "", *(seconds_text(seconds) if seconds else "" for seconds in times)]
 
 
 def _computed(of: OperatorPass) -> str:
