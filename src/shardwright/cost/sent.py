@@ -38,6 +38,8 @@ def ring_sent(group: Group, full_bytes: float, rounds: int = 1) -> SentBytes:
 
 
 def all_to_all_sent(group: Group, full_bytes: float, copies: float = 1.0) -> SentBytes:
-    """An n-th to each other rank; of what goes to other domains, `copies` of it."""
+    """An n-th to each other rank; of what goes to other domains, `copies` of it, and if that is less than all of it,
+    what comes into a domain is spread there."""
     n, inside = float(group.size), float(group.inside)
-    return SentBytes(full_bytes * (inside - 1) / n, copies * full_bytes * (n - inside) / n)
+    near = full_bytes * (inside - 1) / (inside if copies < 1 else n)
+    return SentBytes(near, copies * full_bytes * (n - inside) / n)

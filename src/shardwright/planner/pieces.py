@@ -1,20 +1,20 @@
 """One microbatch through one piece of the model (a layer of a kind, the embedding, the head), operator by operator.
 
 Operators are those of workload/layers.py and seconds those of cost/stage.py, as a prediction of the whole step adds
-them up. Bytes of collectives are in the job's number type; predictions count two bytes a number.
+them up.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from shardwright.cost.collectives import copies_sent
+from shardwright.cost.collectives import Group, copies_sent
 from shardwright.cost.sent import SentBytes, all_to_all_sent, ring_sent
 from shardwright.cost.stage import Costing, ExchangeTime, Groups, OperatorTime
 from shardwright.spec.job import JobSpec
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.layers import chains, share_run_again
 from shardwright.workload.moe import expected_rows
-from shardwright.workload.operators import HALF, Exchange, Operator, Product
+from shardwright.workload.operators import Exchange, Operator, Product
 from shardwright.workload.ranks import all_ranks
 from shardwright.workload.shape import Run
 
@@ -61,6 +61,7 @@ class PiecePass:
     operators: tuple[OperatorPass, ...]
     forward_gap_s: float | None
     backward_gap_s: float | None
+    again_gap_s: float | None
 
     @property
     def flops(self) -> float:
@@ -76,7 +77,7 @@ class PiecePass:
     def again_s(self) -> float | None:
         """Seconds of what is computed again."""
         again = [None if of.forward_s is None else of.repeated * of.forward_s for of in self.operators]
-        return total_s([*again, self.forward_gap_s if self.policy == "full" else 0.0])
+        return total_s([*again, self.again_gap_s])
 
     @property
     def backward_s(self) -> float | None:
@@ -154,10 +155,10 @@ class _Passes:
     def _piece(self, kind: str, policy: str) -> PiecePass:
         if self.costing is None:
             of_kind = chains(self.run.shape, self.run.cut, self.software)[kind]
-            return PiecePass(kind, policy, tuple(self._untimed(o, policy) for o in of_kind), None, None)
-        forward, backward = self.costing.gaps(kind)
+            return PiecePass(kind, policy, tuple(self._untimed(o, policy) for o in of_kind), None, None, None)
+        gaps = self.costing.gaps(kind, policy)
         operators = tuple(self._timed(of) for of in self.costing.operators(kind, policy))
-        return PiecePass(kind, policy, operators, float(forward), float(backward))
+        return PiecePass(kind, policy, operators, float(gaps.forward), float(gaps.input_grad), float(gaps.again))
 
     def _timed(self, of: OperatorTime) -> OperatorPass:
         t = of.kernels
@@ -194,17 +195,17 @@ class _Passes:
         return tuple(found)
 
     def _full_bytes(self, exchange: Exchange) -> float:
-        """In the job's number type. Of tokens on their way to experts: a row for each choice, as our runtime sends
-        them; where tp shares the experts' matrices, each of its ranks sends the rows of all."""
+        """Of tokens on their way to experts: a row for each choice, as our runtime sends them; where tp shares the
+        experts' matrices, each of its ranks sends the rows of all."""
         if exchange.axis == "ep" and exchange.size:
             return float(expected_rows(self.job).sent * self.job.model.hidden * self.job.precision.compute_bytes)
-        return float(exchange.size) * self.job.precision.compute_bytes / HALF
+        return float(exchange.size)
 
     def _sent(self, exchange: Exchange, full_bytes: float) -> SentBytes:
-        if exchange.axis == "ep":
-            group, experts, copies = self.groups.ep, self.run.shape.experts, 1.0
-            if self.software.expert_dedupe and experts:
-                copies = float(copies_sent(experts.topk, group.domains))
-            return all_to_all_sent(group, full_bytes, copies)
-        group = self.groups.cp if exchange.axis == "cp" else self.groups.tp
-        return ring_sent(group, full_bytes, 2 if exchange.kind == "all_reduce" else 1)
+        group: Group = getattr(self.groups, exchange.axis)
+        if exchange.kind != "all_to_all":
+            return ring_sent(group, full_bytes, 2 if exchange.kind == "all_reduce" else 1)
+        experts, copies = self.run.shape.experts, 1.0
+        if exchange.axis == "ep" and experts and self.software.expert_dedupe:
+            copies = float(copies_sent(experts.topk, group.domains))
+        return all_to_all_sent(group, full_bytes, copies)

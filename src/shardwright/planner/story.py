@@ -8,7 +8,7 @@ the order in which a step meets them. Where the device is not known there are no
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.cost.calibration import device_of, shipped, software_of
+from shardwright.cost.calibration import device_of, shipped, software_under
 from shardwright.cost.memory import Memory
 from shardwright.cost.memory import rank_memory as predicted_memory
 from shardwright.cost.stage import Costing, PieceTime
@@ -81,7 +81,7 @@ def tell(job: JobSpec) -> Story:
     times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
     rank = _slowest(of_ranks, times)
     groups = groups_of_rank_0(job, program.placement)
-    passes = piece_passes(job, run, software_of(run.software), costing, kinds)
+    passes = piece_passes(job, run, software_under(run), costing, kinds)
     return Story(
         job=job, program=program, order=rank_order(job), portions=portions(job), groups=groups,
         experts=_experts(job, groups), memory=job_memory(job),

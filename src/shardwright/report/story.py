@@ -319,7 +319,7 @@ def _piece_seconds(story: Story, kind: PieceKind, count: int) -> str:
     time = story.times[kind]
     parts = [
         ("forward", time.forward), ("backward", time.input_grad + time.weight_grad), ("again", time.again),
-        ("exposed communication", time.exposed),
+        ("exposed communication", time.exposed - time.host), ("host memory", time.host),
     ]  # fmt: skip
     said = " + ".join(f"{name} {seconds_text(float(seconds))}" for name, seconds in parts if seconds)
     return f"{f'{count} times ' if count > 1 else ''}{seconds_text(float(time.total))} in {piece_name(kind)} ({said})"
@@ -329,7 +329,8 @@ _PARTS = (
     ("compute", "computing, forward and backward"), ("again", "computing again"),
     ("tensor", "tp, exposed"), ("context", "cp, exposed"), ("expert", "ep, exposed"),
     ("data", "gradients and parameters, exposed"), ("messages", "messages of the pipeline"),
-    ("bubble", "bubble"), ("optimizer", "update"), ("other", "host, loader, slower nodes"),
+    ("bubble", "bubble"), ("optimizer", "update"), ("host", "host memory, exposed"),
+    ("other", "host, loader, slower nodes"),
 )  # fmt: skip
 
 
