@@ -73,6 +73,11 @@ class ClusterSpec(Spec):
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
+    told_devices: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Devices that the plan is said to use; predictions note where its degrees do not make so many. 0 "
+        "means that nothing is said.",
+    )
     usd_per_device_hour: Annotated[float, Field(ge=0)] = Field(
         0.0, description="What you pay for a device and hour, in US dollars; 0 means the catalog's price of the device."
     )
