@@ -12,7 +12,7 @@ from shardwright.cost.failures import (
     reliability_gaps,
     reliability_of,
 )
-from shardwright.cost.memory import Memory, rank_memory
+from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.money import Money, money_gaps, step_money
 from shardwright.simulate.step import StepTime, step_time
 from shardwright.spec.job import JobSpec
@@ -60,7 +60,7 @@ def estimate(job: JobSpec) -> Estimate:
     reliability = reliability_of(cluster, job.plan.world, written)
     return Estimate(
         step=step,
-        memory=max(rank_memory(run, shipped()), key=lambda memory: memory.process),
+        memory=peak_memory(run, shipped()),
         peak_flops=peak_flops(run),
         tokens_per_s_per_device=job.tokens_per_step / step.total / job.plan.world,
         num_steps_of_many=MANY_TOKENS / job.tokens_per_step,
