@@ -3,6 +3,7 @@
 import textwrap
 from typing import Any
 
+from shardwright.cost.calibration import software_of
 from shardwright.planner.estimate import Estimate
 from shardwright.report.table import aligned
 from shardwright.spec.job import JobSpec
@@ -63,7 +64,7 @@ def _speed(job: JobSpec, found: Estimate) -> str:
         f"A step of {job.tokens_per_step:,} tokens takes {_span(step.total)}; four of five lie between "
         f"{_span(step.low)} and {_span(step.high)}. That is {found.tokens_per_s_per_device:,.0f} tokens a second and "
         f"device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of {found.peak_flops / 1e12:,.0f} TFLOP/s. "
-        f"Under the cluster's software ({job.cluster.software}) the fullest process needs "
+        f"Under the cluster's software ({software_of(job.cluster.software).name}) the fullest process needs "
         f"{amount(int(found.memory.process))}."
     )
 
