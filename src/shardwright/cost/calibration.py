@@ -5,13 +5,13 @@ own. What a generation does not say, common.toml says. A constant is never about
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.device_name import device_name
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.shape import Run
 
@@ -30,23 +30,24 @@ def shipped() -> dict[str, float]:
 
 @lru_cache(maxsize=64)
 def device_of(name: str) -> DeviceSpec:
-    """A device by catalog name or alias. KeyError with a way out if there is none."""
-    known = catalog.names("devices")
-    if name not in known:
-        plain = _plain(name)
-        name = next((d for d in known if plain in map(_plain, catalog.read("devices", d).get("aliases", ()))), name)
-    return DeviceSpec.model_validate_json(json.dumps(catalog.read("devices", name)))
-
-
-def _plain(name: str) -> str:
-    """A name without what tables write in different ways: A100-80GB, a100 80G."""
-    return re.sub(r"[^a-z0-9]|(?<=[0-9]g)b", "", name.lower())
+    """A device by catalog name or by what tables of runs call it. KeyError with a way out if there is none."""
+    return DeviceSpec.model_validate_json(json.dumps(catalog.read("devices", device_name(name))))
 
 
 @lru_cache(maxsize=64)
 def software_of(name: str) -> SoftwareSpec:
-    """A generation of software by catalog name."""
-    return SoftwareSpec.model_validate_json(json.dumps(catalog.read("software", name)))
+    """A generation of software by catalog name; NAME+ATTENTION is the same with another kernel of attention."""
+    name, _, kernel = name.partition("+")
+    fields = catalog.read("software", name)
+    if kernel:
+        fields |= {"attention": kernel, "causal": kernel not in ("torch", "softmax")}
+        if not fields["causal"]:
+            fields["softmax"] = fields.get("softmax", _SOFTMAX_BYTES[kernel])
+    return SoftwareSpec.model_validate_json(json.dumps(fields))
+
+
+# Bytes by score, forward and backward, of code that has no softmax of its own: torch's operators, or fused in one.
+_SOFTMAX_BYTES = {"torch": [22.0, 22.0], "softmax": [4.0, 6.0]}
 
 
 @dataclass(frozen=True)
