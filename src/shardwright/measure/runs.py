@@ -121,6 +121,28 @@ def shape_of_row(row: Row) -> Shape:
     )  # fmt: skip
 
 
+# What tables call a schedule, where it is not plan.schedule's name.
+_SCHEDULES = {
+    "none": "sequential", "interleaved": "interleaved-1f1b", "1f1b-interleaved": "interleaved-1f1b", "zb-1p": "zb-h1",
+    "zb-2p": "zb-h2", "zb1p": "zb-h1", "zb2p": "zb-h2", "pipedream-flush": "1f1b",
+}  # fmt: skip
+
+
+def _schedule(row: Row, pp: int) -> str:
+    """The schedule in plan.schedule's words; 1F1B, interleaved where stages are, if the row says nothing."""
+    said = re.sub(r"[\s_]+", "-", (row.get("schedule") or "").strip().lower())
+    if not said:
+        return "sequential" if pp == 1 else "interleaved-1f1b" if _int(row, "vp", 1) > 1 else "1f1b"
+    return _SCHEDULES.get(said, said)
+
+
+def _virtual(row: Row, schedule: str, pp: int) -> int:
+    """Stages of a rank. An interleaved schedule that does not say has one for each of its layers, as large runs do."""
+    if schedule == "interleaved-1f1b" and not row.get("vp"):
+        return max(1, round(_needed(row, "layers") / pp))
+    return _int(row, "vp", 1) or 1
+
+
 def cut_of_row(row: Row, device: DeviceSpec) -> Cut:
     """The plan."""
     notes = row.get("notes", "")
@@ -131,13 +153,14 @@ def cut_of_row(row: Row, device: DeviceSpec) -> Cut:
     some = re.search(r"only (\d+) of \d+ layers", notes)
     if (recompute == "selective" and "op-level" in notes) or "selective op" in notes:
         recompute = "matmul"
+    schedule = _schedule(row, pp)
+    policies = (recompute,) * int(some[1]) + ("none",) * (_needed(row, "layers") - int(some[1])) if some else ()
     return Cut(
-        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=1, virtual=_int(row, "vp", 1) or 1,
-        schedule=row.get("schedule") or ("1f1b" if pp > 1 else "none"),
+        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=1, virtual=_virtual(row, schedule, pp),
+        schedule=schedule,
         sequence_parallel=row.get("sp") == "1" and tp > 1, zero=_int(row, "zero_stage"), zero_ranks=_shared(notes),
         microbatch=microbatch, global_batch=_int(row, "gbs") or dp * microbatch,
-        recompute=recompute, recompute_layers=int(some[1]) if some else 0,
-        precision=_precision(row.get("precision") or "", device),
+        recompute=recompute, policies=policies, precision=_precision(row.get("precision") or "", device),
     )  # fmt: skip
 
 
@@ -169,7 +192,7 @@ def _step_s(row: Row, run: Run | None) -> float:
         return float(row["step_time_s"])
     if run is None:
         return 0.0
-    tokens, gpus = run.cut.global_batch * run.shape.sequence, _int(row, "gpus") or run.cut.world
+    tokens, gpus = float(run.cut.global_batch * run.shape.sequence), _int(row, "gpus") or int(run.cut.world)
     if row.get("tokens_per_s_per_gpu"):
         return tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)
     if row.get("tflops_per_gpu"):
