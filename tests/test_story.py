@@ -309,3 +309,12 @@ def test_command_on_a_big_job(tmp_path: Any) -> None:
     text = CliRunner().invoke(cli, ["explain", str(file)]).output
     for said in ("ZeRO 1: ", "all_gather over tp of 64 MiB", "MFU", "rank = (pp x 32 + dp) x 8 + tp", "bubble"):
         assert said in text, said
+
+
+@pytest.mark.parametrize("job", ["llama3-405b-16k", "deepseek-v3"])
+def test_command_on_jobs_of_the_catalog(job: str) -> None:
+    done = CliRunner().invoke(cli, ["explain", job, "--json"])
+    found = json.loads(done.output)
+    assert found["step"]["total"] > 0
+    assert sum(c["exposed_s"] for c in found["crossings"]) < found["step"]["total"]
+    assert all(group["ranks"][0] == 0 for group in found["groups"])

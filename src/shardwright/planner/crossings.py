@@ -17,7 +17,7 @@ from shardwright.schedule.action import SEND
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.step import StepTime
 from shardwright.spec.job import JobSpec
-from shardwright.workload.traffic import replica_traffic
+from shardwright.workload.traffic import program_traffic
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _replicas(
         return  # each stage updates on its own, again and again: no step has a fixed account
     by_axis = {group.axis: group for group in groups}
     found = []
-    for name, moved in replica_traffic(job, rank).items():
+    for name, moved in program_traffic(job, program, rank).items():
         kind, axis = name.split(" ", 1)
         if axis in by_axis:
             phase = "parameters" if kind == "all_gather" and job.plan.zero else "gradients"

@@ -13,7 +13,7 @@ from shardwright.workload.memory import job_memory
 
 @dataclass(frozen=True)
 class Effect:
-    """A strategy, what it does, and the memory of the fullest rank with the plan and without the strategy."""
+    """A strategy, what it does, and the memory of one rank with the plan and without the strategy."""
 
     strategy: str
     does: str
@@ -21,17 +21,18 @@ class Effect:
     without_it: RankMemory
 
 
-def effects(job: JobSpec) -> list[Effect]:
-    """One for each strategy that the plan uses and that it could do without."""
-    return list(_effects(job, _fullest(job_memory(job))))
+def effects(job: JobSpec, rank: int, now: RankMemory) -> list[Effect]:
+    """One for each strategy that the plan uses and that it could do without, on a pipeline rank that holds `now`."""
+    return list(_effects(job, rank, now))
 
 
-def _effects(job: JobSpec, now: RankMemory) -> Iterator[Effect]:
+def _effects(job: JobSpec, rank: int, now: RankMemory) -> Iterator[Effect]:
     for strategy, does, section, changed in _strategies(job):
         spec = getattr(job, section)
         other = job.model_copy(update={section: spec.model_copy(update=changed)})
         if not (job_faults(other) or plan_faults(other)):
-            yield Effect(strategy, does, now, _fullest(job_memory(other)))
+            (without,) = job_memory(other, [rank])
+            yield Effect(strategy, does, now, without)
 
 
 def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
@@ -59,7 +60,3 @@ def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     if job.precision.float8 != "none":
         does = "products of linear layers in fp8, with casts of weights kept"
         yield f"fp8 {job.precision.float8}", does, "precision", {"float8": "none"}
-
-
-def _fullest(memory: list[RankMemory]) -> RankMemory:
-    return max(memory, key=lambda of_rank: of_rank.total_bytes)

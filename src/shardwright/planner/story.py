@@ -41,7 +41,8 @@ class Link:
 @dataclass(frozen=True)
 class Story:
     """The chapters. `rank` is the pipeline rank that sets the pace, of which crossings and sums are told, and `pieces`
-    how many of each kind it computes a microbatch with."""
+    how many of each kind it computes a microbatch with. `memory` is by pipeline rank, of some where there are many;
+    effects are on the `fullest` of them."""
 
     job: JobSpec
     program: Program
@@ -49,8 +50,9 @@ class Story:
     portions: list[Portion]
     groups: list[RankGroup]
     experts: ExpertPlacement | None
-    memory: list[RankMemory]
+    memory: Mapping[int, RankMemory]
     predicted: list[Memory]
+    fullest: int
     effects: list[Effect]
     passes: list[PiecePass]
     rank: int
@@ -68,6 +70,7 @@ class Story:
         return None if self.step is None else self.job.tokens_per_step / self.step.total
 
 
+_MOST_TOLD = 8  # pipeline ranks
 _ORDER = ("embedding", "dense", "experts", "head")
 
 
@@ -81,11 +84,15 @@ def tell(job: JobSpec) -> Story:
     times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
     rank = _slowest(of_ranks, times)
     groups = groups_of_rank_0(job, program.placement)
+    told = _told(job, rank)
+    memory = dict(zip(told, job_memory(job, told), strict=True))
+    fullest = max(memory, key=lambda rank: memory[rank].total_bytes)
     passes = piece_passes(job, run, software_under(run), costing, kinds)
     return Story(
         job=job, program=program, order=rank_order(job), portions=portions(job), groups=groups,
-        experts=_experts(job, groups), memory=job_memory(job),
-        predicted=[] if priced is None else predicted_memory(run, shipped()), effects=effects(job),
+        experts=_experts(job, groups), memory=memory,
+        predicted=[] if priced is None else predicted_memory(run, shipped()), fullest=fullest,
+        effects=effects(job, fullest, memory[fullest]),
         passes=passes, rank=rank, pieces=of_ranks[rank], times=times,
         crossings=crossings(job, program, rank, of_ranks[rank], passes, groups, priced),
         step=None if priced is None else priced.step, links=[] if costing is None else _links(run, costing),
@@ -102,6 +109,12 @@ def _slowest(of_ranks: list[dict[PieceKind, int]], times: Mapping[PieceKind, Pie
     """The pipeline rank that sets the pace; the first one if nothing is known of that."""
     seconds = [sum(count * times[kind].total for kind, count in pieces.items() if times) for pieces in of_ranks]
     return seconds.index(max(seconds))
+
+
+def _told(job: JobSpec, rank: int) -> list[int]:
+    """The pipeline ranks whose memory is told: all, or of many the first and the last, and the one of the story."""
+    pp, ends = job.plan.pp, _MOST_TOLD // 2
+    return sorted({*range(min(pp, ends)), *range(max(0, pp - ends), pp), rank})
 
 
 def _links(run: Run, costing: Costing) -> list[Link]:

@@ -23,7 +23,6 @@ from shardwright.spec.memory import amount
 from shardwright.spec.parameters import num_active_parameters, num_parameters
 
 _WIDTH = 110
-_MOST_ROWS = 8  # of a table by pipeline rank
 
 
 def show_story(job: JobSpec, as_json: bool) -> None:
@@ -53,12 +52,12 @@ def _says(*sentences: str) -> str:
 
 
 def _heading(story: Story) -> str:
-    job, plan = story.job, story.job.plan
+    job, plan, number = story.job, story.job.plan, story.job.precision.float8
     active = f" ({num_active_parameters(job.model):,} compute a token)" if job.model.moe.experts else ""
     line = (
         f"One step of {job.name}: {num_parameters(job.model):,} parameters{active} on {plan.world:,} ranks, "
         f"{plan.degrees}{f', ep {plan.ep}' if plan.ep > 1 else ''}, ZeRO {plan.zero}, {plan.schedule}, computed in "
-        f"{job.precision.compute}."
+        f"{job.precision.compute}{f' and fp8 ({number})' if number != 'none' else ''}."
     )
     if story.step is not None:
         line += (
@@ -114,16 +113,20 @@ def _nodes(group: RankGroup) -> str:
 def _memory(story: Story) -> Iterator[str]:
     job, placement = story.job, story.program.placement
     kinds = ["parameters", "gradients", "optimizer", "activations", "buffers"]
-    kinds += ["host"] if any(of.host_bytes for of in story.memory) else []
+    kinds += ["host"] if any(of.host_bytes for of in story.memory.values()) else []
     rows = [["pipeline rank", "stages", *kinds, "together", *(["predicted"] if story.predicted else [])]]
-    for rank, of in enumerate(story.memory):
+    before = -1
+    for rank, of in story.memory.items():
+        if rank > before + 1:
+            rows.append(["...", *[""] * (len(rows[0]) - 1)])
+        before = rank
         values = of.as_dict()
         stages = " ".join(map(str, placement.stages_of(rank)))
         told = [amount(values[f"{kind}_bytes"]) for kind in [*kinds, "total"]]
         rows.append(
             [str(rank), stages, *told, *([amount(round(story.predicted[rank].process))] if story.predicted else [])]
         )
-    yield aligned(_some(rows))
+    yield aligned(rows)
     yield _says(
         "Of the tensor-parallel rank that holds most. The account is of Shardwright's own runtime: parameters, "
         "gradients and optimizer state exact to the byte, activations what is kept for the backward at the fullest "
@@ -131,11 +134,16 @@ def _memory(story: Story) -> Iterator[str]:
         f"The last column is what a process of {job.cluster.software} is predicted to need, with its own kernels and "
         "what its libraries take." if story.predicted else "",
     )  # fmt: skip
-    limit = device_memory_bytes(job)
+    limit, needs = device_memory_bytes(job), story.memory[story.fullest].total_bytes
     if limit is not None:
-        yield f"A device ({job.cluster.device}) has {amount(limit)}."
+        left = f"{amount(limit - needs)} less" if needs <= limit else f"{amount(needs - limit)} more"
+        verdict = "" if needs <= limit else ", so it does not fit"
+        yield _says(
+            f"A device, {job.cluster.device}, has {amount(limit)}: pipeline rank {story.fullest}, the fullest, needs "
+            f"{left} than that{verdict}."
+        )
     if story.effects:
-        yield "What the plan's choices do to the fullest rank, all else the same:"
+        yield f"What the plan's choices do to pipeline rank {story.fullest}, the fullest, all else the same:"
         yield "\n".join(map(_effect, story.effects))
 
 
@@ -150,14 +158,6 @@ def _effect(effect: Effect) -> str:
         f"{f' ({kinds})' if kinds else ''}. {effect.does[0].upper()}{effect.does[1:]}."
     )
     return textwrap.fill(text, _WIDTH, initial_indent="- ", subsequent_indent="  ")
-
-
-def _some(rows: list[list[str]]) -> list[list[str]]:
-    """A table with a header; of many rows the first and the last ones."""
-    if len(rows) <= _MOST_ROWS + 1:
-        return rows
-    half = _MOST_ROWS // 2
-    return [*rows[: half + 1], ["...", *[""] * (len(rows[0]) - 1)], *rows[-half:]]
 
 
 def _forward(story: Story) -> Iterator[str]:
@@ -234,9 +234,10 @@ def _update(story: Story) -> Iterator[str]:
         )
         yield _says(why)
     else:
+        num_replicas = plan.replicas * story.program.placement.num_copies
         yield _says(
-            f"{plan.replicas:,} ranks hold the same part of a layer and have seen different tokens: their gradients "
-            f"are summed, in buckets of {plan.bucket_mib:g} MiB of weights or one tensor" + _reduction(plan.zero) + ".",
+            f"{num_replicas:,} ranks hold the same part of a layer and have seen different tokens: their gradients are "
+            f"summed, in buckets of {plan.bucket_mib:g} MiB of weights or one tensor" + _reduction(plan.zero) + ".",
             f"Gradients travel in {job.precision.reduce_number}."
             if plan.compress == "none"
             else f"Gradients are compressed on their way: {plan.compress}.",

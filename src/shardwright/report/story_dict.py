@@ -20,7 +20,7 @@ def story_dict(story: Story) -> dict[str, Any]:
         "groups": [asdict(group) for group in story.groups],
         "links": [asdict(link) for link in story.links],
         "experts": None if story.experts is None else asdict(story.experts),
-        "memory": [of_rank.as_dict() for of_rank in story.memory],
+        "memory": {rank: of_rank.as_dict() for rank, of_rank in story.memory.items()},
         "predicted_memory": [of_rank.as_dict() for of_rank in story.predicted],
         "effects": [
             {"strategy": e.strategy, "does": e.does, "with": e.with_it.as_dict(), "without": e.without_it.as_dict()}

@@ -1,6 +1,7 @@
 """The chapters of a story about one microbatch in one piece of the model, operator by operator, forward and back."""
 
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 
 from shardwright.planner.pieces import Collective, OperatorPass, PieceKind, PiecePass
 from shardwright.report.memory import size_text
@@ -27,9 +28,12 @@ _NAMES = {"dense": "a layer", "experts": "a layer with experts", "embedding": "t
 
 
 def piece_name(kind: PieceKind) -> str:
-    """ "a layer", "a layer with experts that recomputes full"."""
+    """ "a layer", "a layer with experts that computes attention and norm again"."""
     name, policy = kind
-    return _NAMES[name] + ("" if policy == "none" else f" that recomputes {policy}")
+    if policy == "none":
+        return _NAMES[name]
+    *others, last = policy.replace("full", "all").replace("stage", "all").split("+")
+    return f"{_NAMES[name]} that computes {' and '.join([*([', '.join(others)] if others else []), last])} again"
 
 
 def pieces_text(pieces: Mapping[PieceKind, int]) -> str:
@@ -61,9 +65,9 @@ def _rows(piece: PiecePass, backward: bool) -> list[list[str]]:
             moves = (*of.forward, *moves)
         figures = _backward_figures(of) if backward else _forward_figures(of)
         if any(figures) or moves:
-            first, *others = [_moved(c) for c in moves] or [""]
-            rows.append([of.name, _computed(of), *figures, first])
-            rows += [["", "", *[""] * len(figures), more] for more in others]
+            lines = list(zip_longest(_computed(of), map(_moved, moves), fillvalue=""))
+            rows.append([of.name, lines[0][0], *figures, lines[0][1]])
+            rows += [["", work, *[""] * len(figures), more] for work, more in lines[1:]]
     gap = piece.backward_gap_s if backward else piece.forward_gap_s
     if gap:
         rows.append(["gaps between kernels", "", "", seconds_text(gap), *[""] * len(times)])
@@ -86,12 +90,13 @@ def _backward_figures(of: OperatorPass) -> list[str]:
     return [flops_text(flops) if flops else "", *(seconds_text(seconds) if seconds else "" for seconds in times)]
 
 
-def _computed(of: OperatorPass) -> str:
+def _computed(of: OperatorPass) -> list[str]:
+    """A line for each product, or what else it does."""
     if of.pairs:
-        return f"{count_text(of.pairs)} pairs of a query and a key"
+        return [f"{count_text(of.pairs)} pairs of a query and a key"]
     if of.products:
-        return ", ".join(_shape(p) for p in of.products)
-    return f"reads and writes {size_text(int(of.moved_bytes))}" if of.moved_bytes else ""
+        return [_shape(p) for p in of.products]
+    return [f"reads and writes {size_text(int(of.moved_bytes))}"] if of.moved_bytes else [""]
 
 
 def _shape(p: Product) -> str:
