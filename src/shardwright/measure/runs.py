@@ -166,7 +166,7 @@ def cut_of_row(row: Row, device: DeviceSpec) -> Cut:
 
 # Number types as tables write them; the first that is there counts.
 _PRECISIONS = {
-    "nvfp4": "nvfp4", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "fp32": "fp32", "float32": "fp32",
+    "nvfp4": "nvfp4", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "fp32": "float32", "float32": "float32",
     "fp16": "fp16", "float16": "fp16", "half": "fp16",
 }  # fmt: skip
 
