@@ -168,5 +168,6 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         jitter=of("jitter"), imbalance=of("imbalance"), cast=of("cast"),
         low=of("low"), high=of("high"),
         expert_exposed=of("expert_exposed"),
-        tensor_factor=its("tensor_factor"), shard_factor=its("shard_factor"), flush_s=its("flush_s"), turn_s=its("turn_s"),
+        tensor_factor=its("tensor_factor"), shard_factor=its("shard_factor"),
+        flush_s=its("flush_s"), turn_s=its("turn_s"),
     )  # fmt: skip
