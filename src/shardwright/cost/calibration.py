@@ -107,6 +107,7 @@ class Rates:
     imbalance: float  # how much more the fullest expert rank has than the mean
     expert_exposed: float  # share of tokens' journeys that overlapping leaves
     tensor_factor: float  # how much longer than the links explain tensor-parallel collectives take
+    shard_factor: float  # the same of ZeRO-3's gathers and scatters
     flush_s: float  # what a step with a pipeline takes more
     turn_s: float  # what each replica takes to broadcast its part of the updated parameters
     low: float  # measured over predicted seconds: a tenth of all runs is below,
@@ -176,5 +177,6 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         jitter=of("jitter"), imbalance=of("imbalance"), cast=of("cast"),
         low=of("low"), high=of("high"),
         expert_exposed=of("expert_exposed"),
-        tensor_factor=its("tensor_factor"), flush_s=its("flush_s"), turn_s=its("turn_s"),
+        tensor_factor=its("tensor_factor"), shard_factor=its("shard_factor"),
+        flush_s=its("flush_s"), turn_s=its("turn_s"),
     )  # fmt: skip

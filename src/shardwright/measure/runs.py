@@ -13,6 +13,7 @@ from pathlib import Path
 
 from shardwright.cost.calibration import device_of, peak_flops
 from shardwright.measure.software import software_of_row
+from shardwright.measure.stated import stated_flops
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape
 
@@ -87,8 +88,9 @@ def run_of_row(row: Row) -> Run:
         device = "H100-96G"
     spec = device_of(device)
     shape, cut = shape_of_row(row), cut_of_row(row, spec)
-    # Devices without fast links of their own share a host.
+    # Links of a rack or a pod reach beyond a host, and devices without links of their own share one.
     node = _int(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, cut.world))
+    node = max(node, spec.link_domain) if spec.link_domain > 8 else node
     return Run(
         shape, cut, spec.name, software_of_row(row, cut), node, _float(row, "intra_bw") * 1e9,
         _float(row, "inter_bw") * 1e9,
@@ -193,18 +195,11 @@ def _step_s(row: Row, run: Run | None) -> float:
     if run is None:
         return 0.0
     tokens, gpus = float(run.cut.global_batch * run.shape.sequence), _int(row, "gpus") or int(run.cut.world)
+    flops = tokens * stated_flops(row.get("flops_convention") or "", run, 1e9 * _float(row, "params_b"))
     if row.get("tokens_per_s_per_gpu"):
         return tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)
     if row.get("tflops_per_gpu"):
-        return tokens * _stated_flops(row, run) / (float(row["tflops_per_gpu"]) * 1e12 * gpus)
+        return flops / (float(row["tflops_per_gpu"]) * 1e12 * gpus)
     if row.get("mfu") and row.get("flops_convention"):
-        return tokens * _stated_flops(row, run) / (float(row["mfu"]) * peak_flops(run) * gpus)
+        return flops / (float(row["mfu"]) * peak_flops(run) * gpus)
     return 0.0
-
-
-def _stated_flops(row: Row, run: Run) -> float:
-    """FLOPs of a token as the source counts them."""
-    convention = row.get("flops_convention", "")
-    counts_again = re.search(r"recompute|hardware", convention) and not re.search(r"no recompute", convention)
-    flops = run.shape.flops_per_token(causal="causal" in convention)
-    return flops * (4 / 3 if counts_again and run.cut.recompute == "full" else 1.0)

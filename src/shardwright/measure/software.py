@@ -26,6 +26,8 @@ def software_of_row(row: Mapping[str, str], cut: Cut) -> str:
     generation = device_of(row["gpu"]).generation
     named = next((name for _, name, pattern in _patterns() if pattern.search(said)), "")
     name = named or usual_software(generation, cut, month_of(said, generation))
+    if cut.zero == 3 and name in ("megatron-2021", "megatron-2022"):  # which has no ZeRO-3, but DeepSpeed had
+        name = "deepspeed-2021"
     kernel = _attention(said)
     has = software_of(name).attention
     if kernel and has in ("torch", "softmax", "flash1") and kernel != has:
@@ -56,9 +58,8 @@ def usual_software(generation: str, cut: Cut, month: int) -> str:
     """What most code had for such devices and such a plan at a time."""
     if generation == "tpu":
         return "xla" if month >= FLASH_2 else "xla+softmax"
-    if month >= 2101 and cut.pp == 1 and (cut.zero == 3 or cut.tp == 1):
-        name = "fsdp-2023" if month < FLASH_2 else "fsdp-2024"
-        return name if month >= FLASH_1 else f"{name}+softmax"
+    if month >= FLASH_1 and cut.pp == 1 and (cut.zero == 3 or cut.tp == 1):
+        return "fsdp-2023" if month < FLASH_2 else "fsdp-2024"
     if month < 2101:
         return "megatron-2021"
     if month < FLASH_1:
