@@ -191,6 +191,15 @@ def test_tokens_travel_as_expected() -> None:
     assert there.sent.between == pytest.approx(times * mine.between_bytes)
 
 
+def test_experts_have_homes() -> None:
+    placement = tell(job_of(*PLANS["folded"])).experts
+    assert placement is not None
+    assert [home[:3] for home in placement.homes] == [(2 * i, 2 * i + 1, i) for i in range(8)]
+    rows = placement.num_tokens * 2  # top 2
+    assert (placement.num_tokens, placement.num_rows) == (1024, rows)  # of 2048, shared by 2 ranks of tp
+    assert placement.num_stay == rows / 8 and placement.rows_of_expert == rows / 2
+
+
 degrees = st.sampled_from([1, 2, 4])
 
 

@@ -85,18 +85,6 @@ class PiecePass:
         of_each = [seconds for of in self.operators for seconds in (of.input_grad_s, of.weight_grad_s)]
         return total_s([*of_each, self.backward_gap_s])
 
-    @property
-    def exposed_s(self) -> float | None:
-        """Seconds of its collectives that nothing hides, forward, backward and computed again."""
-        return total_s(
-            [
-                None if c.exposed_s is None else times * c.exposed_s
-                for of in self.operators
-                for times, collectives in ((1 + of.repeated, of.forward), (1.0, of.backward))
-                for c in collectives
-            ]
-        )
-
 
 def total_s(seconds: Iterable[float | None]) -> float | None:
     """The sum; None if one is not known."""

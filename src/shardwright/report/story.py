@@ -233,6 +233,11 @@ def _update(story: Story) -> Iterator[str]:
             else "There is one replica: no gradient has to be summed with another's."
         )
         yield _says(why)
+    elif all(c.axis == "ends" for c in data):
+        yield _says(
+            "There is one replica. The table is tied and lies on the first and the last stage: its two gradients are "
+            f"summed, {count_text(data[0].full_bytes)} bytes in one {data[0].kind}."
+        )
     else:
         num_replicas = plan.replicas * story.program.placement.num_copies
         yield _says(
@@ -308,7 +313,7 @@ def _sum(story: Story) -> Iterator[str]:
         + f". That {m:,} times, and once what only the ends of a step have:",
     )
     yield aligned(rows)
-    tokens = job.tokens_per_step / step.total
+    tokens = story.tokens_per_s or 0.0
     yield _says(
         f"{tokens:,.0f} tokens/s, {tokens / job.plan.world:,.0f} a device. MFU {100 * step.mfu:.1f} %, HFU "
         f"{100 * step.hfu:.1f} %. Four of five runs like this are expected between {seconds_text(step.low)} and "

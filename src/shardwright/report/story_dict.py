@@ -33,7 +33,7 @@ def story_dict(story: Story) -> dict[str, Any]:
         ],
         "crossings": [asdict(crossing) for crossing in story.crossings],
         "step": None if step is None else step.as_dict(),
-        "tokens_per_s": None if step is None else story.job.tokens_per_step / step.total,
+        "tokens_per_s": story.tokens_per_s,
         "layouts": layout_dict(story.layouts),
     }
 
