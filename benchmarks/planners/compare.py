@@ -1,0 +1,245 @@
+"""Other planners and ours on the same measured runs: errors of time and memory, and how fast each is.
+
+python benchmarks/planners/compare.py --calculon PATH --llm-analysis PATH --out benchmarks/planners/rows.csv
+
+Prints the tables of README.md. Each planner gets what the table of runs says: shape, plan, device and its links.
+"""
+
+import argparse
+import csv
+import gc
+import statistics
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from answer import RUNS, Answer, Planner, asked
+from to_calculon import Calculon
+from to_llm_analysis import LLMAnalysis
+
+from shardwright.cost.calibration import shipped
+from shardwright.cost.memory import rank_memory
+from shardwright.measure.runs import Measured, read_runs
+from shardwright.measure.score import percentile, weighted_mean, weights_of
+from shardwright.measure.validate import BASELINE_EFFICIENCY, predict
+from shardwright.simulate.step import step_time
+from shardwright.workload.shape import Run
+
+OURS, LEFT_OUT, CONSTANT = "ours", "ours, family left out of the fit", "50 % of the peak"
+CALCULON, LLM_ANALYSIS = "Calculon", "llm-analysis"
+SHOWN = ("sc21", "kor22")  # families printed row by row
+ROUNDS, ROUND_RUNS = 7, 40
+
+
+@dataclass(frozen=True)
+class Line:
+    """A measured run and what each planner says of it, by the planner's name."""
+
+    row: Measured
+    answers: Mapping[str, Answer]
+
+    def error(self, planner: str) -> float:
+        """Predicted over measured seconds, less one."""
+        return self.answers[planner].step_s / self.row.step_s - 1
+
+    def memory_error(self, planner: str) -> float:
+        """The same of memory."""
+        return self.answers[planner].memory_gb / self.row.memory_gb - 1
+
+    def is_answered(self, planners: Iterable[str]) -> bool:
+        """Whether all of them give a time."""
+        return all(self.answers[planner].step_s for planner in planners)
+
+
+def our_answers(row: Measured, left_out: Mapping[str, Mapping[str, float]]) -> dict[str, Answer]:
+    """What we say with the shipped constants and with those fitted without the row's family, and the baseline."""
+    found = {}
+    fits = {OURS: shipped(), LEFT_OUT: shipped() | dict(left_out.get(row.family, {}))}
+    for name, constants in fits.items():
+        said = predict(row, constants)
+        found[name] = Answer(said.time.total if said.time else 0.0, said.memory_gb, said.reason, said.fits is not False)
+        if name == OURS:
+            executed_s = said.time.total * said.time.hfu if said.time else 0.0
+            found[CONSTANT] = Answer(executed_s / BASELINE_EFFICIENCY, 0.0, said.reason)
+    return found
+
+
+def read_lines(runs: Path, planners: Mapping[str, Planner]) -> list[Line]:
+    """Every row of the headline: tier A, measured, not repeated by newer software."""
+    left_out = tomllib.loads((runs.parent / "left_out.toml").read_text(encoding="utf-8"))
+    lines = []
+    for row in read_runs(runs):
+        if row.tier == "A" and row.is_latest and row.step_s:
+            theirs = {name: asked(planner, row) for name, planner in planners.items()}
+            lines.append(Line(row, theirs | our_answers(row, left_out)))
+    return lines
+
+
+def print_table(header: list[str], rows: Iterable[list[str]]) -> None:
+    """Markdown."""
+    print("| " + " | ".join(header) + " |\n|" + "---|" * len(header))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
+def error_cells(lines: list[Line], planner: str, of: Callable[[Line, str], float]) -> str:
+    """Mean absolute error, median and bias in percent, every family weighing as much as any other."""
+    weights = weights_of([line.row for line in lines])
+    errors = [of(line, planner) for line in lines]
+    absolute = [abs(error) for error in errors]
+    mean, median = weighted_mean(absolute, weights), percentile(absolute, weights, 0.5)
+    return f"{100 * mean:.1f} / {100 * median:.1f} ({100 * weighted_mean(errors, weights):+.1f})"
+
+
+def print_times(lines: list[Line], names: list[str], others: list[str]) -> None:
+    """Errors of time by family, on all that each planner expresses and on what the others all express."""
+    groups = [(f"{family}", [line for line in lines if line.row.family == family]) for family in families(lines)]
+    groups.append(("all rows", lines))
+    for name in others:
+        groups.append((f"rows {name} expresses", [line for line in lines if line.is_answered([name])]))
+    groups.append(("rows all express", [line for line in lines if line.is_answered(names)]))
+    rows = []
+    for label, some in groups:
+        cells = []
+        for name in names:
+            answered = [line for line in some if line.is_answered([name])]
+            count = "" if len(answered) == len(some) else f", {len(answered)} rows"
+            cells.append(error_cells(answered, name, Line.error) + count if answered else "-")
+        rows.append([label, str(len(some)), *cells])
+    print_table(["step time", "rows", *names], rows)
+
+
+def print_memory(lines: list[Line], names: list[str]) -> None:
+    """Errors of memory by family, on the rows whose memory was measured."""
+    rows = []
+    for family in families(lines):
+        some = [line for line in lines if line.row.family == family and line.row.memory_gb]
+        cells = []
+        for name in names:
+            answered = [line for line in some if line.answers[name].memory_gb]
+            count = "" if len(answered) == len(some) else f", {len(answered)} rows"
+            cells.append(error_cells(answered, name, Line.memory_error) + count if answered else "-")
+        if some:
+            rows.append([family, str(len(some)), *cells])
+    print_table(["memory", "rows", *names], rows)
+    cells = []
+    for name in names:
+        ran = [line for line in lines if line.answers[name].memory_gb]
+        cells.append(f"{sum(not line.answers[name].fits for line in ran)} of {len(ran)}")
+    print_table(["runs that ran, said not to fit", *names], [["all", *cells]])
+
+
+def print_rows(lines: list[Line], names: list[str]) -> None:
+    """The families of SHOWN, row by row."""
+    rows = []
+    for line in lines:
+        if line.row.family in SHOWN:
+            cells = [
+                f"{line.answers[name].step_s:.2f} ({100 * line.error(name):+.1f} %)"
+                if line.answers[name].step_s
+                else "-"
+                for name in names
+            ]
+            rows.append([line.row.id, f"{line.row.step_s:.2f}", *cells])
+    print_table(["row", "measured, s", *names], rows)
+
+
+def print_reasons(lines: list[Line], others: list[str]) -> None:
+    """What the others can't express, and how many rows have it. A row may have several."""
+    for name in others:
+        counts: dict[str, int] = {}
+        for line in lines:
+            for reason in filter(None, line.answers[name].reason.split("; ")):
+                kind = "sequences are not whole microbatches" if "whole microbatches" in reason else reason
+                counts[kind] = counts.get(kind, 0) + 1
+        rows = [[reason, str(count)] for reason, count in sorted(counts.items(), key=lambda entry: -entry[1])]
+        print_table([f"{name} has", "rows"], rows)
+
+
+def families(lines: list[Line]) -> list[str]:
+    """Families in the order of the table."""
+    return list(dict.fromkeys(line.row.family for line in lines))
+
+
+def ours_again(run: Run) -> None:
+    """Time and memory of one plan, as for a row."""
+    constants = shipped()
+    step_time(run, constants)
+    rank_memory(run, constants)
+
+
+def print_speed(lines: list[Line], planners: Mapping[str, Planner]) -> None:
+    """Plans a second of processor time, one at a time, in turn on the same plans in the same process."""
+    runs = [line.row.run for line in lines if line.is_answered(planners) and line.row.run][:ROUND_RUNS]
+    functions: dict[str, Callable[[Run], object]] = {OURS: ours_again}
+    functions |= {name: planner.answer for name, planner in planners.items()}
+    rates: dict[str, list[float]] = {name: [] for name in functions}
+    gc.disable()
+    for turn in range(ROUNDS):
+        names = list(functions)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            begin_s = time.process_time()
+            for run in runs:
+                functions[name](run)
+            rates[name].append(len(runs) / (time.process_time() - begin_s))
+    gc.enable()
+    print_table(["plans a processor second, one at a time", "median", "least", "most"], [
+        [name, f"{statistics.median(found):,.0f}", f"{min(found):,.0f}", f"{max(found):,.0f}"]
+        for name, found in rates.items()
+    ])  # fmt: skip
+
+
+def write_rows(lines: list[Line], names: list[str], path: Path) -> None:
+    """All rows as CSV: seconds of each planner, GB of those that say it, and why one says nothing."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(
+            ["id", "measured_s", *(f"{name}, s" for name in names), "measured_gb"]
+            + [f"{name}, GB" for name in names if name not in (CONSTANT, LEFT_OUT)]
+            + [f"{name}, reason" for name in (CALCULON, LLM_ANALYSIS) if name in names]
+        )
+        for line in lines:
+            said = line.answers
+            table.writerow(
+                [line.row.id, f"{line.row.step_s:.5g}", *(number(said[name].step_s) for name in names)]
+                + [number(line.row.memory_gb)]
+                + [number(said[name].memory_gb) for name in names if name not in (CONSTANT, LEFT_OUT)]
+                + [said[name].reason for name in (CALCULON, LLM_ANALYSIS) if name in names]
+            )
+
+
+def number(value: float) -> str:
+    """For a cell; empty if there is none."""
+    return f"{value:.5g}" if value else ""
+
+
+def main() -> None:
+    """All tables."""
+    parser = argparse.ArgumentParser(description="Other planners and ours on the same measured runs.")
+    parser.add_argument("--calculon", type=Path, help="the folder with Calculon's package and its systems/")
+    parser.add_argument("--llm-analysis", type=Path, help="the folder with the llm_analysis package")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="the table  [default: benchmarks/truth/runs.csv]")
+    parser.add_argument("--out", type=Path, help="write every row there, as CSV")
+    said = parser.parse_args()
+    planners: dict[str, Planner] = {}
+    if said.calculon:
+        planners[CALCULON] = Calculon(said.calculon)
+    if said.llm_analysis:
+        planners[LLM_ANALYSIS] = LLMAnalysis(said.llm_analysis)
+    others = list(planners)
+    names = [OURS, LEFT_OUT, *others, CONSTANT]
+    lines = read_lines(said.runs, planners)
+    print_times(lines, names, others)
+    print_rows(lines, names)
+    print_memory(lines, [OURS, *others])
+    print_reasons(lines, others)
+    print_speed(lines, planners)
+    if said.out:
+        write_rows(lines, names, said.out)
+
+
+if __name__ == "__main__":
+    main()
