@@ -1,4 +1,4 @@
-"""Other planners and ours on the same measured runs: errors of time and memory, and how fast each is.
+"""Other planners and ours on the same measured runs: errors of time and memory, and what each can express.
 
 python benchmarks/planners/compare.py --calculon PATH --llm-analysis PATH --out benchmarks/planners/rows.csv
 
@@ -7,9 +7,6 @@ Prints the tables of README.md. Each planner gets what the table of runs says: s
 
 import argparse
 import csv
-import gc
-import statistics
-import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,17 +17,13 @@ from to_calculon import Calculon
 from to_llm_analysis import LLMAnalysis
 
 from shardwright.cost.calibration import shipped
-from shardwright.cost.memory import rank_memory
 from shardwright.measure.runs import Measured, read_runs
 from shardwright.measure.score import percentile, weighted_mean, weights_of
-from shardwright.measure.validate import BASELINE_EFFICIENCY, predict
-from shardwright.simulate.step import step_time
-from shardwright.workload.shape import Run
+from shardwright.measure.validate import BASELINE_EFFICIENCY, Predicted, predict
 
 OURS, LEFT_OUT, CONSTANT = "ours", "ours, family left out of the fit", "50 % of the peak"
 CALCULON, LLM_ANALYSIS = "Calculon", "llm-analysis"
 SHOWN = ("sc21", "kor22")  # families printed row by row
-ROUNDS, ROUND_RUNS = 7, 40
 
 
 @dataclass(frozen=True)
@@ -53,28 +46,32 @@ class Line:
         return all(self.answers[planner].step_s for planner in planners)
 
 
-def our_answers(row: Measured, left_out: Mapping[str, Mapping[str, float]]) -> dict[str, Answer]:
-    """What we say with the shipped constants and with those fitted without the row's family, and the baseline."""
-    found = {}
-    fits = {OURS: shipped(), LEFT_OUT: shipped() | dict(left_out.get(row.family, {}))}
-    for name, constants in fits.items():
-        said = predict(row, constants)
-        found[name] = Answer(said.time.total if said.time else 0.0, said.memory_gb, said.reason, said.fits is not False)
-        if name == OURS:
-            executed_s = said.time.total * said.time.hfu if said.time else 0.0
-            found[CONSTANT] = Answer(executed_s / BASELINE_EFFICIENCY, 0.0, said.reason)
+def our_answers(rows: list[Measured], left_out: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Answer]]:
+    """By row: what we say with the shipped constants and with those fitted without its family, and the baseline."""
+    found: dict[str, dict[str, Answer]] = {row.id: {} for row in rows}
+    for said in predict(rows, shipped()):
+        executed_s = float(said.time.total * said.time.hfu) if said.time else 0.0
+        found[said.row.id][OURS] = as_answer(said)
+        found[said.row.id][CONSTANT] = Answer(executed_s / BASELINE_EFFICIENCY, 0.0, said.reason)
+    for family in {row.family for row in rows}:
+        constants = shipped() | dict(left_out.get(family, {}))
+        for said in predict([row for row in rows if row.family == family], constants):
+            found[said.row.id][LEFT_OUT] = as_answer(said)
     return found
+
+
+def as_answer(said: Predicted) -> Answer:
+    """Our prediction in the form of theirs."""
+    step_s = float(said.time.total) if said.time else 0.0
+    return Answer(step_s, said.memory_gb, said.reason, said.fits is not False)
 
 
 def read_lines(runs: Path, planners: Mapping[str, Planner]) -> list[Line]:
     """Every row of the headline: tier A, measured, not repeated by newer software."""
     left_out = tomllib.loads((runs.parent / "left_out.toml").read_text(encoding="utf-8"))
-    lines = []
-    for row in read_runs(runs):
-        if row.tier == "A" and row.is_latest and row.step_s:
-            theirs = {name: asked(planner, row) for name, planner in planners.items()}
-            lines.append(Line(row, theirs | our_answers(row, left_out)))
-    return lines
+    rows = [row for row in read_runs(runs) if row.tier == "A" and row.is_latest and row.step_s]
+    ours = our_answers(rows, left_out)
+    return [Line(row, {name: asked(planner, row) for name, planner in planners.items()} | ours[row.id]) for row in rows]
 
 
 def print_table(header: list[str], rows: Iterable[list[str]]) -> None:
@@ -164,34 +161,6 @@ def families(lines: list[Line]) -> list[str]:
     return list(dict.fromkeys(line.row.family for line in lines))
 
 
-def ours_again(run: Run) -> None:
-    """Time and memory of one plan, as for a row."""
-    constants = shipped()
-    step_time(run, constants)
-    rank_memory(run, constants)
-
-
-def print_speed(lines: list[Line], planners: Mapping[str, Planner]) -> None:
-    """Plans a second of processor time, one at a time, in turn on the same plans in the same process."""
-    runs = [line.row.run for line in lines if line.is_answered(planners) and line.row.run][:ROUND_RUNS]
-    functions: dict[str, Callable[[Run], object]] = {OURS: ours_again}
-    functions |= {name: planner.answer for name, planner in planners.items()}
-    rates: dict[str, list[float]] = {name: [] for name in functions}
-    gc.disable()
-    for turn in range(ROUNDS):
-        names = list(functions)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            begin_s = time.process_time()
-            for run in runs:
-                functions[name](run)
-            rates[name].append(len(runs) / (time.process_time() - begin_s))
-    gc.enable()
-    print_table(["plans a processor second, one at a time", "median", "least", "most"], [
-        [name, f"{statistics.median(found):,.0f}", f"{min(found):,.0f}", f"{max(found):,.0f}"]
-        for name, found in rates.items()
-    ])  # fmt: skip
-
-
 def write_rows(lines: list[Line], names: list[str], path: Path) -> None:
     """All rows as CSV: seconds of each planner, GB of those that say it, and why one says nothing."""
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -236,7 +205,6 @@ def main() -> None:
     print_rows(lines, names)
     print_memory(lines, [OURS, *others])
     print_reasons(lines, others)
-    print_speed(lines, planners)
     if said.out:
         write_rows(lines, names, said.out)
 

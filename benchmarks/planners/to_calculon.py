@@ -21,7 +21,7 @@ from shardwright.workload.shape import Run
 
 # The system files that it ships, by our name of the device.
 SYSTEMS = {"a100-sxm-80g": "a100_80g.json", "h100-sxm": "h100_80g_nvl8.json"}
-SCHEDULES = ("none", "sequential", "1f1b", "interleaved", "interleaved-1f1b")
+SCHEDULES = ("sequential", "1f1b", "interleaved-1f1b")
 NODE, NETWORK = 0, 1  # the two networks of a system file
 # Its capacity check would end a prediction; its authors lift it in the same way in systems/a100_80e.json.
 NO_LIMIT_GIB = 80_000_000_000
@@ -44,7 +44,7 @@ def faults_of(run: Run) -> list[str]:
         f"no {cut.schedule} schedule": cut.schedule in SCHEDULES,
         f"no {cut.precision} products beside 16-bit parameters": cut.precision in ("bf16", "fp16"),
         "no recomputation by operator": cut.recompute != "matmul",
-        "no recomputation of some layers only": not cut.recompute_layers,
+        "no recomputation of some layers only": not cut.policies,
         "no uneven stages": not cut.layout,
         f"{cut.global_batch} sequences are not whole microbatches of {cut.microbatch} on {cut.dp} replicas": not (
             cut.global_batch % (cut.dp * cut.microbatch)
@@ -106,17 +106,24 @@ class Calculon:
             for device, file in SYSTEMS.items()
         }
 
-    def answer(self, run: Run) -> Answer:
-        """Step and memory of the first pipeline rank, the fullest one; ValueError with what it can't express."""
-        refuse(faults_of(run))
+    def machine(self, run: Run) -> Any:
+        """Its System for a run, which any run on the same devices can use again."""
+        return self._system(system_of(run, self._systems[run.device]))
+
+    def evaluate(self, run: Run, machine: Any) -> Answer:
+        """What its own search does with one plan; ValueError with why it refuses it."""
         model = self._model(self._model.Application(application_of(run)), self._log)
-        system = self._system(system_of(run, self._systems[run.device]))
         try:
-            model.compile(system, self._model.Execution.from_json(execution_of(run)))
-            model.run(system)
+            model.compile(machine, self._model.Execution.from_json(execution_of(run)))
+            model.run(machine)
         except (AssertionError, self._model.Error) as error:
             raise ValueError(f"Calculon refuses it: {error}") from error
         return Answer(model.get_total_time(), model.get_mem_tier1_cap_req() / 1e9)
+
+    def answer(self, run: Run) -> Answer:
+        """Step and memory of the first pipeline rank, the fullest one; ValueError with what it can't express."""
+        refuse(faults_of(run))
+        return self.evaluate(run, self.machine(run))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ GPUS = {
 }  # fmt: skip
 # What its README advises where nothing was measured: 0.5 of the peak for training, 0.9 of the memory's bandwidth.
 FLOPS_EFFICIENCY, MEMORY_EFFICIENCY = 0.5, 0.9
-UNTOLD = ("none", "sequential", "1f1b", "interleaved", "interleaved-1f1b")  # it has no schedule, so no bubble
+UNTOLD = ("sequential", "1f1b", "interleaved-1f1b")  # it has no schedule, so no bubble
 
 
 def faults_of(run: Run) -> list[str]:
@@ -40,7 +40,7 @@ def faults_of(run: Run) -> list[str]:
         f"no {cut.schedule} schedule": cut.schedule in UNTOLD,
         f"no {cut.precision} products beside 16-bit parameters": cut.precision in ("bf16", "fp16"),
         "no recomputation by operator": cut.recompute != "matmul",
-        "no recomputation of some layers only": not cut.recompute_layers,
+        "no recomputation of some layers only": not cut.policies,
         "no uneven stages": not cut.layout,
         f"{cut.global_batch} sequences are not whole microbatches of {cut.microbatch} on {cut.dp} replicas": not (
             cut.global_batch % (cut.dp * cut.microbatch)
