@@ -19,7 +19,7 @@ from to_llm_analysis import LLMAnalysis
 from shardwright.cost.calibration import shipped
 from shardwright.measure.runs import Measured, read_runs
 from shardwright.measure.score import percentile, weighted_mean, weights_of
-from shardwright.measure.validate import BASELINE_EFFICIENCY, Predicted, predict
+from shardwright.measure.validate import BASELINE_EFFICIENCY, RANKED, Predicted, order, predict
 
 OURS, LEFT_OUT, CONSTANT = "ours", "ours, family left out of the fit", "50 % of the peak"
 CALCULON, LLM_ANALYSIS = "Calculon", "llm-analysis"
@@ -144,6 +144,24 @@ def print_rows(lines: list[Line], names: list[str]) -> None:
     print_table(["row", "measured, s", *names], rows)
 
 
+def print_order(lines: list[Line], names: list[str]) -> None:
+    """Whether each would pick the right plan: Kendall's tau and regret in the sweeps that it expresses."""
+    found = {
+        name: order([(line.row, line.answers[name].step_s) for line in lines if line.is_answered([name])])
+        for name in names
+    }
+    rows = []
+    for family in RANKED:
+        cells = []
+        for of in found.values():
+            score = of.get(family)
+            said = score and f"{100 * score['regret']:.1f} %, {score['kendall_tau']:.2f}, {score['sweeps']:.0f} sweeps"
+            cells.append(said or "-")
+        if any(family in of for of in found.values()):
+            rows.append([family, *cells])
+    print_table(["regret, Kendall's tau", *names], rows)
+
+
 def print_reasons(lines: list[Line], others: list[str]) -> None:
     """What the others can't express, and how many rows have it. A row may have several."""
     for name in others:
@@ -204,6 +222,7 @@ def main() -> None:
     print_times(lines, names, others)
     print_rows(lines, names)
     print_memory(lines, [OURS, *others])
+    print_order(lines, names)
     print_reasons(lines, others)
     if said.out:
         write_rows(lines, names, said.out)
