@@ -20,6 +20,7 @@ PARTS = {
     "messages": "messages of the pipeline",
     "bubble": "bubble",
     "optimizer": "optimizer",
+    "host": "on the way to host memory and there",
     "other": "host, jitter, norm of gradients",
 }
 
@@ -63,8 +64,8 @@ def _speed(job: JobSpec, found: Estimate) -> str:
     return _wrapped(
         f"A step of {job.tokens_per_step:,} tokens takes {_span(step.total)}; four of five lie between "
         f"{_span(step.low)} and {_span(step.high)}. That is {found.tokens_per_s_per_device:,.0f} tokens a second and "
-        f"device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of {_rounded(found.peak_flops / 1e12)} TFLOP/s. "
-        f"Under the cluster's software ({software_of(job.cluster.software).name}) the fullest process needs "
+        f"device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of {_rounded(found.peak_flops / 1e12)} "
+        f"TFLOP/s. Under the cluster's software ({software_of(job.cluster.software).name}) the fullest process needs "
         f"{amount(int(found.memory.process))}."
     )
 
@@ -80,7 +81,7 @@ def _parts(found: Estimate) -> str:
 
 
 def _money(job: JobSpec, found: Estimate) -> str:
-    tokens = f"{job.optimizer.steps * job.tokens_per_step:.3g}".replace("e+", "e")
+    tokens = f"{job.optimizer.steps * job.tokens_per_step:.3g}".replace("e+0", "e").replace("e+", "e")
     columns = {
         "a step": (found.step_money, found.step.total),
         "1e12 tokens": (found.of_steps(found.num_steps_of_many), found.num_steps_of_many * found.wall_s),
