@@ -44,7 +44,9 @@ class DeviceSpec(Spec):
         0.0, description="Peak bandwidth of that memory by device, in 1e9 bytes per second; 0 is unknown."
     )
     generation: str = Field(
-        "", description="Name of the calibration whose efficiencies hold for it: that of its architecture."
+        "",
+        description="Calibration whose efficiencies hold for it: the name of its architecture, or the path of a TOML "
+        "file like the catalog's.",
     )
     aliases: list[str] = Field(default_factory=list, description="What tables of measured runs call it.")
     cuda_names: list[str] = Field(
@@ -70,15 +72,23 @@ class DeviceSpec(Spec):
 class ClusterSpec(Spec):
     """Nodes of equal devices. `this-machine` is whatever the command runs on."""
 
-    name: str = Field("this-machine", description="Catalog name, or any name for your own cluster.")
-    device: str = Field("unknown", description="Catalog name of the device; unknown means: look when the run starts.")
+    name: str = Field(
+        "this-machine",
+        description="Catalog name, the path of a TOML file like the catalog's, or any name for your own cluster.",
+    )
+    device: str = Field(
+        "unknown",
+        description="Catalog name of the device, or the path of a TOML file like the catalog's; unknown means: look "
+        "when the run starts.",
+    )
     devices_per_node: Annotated[int, Field(ge=0)] = Field(
         0, description="Devices in a node; 0 means as many as this machine can host."
     )
     nodes: Annotated[int, Field(gt=0)] = Field(1, description="Number of nodes.")
     software: str = Field(
         "megatron-core",
-        description="Generation of training software whose kernels and overlaps predictions count on; catalog name.",
+        description="Generation of training software whose kernels and overlaps predictions count on; catalog name, or "
+        "the path of a TOML file like the catalog's.",
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")

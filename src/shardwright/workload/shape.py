@@ -22,7 +22,8 @@ from shardwright.workload.recompute import meet_budget
 class Experts:
     """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of `shared_ffn`.
 
-    The first `dense_layers` have none, and of the others the last of every `every` has some.
+    The first `dense_layers` have none, and of the others the last of every `every` has some. A token chooses among a
+    `reach` of them, where its gate limits the groups of experts.
     """
 
     num: int
@@ -31,6 +32,7 @@ class Experts:
     shared_ffn: int = 0
     dense_layers: int = 0
     every: int = 1
+    reach: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -194,14 +196,19 @@ class Cut:
         return np.maximum(1, self.replicas * self.tp // (self.ep * self.expert_tp))
 
     @property
+    def num_copies(self) -> int:
+        """How often a pipeline holds each stage: a bidirectional one twice."""
+        return 2 if self.schedule == "dualpipe" else 1
+
+    @property
     def shard_ranks(self) -> Numbers:
-        """Replicas that share one set of ZeRO's shards."""
-        return _sharing(self, self.replicas)
+        """Ranks that share one set of ZeRO's shards, those of both copies of a stage."""
+        return _sharing(self, self.replicas) * self.num_copies
 
     @property
     def expert_shard_ranks(self) -> Numbers:
         """The same of experts."""
-        return _sharing(self, self.expert_replicas)
+        return _sharing(self, self.expert_replicas) * self.num_copies
 
     @property
     def num_microbatches(self) -> Numbers:
@@ -289,7 +296,7 @@ def shape_of(job: JobSpec) -> Shape:
     if m.moe.experts:
         experts = Experts(
             m.moe.experts, m.moe.num_chosen, m.moe.ffn_size(m.ffn_size), m.moe.shared_size(m.ffn_size),
-            m.moe.first_dense, m.moe.every,
+            m.moe.first_dense, m.moe.every, m.moe.groups_kept / m.moe.num_groups,
         )  # fmt: skip
     if m.is_latent:
         low = m.latent
