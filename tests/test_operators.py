@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cost.calibration import shipped, software_of
-from shardwright.cost.memory import in_flight, rank_memory
-from shardwright.schedule.generate import training_program
-from shardwright.schedule.lives import peak_activations
+from shardwright.cost.memory import rank_memory
 from shardwright.spec import catalog
 from shardwright.spec.flops import flops_per_token
-from shardwright.spec.load import make_job
+from shardwright.spec.load import load_job, make_job
 from shardwright.spec.parameters import num_parameters
 from shardwright.workload.layers import chain_flops, chains, kept_bytes
 from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape, run_of, shape_of
@@ -76,21 +74,6 @@ def test_state_is_zeros_table(zero: int, fixed: float, shared: float, d: int) ->
     assert state / (GPT.parameters - GPT.hidden) == pytest.approx(fixed + shared / d, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("name", "v"),
-    [("1f1b", 1), ("gpipe", 1), ("interleaved-1f1b", 2), ("zb-h2", 1)],
-)
-def test_microbatches_in_flight_are_those_of_the_schedule(name: str, v: int) -> None:
-    p, m = 4, 16
-    program = training_program(name, p, m, v)
-    expected = [peak / v for peak in peak_activations(program)]
-    found = [in_flight(name, p, rank, m, v) for rank in range(p)]
-    if name == "zb-h2":  # said for all ranks what rank 0 keeps
-        assert found[0] == expected[0]
-    else:
-        assert found == expected
-
-
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_tensor_parallel_moves_as_much_with_sequence_parallel(sequence_parallel: bool) -> None:
     """Two all-reduces each way are as many bytes on the wire as four gathers and scatters, apart from the re-gather."""
@@ -129,3 +112,15 @@ def test_a_job_is_predicted_as_the_model_that_runs(name: str) -> None:
     shape = shape_of(job)
     assert shape.parameters == pytest.approx(num_parameters(job.model), rel=1e-2)
     assert shape.flops_per_token() == pytest.approx(flops_per_token(job.model), rel=1e-6)
+
+
+def test_recomputed_latent_attention_keeps_its_latents_alone() -> None:
+    """DeepSeek-V3 (arXiv 2412.19437, section 3.2.3) makes heads of latents again instead of keeping them."""
+    job = load_job("deepseek-v3")
+    run = run_of(job)
+    layer = chains(run.shape, run.cut, software_of(run.software))["dense"]
+    tokens, heads = 4096, 128
+    made = 2 * tokens * heads * (192 + 192 + 128)  # queries, keys and values
+    normal = 2 * tokens * (1536 + 512)
+    attended = tokens * heads * (2 * 128 + 4)  # and the softmax's sums
+    assert kept_bytes(layer, "none") - kept_bytes(layer, "attention") == pytest.approx(made + normal + attended)

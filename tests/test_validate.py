@@ -109,7 +109,8 @@ def test_what_notes_say_is_read() -> None:
     [
         ("someone, arXiv 2104.00001", "A100-80G", "megatron-2022"),
         ("someone, arXiv 2302.13971", "A100-80G", "flash-2023"),
-        ("someone, arXiv 2407.21783", "H100", "large-2024"),
+        ("someone, arXiv 2407.00001", "H100", "large-2024"),
+        ("The Llama 3 herd of models, arXiv 2407.21783", "H100", "llama3"),
         ("someone, 2022", "A100-80G", "megatron-2022"),
         ("someone", "V100-32G", "megatron-2021"),
         ("someone, arXiv 2204.02311", "TPU v4", "xla+softmax"),

@@ -4,7 +4,6 @@ A constant has a name such as "ampere.product": that of a generation of devices 
 own. What a generation does not say, common.toml says. A constant is never about a run.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +11,7 @@ from functools import lru_cache
 from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.device_name import device_name
+from shardwright.spec.entry import read_entry
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.shape import Run
 
@@ -22,32 +22,39 @@ Constants = Mapping[str, float]
 def shipped() -> dict[str, float]:
     """All constants of the catalog, by generation and name."""
     found: dict[str, float] = {}
-    for file in catalog.names("calibrations"):
-        fields = catalog.read("calibrations", file)
-        found |= {f"{file}.{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)}
+    for name in catalog.names("calibrations"):
+        found |= _constants_in(name)
     return found
 
 
 @lru_cache(maxsize=64)
+def _constants_in(name: str) -> dict[str, float]:
+    """The constants of one calibration, of the catalog or in a file of your own."""
+    fields = catalog.read("calibrations", name)
+    return {f"{name}.{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)}
+
+
+@lru_cache(maxsize=64)
 def device_of(name: str) -> DeviceSpec:
-    """A device by catalog name or by what tables of runs call it. KeyError with a way out if there is none."""
-    return DeviceSpec.model_validate_json(json.dumps(catalog.read("devices", device_name(name))))
+    """A device by catalog name, by what tables of runs call it, or of a file of yours. KeyError with a way out."""
+    return read_entry("devices", name if catalog.is_file(name) else device_name(name), DeviceSpec)
 
 
 @lru_cache(maxsize=64)
 def software_of(name: str) -> SoftwareSpec:
-    """A generation of software by catalog name; NAME+ATTENTION is the same with another kernel of attention."""
+    """Software by catalog name or of a file of yours; NAME+ATTENTION is that of the catalog with another attention."""
+    if catalog.is_file(name) or "+" not in name:
+        return read_entry("software", name, SoftwareSpec)
     name, _, kernel = name.partition("+")
-    fields = catalog.read("software", name)
-    if kernel:
-        fields |= {"attention": kernel, "causal": kernel not in ("torch", "softmax")}
-        if not fields["causal"]:
-            fields["softmax"] = fields.get("softmax", _SOFTMAX_BYTES[kernel])
-    return SoftwareSpec.model_validate_json(json.dumps(fields))
+    software = read_entry("software", name, SoftwareSpec)
+    fields: dict[str, object] = {"attention": kernel, "causal": kernel not in _SOFTMAX_BYTES}
+    if kernel in _SOFTMAX_BYTES and "softmax" not in software.model_fields_set:
+        fields["softmax"] = _SOFTMAX_BYTES[kernel]
+    return software.model_copy(update=fields)
 
 
 # Bytes by score, forward and backward, of code that has no softmax of its own: torch's operators, or fused in one.
-_SOFTMAX_BYTES = {"torch": [22.0, 22.0], "softmax": [4.0, 6.0]}
+_SOFTMAX_BYTES = {"torch": (22.0, 22.0), "softmax": (4.0, 6.0)}
 
 
 def software_under(run: Run) -> SoftwareSpec:
@@ -127,9 +134,11 @@ def constant(constants: Constants, generation: str, name: str) -> float:
 
     KeyError names what is missing and where it belongs.
     """
+    of_file = _constants_in(generation) if catalog.is_file(generation) else {}
     for key in (f"{generation}.{name}", f"common.{name}"):
-        if key in constants:
-            return constants[key]
+        for given in (constants, of_file):
+            if key in given:
+                return given[key]
     raise KeyError(f"no calibration {name!r} for {generation!r}; add it to catalog/calibrations/{generation}.toml")
 
 
