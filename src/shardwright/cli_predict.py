@@ -7,13 +7,16 @@ from typing import Any
 
 import click
 
-from shardwright.cli_job import JobCommand, job_options, load
+from shardwright.cli_job import JobCommand, job_options, load, load_to_run
 
 
 @click.command(cls=JobCommand)
 @job_options
 def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device."""
+    """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
+
+    And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
+    """
     spec = load(job, overrides)
     from shardwright.report.estimate import show_estimate
 
@@ -104,7 +107,7 @@ def simulate(
 
     Stages cost what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
     """
-    spec = load(job, overrides)
+    spec = (load_to_run if execute else load)(job, overrides)
     from shardwright.report.show import Executed, Output, show_executed, show_job
 
     if not execute:
