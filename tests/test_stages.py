@@ -12,6 +12,8 @@ from shardwright.planner.chunks import best_chunks
 from shardwright.planner.pieces import Piece, Seat, Stages, may_be_empty, stages_of
 from shardwright.planner.stages import NoFitError, best_stages
 from shardwright.schedule.placement import Placement, bidirectional, in_line, looped, vee
+from shardwright.spec.base import PlanError
+from shardwright.spec.load import make_job
 
 TIMES = st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0])
 
@@ -134,3 +136,20 @@ def test_what_fits_nowhere_says_by_how_much() -> None:
 def test_few_microbatches_pass_a_slow_device_by(num_microbatches: int, layout: tuple[int, int]) -> None:
     seats = [Seat([piece(0.01), *[piece(seconds)] * 12, piece(0.01)]) for seconds in (1.0, 8.0)]
     assert best_stages(seats, num_microbatches).layout == layout
+
+
+def test_every_fault_of_a_cluster_of_parts_is_told() -> None:
+    parts = [{"device": "a100-sxm-80g", "devices_per_node": 8, "nodes": 2}, {"device": "v101", "devices_per_node": 4}]
+    fields = {"cluster": {"device": "h100-sxm", "devices_per_node": 8, "parts": parts}, "plan": {"dp": 8, "pp": 2}}
+    with pytest.raises(PlanError) as raised:
+        make_job(fields)
+    told = "\n".join(raised.value.faults)
+    assert "dp 8 x tp 1 x pp 2 = 16 ranks" in told
+    assert "2 nodes x 8 devices + 1 nodes x 4 devices = 20" in told
+    assert "cluster.device 'h100-sxm' is of all nodes" in told
+    assert "cluster.parts has 2 x 8 + 1 x 4 = 20" in told
+    assert "cluster.parts[1].device 'v101' is not in the catalog" in told
+    assert "cluster.parts[1] has 1 x 4 = 4 devices, and a pipeline stage takes dp 8 x tp 1 = 8" in told
+    assert len(raised.value.faults) == 5
+    with pytest.raises(PlanError, match=r"cluster\.parts\.0\.devices_per_node is missing"):
+        make_job({"cluster": {"parts": [{"device": "h100-sxm"}]}})

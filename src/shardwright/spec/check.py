@@ -7,6 +7,7 @@ here is arithmetic on the job and needs nothing else.
 from shardwright.spec import catalog
 from shardwright.spec.check_context import context_faults
 from shardwright.spec.check_experts import expert_faults
+from shardwright.spec.check_parts import part_faults
 from shardwright.spec.check_recompute import recompute_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import ep_ranks_of_node
@@ -27,6 +28,7 @@ def job_faults(job: JobSpec) -> list[str]:
         *recompute_faults(job.plan, job.model.layers),
         *_batch_faults(job),
         *_cluster_faults(job),
+        *part_faults(job),
         *_optimizer_faults(job),
         *_compress_faults(job),
     ]
@@ -217,9 +219,10 @@ def _cluster_faults(job: JobSpec) -> list[str]:
             if cluster.num_devices % rest == 0
             else f"use degrees whose product is {cluster.num_devices}"
         )
+        nodes = cluster.parts or [cluster]
+        devices = " + ".join(f"{of.nodes} nodes x {of.devices_per_node} devices" for of in nodes)
         faults.append(
-            f"{plan.degrees} = {plan.world} ranks, and cluster "
-            f"{cluster.name!r} has {cluster.nodes} nodes x {cluster.devices_per_node} devices = "
+            f"{plan.degrees} = {plan.world} ranks, and cluster {cluster.name!r} has {devices} = "
             f"{cluster.num_devices}; {way_out}"
         )
     return faults

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -146,6 +146,8 @@ def _describe(details: ErrorDetails) -> str:
         first = next(iter((_section(details["loc"]) or JobSpec).model_fields))
         example = f"{where}.{first}" + (f" = {_short(given)}" if first == "name" and isinstance(given, str) else "")
         return f"{where} = {_short(given)}: it should be a section; set fields in it, such as {example}"
+    if details["type"] == "missing":
+        return f"{where} is missing ({_field_help(details['loc'])}); set it"
     message = details["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:].replace("Input should", "it should")
     message = message.replace("input should", "it should")
@@ -162,8 +164,11 @@ def _section(location: tuple[int | str, ...]) -> type[BaseModel] | None:
     """The spec class that a location such as ("plan",) is in."""
     section: Any = JobSpec
     for part in location:
+        if isinstance(part, int):  # an entry of a list of sections, which the name before it has led to
+            continue
         field = section.model_fields.get(part)
         section = field.annotation if field else None
+        section = get_args(section)[0] if get_origin(section) is list else section
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             return None
     return section  # type: ignore[no-any-return]
