@@ -149,7 +149,7 @@ def test_every_fault_of_a_cluster_of_parts_is_told() -> None:
     assert "cluster.device 'h100-sxm' is of all nodes" in told
     assert "cluster.parts has 2 x 8 + 1 x 4 = 20" in told
     assert "cluster.parts[1].device 'v101' is not in the catalog" in told
-    assert "cluster.parts[1] has 1 x 4 = 4 devices, and a pipeline stage takes dp 8 x tp 1 = 8" in told
+    assert "cluster.parts[1] has 1 x 4 = 4 devices, and a stage takes dp 8 x tp 1 = 8" in told
     assert len(raised.value.faults) == 5
     with pytest.raises(PlanError, match=r"cluster\.parts\.0\.devices_per_node is missing"):
         make_job({"cluster": {"parts": [{"device": "h100-sxm"}]}})

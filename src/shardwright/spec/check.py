@@ -219,8 +219,9 @@ def _cluster_faults(job: JobSpec) -> list[str]:
             if cluster.num_devices % rest == 0
             else f"use degrees whose product is {cluster.num_devices}"
         )
-        nodes = cluster.parts or [cluster]
-        devices = " + ".join(f"{of.nodes} nodes x {of.devices_per_node} devices" for of in nodes)
+        nodes = [(part.nodes, part.devices_per_node) for part in cluster.parts]
+        nodes = nodes or [(cluster.nodes, cluster.devices_per_node)]
+        devices = " + ".join(f"{num_nodes} nodes x {each} devices" for num_nodes, each in nodes)
         faults.append(
             f"{plan.degrees} = {plan.world} ranks, and cluster {cluster.name!r} has {devices} = "
             f"{cluster.num_devices}; {way_out}"

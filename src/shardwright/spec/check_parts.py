@@ -33,7 +33,7 @@ def part_faults(job: JobSpec) -> list[str]:
         if part.num_devices % stage:
             axes = f"dp {plan.dp} x tp {plan.tp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
             faults.append(
-                f"{where} has {part.nodes} x {part.devices_per_node} = {part.num_devices} devices, and a pipeline stage "
+                f"{where} has {part.nodes} x {part.devices_per_node} = {part.num_devices} devices, and a stage "
                 f"takes {axes} = {stage} of one kind ({part.num_devices} / {stage} = "
                 f"{part.num_devices / stage:.2f}); use degrees whose product divides it, and more plan.pp"
             )
