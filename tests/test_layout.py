@@ -44,8 +44,10 @@ def mixed(*parts: tuple[str, int], **plan: Any) -> JobSpec:
         job(plan={"tp": 2, "pp": 4, "dp": 2, "zero": 3}),
         job(plan={"tp": 2, "pp": 4, "dp": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2}),
         job(plan={"pp": 4, "dp": 4, "ep": 4, "zero": 1}, model=MODEL | {"moe": EXPERTS}),
+        # This one keeps something for each stage, too.
+        job(cluster={"device": "a100-sxm-80g", "nodes": 2, "devices_per_node": 8, "software": "megatron-deepspeed"}),
     ],
-    ids=["dense", "all again", "zero 3", "interleaved", "experts"],
+    ids=["dense", "all again", "zero 3", "interleaved", "experts", "kept by stage"],
 )
 def test_pieces_add_up_to_what_the_cost_model_says_of_the_whole(given: JobSpec) -> None:
     run, plan, m = run_of(given), given.plan, given.num_microbatches
@@ -92,6 +94,7 @@ def test_older_devices_get_fewer_layers_wherever_they_are_named() -> None:
         assert 0 < by_device["v100-sxm-32g"] < by_device["a100-sxm-80g"] * 0.7
         assert found.even is not None and found.stages.pipeline_s < 0.8 * found.even.pipeline_s
         assert [part.device for part in found.job.cluster.parts] == [found.devices[0], found.devices[-1]]
+        assert found.devices[-1] == "a100-sxm-80g"  # the head and its 128,000 words take as long as several layers
         assert not job_faults(found.job)
 
 

@@ -1,4 +1,4 @@
-"""The pieces of a job's model as a pipeline rank on the cluster's device sees them: seconds and bytes, by the cost model.
+"""The pieces of a model as a pipeline rank on a cluster's device sees them: seconds and bytes, by the cost model.
 
 Seconds are those of cost/stage.py. Bytes are asked of cost/memory.py: a model of few layers is laid over two pipeline
 ranks, and what a layer more takes is the difference.
