@@ -9,6 +9,7 @@ from shardwright.cost.memory import rank_memory
 from shardwright.planner.layout import best_layout, placement_of
 from shardwright.planner.pieces import stages_of
 from shardwright.planner.pieces_of import seats
+from shardwright.report.layout import layout_dict, layout_text
 from shardwright.schedule.job import job_program, plan_faults
 from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
@@ -96,6 +97,20 @@ def test_older_devices_get_fewer_layers_wherever_they_are_named() -> None:
         assert [part.device for part in found.job.cluster.parts] == [found.devices[0], found.devices[-1]]
         assert found.devices[-1] == "a100-sxm-80g"  # the head and its 128,000 words take as long as several layers
         assert not job_faults(found.job)
+
+
+def test_a_layout_is_told_with_what_it_gains() -> None:
+    found = best_layout(mixed(("a100-sxm-80g", 1), ("v100-sxm-32g", 1)), CONSTANTS)
+    text, told = layout_text(found), layout_dict(found)
+    assert f"plan.layout = {told['layout']}" in text
+    assert "cluster.parts, and so of the nodes' ranks: v100-sxm-32g, then a100-sxm-80g." in text
+    assert [line.split()[1:3] for line in text.splitlines() if line[:1].isdigit()] == [
+        [device, str(layers)] for device, layers in zip(found.devices, told["layout"], strict=True)
+    ]
+    assert f"would take {told['even_pipeline_s']:.3g} s" in " ".join(text.split())
+    assert told["even_pipeline_s"] > told["pipeline_s"]
+    with pytest.raises(PlanError, match=r"cluster\.device is unknown"):
+        best_layout(make_job({}), CONSTANTS)
 
 
 def test_a_cluster_of_two_equal_parts_is_one_cluster() -> None:

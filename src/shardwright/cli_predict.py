@@ -157,4 +157,24 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, left
     click.echo(json.dumps(found) if as_json else validation_text(found))
 
 
-COMMANDS = (estimate, schedule, simulate, validate)
+@click.command(cls=JobCommand)
+@job_options
+def layout(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
+
+    The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers.
+    """
+    spec = load(job, overrides)
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.layout import best_layout
+    from shardwright.report.layout import layout_dict, layout_text
+    from shardwright.spec.base import PlanError
+
+    try:
+        found = best_layout(spec, shipped())
+    except KeyError as error:
+        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    click.echo(json.dumps(layout_dict(found)) if as_json else layout_text(found))
+
+
+COMMANDS = (estimate, layout, schedule, simulate, validate)
