@@ -12,7 +12,7 @@ from few_plans import best_of_few
 from shardwright.cost.calibration import shipped
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.batch import batch_limits
-from shardwright.planner.scaling import Scaling, at_size, scaling
+from shardwright.planner.scaling import Scaling, at_size, scaling, sizes_of
 from shardwright.report.scaling import scaling_dict, scaling_text
 from shardwright.report.scaling_picture import scaling_picture
 from shardwright.simulate.step import step_time
@@ -121,6 +121,20 @@ def test_sizes_that_can_not_be() -> None:
     unknown = given.model_copy(update={"cluster": given.cluster.model_copy(update={"device": "unknown"})})
     with pytest.raises(PlanError, match=r"cluster\.device"):
         scaling(unknown, [8], batch_limits(given), best_of_few, shipped())
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("8", [8]), ("8,16, 48", [8, 16, 48]), ("64-1024", [64, 128, 256, 512, 1024]), ("24-100,8", [8, 24, 48, 96])],
+)
+def test_sizes_are_listed_or_doubled(text: str, sizes: list[int]) -> None:
+    assert sizes_of(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "0", "8,", "64-32", "a", "8--16", "-8", "1.5"])
+def test_sizes_that_can_not_be_read(text: str) -> None:
+    with pytest.raises(PlanError, match="neither a number of devices nor a range"):
+        sizes_of(text)
 
 
 def test_a_part_of_a_node_is_a_smaller_node() -> None:

@@ -137,6 +137,24 @@ def scaling(
     return strong, weak
 
 
+def sizes_of(text: str) -> list[int]:
+    """Sizes from "8,16,48" or "64-1024", which is doubled from one end to the other. PlanError says what is wrong."""
+    found, faults = [], []
+    for part in text.split(","):
+        low, dash, high = (word.strip() for word in part.partition("-"))
+        if not low.isdecimal() or int(low) == 0 or (dash and not (high.isdecimal() and int(high) >= int(low))):
+            faults.append(f"--devices {part!r} is neither a number of devices nor a range, such as 8,16,32 or 64-1024")
+            continue
+        size = int(low)
+        found.append(size)
+        while dash and 2 * size <= int(high):
+            size *= 2
+            found.append(size)
+    if faults:
+        raise PlanError("sizes of the cluster", faults)
+    return sorted(set(found))
+
+
 def devices_text(sizes: Sequence[int]) -> str:
     """ "1 device", "8, 16 devices"."""
     return f"{', '.join(f'{size:,}' for size in sizes)} device{'' if list(sizes) == [1] else 's'}"
