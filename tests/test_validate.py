@@ -109,9 +109,13 @@ def test_what_notes_say_is_read() -> None:
     [
         ("someone, arXiv 2104.00001", "A100-80G", "megatron-2022"),
         ("someone, arXiv 2302.13971", "A100-80G", "flash-2023"),
-        ("someone, arXiv 2407.21783", "H100", "megatron-core"),
+        ("someone, arXiv 2407.21783", "H100", "large-2024"),
+        ("someone, 2022", "A100-80G", "megatron-2022"),
         ("someone", "V100-32G", "megatron-2021"),
+        ("someone, arXiv 2204.02311", "TPU v4", "xla+softmax"),
         ("NVIDIA NeMo", "H100", "nemo"),
+        ("Megatron-DeepSpeed with FlashAttention-2", "A100-80G", "megatron-deepspeed+flash2"),
+        ("arXiv 2104.04473 without FlashAttention", "A100-80G", "megatron-2021"),
     ],
 )
 def test_software_of_unknown_code_is_that_of_its_time(source: str, device: str, software: str) -> None:

@@ -4,15 +4,17 @@ What only the machine can answer (free memory, CUDA devices, files) is checked w
 here is arithmetic on the job and needs nothing else.
 """
 
-from shardwright.spec import catalog
 from shardwright.spec.check_context import context_faults
 from shardwright.spec.check_experts import expert_faults
 from shardwright.spec.check_parts import part_faults
 from shardwright.spec.check_recompute import recompute_faults
+from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.entry import entry_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import ep_ranks_of_node
 from shardwright.spec.model import all_divisors, nearest_divisors
 from shardwright.spec.plan import PlanSpec
+from shardwright.spec.software import SoftwareSpec
 
 
 def job_faults(job: JobSpec) -> list[str]:
@@ -201,17 +203,9 @@ def _batch_faults(job: JobSpec) -> list[str]:
 
 def _cluster_faults(job: JobSpec) -> list[str]:
     cluster, plan = job.cluster, job.plan
-    faults = []
-    if cluster.device != "unknown" and cluster.device not in catalog.names("devices"):
-        faults.append(
-            f"cluster.device {cluster.device!r} is not in the catalog of devices; "
-            + catalog.did_you_mean(cluster.device, catalog.names("devices"))
-        )
-    if cluster.software not in catalog.names("software"):
-        faults.append(
-            f"cluster.software {cluster.software!r} is not in the catalog of software; "
-            + catalog.did_you_mean(cluster.software, catalog.names("software"))
-        )
+    faults = entry_faults("cluster.software", "software", cluster.software, SoftwareSpec)
+    if cluster.device != "unknown":
+        faults += entry_faults("cluster.device", "devices", cluster.device, DeviceSpec)
     if cluster.num_devices and plan.world != cluster.num_devices:
         rest = plan.tp * plan.pp * plan.cp
         way_out = (

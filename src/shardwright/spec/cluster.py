@@ -34,8 +34,19 @@ class DeviceSpec(Spec):
         0.0, description="Links within a domain, in 1e9 bytes per second, of one device in one direction."
     )
     link_domain: Annotated[int, Field(ge=0)] = Field(0, description="Devices in such a domain; 0 is unknown.")
+    host_gb_per_s: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Link to the host, in 1e9 bytes per second in one direction; 0 is unknown."
+    )
+    host_memory_gib: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Host memory by device, of the usual server, in GiB; 0 is unknown."
+    )
+    host_memory_gb_per_s: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Peak bandwidth of that memory by device, in 1e9 bytes per second; 0 is unknown."
+    )
     generation: str = Field(
-        "", description="Name of the calibration whose efficiencies hold for it: that of its architecture."
+        "",
+        description="Calibration whose efficiencies hold for it: the name of its architecture, or the path of a TOML "
+        "file like the catalog's.",
     )
     aliases: list[str] = Field(default_factory=list, description="What tables of measured runs call it.")
     cuda_names: list[str] = Field(
@@ -76,15 +87,23 @@ class PartSpec(Spec):
 class ClusterSpec(Spec):
     """Nodes of equal devices, or parts of them. `this-machine` is whatever the command runs on."""
 
-    name: str = Field("this-machine", description="Catalog name, or any name for your own cluster.")
-    device: str = Field("unknown", description="Catalog name of the device; unknown means: look when the run starts.")
+    name: str = Field(
+        "this-machine",
+        description="Catalog name, the path of a TOML file like the catalog's, or any name for your own cluster.",
+    )
+    device: str = Field(
+        "unknown",
+        description="Catalog name of the device, or the path of a TOML file like the catalog's; unknown means: look "
+        "when the run starts.",
+    )
     devices_per_node: Annotated[int, Field(ge=0)] = Field(
         0, description="Devices in a node; 0 means as many as this machine can host."
     )
     nodes: Annotated[int, Field(gt=0)] = Field(1, description="Number of nodes.")
     software: str = Field(
         "megatron-core",
-        description="Generation of training software whose kernels and overlaps predictions count on; catalog name.",
+        description="Generation of training software whose kernels and overlaps predictions count on; catalog name, or "
+        "the path of a TOML file like the catalog's.",
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
@@ -93,6 +112,11 @@ class ClusterSpec(Spec):
         description="Parts with devices of different kinds, in the order of their ranks: each with device, "
         "devices_per_node, nodes, intra_node and inter_node. A pipeline stage lies within one part. Leave device, "
         "devices_per_node and nodes of the cluster out then.",
+    )
+    told_devices: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Devices that the plan is said to use; predictions note where its degrees do not make so many. 0 "
+        "means that nothing is said.",
     )
     usd_per_device_hour: Annotated[float, Field(ge=0)] = Field(
         0.0, description="What you pay for a device and hour, in US dollars; 0 means the catalog's price of the device."

@@ -16,7 +16,10 @@ Count = Annotated[int, Field(gt=0, le=10**12)]
 class ModelSpec(Spec):
     """Shape of a decoder. The defaults of `kind` fields are Llama's; see catalog/models for GPT's."""
 
-    name: str = Field("custom", description="Catalog name, or any name for your own shape.")
+    name: str = Field(
+        "custom",
+        description="Catalog name, the path of a TOML file like the catalog's, or any name for your own shape.",
+    )
     layers: Count = Field(4, description="Number of transformer blocks.")
     hidden: Count = Field(128, description="Width of the residual stream.")
     heads: Count = Field(8, description="Number of query heads.")
@@ -49,6 +52,11 @@ class ModelSpec(Spec):
         0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
     )
     moe: MoeSpec = Field(MoeSpec(), description="Experts in place of the MLP.")
+    told_parameters_b: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="Parameters that the model is said to have, in 1e9; predictions note where the other fields do not "
+        "make so many. 0 means that nothing is said.",
+    )
 
     @property
     def num_kv_heads(self) -> int:
