@@ -25,11 +25,7 @@ def part_faults(job: JobSpec) -> list[str]:
     stage = plan.dp * plan.cp * plan.tp
     for number, part in enumerate(cluster.parts):
         where = f"cluster.parts[{number}]"
-        if part.device not in catalog.names("devices"):
-            faults.append(
-                f"{where}.device {part.device!r} is not in the catalog of devices; "
-                + catalog.did_you_mean(part.device, catalog.names("devices"))
-            )
+        faults += entry_faults(f"{where}.device", "devices", part.device, DeviceSpec)
         if part.num_devices % stage:
             axes = f"dp {plan.dp} x tp {plan.tp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
             faults.append(
