@@ -99,7 +99,6 @@ PLAN_FAULTS: dict[str, dict[str, Any]] = {
     },
     "routers of experts learn from whole steps": {"plan": {"pp": 2, "schedule": "pipedream-2bw"}},
     'plan.recompute = "budget" weighs layers': {"plan": {"recompute": "budget", "memory_limit_gib": 1.0}},
-    "has no products of experts yet": {"precision": {"float8": "tensorwise"}},
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from shardwright import __version__
-from shardwright.cli_job import JobCommand, job_options, load
+from shardwright.cli_job import JobCommand, job_options, load_to_run
 from shardwright.cli_predict import COMMANDS
 
 # What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
@@ -32,7 +32,7 @@ def cli() -> None:
 @job_options
 def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them."""
-    spec = load(job, overrides)
+    spec = load_to_run(job, overrides)
     from shardwright.measure.out_of_memory import way_out
     from shardwright.spec.mesh import MeshShape
     from shardwright.train.data import prepare_tokens
@@ -96,7 +96,7 @@ def experts(run: Path, as_json: bool, svg: Path | None) -> None:
 @click.option("--tolerance", type=float, default=1e-5, show_default=True, help="Largest difference that passes.")
 def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tolerance: float) -> None:
     """Run JOB's plan and one rank on the same data, and print the largest differences."""
-    spec = load(job, overrides)
+    spec = load_to_run(job, overrides)
     from shardwright.measure.verify import verify as compare_with_one_rank
 
     verdict = compare_with_one_rank(spec, steps)

@@ -39,3 +39,14 @@ def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     if faults := plan_faults(spec):
         raise PlanError(f"job {job}", faults)
     return meet_budget(spec)
+
+
+def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
+    """The job, checked, for a command that executes it: PlanError also where this runtime can't."""
+    from shardwright.spec.base import PlanError
+    from shardwright.spec.limits import runtime_limits
+
+    spec = load(job, overrides)
+    if limits := runtime_limits(spec):
+        raise PlanError(f"job {job}", limits)
+    return spec

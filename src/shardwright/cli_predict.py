@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardwright.cli_job import JobCommand, job_options, load
+from shardwright.cli_job import JobCommand, job_options, load, load_to_run
 
 
 @click.command(cls=JobCommand)
@@ -104,7 +104,7 @@ def simulate(
 
     Stages cost what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
     """
-    spec = load(job, overrides)
+    spec = (load_to_run if execute else load)(job, overrides)
     from shardwright.report.show import Executed, Output, show_executed, show_job
 
     if not execute:

@@ -51,9 +51,4 @@ def _unsupported(job: JobSpec) -> list[str]:
             'plan.recompute = "budget" weighs layers that are all alike, and those with experts are not; use '
             '"full" or "selective", or name them in plan.recompute_layers'
         )
-    if job.precision.float8 != "none":
-        faults.append(
-            f"precision.float8 {job.precision.float8!r} has no products of experts yet; use "
-            'precision.float8 = "none", or a model without experts'
-        )
     return faults

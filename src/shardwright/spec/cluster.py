@@ -41,7 +41,21 @@ class DeviceSpec(Spec):
     cuda_names: list[str] = Field(
         default_factory=list, description="What the CUDA driver calls this device, so that it is recognised."
     )
+    usd_per_hour: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Price of renting one for an hour, with its share of the server, in US dollars; 0 is unknown."
+    )
+    power_w: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Most power that it takes for long (TDP), in watts, without the server; 0 is unknown."
+    )
+    hours_between_failures: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="Mean hours of one device between failures, of any part of the cluster, that interrupt a job; a "
+        "job on n devices is interrupted n times as often. 0 is unknown.",
+    )
     source: str = Field("", description="Where the numbers come from.")
+    sources: dict[str, str] = Field(
+        default_factory=dict, description="Where price, power and failures come from, by field; prices with their date."
+    )
 
 
 class ClusterSpec(Spec):
@@ -59,6 +73,32 @@ class ClusterSpec(Spec):
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
+    usd_per_device_hour: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="What you pay for a device and hour, in US dollars; 0 means the catalog's price of the device."
+    )
+    power_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Share of the most power of its devices that training takes; 1 is the most there can be."
+    )
+    pue: Annotated[float, Field(ge=1)] = Field(
+        1.0,
+        description="Power usage effectiveness: energy that the site takes for each that its devices take, with "
+        "servers, network and cooling; 1 counts the devices alone.",
+    )
+    hours_between_failures: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="Mean hours of one device between failures that interrupt a job; 0 means the catalog's of the "
+        "device.",
+    )
+    checkpoint_gb_per_s: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="Rate at which all ranks together write a checkpoint while the job waits, in 1e9 bytes per "
+        "second; 0 is unknown.",
+    )
+    restart_s: Annotated[float, Field(ge=0)] = Field(
+        600.0,
+        description="Seconds from a failure until the job trains again: noticing it, replacing a node, starting, "
+        "reading the checkpoint. Jiang et al. 2024 (arXiv 2402.15627, section 6.3) notice and diagnose within 600.",
+    )
 
     @property
     def num_devices(self) -> int:

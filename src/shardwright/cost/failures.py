@@ -1,0 +1,104 @@
+"""Failures: how much of the time that a job runs it trains, and how often it should write a checkpoint.
+
+Failures come at random at a constant rate, so that they also strike while a checkpoint is written or the job restarts.
+Daly 2006 (A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
+Systems 22). With mean time between failures M, checkpoint time d, restart time R and t seconds of training between
+checkpoints, a segment of t takes M exp(R / M) (exp((t + d) / M) - 1) seconds on average (equation 20). All in seconds,
+numbers or arrays with one entry a plan.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwright.cost.calibration import device_of
+from shardwright.cost.money import Number
+from shardwright.spec.cluster import ClusterSpec
+
+# Bytes a parameter: Adam's two moments and the master weight in float32.
+_STATE_BYTES = 12
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Seconds between failures of the whole job, of writing a checkpoint while it waits, of restarting."""
+
+    between_failures_s: Number
+    checkpoint_s: Number
+    restart_s: Number
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Shares of the time, which add up to 1, where a checkpoint is written after every `interval_s` of training."""
+
+    training: Number
+    checkpoints: Number
+    restarts: Number
+    lost_work: Number
+    interval_s: Number
+
+    def as_dict(self) -> dict[str, Any]:
+        """By name."""
+        return asdict(self)
+
+
+def checkpoint_bytes(num_parameters: float, compute_bytes: int) -> float:
+    """Bytes of a checkpoint: optimizer state, and the weights as they are computed with where they are not float32.
+
+    Narayanan et al. 2021 (arXiv 2104.04473, section 5.10) write 13.8 TB for a trillion parameters.
+    """
+    return num_parameters * (_STATE_BYTES + (compute_bytes if compute_bytes < 4 else 0))
+
+
+def reliability_of(cluster: ClusterSpec, num_devices: Number, written_bytes: Number) -> Reliability | None:
+    """Of a job on `num_devices` whose checkpoint has `written_bytes`; None where `reliability_gaps` has something."""
+    if reliability_gaps(cluster):
+        return None
+    return Reliability(
+        between_failures_s=3600.0 * _hours_between_failures(cluster) / num_devices,
+        checkpoint_s=written_bytes / (1e9 * cluster.checkpoint_gb_per_s),
+        restart_s=cluster.restart_s,
+    )
+
+
+def reliability_gaps(cluster: ClusterSpec) -> list[str]:
+    """What is not known, each with what to set."""
+    unknown = {
+        "cluster.hours_between_failures": not _hours_between_failures(cluster),
+        "cluster.checkpoint_gb_per_s": not cluster.checkpoint_gb_per_s,
+    }
+    return [
+        f"time lost to failures is not said: {name} is 0, which is unknown; set it" for name in unknown if unknown[name]
+    ]
+
+
+def _hours_between_failures(cluster: ClusterSpec) -> float:
+    if cluster.hours_between_failures or cluster.device == "unknown":
+        return cluster.hours_between_failures
+    return device_of(cluster.device).hours_between_failures
+
+
+def best_interval_s(job: Reliability) -> Number:
+    """Seconds of training between checkpoints that lose least. Daly 2006, equation 37.
+
+    Its first term is Young's (1974, A first order approximation to the optimum checkpoint interval): sqrt(2 d M).
+    """
+    m, d = job.between_failures_s, job.checkpoint_s
+    half = d / (2 * m)
+    series = np.sqrt(2 * d * m) * (1 + np.sqrt(half) / 3 + half / 9) - d
+    best: Number = np.where(d < 2 * m, series, m)[()]
+    return best
+
+
+def goodput(job: Reliability, interval_s: Number) -> Goodput:
+    """What becomes of the time, with a checkpoint after every `interval_s` of training.
+
+    Failures strike W / M times in W seconds. Each is followed by R seconds of restarting or by the next failure, which
+    is M (1 - exp(-R / M)) on average.
+    """
+    m, d, r = job.between_failures_s, job.checkpoint_s, job.restart_s
+    segment = m * np.exp(r / m) * np.expm1((interval_s + d) / m)
+    training, checkpoints, restarts = interval_s / segment, d / segment, -np.expm1(-r / m)
+    return Goodput(training, checkpoints, restarts, 1 - training - checkpoints - restarts, interval_s)

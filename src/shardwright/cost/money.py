@@ -1,0 +1,80 @@
+"""Money, energy and device-hours of a step and of a run.
+
+Energy is the most power of the devices (TDP) x the share of it that training takes x the site's power usage
+effectiveness x time, as in Patterson et al. 2021 (arXiv 2104.10350, section 2.5). What is not known is None, never 0,
+and `money_gaps` says what to set.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.calibration import device_of
+from shardwright.spec.cluster import ClusterSpec, DeviceSpec
+
+Number = float | NDArray[np.float64]
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Money:
+    """US dollars, kilowatt-hours and hours of one device. Numbers, or arrays with one entry a plan; None is unknown."""
+
+    usd: Number | None
+    kwh: Number | None
+    device_hours: Number
+
+    def times(self, count: Number) -> "Money":
+        """So many times as much of everything."""
+        return Money(
+            None if self.usd is None else self.usd * count,
+            None if self.kwh is None else self.kwh * count,
+            self.device_hours * count,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """By name; null in JSON is unknown."""
+        return asdict(self)
+
+
+def step_money(cluster: ClusterSpec, step_s: Number, num_devices: Number) -> Money:
+    """What a step of `step_s` seconds on `num_devices` takes. KeyError if the cluster names a device not known."""
+    hours = step_s / _HOUR_S * num_devices
+    price, power_w = usd_per_device_hour(cluster), _site_power_w(cluster)
+    return Money(None if price is None else price * hours, None if power_w is None else power_w / 1000 * hours, hours)
+
+
+def usd_per_device_hour(cluster: ClusterSpec) -> float | None:
+    """The cluster's own price, or else the catalog's of its device; None if neither is known."""
+    device = _device(cluster)
+    return cluster.usd_per_device_hour or (device.usd_per_hour if device else 0.0) or None
+
+
+def _site_power_w(cluster: ClusterSpec) -> float | None:
+    """Watts that the site takes for one device."""
+    device = _device(cluster)
+    return device.power_w * cluster.power_share * cluster.pue if device and device.power_w else None
+
+
+def money_gaps(cluster: ClusterSpec) -> list[str]:
+    """What is not known, each with what to set."""
+    gaps = []
+    if usd_per_device_hour(cluster) is None:
+        gaps.append(
+            f"money is not said: no price of {_subject(cluster)} is known; set cluster.usd_per_device_hour to what you "
+            "pay for a device and hour"
+        )
+    if _site_power_w(cluster) is None:
+        gaps.append(f"energy is not said: the power of {_subject(cluster)} is not known; set power_w in its file")
+    return gaps
+
+
+def _device(cluster: ClusterSpec) -> DeviceSpec | None:
+    return None if cluster.device == "unknown" else device_of(cluster.device)
+
+
+def _subject(cluster: ClusterSpec) -> str:
+    return "cluster.device, which is unknown," if cluster.device == "unknown" else f"a {cluster.device}"

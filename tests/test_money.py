@@ -1,0 +1,159 @@
+"""Money, energy and time lost to failures: by hand, against a simulation, and against what was published."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.cost.calibration import shipped
+from shardwright.cost.failures import (
+    Reliability,
+    best_interval_s,
+    checkpoint_bytes,
+    goodput,
+    reliability_gaps,
+    reliability_of,
+)
+from shardwright.cost.money import money_gaps, step_money
+from shardwright.simulate.step import step_time
+from shardwright.spec import catalog
+from shardwright.spec.cluster import ClusterSpec, DeviceSpec
+from shardwright.spec.load import load_job
+from shardwright.spec.parameters import num_parameters
+from shardwright.workload.shape import run_of
+
+
+def cluster(**fields: object) -> ClusterSpec:
+    return ClusterSpec.model_validate({"name": "test", "device": "h100-sxm"} | fields)
+
+
+# --- money and energy ---
+
+
+def test_a_step_by_hand() -> None:
+    money = step_money(cluster(usd_per_device_hour=2.0, power_share=0.5, pue=1.2), step_s=9.0, num_devices=1000)
+    assert money.device_hours == pytest.approx(2.5)
+    assert money.usd == pytest.approx(5.0)
+    assert money.kwh == pytest.approx(0.7 * 0.5 * 1.2 * 2.5)
+    assert money.times(4.0).as_dict() == pytest.approx({"usd": 20.0, "kwh": 4 * 1.05, "device_hours": 10.0})
+
+
+def test_the_catalogs_price_is_taken_where_the_cluster_has_none() -> None:
+    (price,) = [catalog.read("devices", "h100-sxm")["usd_per_hour"]]
+    assert step_money(cluster(), 3600.0, 1).usd == pytest.approx(price)
+    assert step_money(cluster(usd_per_device_hour=1.0), 3600.0, 1).usd == pytest.approx(1.0)
+    assert money_gaps(cluster()) == []
+
+
+def test_many_plans_at_once() -> None:
+    seconds = np.array([1.0, 2.0])
+    both = step_money(cluster(), seconds, np.array([8, 16]))
+    assert np.allclose(both.usd, [step_money(cluster(), 1.0, 8).usd, step_money(cluster(), 2.0, 16).usd])
+
+
+@pytest.mark.parametrize("device", ["unknown", "laptop-cpu"])
+def test_what_is_not_known_is_said(device: str) -> None:
+    money = step_money(cluster(device=device), 1.0, 8)
+    assert (money.usd, money.kwh) == (None, None)
+    assert money.times(2.0).usd is None
+    price, power = money_gaps(cluster(device=device))
+    assert "set cluster.usd_per_device_hour" in price and "power_w" in power
+    assert len(money_gaps(cluster(device=device, usd_per_device_hour=1.0))) == 1
+    assert len(reliability_gaps(cluster(device=device))) == 2
+    assert reliability_of(cluster(device=device), 8, 1e9) is None
+
+
+@pytest.mark.parametrize("name", catalog.names("devices"))
+def test_prices_power_and_failures_have_a_source(name: str) -> None:
+    device = DeviceSpec.model_validate(catalog.read("devices", name))
+    fields = ("usd_per_hour", "power_w", "hours_between_failures")
+    assert {field for field in fields if getattr(device, field)} == set(device.sources)
+    assert not device.usd_per_hour or "20" in device.sources["usd_per_hour"]  # a price has a date
+
+
+# --- failures ---
+
+jobs = st.builds(
+    Reliability,
+    between_failures_s=st.floats(1e3, 1e6),
+    checkpoint_s=st.floats(1.0, 300.0),
+    restart_s=st.floats(0.0, 1000.0),
+)
+
+
+def simulated_share(job: Reliability, interval_s: float, segments: int) -> float:
+    """Share of the time that trains, by drawing failures."""
+    rng = np.random.default_rng(1)
+    clock, done = 0.0, 0
+    failure = rng.exponential(job.between_failures_s)
+    while done < segments:
+        end = clock + interval_s + job.checkpoint_s
+        if failure >= end:
+            clock, done = end, done + 1
+            continue
+        clock = failure
+        while True:  # a restart may fail too
+            failure = clock + rng.exponential(job.between_failures_s)
+            if failure >= clock + job.restart_s:
+                clock += job.restart_s
+                break
+            clock = failure
+    return segments * interval_s / clock
+
+
+@pytest.mark.parametrize("interval_s", [300.0, 1000.0, 5000.0])
+def test_goodput_is_what_a_simulation_finds(interval_s: float) -> None:
+    job = Reliability(between_failures_s=4000.0, checkpoint_s=100.0, restart_s=500.0)
+    assert goodput(job, interval_s).training == pytest.approx(simulated_share(job, interval_s, 20_000), rel=0.02)
+
+
+@given(job=jobs, interval_s=st.floats(1.0, 1e4))
+def test_shares_add_up_and_none_is_negative(job: Reliability, interval_s: float) -> None:
+    found = goodput(job, interval_s)
+    shares = [found.training, found.checkpoints, found.restarts, found.lost_work]
+    assert sum(shares) == pytest.approx(1.0)
+    assert min(shares) >= -1e-9
+
+
+@given(job=jobs)
+def test_no_other_interval_trains_noticeably_more(job: Reliability) -> None:
+    best = best_interval_s(job)
+    others = best * np.linspace(0.25, 4.0, 61)
+    assert goodput(job, best).training >= 0.9999 * np.max(goodput(job, others).training)
+
+
+def test_rare_failures_give_youngs_interval() -> None:
+    job = Reliability(between_failures_s=1e9, checkpoint_s=10.0, restart_s=0.0)
+    assert best_interval_s(job) == pytest.approx(math.sqrt(2 * 10.0 * 1e9), rel=1e-3)
+    assert best_interval_s(Reliability(10.0, 20.0, 0.0)) == 10.0  # Daly: M where a checkpoint takes 2 M and more
+
+
+def test_many_jobs_at_once() -> None:
+    sizes = np.array([1024.0, 16384.0])
+    spec = cluster(checkpoint_gb_per_s=100.0)
+    both = reliability_of(spec, sizes, 1e12)
+    assert both is not None
+    found = goodput(both, best_interval_s(both)).training
+    for size, share in zip(sizes, found, strict=True):
+        one = reliability_of(spec, float(size), 1e12)
+        assert one is not None and goodput(one, best_interval_s(one)).training == pytest.approx(share)
+
+
+def test_a_checkpoint_of_a_trillion_parameters() -> None:
+    assert checkpoint_bytes(1008e9, 2) == pytest.approx(13.8e12, rel=0.03)
+    assert checkpoint_bytes(1e9, 4) == 12e9
+
+
+def test_llama3_trained_more_than_90_percent_of_the_time() -> None:
+    """Grattafiori et al. 2024 (arXiv 2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days."""
+    job = load_job("llama3-405b-16k")
+    found = reliability_of(job.cluster, job.plan.world, checkpoint_bytes(num_parameters(job.model), 2))
+    assert found is not None
+    assert 54 * 86400 / found.between_failures_s == pytest.approx(419, rel=0.01)
+    training = goodput(found, best_interval_s(found)).training
+    assert 0.90 < training < 0.97
+    # The model card of Llama 3.1 405B: 30.84 million GPU hours for 15.6 trillion tokens.
+    step = step_money(job.cluster, step_time(run_of(job), shipped()).total / training, job.plan.world)
+    assert step.times(15.6e12 / job.tokens_per_step).device_hours == pytest.approx(30.84e6, rel=0.12)
