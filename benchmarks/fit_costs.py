@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.cost.calibration import device_of, shipped, software_of
 from shardwright.measure.runs import Measured, read_runs
 from shardwright.measure.score import percentile
+from shardwright.simulate.prices import batches
 from shardwright.simulate.step import step_time
 
 HERE = Path(__file__).parent
@@ -45,7 +46,7 @@ def fit(rows: list[Measured], start: dict[str, float], fixed: dict[str, float], 
     def residuals(at: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
         constants = fixed | {name: math.exp(value) for name, value in zip(names, at, strict=True)}
         chosen = rows if which is None else [row for row, is_in in zip(rows, which, strict=True) if is_in]
-        return np.array([math.log(step_time(row.run, constants).total / row.step_s) for row in chosen])
+        return np.log(step_seconds(chosen, constants) / np.array([row.step_s for row in chosen]))
 
     def loss(errors: np.ndarray, at: np.ndarray) -> float:
         big = np.abs(errors)
@@ -81,6 +82,14 @@ def fit(rows: list[Measured], start: dict[str, float], fixed: dict[str, float], 
         if gained < 1e-5:
             break
     return {name: math.exp(value) for name, value in zip(names, x, strict=True)}
+
+
+def step_seconds(rows: list[Measured], constants: dict[str, float]) -> np.ndarray:
+    """Predicted seconds of each row's step."""
+    found = np.empty(len(rows))
+    for run, places in batches([row.run for row in rows]):
+        found[places] = step_time(run, constants).total
+    return found
 
 
 def weights_of(rows: list[Measured]) -> np.ndarray:
@@ -135,7 +144,7 @@ def main() -> None:
         others = [row for row in rows if row.family != family]
         left = fit(others, found, values, 6)
         mine = [row for row in rows if row.family == family and row.tier == "A"]
-        ratios = [row.step_s / step_time(row.run, values | left).total for row in mine]
+        ratios = np.array([row.step_s for row in mine]) / step_seconds(mine, values | left)
         misses += zip(ratios, weights_of(mine) if mine else [], strict=True)
         lines.append(f"\n[{family}]\n" + "".join(f'"{k}" = {v:.4g}\n' for k, v in sorted(left.items())))
     (HERE / "truth" / "left_out.toml").write_text("".join(lines))

@@ -66,7 +66,7 @@ def test_experts_travel() -> None:
     assert step_time(Run(MOE, replace(cut, ep=1), "h100-sxm", "nemo", 8, 450e9, 50e9), CONSTANTS).expert == 0
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-1p", "zb-2p", "gpipe", "zb-v", "v-half"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2", "gpipe", "zb-v", "v-half"])
 def test_bubbles_follow_their_schedules(schedule: str) -> None:
     cut = Cut(pp=4, global_batch=32, schedule=schedule, virtual=2 if schedule in ("zb-v", "v-half") else 1)
     shape = replace(LLAMA, vocab=2)  # equal stages

@@ -139,5 +139,5 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         leak=of("leak"), step_s=of("step_s"), jitter=of("jitter"), imbalance=of("imbalance"), cast=of("cast"),
         low=of("low"), high=of("high"),
         expert_exposed=of("expert_exposed"),
-        tensor_factor=its("tensor_factor"), flush_s=its("flush_s") if run.cut.pp > 1 else 0.0, turn_s=its("turn_s"),
+        tensor_factor=its("tensor_factor"), flush_s=its("flush_s"), turn_s=its("turn_s"),
     )  # fmt: skip

@@ -6,13 +6,17 @@ allocator has given out at the peak; a process needs `overhead` more: the CUDA c
 is lost between blocks.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
 
 from shardwright.cost.calibration import Constants, constant, device_of, software_of
 from shardwright.spec.software import SoftwareSpec
+from shardwright.workload.arrays import Array, Numbers, only, picked
 from shardwright.workload.layers import chains, kept_bytes
 from shardwright.workload.operators import FLOAT32, HALF, Context, logits
-from shardwright.workload.shape import Run
+from shardwright.workload.ranks import Ranks, all_ranks, different_ranks
+from shardwright.workload.shape import Cut, Run, local_cuts
 
 MOMENTS = 2 * FLOAT32
 
@@ -21,118 +25,106 @@ MOMENTS = 2 * FLOAT32
 class Memory:
     """Bytes on one pipeline rank."""
 
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-    working: float
-    overhead: float
+    parameters: Numbers
+    gradients: Numbers
+    optimizer: Numbers
+    activations: Numbers
+    working: Numbers
+    overhead: Numbers
 
     @property
-    def total(self) -> float:
+    def total(self) -> Numbers:
         """What the allocator has given out."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.working
 
     @property
-    def process(self) -> float:
+    def process(self) -> Numbers:
         """What the device must have."""
         return self.total + self.overhead
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, Numbers]:
         """By kind, with the total."""
         return asdict(self) | {"total": self.total}
 
 
-def in_flight(schedule: str, p: int, rank: int, m: int, v: int) -> float:
+def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers) -> Numbers:
     """Microbatches whose activations of all its layers a pipeline rank keeps at once."""
-    if p == 1:
-        return 1.0
     if schedule in ("gpipe", "looped-bfs"):
-        return float(m)
-    if schedule == "interleaved" or v > 1:
-        return min(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) / v
-    if schedule in ("zb-1p", "zb-h1"):
-        return float(min(m, p))
-    if schedule in ("zb-2p", "zb-h2", "dualpipe"):
-        return float(min(m, 2 * p - 1))
-    return float(min(m, p - rank))
+        alive = 1.0 * m
+    elif schedule == "interleaved-1f1b":
+        alive = np.minimum(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) / v
+    elif schedule == "zb-h1":
+        alive = np.minimum(m, p)
+    elif schedule in ("zb-h2", "dualpipe"):
+        alive = np.minimum(m, 2 * p - 1)
+    else:
+        alive = np.minimum(m, p - rank)
+    return np.where(p == 1, 1.0, alive)
+
+
+def peak_memory(run: Run, constants: Constants) -> Memory:
+    """Of the pipeline rank that needs most; arrays where the plan's numbers are. KeyError says what is not known."""
+    cut = run.cut.as_arrays()
+    memory = _on_ranks(replace(run, cut=cut), constants, different_ranks(run.shape, cut))
+    most = np.argmax(memory.process, axis=0)
+    memory = picked(memory, (most, np.arange(len(most))))
+    return only(memory) if run.cut.is_single else memory
 
 
 def rank_memory(run: Run, constants: Constants) -> list[Memory]:
-    """Of each pipeline rank. KeyError says what is not known."""
+    """Of each pipeline rank of one plan. KeyError says what is not known."""
+    cut = run.cut.as_arrays()
+    memory = _on_ranks(replace(run, cut=cut), constants, all_ranks(run.shape, cut))
+    return [only(picked(memory, rank)) for rank in range(int(cut.pp[0]))]
+
+
+def _on_ranks(run: Run, constants: Constants, ranks: Ranks) -> Memory:
+    """In arrays of shape (ranks, plans)."""
     software, cut, shape = software_of(run.software), run.cut, run.shape
-    pieces = chains(shape, cut, software)
-    layers = cut.stage_layers(shape.layers)
-    of = _State(run, software)
+    local, which = local_cuts(cut)
+    pieces, context = chains(shape, local, software), Context(shape, local, software)
+    kept = (software.stage_kept * context.residual)[which]
+    working, num_layers = np.zeros(len(which)), np.zeros(len(which))
+    for (kind, policy), count in zip(ranks.kinds, ranks.layers, strict=True):
+        mine = np.asarray(kept_bytes(pieces[kind], policy))
+        kept, num_layers = kept + count * mine[which], num_layers + count
+        if policy == "full":  # while it runs again a layer keeps all
+            again = kept_bytes(pieces[kind], "none") - mine
+            working = np.maximum(working, np.where(count > 0, again[which], 0.0))
+    alive = in_flight(cut.schedule, cut.pp, ranks.rank, cut.num_microbatches, cut.virtual)
+    activations = kept * alive + ranks.head * np.asarray(kept_bytes(pieces["head"], "none"))[which]
+    # In 16 bits and in float32, with their gradient.
+    working = np.maximum(working, ranks.head * (logits(context) * software.logit_peak)[which])
+    held = ranks.parameters(shape, cut)
+    working = working + _gathered(run, software, sum(held), np.maximum(1, num_layers))
     generation = device_of(run.device).generation
-    found = []
-    for rank in range(cut.pp):
-        stages = range(rank, len(layers), cut.pp)
-        kept = common = routed = largest = 0.0
-        num_layers = 0
-        for stage in stages:
-            first = sum(layers[:stage])
-            for layer in range(first, first + layers[stage]):
-                kind = "dense" if shape.is_dense(layer) else "experts"
-                policy = cut.recompute
-                if cut.recompute_layers and layer >= cut.recompute_layers:
-                    policy = "none"
-                kept += kept_bytes(pieces[kind], policy)
-                if policy == "full":
-                    largest = max(largest, kept_bytes(pieces[kind], "none") - kept_bytes(pieces[kind], "full"))
-                mine, theirs = shape.layer_parameters(layer)
-                common, routed = common + mine / cut.tp, routed + theirs / (cut.ep * cut.expert_tp)
-                num_layers += 1
-        is_first, is_last = rank == 0, rank == cut.pp - 1
-        table = shape.vocab * shape.hidden / cut.tp
-        common += table * is_first + table * (is_last and not (shape.tied and cut.pp == 1))
-        alive = in_flight(cut.schedule, cut.pp, rank, cut.num_microbatches, cut.virtual)
-        activations = (kept + software.stage_kept * Context(shape, cut, software).residual) * alive
-        working = largest
-        if is_last:
-            activations += kept_bytes(pieces["head"], "none")
-            working = max(working, _loss_bytes(run, software))
-        state = of.of_parameters(common, routed)
-        working += of.gathered(common, routed, max(1, num_layers))
-        lost = constant(constants, generation, "memory_lost") * (activations + working)
-        overhead = constant(constants, generation, "context_bytes") + lost
-        found.append(Memory(*state, activations, working, overhead))
-    return found
+    lost = constant(constants, generation, "memory_lost") * (activations + working)
+    overhead = constant(constants, generation, "context_bytes") + lost
+    return Memory(*_state(cut, software, held), activations, working, overhead)
 
 
-def _loss_bytes(run: Run, software: SoftwareSpec) -> float:
-    """The most that the logits take at once: in 16 bits and in float32, with their gradient."""
-    return logits(Context(run.shape, run.cut, software)) * software.logit_peak
+def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, Array]) -> tuple[Numbers, Numbers, Numbers]:
+    """Bytes of (parameters, gradients, optimizer), of elements that all tokens use and of routed experts."""
+    parameters: Numbers = 0.0
+    gradients: Numbers = 0.0
+    optimizer: Numbers = 0.0
+    stage = cut.zero
+    for elements, ranks in zip(held, (cut.shard_ranks, cut.expert_shard_ranks), strict=True):
+        share = elements / ranks
+        masters = FLOAT32 + MOMENTS + software.step_bytes
+        # In stage 3 the masters are the parameters.
+        parameters = parameters + np.where(stage == 3, FLOAT32 * share, HALF * elements)
+        gradients = gradients + np.where(
+            stage == 3, FLOAT32 * share, software.gradient_bytes * np.where(stage == 2, share, elements)
+        )
+        optimizer = optimizer + np.where(stage == 3, MOMENTS * share, masters * np.where(stage > 0, share, elements))
+    return parameters, gradients, optimizer
 
 
-@dataclass(frozen=True)
-class _State:
-    """Bytes of parameters, gradients and optimizer by element, and who shares them."""
-
-    run: Run
-    software: SoftwareSpec
-
-    def of_parameters(self, common: float, routed: float) -> tuple[float, float, float]:
-        """(parameters, gradients, optimizer) of elements that all tokens use and of routed experts."""
-        cut = self.run.cut
-        shared = cut.zero_ranks if 0 < cut.zero_ranks < cut.replicas else cut.replicas
-        found = [0.0, 0.0, 0.0]
-        gradient = self.software.gradient_bytes
-        for elements, ranks in ((common, shared), (routed, cut.expert_replicas)):
-            if cut.zero == 3:  # masters are the parameters
-                of_kind = (FLOAT32 / ranks, FLOAT32 / ranks, MOMENTS / ranks)
-            else:
-                optimizer = (FLOAT32 + MOMENTS + self.software.step_bytes) / (ranks if cut.zero else 1)
-                of_kind = (HALF, gradient / (ranks if cut.zero == 2 else 1), optimizer)
-            for index, size in enumerate(of_kind):
-                found[index] += elements * size
-        return found[0], found[1], found[2]
-
-    def gathered(self, common: float, routed: float, num_layers: int) -> float:
-        """ZeRO-3: parameters and gradients of the layers that are there in full at once: two, and the tables."""
-        if self.run.cut.zero != 3 or self.run.cut.replicas == 1:
-            return 0.0
-        shape, cut = self.run.shape, self.run.cut
-        tables = (1 if shape.tied else 2) * shape.vocab * shape.hidden / cut.tp
-        layer = max(0.0, common + routed - tables) / num_layers
-        return (2 * layer + tables) * HALF + layer * self.software.reduce_bytes
+def _gathered(run: Run, software: SoftwareSpec, held: Numbers, num_layers: Numbers) -> Numbers:
+    """ZeRO-3: parameters and gradients of the layers that are there in full at once: two, and the tables."""
+    shape, cut = run.shape, run.cut
+    tables = (1 if shape.tied else 2) * shape.vocab * shape.hidden / cut.tp
+    layer = np.maximum(0.0, held - tables) / num_layers
+    there = (2 * layer + tables) * HALF + layer * software.reduce_bytes
+    return np.where((cut.zero == 3) & (cut.replicas > 1), there, 0.0)

@@ -118,6 +118,10 @@ def shape_of_row(row: Row) -> Shape:
     )  # fmt: skip
 
 
+# What tables call a schedule, where it is not plan.schedule's name.
+_SCHEDULES = {"none": "sequential", "interleaved": "interleaved-1f1b", "zb-1p": "zb-h1", "zb-2p": "zb-h2"}
+
+
 def cut_of_row(row: Row) -> Cut:
     """The plan."""
     notes = row.get("notes", "")
@@ -128,12 +132,14 @@ def cut_of_row(row: Row) -> Cut:
     some = re.search(r"only (\d+) of \d+ layers", notes)
     if (recompute == "selective" and "op-level" in notes) or "selective op" in notes:
         recompute = "matmul"
+    schedule = row.get("schedule") or ("1f1b" if pp > 1 else "sequential")
+    policies = (recompute,) * int(some[1]) + ("none",) * (_needed(row, "layers") - int(some[1])) if some else ()
     return Cut(
         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=1, virtual=_int(row, "vp", 1) or 1,
-        schedule=row.get("schedule") or ("1f1b" if pp > 1 else "none"),
+        schedule=_SCHEDULES.get(schedule, schedule),
         sequence_parallel=row.get("sp") == "1" and tp > 1, zero=_int(row, "zero_stage"), zero_ranks=_shared(notes),
         microbatch=microbatch, global_batch=_int(row, "gbs") or dp * microbatch,
-        recompute=recompute, recompute_layers=int(some[1]) if some else 0, precision=row.get("precision") or "bf16",
+        recompute=recompute, policies=policies, precision=row.get("precision") or "bf16",
     )  # fmt: skip
 
 
@@ -181,7 +187,7 @@ def _step_s(row: Row, run: Run | None) -> float:
         return float(row["step_time_s"])
     if run is None:
         return 0.0
-    tokens, gpus = run.cut.global_batch * run.shape.sequence, _int(row, "gpus") or run.cut.world
+    tokens, gpus = float(run.cut.global_batch * run.shape.sequence), _int(row, "gpus") or int(run.cut.world)
     if row.get("tokens_per_s_per_gpu"):
         return tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)
     if row.get("tflops_per_gpu"):

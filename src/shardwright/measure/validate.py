@@ -6,16 +6,18 @@ fitted without each family, and whether plans fit that are known to run or not.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shardwright.cost.calibration import Constants, device_of, shipped
-from shardwright.cost.memory import Memory, rank_memory
+from shardwright.cost.memory import rank_memory
 from shardwright.measure.runs import Measured, read_runs
 from shardwright.measure.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
-from shardwright.simulate.step import StepTime, step_time
+from shardwright.simulate.prices import Price, prices
+from shardwright.simulate.step import StepTime
+from shardwright.workload.shape import Run
 
 GB = 1e9
 # What the baseline takes for granted: this share of the peak for all that is executed, recomputation counted.
@@ -39,38 +41,48 @@ class Predicted:
         return self.time.total / self.row.step_s if self.time and self.row.step_s else 0.0
 
 
-def predict(row: Measured, constants: Constants) -> Predicted:
-    """Time and memory of one row; a row that can't be predicted says why."""
-    if row.run is None:
-        return Predicted(row, None, 0.0, None, row.reason)
-    limit = device_of(row.run.device).memory_gib * 2**30
-    run = row.run
-    try:
-        memory = rank_memory(run, constants)
-        fits = _most(memory) <= limit
-        if not fits and not row.knows_recompute:  # then it is whatever fits
-            full = replace(run, cut=replace(run.cut, recompute="full", recompute_layers=0))
-            fits = _most(rank_memory(full, constants)) <= limit
-            run = run if row.says_recompute else full
-            memory = rank_memory(run, constants)
-        time = step_time(run, constants)
-    except (KeyError, ValueError, ArithmeticError) as error:
-        return Predicted(row, None, 0.0, None, str(error.args[0]))
-    worst = max(memory, key=lambda rank: rank.process)
-    if row.of_last_rank:
-        worst = memory[-1]
-    seen = worst.process if row.sees_device else worst.total
-    return Predicted(row, time, seen / GB, fits, "")
+def predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
+    """Time and memory of each row; one that can't be predicted says why."""
+    priced = _priced({n: row.run for n, row in enumerate(rows) if row.run}, constants)
+    # What does not say what it recomputes is taken to recompute whatever fits.
+    unsure = [n for n, of in priced.items() if not isinstance(of, str) and not rows[n].knows_recompute]
+    unsure = [n for n in unsure if not _fits(rows[n], priced[n])]
+    again = _priced({n: _recomputed(rows[n]) for n in unsure}, constants)
+    found = []
+    for n, row in enumerate(rows):
+        price = priced.get(n, row.reason)
+        if isinstance(price, str):
+            found.append(Predicted(row, None, 0.0, None, price))
+            continue
+        fits, run = _fits(row, price) or (n in again and _fits(row, again[n])), row.run
+        if n in again and not row.says_recompute:
+            price, run = again[n], _recomputed(row)
+        assert isinstance(price, Price) and run is not None, "a run that is priced with less memory is priced with more"
+        memory = rank_memory(run, constants)[-1] if row.of_last_rank else price.memory
+        seen = memory.process if row.sees_device else memory.total
+        found.append(Predicted(row, price.time, float(seen) / GB, fits, ""))
+    return found
 
 
-def _most(memory: list[Memory]) -> float:
-    return max(rank.process for rank in memory)
+def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | str]:
+    return dict(zip(runs, prices(list(runs.values()), constants), strict=True))
+
+
+def _recomputed(row: Measured) -> Run:
+    """The run of a row with every layer computed again."""
+    assert row.run is not None, "only what can be priced is recomputed"
+    return replace(row.run, cut=replace(row.run.cut, recompute="full", policies=()))
+
+
+def _fits(row: Measured, price: Price | str) -> bool:
+    assert row.run is not None and isinstance(price, Price), "only what is priced can fit"
+    return bool(price.memory.process <= device_of(row.run.device).memory_gib * 2**30)
 
 
 def validate(runs: Path, out_of_memory: Path | None, left_out: Mapping[str, Constants]) -> dict[str, Any]:
     """All scores. `left_out` has, by family, constants that were fitted without it."""
     constants = shipped()
-    rows = [predict(row, constants) for row in read_runs(runs)]
+    rows = predict(read_runs(runs), constants)
     headline = [p for p in rows if p.ratio and p.row.tier == "A" and p.row.is_latest]
     beside = [p for p in rows if p.ratio and p.row.tier == "B" and p.row.is_latest]
     found: dict[str, Any] = {"rows": len(rows), "predicted": sum(p.time is not None for p in rows)}
@@ -80,7 +92,7 @@ def validate(runs: Path, out_of_memory: Path | None, left_out: Mapping[str, Cons
     found["tier_b"] = summary(beside, lambda p: p.ratio) | {"by_family": _by(beside, lambda p: p.row.family)}
     found["baseline"] = summary(headline, _baseline_ratio)
     found["memory_mape"], found["memory_by_family"] = _memory(rows)
-    others = [predict(row, constants) for row in read_runs(out_of_memory)] if out_of_memory else []
+    others = predict(read_runs(out_of_memory), constants) if out_of_memory else []
     found["fit"] = _fit(rows, others)
     found["order"] = _order([p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest])
     found["cross_validated"] = _cross_validated(headline, left_out)
@@ -122,7 +134,7 @@ def _baseline_ratio(predicted: Predicted) -> float:
     """One efficiency for all: executed FLOPs over half the peak of 16 bits, or of fp8."""
     time = predicted.time
     assert time is not None, "only what was predicted has a baseline"
-    return time.total * time.hfu / BASELINE_EFFICIENCY / predicted.row.step_s
+    return float(time.total * time.hfu / BASELINE_EFFICIENCY / predicted.row.step_s)
 
 
 def _memory(rows: Iterable[Predicted]) -> tuple[float, dict[str, dict[str, float]]]:
@@ -189,7 +201,9 @@ def _order(rows: Iterable[Predicted]) -> dict[str, dict[str, float]]:
 
 def _cross_validated(headline: list[Predicted], left_out: Mapping[str, Constants]) -> dict[str, Any]:
     """The same scores where each family is predicted by constants fitted without it."""
-    again = [predict(p.row, shipped() | dict(left_out[p.row.family])) for p in headline if p.row.family in left_out]
+    again: list[Predicted] = []
+    for family, constants in left_out.items():
+        again += predict([p.row for p in headline if p.row.family == family], shipped() | dict(constants))
     if not again:
         return {}
     return summary(again, lambda p: p.ratio) | {"by_family": _by(again, lambda p: p.row.family)}

@@ -192,14 +192,16 @@ class PlanSpec(Spec):
         What does not divide goes to the middle stages first: the first stage also embeds and the last one
         also holds the head and the loss.
         """
-        if self.layout:
-            return list(self.layout)
-        stages = self.num_stages
-        counts = [layers // stages] * stages
-        first_to_grow = [*range(1, stages - 1), 0, stages - 1]
-        for stage in first_to_grow[: layers % stages]:
-            counts[stage] += 1
-        return counts
+        return list(self.layout) or even_stages(layers, self.num_stages)
+
+
+def even_stages(layers: int, stages: int) -> list[int]:
+    """Layers of each stage, as even as possible; the middle stages have those that are left over."""
+    counts = [layers // stages] * stages
+    first_to_grow = [*range(1, stages - 1), 0, stages - 1]
+    for stage in first_to_grow[: layers % stages]:
+        counts[stage] += 1
+    return counts
 
 
 def split_evenly(total: int, parts: int, index: int) -> tuple[int, int]:

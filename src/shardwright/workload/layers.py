@@ -5,6 +5,7 @@ Adding an operator is a function in operators.py and its place in a list here.
 
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload import operators as op
+from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import HALF, Context, Operator
 from shardwright.workload.shape import Cut, Shape
 
@@ -52,7 +53,7 @@ def chains(shape: Shape, cut: Cut, software: SoftwareSpec) -> dict[str, Chain]:
     return found
 
 
-def kept_bytes(chain: Chain, policy: str) -> float:
+def kept_bytes(chain: Chain, policy: str) -> Numbers:
     """What a chain keeps of one microbatch from forward to backward under a policy of recomputation.
 
     full: the layer's input alone, which is what its first norm keeps in 16 bits. selective: all but the attention
@@ -83,6 +84,6 @@ def share_run_again(operator: Operator, policy: str) -> float:
     return 0.0
 
 
-def chain_flops(chain: Chain) -> float:
+def chain_flops(chain: Chain) -> Numbers:
     """FLOPs of the forward."""
     return sum(o.flops for o in chain)

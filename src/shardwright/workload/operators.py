@@ -4,13 +4,18 @@ One function an operator, each for one microbatch on one rank. A layer is a list
 of a generation of software read and write comes from its description (spec/software.py).
 
 Letters: T tokens of a microbatch on a rank (sequence / cp x microbatch size), H hidden, t tensor-parallel degree, N and
-G query and key/value heads, D head width, F inner width of the MLP, V vocabulary. Sizes are bytes.
+G query and key/value heads, D head width, F inner width of the MLP, V vocabulary. Sizes are bytes. Every number may be
+an array with one entry a plan; so an exchange that only some plans have is there for all, of no bytes for the others.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from shardwright.spec.software import SoftwareSpec
+from shardwright.workload.arrays import Numbers
 from shardwright.workload.shape import Cut, Shape
 
 HALF, FLOAT32 = 2, 4
@@ -23,14 +28,14 @@ Axis = Literal["tp", "cp", "ep"]
 class Product:
     """`batch` products of (rows x inner) with (inner x columns). `weight`: the second factor is a parameter."""
 
-    rows: float
-    inner: int
-    columns: int
-    batch: int = 1
+    rows: Numbers
+    inner: Numbers
+    columns: Numbers
+    batch: Numbers = 1
     weight: bool = True
 
     @property
-    def flops(self) -> float:
+    def flops(self) -> Numbers:
         """Of the forward; the backward takes twice as many."""
         return 2.0 * self.batch * self.rows * self.inner * self.columns
 
@@ -43,24 +48,27 @@ class Scores:
     a value's.
     """
 
-    pairs: float
-    length: int
+    pairs: Numbers
+    length: Numbers
     width: int
-    heads: int
 
     @property
-    def flops(self) -> float:
+    def flops(self) -> Numbers:
         """Of the forward; the backward takes 2.5 times as many, for it computes the scores again."""
         return 2.0 * self.pairs * self.width
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective: `size` is the bytes of the full tensor that it is about, as in the ledger."""
+    """A collective: `size` is the bytes of the full tensor that it is about, as in the ledger; 0 is none.
+
+    `is_hidden`: it runs beside the product of its operator's neighbour, whatever the software.
+    """
 
     kind: Kind
     axis: Axis
-    size: float
+    size: Numbers
+    is_hidden: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,15 +82,15 @@ class Operator:
     name: str
     products: tuple[Product, ...] = ()
     scores: Scores | None = None
-    forward_bytes: float = 0.0
-    backward_bytes: float = 0.0
+    forward_bytes: Numbers = 0.0
+    backward_bytes: Numbers = 0.0
     forward: tuple[Exchange, ...] = ()
     backward: tuple[Exchange, ...] = ()
-    kept: float = 0.0
-    kept_result: float = 0.0
+    kept: Numbers = 0.0
+    kept_result: Numbers = 0.0
 
     @property
-    def flops(self) -> float:
+    def flops(self) -> Numbers:
         """Of the forward."""
         return sum(p.flops for p in self.products) + (self.scores.flops if self.scores else 0.0)
 
@@ -95,18 +103,32 @@ class Context:
     cut: Cut
     software: SoftwareSpec
 
-    @property
-    def tokens(self) -> float:
+    @cached_property
+    def tokens(self) -> Numbers:
         """T."""
         return self.shape.sequence / self.cut.cp * self.cut.microbatch
 
-    @property
-    def residual(self) -> float:
+    @cached_property
+    def residual(self) -> Numbers:
         """Elements of the residual stream on a rank."""
-        return self.tokens * self.shape.hidden / (self.cut.tp if self.cut.sequence_parallel else 1)
+        return self.tokens * self.shape.hidden / np.where(self.cut.sequence_parallel, self.cut.tp, 1)
 
-    @property
-    def routed(self) -> float:
+    @cached_property
+    def summed(self) -> Numbers:
+        """Bytes of what tp ranks sum: the residual stream in full, where it is summed for all of them."""
+        return self._between * (1 - np.asarray(self.cut.sequence_parallel))
+
+    @cached_property
+    def scattered(self) -> Numbers:
+        """Bytes of the same where it is scattered among them and gathered again (sequence parallel)."""
+        return self._between * np.asarray(self.cut.sequence_parallel)
+
+    @cached_property
+    def _between(self) -> Numbers:
+        return HALF * self.tokens * self.shape.hidden * (self.cut.tp > 1)
+
+    @cached_property
+    def routed(self) -> Numbers:
         """Tokens that a rank sends to experts: tp ranks share theirs, for each token goes once."""
         return self.tokens / self.cut.tp
 
@@ -123,26 +145,17 @@ def enter(c: Context, name: str) -> Operator:
     Backward: the sum of the input gradients, or its scatter; under sp also the gather of the saved input again
     (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). What is kept is the product's input.
     """
-    size = HALF * c.tokens * c.shape.hidden
-    kept = HALF * c.residual
-    if c.cut.tp == 1:
-        return Operator(name, kept=kept)
-    if c.cut.sequence_parallel:
-        gather = Exchange("all_gather", "tp", size)
-        back = (Exchange("reduce_scatter", "tp", size), gather)
-        return Operator(name, forward=(gather,), backward=back, kept=kept)
-    return Operator(name, backward=(Exchange("all_reduce", "tp", size),), kept=kept)
+    whole, parts = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
+    # The saved input comes back while the input gradient is computed.
+    again = Exchange("all_gather", "tp", c.scattered, is_hidden=True)
+    gather = Exchange("all_gather", "tp", c.scattered)
+    return Operator(name, forward=(gather,), backward=(whole, parts, again), kept=HALF * c.residual)
 
 
 def leave(c: Context, name: str) -> Operator:
     """The partial sums of a row-parallel product come together: g of Megatron-LM, or its scatter under sp."""
-    size = HALF * c.tokens * c.shape.hidden
-    if c.cut.tp == 1:
-        return Operator(name)
-    if c.cut.sequence_parallel:
-        scatter, gather = Exchange("reduce_scatter", "tp", size), Exchange("all_gather", "tp", size)
-        return Operator(name, forward=(scatter,), backward=(gather,))
-    return Operator(name, forward=(Exchange("all_reduce", "tp", size),))
+    whole, parts = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
+    return Operator(name, forward=(whole, parts), backward=(Exchange("all_gather", "tp", c.scattered),))
 
 
 def queries_keys_values(c: Context) -> Operator:
@@ -192,18 +205,15 @@ def attention(c: Context) -> Operator:
     Under cp keys and values go round a ring, and their gradients after them.
     """
     s, cut, w = c.shape, c.cut, c.software
-    heads = max(1, s.heads // cut.tp)
+    heads = np.maximum(1, s.heads // cut.tp)
     per_query = s.latent.plain + s.latent.rotary if s.latent else s.head_dim
     per_value = s.latent.value if s.latent else s.head_dim
     queries = s.sequence // cut.cp
     given = HALF * c.tokens * heads * per_value
-    ring: tuple[Exchange, ...] = ()
-    if cut.cp > 1:
-        kv = HALF * c.tokens * max(1, s.kv_heads // cut.tp) * (per_query + per_value) * cut.cp
-        ring = (Exchange("ring", "cp", kv),)
-    back = tuple(Exchange(e.kind, e.axis, 2 * e.size) for e in ring)
+    kv = HALF * c.tokens * np.maximum(1, s.kv_heads // cut.tp) * (per_query + per_value) * cut.cp * (cut.cp > 1)
+    ring, back = (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", 2 * kv),)
     if w.attention in ("torch", "softmax"):
-        batch, n = heads * cut.microbatch, float(heads * cut.microbatch) * queries * s.sequence
+        batch, n = heads * cut.microbatch, 1.0 * heads * cut.microbatch * queries * s.sequence
         products = (
             Product(queries, per_query, s.sequence, batch, weight=False),
             Product(queries, s.sequence, per_value, batch, weight=False),
@@ -212,7 +222,7 @@ def attention(c: Context) -> Operator:
         return Operator("attention", products, None, n * w.softmax[0], n * w.softmax[1], ring, back, kept, given)
     seen = 0.5 if w.causal else 1.0
     pairs = seen * heads * c.tokens * s.sequence
-    scores = Scores(pairs, s.sequence // cut.cp, per_query + per_value, heads * cut.microbatch)
+    scores = Scores(pairs, queries, per_query + per_value)
     kept = given + FLOAT32 * c.tokens * heads
     return Operator("attention", (), scores, 0.0, 0.0, ring, back, kept, kept)
 
@@ -230,7 +240,9 @@ def join(c: Context, name: str) -> Operator:
     return Operator(name, (), None, n * w.residual[0], n * w.residual[1], kept=n if w.dropout else 0.0)
 
 
-def mlp(c: Context, ffn: int, rows: float | None = None, batch: int = 1, tp: int | None = None) -> list[Operator]:
+def mlp(
+    c: Context, ffn: int, rows: Numbers | None = None, batch: Numbers = 1, tp: Numbers | None = None
+) -> list[Operator]:
     """Up (and gate), activation, down. `rows` tokens by each of `batch` experts, where it is not T by one."""
     s, w, t = c.shape, c.software, c.cut.tp if tp is None else tp
     rows, width, gates = c.tokens if rows is None else rows, ffn // t, 2 if s.gated else 1
@@ -265,11 +277,9 @@ def trade(c: Context, name: str) -> Operator:
     s, cut = c.shape, c.cut
     assert s.experts is not None, "only a mixture of experts trades tokens"
     n = c.routed * s.hidden * s.experts.topk
-    moved = n * HALF * 4
+    moved = n * HALF * np.where(cut.ep > 1, 4, 2)
     kept = HALF * n if name == "dispatch" else 0.0
-    if cut.ep == 1:
-        return Operator(name, (), None, moved / 2, moved / 2, kept=kept)
-    move = (Exchange("all_to_all", "ep", HALF * n),)
+    move = (Exchange("all_to_all", "ep", HALF * n * (cut.ep > 1)),)
     return Operator(name, (), None, moved, moved, move, move, kept=kept)
 
 
@@ -278,7 +288,7 @@ def experts(c: Context) -> list[Operator]:
     s, cut = c.shape, c.cut
     of = s.experts
     assert of is not None, "only a mixture of experts has experts"
-    held = max(1, of.num // cut.ep)
+    held = np.maximum(1, of.num // cut.ep)
     rows = c.routed * of.topk * cut.ep * cut.expert_tp / of.num
     return mlp(c, of.ffn, rows, held, cut.expert_tp)
 
@@ -286,13 +296,11 @@ def experts(c: Context) -> list[Operator]:
 def embed(c: Context) -> Operator:
     """The lookup, and the sum over tp of a table cut by its vocabulary."""
     size = HALF * c.tokens * c.shape.hidden
-    if c.cut.tp == 1:
-        return Operator("embedding", (), None, 3 * size, 3 * size)
-    kind: Kind = "reduce_scatter" if c.cut.sequence_parallel else "all_reduce"
-    return Operator("embedding", (), None, 3 * size, 3 * size, (Exchange(kind, "tp", size),))
+    sums = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
+    return Operator("embedding", (), None, 3 * size, 3 * size, sums)
 
 
-def logits(c: Context) -> float:
+def logits(c: Context) -> Numbers:
     """Elements of the logits that a rank's loss is computed from."""
     return c.tokens * c.shape.vocab / (c.cut.tp if c.software.head_parallel else 1)
 
@@ -302,7 +310,7 @@ def head(c: Context) -> Operator:
     s, w = c.shape, c.software
     columns = s.padded_vocab(c.cut.tp) // c.cut.tp
     n = logits(c)
-    gathered = () if w.head_parallel or c.cut.tp == 1 else (Exchange("all_gather", "tp", HALF * n),)
+    gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
     return Operator(
         "head", (Product(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
     )  # fmt: skip

@@ -5,10 +5,14 @@ can say more than our runtime executes (mixtures of experts, latent attention), 
 too.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
 
 from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import PlanSpec
+from shardwright.workload.arrays import Array, Numbers, distinct
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Shape:
     experts: Experts | None = None
     latent: Latent | None = None
 
-    def padded_vocab(self, tp: int) -> int:
+    def padded_vocab(self, tp: Numbers) -> Numbers:
         """Rows of the table with those that make each tp rank's part a multiple of 128, as all frameworks pad it."""
         return -(-self.vocab // (128 * tp)) * 128 * tp
 
@@ -85,7 +89,11 @@ class Shape:
 
     def layer_parameters(self, layer: int) -> tuple[int, int]:
         """(elements that all tokens use, elements of the routed experts) of a layer."""
-        if self.experts is None or self.is_dense(layer):
+        return self.kind_parameters("dense" if self.is_dense(layer) else "experts")
+
+    def kind_parameters(self, kind: str) -> tuple[int, int]:
+        """The same of a kind of layer, dense or experts."""
+        if self.experts is None or kind == "dense":
             return self.attention_parameters + self.mlp_parameters(self.ffn) + 2 * self.hidden, 0
         of = self.experts
         common = self.attention_parameters + self.mlp_parameters(of.shared_ffn) + (of.num + 2) * self.hidden
@@ -121,53 +129,115 @@ class Shape:
 class Cut:
     """The plan: degrees, what is sharded, the order of work and what is computed again.
 
+    Each number may be an array of one length, with one entry a plan; what is not a number is one for all of them.
     `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is of the products: bf16,
     fp16, fp32, fp8, mxfp8 or nvfp4. Recompute is none, selective (the attention core), matmul (all but what products
-    and attention give) or full (each layer); of the first `recompute_layers`, or of all where that is 0.
+    and attention give) or full (each layer). `policies` has it by layer where it is not the same for all.
     """
 
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    expert_tp: int = 1
-    virtual: int = 1
+    dp: Numbers = 1
+    tp: Numbers = 1
+    pp: Numbers = 1
+    cp: Numbers = 1
+    ep: Numbers = 1
+    expert_tp: Numbers = 1
+    virtual: Numbers = 1
     schedule: str = "1f1b"
-    sequence_parallel: bool = False
-    zero: int = 0
-    zero_ranks: int = 0
-    microbatch: int = 1
-    global_batch: int = 1
+    sequence_parallel: Numbers = False
+    zero: Numbers = 0
+    zero_ranks: Numbers = 0
+    microbatch: Numbers = 1
+    global_batch: Numbers = 1
     recompute: str = "none"
-    recompute_layers: int = 0
+    policies: tuple[str, ...] = ()
     precision: str = "bf16"
-    layout: tuple[int, ...] = field(default=())
+    layout: tuple[int, ...] = ()
 
     @property
-    def world(self) -> int:
+    def world(self) -> Numbers:
         """Number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
-    def replicas(self) -> int:
+    def replicas(self) -> Numbers:
         """Ranks that sum the same gradients."""
         return self.dp * self.cp
 
     @property
-    def expert_replicas(self) -> int:
+    def expert_replicas(self) -> Numbers:
         """Ranks that hold the same part of the same experts."""
-        return max(1, self.replicas * self.tp // (self.ep * self.expert_tp))
+        return np.maximum(1, self.replicas * self.tp // (self.ep * self.expert_tp))
 
     @property
-    def num_microbatches(self) -> int:
-        """Forward passes of one rank in a step. The last ones of a batch that does not divide are full here."""
-        return max(1, -(-self.global_batch // (self.dp * self.microbatch)))
+    def shard_ranks(self) -> Numbers:
+        """Replicas that share one set of ZeRO's shards."""
+        return _sharing(self, self.replicas)
 
-    def stage_layers(self, layers: int) -> list[int]:
-        """Layers of each of the pp x virtual stages, as plan.stage_layers cuts them."""
-        plan = PlanSpec(pp=self.pp * self.virtual, layout=list(self.layout))
-        return plan.stage_layers(layers)
+    @property
+    def expert_shard_ranks(self) -> Numbers:
+        """The same of experts."""
+        return _sharing(self, self.expert_replicas)
+
+    @property
+    def num_microbatches(self) -> Numbers:
+        """Forward passes of one rank in a step. The last ones of a batch that does not divide are full here."""
+        return np.maximum(1, -(-self.global_batch // (self.dp * self.microbatch)))
+
+    def policy(self, layer: int) -> str:
+        """What a layer of the model recomputes."""
+        return self.policies[layer] if self.policies else self.recompute
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one plan, whose numbers are plain."""
+        return all(np.ndim(getattr(self, name)) == 0 for name in _NUMBERS)
+
+    def as_arrays(self) -> "Cut":
+        """The same with every number an array, of one entry where it is one plan."""
+        values = np.broadcast_arrays(*(np.atleast_1d(getattr(self, name)) for name in _NUMBERS))
+        return self._with(dict(zip(_NUMBERS, values, strict=True)))
+
+    def at(self, index: Array) -> "Cut":
+        """Some of the plans of one whose numbers are arrays."""
+        return self._with({name: getattr(self, name)[index] for name in _NUMBERS})
+
+    @property
+    def words(self) -> "Cut":
+        """What of a plan is not a number, alone."""
+        return self._with({f.name: f.default for f in fields(Cut) if f.name in _NUMBERS})
+
+    def _with(self, numbers: Mapping[str, Any]) -> "Cut":
+        return replace(self, **numbers)
+
+
+_NUMBERS = tuple(f.name for f in fields(Cut) if f.type not in (str, tuple[int, ...], tuple[str, ...]))
+
+
+def stacked(cuts: Sequence[Cut]) -> Cut:
+    """Single plans that differ in numbers alone, as one of arrays."""
+    numbers: dict[str, Any] = {name: np.array([getattr(cut, name) for cut in cuts]) for name in _NUMBERS}
+    return replace(cuts[0], **numbers)
+
+
+def local_cuts(cut: Cut) -> tuple[Cut, Array]:
+    """(the plans that differ in what a layer computes, which of them each plan is). `cut` is of arrays.
+
+    Under ZeRO-3 it is also who shares a layer's parameters that differs.
+    """
+    is_sharded = cut.zero == 3
+    columns = (
+        cut.tp, cut.cp, cut.ep, cut.expert_tp, cut.microbatch, cut.sequence_parallel.astype(np.int64),
+        is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks),
+    )  # fmt: skip
+    found, which = distinct(columns)
+    return cut.at(found), which
+
+
+def _sharing(cut: Cut, replicas: Numbers) -> Numbers:
+    """Of ranks that hold the same, those that share one set of shards; plan.sharing says it of one plan."""
+    is_hybrid = (cut.zero > 0) & (cut.zero_ranks > 0) & (cut.zero_ranks < replicas)
+    is_hybrid = is_hybrid & (replicas % np.maximum(1, cut.zero_ranks) == 0)
+    return np.where(is_hybrid, cut.zero_ranks, replicas)
 
 
 @dataclass(frozen=True)
@@ -205,16 +275,13 @@ def shape_of(job: JobSpec) -> Shape:
     )  # fmt: skip
 
 
-_SCHEDULES = {"interleaved-1f1b": "interleaved", "sequential": "none"}
-
-
 def cut_of(job: JobSpec) -> Cut:
     """The plan of a job."""
     p = job.plan
     recompute = {"none": "none", "selective": "selective"}.get(p.recompute, "full")
     return Cut(
-        p.dp, p.tp, p.pp, p.cp, p.ep, p.expert_tp_size, p.stages_per_rank, _SCHEDULES.get(p.schedule, p.schedule),
-        p.sequence_parallel, p.zero, p.zero_ranks, p.microbatch_size, job.batch.global_batch_size, recompute, 0,
+        p.dp, p.tp, p.pp, p.cp, p.ep, p.expert_tp_size, p.stages_per_rank, p.schedule,
+        p.sequence_parallel, p.zero, p.zero_ranks, p.microbatch_size, job.batch.global_batch_size, recompute, (),
         "fp8" if job.precision.float8 != "none" else job.precision.compute, tuple(p.layout),
     )  # fmt: skip
 

@@ -1,0 +1,51 @@
+"""Many plans at once: a number of a plan may be an array with one entry a plan, and formulas are elementwise.
+
+What follows from few of a plan's numbers is computed once for each distinct combination of them (`distinct`) and looked
+up by plan, so that pricing a plan takes about as long as a few hundred additions.
+"""
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Array = npt.NDArray[Any]
+Numbers = Any  # a float or an Array: the union can't be spelled, for what is computed from it has no type in numpy
+
+_CODES = 2**62  # as many combinations as an integer can tell apart
+
+
+def distinct(columns: Iterable[Array]) -> tuple[Array, Array]:
+    """(a row of each distinct combination of whole numbers, for each row which combination is its own).
+
+    `columns` are of one length. With found, which = distinct(columns): each column equals column[found][which].
+    """
+    code, num_codes = np.zeros(1, np.int64), 1
+    for column in columns:
+        low = int(column.min())
+        span = int(column.max()) - low + 1
+        if num_codes > _CODES // span:
+            code = np.unique(code, return_inverse=True)[1]
+            num_codes = int(code.max()) + 1
+        if span > 1:
+            code, num_codes = code * span + (column - low), num_codes * span
+    _, found, which = np.unique(np.broadcast_to(code, column.shape), return_index=True, return_inverse=True)
+    return found, which
+
+
+Record = TypeVar("Record", bound="DataclassInstance")
+
+
+def picked(record: Record, index: Any) -> Record:
+    """The entries `index` of each field of a dataclass of arrays."""
+    return replace(record, **{f.name: getattr(record, f.name)[index] for f in fields(record)})
+
+
+def only(record: Record) -> Record:
+    """A dataclass of arrays of one entry as one of floats."""
+    return replace(record, **{f.name: float(getattr(record, f.name)[0]) for f in fields(record)})

@@ -1,0 +1,112 @@
+"""What pipeline ranks hold: layers by kind, the embedding, the head.
+
+Of the ranks of a pipeline few differ: by a layer more or less, by embedding and head, by kinds of layers. So costs are
+computed for these few, for all plans at once, in arrays of shape (kinds of ranks, plans).
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from shardwright.spec.plan import even_stages
+from shardwright.workload.arrays import Array, distinct
+from shardwright.workload.shape import Cut, Shape
+
+LayerKind = tuple[str, str]  # dense or experts, and what it recomputes
+
+
+def layer_kinds(shape: Shape, cut: Cut) -> tuple[LayerKind, ...]:
+    """The kind of each layer of the model."""
+    return tuple(("dense" if shape.is_dense(n) else "experts", cut.policy(n)) for n in range(shape.layers))
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one pipeline rank holds, through all its stages. `layers` are numbers by kind, in the order of `kinds`."""
+
+    rank: int
+    layers: tuple[int, ...]
+    embedding: int
+    head: int
+
+
+def held_by_rank(kinds: tuple[LayerKind, ...], pp: int, virtual: int, layout: tuple[int, ...]) -> list[Held]:
+    """All ranks of one pipeline; kinds of layers are in the order in which the model has them first."""
+    stages = list(layout) or even_stages(len(kinds), pp * virtual)
+    if len(stages) != pp * virtual or sum(stages) != len(kinds):
+        raise ValueError(
+            f"a layout of {len(stages)} stages with {sum(stages)} layers in all can't be pp {pp} x {virtual} stages of "
+            f"{len(kinds)} layers; give plan.layout one number for each stage, or leave it out"
+        )
+    order = list(dict.fromkeys(kinds))
+    counts = [Counter[LayerKind]() for _ in range(pp)]
+    first = 0
+    for stage, length in enumerate(stages):
+        counts[stage % pp].update(kinds[first : first + length])
+        first += length
+    return [
+        Held(rank, tuple(counts[rank][kind] for kind in order), int(rank == 0), int(rank == pp - 1))
+        for rank in range(pp)
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _different(kinds: tuple[LayerKind, ...], pp: int, virtual: int, layout: tuple[int, ...]) -> list[Held]:
+    """The first rank of each kind."""
+    found: dict[Held, Held] = {}
+    for held in held_by_rank(kinds, pp, virtual, layout):
+        found.setdefault(replace(held, rank=0), held)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of pipelines as arrays of shape (ranks, plans): numbers of layers by kind, of embeddings and of heads."""
+
+    kinds: tuple[LayerKind, ...]
+    rank: Array
+    layers: tuple[Array, ...]
+    embedding: Array
+    head: Array
+
+    @classmethod
+    def of(cls, kinds: tuple[LayerKind, ...], pipelines: list[list[Held]], which: Array) -> "Ranks":
+        """Pipeline `which` for each plan; the shorter ones have their first rank again."""
+        most = max(map(len, pipelines))
+        table = [
+            [
+                (held.rank, held.embedding, held.head, *held.layers)
+                for held in (*ranks, *ranks[:1] * (most - len(ranks)))
+            ]
+            for ranks in pipelines
+        ]
+        rank, embedding, head, *layers = np.array(table).T[:, :, which]
+        return cls(tuple(dict.fromkeys(kinds)), rank, tuple(layers), embedding, head)
+
+    def parameters(self, shape: Shape, cut: Cut) -> tuple[Array, Array]:
+        """(elements that all tokens use, elements of routed experts) that each rank holds."""
+        table = shape.vocab * shape.hidden
+        common = table * (self.embedding + self.head * ((not shape.tied) | (cut.pp > 1)))
+        routed = np.zeros_like(common)
+        for (kind, _), count in zip(self.kinds, self.layers, strict=True):
+            mine, theirs = shape.kind_parameters(kind)
+            common, routed = common + count * mine, routed + count * theirs
+        return common / cut.tp, routed / (cut.ep * cut.expert_tp)
+
+
+def different_ranks(shape: Shape, cut: Cut) -> Ranks:
+    """The ranks of each plan that differ. `cut` is of arrays."""
+    kinds = layer_kinds(shape, cut)
+    found, which = distinct((cut.pp, cut.virtual))
+    pairs = zip(cut.pp[found].tolist(), cut.virtual[found].tolist(), strict=True)
+    return Ranks.of(kinds, [_different(kinds, pp, virtual, cut.layout) for pp, virtual in pairs], which)
+
+
+def all_ranks(shape: Shape, cut: Cut) -> Ranks:
+    """Every rank of one plan. `cut` is of arrays of one entry."""
+    kinds = layer_kinds(shape, cut)
+    return Ranks.of(
+        kinds, [held_by_rank(kinds, int(cut.pp[0]), int(cut.virtual[0]), cut.layout)], np.zeros(1, np.int64)
+    )

@@ -1,0 +1,88 @@
+"""Plans priced together are priced as each alone; distinct combinations are found and given back."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.cost.calibration import shipped
+from shardwright.cost.memory import peak_memory, rank_memory
+from shardwright.simulate.prices import Price, prices
+from shardwright.simulate.step import step_time
+from shardwright.workload.arrays import distinct
+from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape, stacked
+
+CONSTANTS = shipped()
+LLAMA = Shape(18, 4096, 32, 8, 128, 14336, True, 128256, 4096)
+MOE = replace(LLAMA, experts=Experts(num=64, topk=4, ffn=2048, shared_ffn=2048, dense_layers=3))
+LATENT = replace(MOE, latent=Latent(1536, 512))
+GPT = replace(LLAMA, tied=True, gated=False)
+
+DEGREES = st.fixed_dictionaries(
+    {
+        "dp": st.sampled_from([1, 2, 3, 16]), "tp": st.sampled_from([1, 2, 8, 16]), "pp": st.sampled_from([1, 2, 4, 6]),
+        "cp": st.sampled_from([1, 2]), "ep": st.sampled_from([1, 2, 8]), "virtual": st.sampled_from([1, 2, 3]),
+        "zero": st.sampled_from([0, 1, 2, 3]), "zero_ranks": st.sampled_from([0, 2, 8]),
+        "microbatch": st.sampled_from([1, 2]), "sequence_parallel": st.booleans(),
+        "global_batch": st.sampled_from([96, 128]),
+    }
+)  # fmt: skip
+WORDS = st.fixed_dictionaries(
+    {
+        "recompute": st.sampled_from(["none", "selective", "full", "matmul"]),
+        "schedule": st.sampled_from(["1f1b", "interleaved-1f1b", "gpipe", "zb-h1", "zb-h2"]),
+        "precision": st.sampled_from(["bf16", "fp8"]),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([LLAMA, MOE, LATENT, GPT]), st.lists(DEGREES, min_size=1, max_size=6), WORDS,
+    st.sampled_from(["megatron-core", "nemo", "aleph-torch", "hai-llm"]), st.sampled_from([4, 8, 72]),
+)  # fmt: skip
+def test_arrays_are_priced_as_single_plans(
+    shape: Shape, degrees: list[dict], words: dict, software: str, domain: int
+) -> None:
+    cuts = [Cut(**words, **numbers) for numbers in degrees]
+    run = Run(shape, stacked(cuts), "h100-sxm", software, domain, 450e9, 50e9)
+    times, memory = step_time(run, CONSTANTS).as_dict(), peak_memory(run, CONSTANTS).as_dict()
+    for n, cut in enumerate(cuts):
+        alone = replace(run, cut=cut)
+        for together, single in ((times, step_time(alone, CONSTANTS)), (memory, peak_memory(alone, CONSTANTS))):
+            for name, value in single.as_dict().items():
+                assert isinstance(value, float)
+                assert together[name][n] == pytest.approx(value, rel=1e-12, abs=1e-12), name
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([LLAMA, MOE, GPT]), DEGREES, WORDS)
+def test_the_peak_is_of_the_rank_that_needs_most(shape: Shape, numbers: dict, words: dict) -> None:
+    """Ranks that hold alike are told apart by how many microbatches they keep, and the peak is of all of them."""
+    run = Run(shape, Cut(**words, **numbers), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+    ranks = rank_memory(run, CONSTANTS)
+    assert len(ranks) == run.cut.pp
+    assert peak_memory(run, CONSTANTS).process == max(rank.process for rank in ranks)
+
+
+@given(st.lists(st.tuples(*3 * [st.integers(0, 2**40) | st.integers(0, 3)]), min_size=1, max_size=40))
+def test_distinct_rows_stand_for_all(rows: list[tuple[int, ...]]) -> None:
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    found, which = distinct(columns)
+    assert [tuple(column[found][n].item() for column in columns) for n in which] == rows
+    assert len(found) == len(set(rows))
+
+
+def test_prices_keep_their_order() -> None:
+    run = Run(LLAMA, Cut(), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+    cuts = [Cut(dp=dp, recompute=policy, global_batch=8) for dp, policy in product((1, 2), ("none", "full"))]
+    runs = [replace(run, cut=cut) for cut in cuts]
+    found = prices([*runs, replace(run, device="h1000")], CONSTANTS)
+    for run, price in zip(runs, found[:4], strict=True):
+        assert isinstance(price, Price)
+        assert price.time == step_time(run, CONSTANTS)
+        assert price.memory == peak_memory(run, CONSTANTS)
+    assert "not in the catalog" in str(found[4])
