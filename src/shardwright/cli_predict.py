@@ -1,13 +1,14 @@
 """The commands that predict: what will happen, at what cost, and what to choose. They need torch only to measure."""
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardwright.cli_job import JobCommand, job_options, load, load_to_run
+from shardwright.cli_job import JobCommand, job_options, load, load_to_plan, load_to_run
 
 
 @click.command(cls=JobCommand)
@@ -157,4 +158,50 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, left
     click.echo(json.dumps(found) if as_json else validation_text(found))
 
 
-COMMANDS = (estimate, schedule, simulate, validate)
+@click.command(cls=JobCommand)
+@job_options
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Plans to show.")
+@click.option(
+    "--keep", multiple=True, metavar="plan.FIELD=VALUE", help="A field of the plan that stays; may be repeated."
+)
+@click.option(
+    "--between", multiple=True, metavar="FIELD=LOW,HIGH",
+    help="A range for a degree, plan.microbatch_size or batch.global_batch_size; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--float8", type=click.Choice(["none", "delayed", "tensorwise", "rowwise", "blockwise"]), default="none",
+    show_default=True, help="A recipe of precision.float8 that the search may choose beside the job's own.",
+)  # fmt: skip
+@click.option(
+    "--toml", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write the job with the best plan, for train and the other commands.",
+)  # fmt: skip
+def plan(
+    job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
+    float8: str, toml: Path | None,
+) -> None:  # fmt: skip
+    """Find the best plans for JOB's model, batch and cluster, and say why they are.
+
+    Every legal plan is considered. JOB's own plan, if it has one, is compared with what is found.
+    """
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.advice import advise
+    from shardwright.planner.constraints import constraints_of
+    from shardwright.report.plans import show_plans, write_toml
+    from shardwright.spec.base import PlanError
+
+    constraints = constraints_of(keep, between, float8)
+    spec, has_own = load_to_plan(job, overrides)
+    try:
+        advice = advise(spec, constraints, shipped(), top, has_own)
+    except KeyError as error:
+        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    show_plans(advice, spec, as_json)
+    if toml and advice.plans:
+        write_toml(toml, advice.plans[0].job)
+        click.echo(f"the job with the best plan is in {toml}", err=True)
+    if not advice.plans:
+        sys.exit(1)
+
+
+COMMANDS = (estimate, plan, schedule, simulate, validate)

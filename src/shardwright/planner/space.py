@@ -11,24 +11,19 @@ shares of the optimizer state between none and all in host memory; hybrid shardi
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import product
-from typing import Any
 
 import numpy as np
 
-from shardwright.planner.block import DEGREES, NUMBERS, Block, Column, Columns, Words, crossed, joined, taken
-from shardwright.spec.base import PlanError
+from shardwright.planner.block import DEGREES, SHARING, Block, Column, Columns, Words, crossed, taken
+from shardwright.planner.constraints import Constraints
 from shardwright.spec.job import JobSpec
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.sequence import chunks_per_rank
 
-SCHEDULES = (
-    "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev", "gpipe",
-    "looped-bfs", "sequential",
-)  # fmt: skip
+SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "gpipe")
 CONTEXT_METHODS = ("ring", "all-gather", "ulysses")
 
 # What is computed again, least first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section
@@ -45,50 +40,6 @@ RECOMPUTE = (
     Words(recompute="full", offload_activations=True),
     Words(recompute="stage"),
 )
-_SEARCHED = (*(name for name in NUMBERS if name != "global_batch_size"), *Words.__dataclass_fields__)
-_RANGES = ("microbatch_size", "tp", "pp", "cp", "dp", "ep", "virtual_stages")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the user fixes: fields of the plan that stay, and ranges of others, by name without section.
-
-    `global_batch` is a range of sequences in a step, `float8` a recipe that may be chosen beside the job's precision.
-    """
-
-    keep: Mapping[str, Any] = field(default_factory=dict)
-    between: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    global_batch: tuple[int, int] | None = None
-    float8: str = "none"
-
-    def __post_init__(self) -> None:
-        faults = [
-            f"plan.{name} is not searched, so it can't be kept; there are {', '.join(sorted(_SEARCHED))}"
-            for name in self.keep
-            if name not in _SEARCHED or name == "float8"
-        ]
-        faults += [
-            f"plan.{name} has no range; there are {', '.join(sorted(_RANGES))}, and batch.global_batch_size"
-            for name in self.between
-            if name not in _RANGES
-        ]
-        if faults:
-            raise PlanError("what the search may choose", faults)
-
-    def allows(self, name: str, value: object) -> bool:
-        """Whether a field may have a value."""
-        if name in self.keep and self.keep[name] != value:
-            return False
-        low, high = self.between.get(name, (None, None))
-        return low is None or high is None or low <= value <= high  # type: ignore[operator]
-
-    def batches(self, given: int) -> list[int]:
-        """Global batches to try: the job's, or the range's lower end doubled until its upper end."""
-        if self.global_batch is None:
-            return [given]
-        low, high = self.global_batch
-        doubled = [low << n for n in range(max(1, (high // low).bit_length()))]
-        return sorted({size for size in (*doubled, high) if low <= size <= high})
 
 
 def divisors(number: int) -> list[int]:
@@ -97,23 +48,23 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def degrees(job: JobSpec, limits: Limits, num_devices: int) -> Columns:
+def degrees(job: JobSpec, constraints: Constraints, num_devices: int) -> Columns:
     """Every way to stand `num_devices` ranks: one row each, with DEGREES as columns. There may be none."""
     model = job.model
     rows: list[tuple[int, ...]] = []
-    for batch in limits.batches(job.batch.global_batch_size):
+    for batch in constraints.batches(job.batch.global_batch_size):
         for tp in _tensor_degrees(model, num_devices):
             for pp in divisors(num_devices // tp):
-                if pp > model.layers or not (limits.allows("tp", tp) and limits.allows("pp", pp)):
+                if pp > model.layers or not (constraints.allows("tp", tp) and constraints.allows("pp", pp)):
                     continue
                 for cp in divisors(num_devices // (tp * pp)):
                     dp = num_devices // (tp * pp * cp)
-                    if batch % dp or not (limits.allows("cp", cp) and limits.allows("dp", dp)):
+                    if batch % dp or not (constraints.allows("cp", cp) and constraints.allows("dp", dp)):
                         continue
                     if cp > 1 and not any(_context_allows(model, m, tp, cp) for m in CONTEXT_METHODS):
                         continue
-                    folds = list(_foldings(job, limits, dp * cp, tp))
-                    sizes = [size for size in divisors(batch // dp) if limits.allows("microbatch_size", size)]
+                    folds = list(_foldings(job, constraints, dp * cp, tp))
+                    sizes = [size for size in divisors(batch // dp) if constraints.allows("microbatch_size", size)]
                     rows += [
                         (batch, tp, pp, cp, dp, ep, etp, size, is_sequence)
                         for (ep, etp, is_sequence), size in product(folds, sizes)
@@ -142,29 +93,31 @@ def _context_allows(model: ModelSpec, method: str, tp: int, cp: int) -> bool:
     return not model.is_latent and heads % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)
 
 
-def _foldings(job: JobSpec, limits: Limits, replicas: int, tp: int) -> Iterator[tuple[int, int, bool]]:
+def _foldings(job: JobSpec, constraints: Constraints, replicas: int, tp: int) -> Iterator[tuple[int, int, bool]]:
     """(ep, expert_tp, sequence parallel) that a stage of `replicas` x `tp` ranks admits."""
     moe, ffn = job.model.moe, job.model.ffn_size
     for is_sequence in (False, True) if tp > 1 else (False,):
-        if not limits.allows("sequence_parallel", is_sequence):
+        if not constraints.allows("sequence_parallel", is_sequence):
             continue
         if not moe.experts:
-            if limits.allows("ep", 1):
+            if constraints.allows("ep", 1):
                 yield 1, tp, is_sequence
             continue
         for expert_tp in sorted({1, tp}):
             if (expert_tp < tp and not is_sequence) or moe.ffn_size(ffn) % expert_tp:
                 continue
-            if not (limits.allows("expert_tp", expert_tp) or (expert_tp == tp and limits.allows("expert_tp", 0))):
+            if not (
+                constraints.allows("expert_tp", expert_tp) or (expert_tp == tp and constraints.allows("expert_tp", 0))
+            ):
                 continue
             for ep in divisors(math.gcd(moe.experts, replicas * tp // expert_tp)):
-                if limits.allows("ep", ep):
+                if constraints.allows("ep", ep):
                     yield ep, expert_tp, is_sequence
 
 
-def words_of(job: JobSpec, limits: Limits, columns: Columns) -> list[Words]:
+def words_of(job: JobSpec, constraints: Constraints, columns: Columns) -> list[Words]:
     """All combinations of words that some row can use, with the dearest recomputation last."""
-    precisions = sorted({job.precision.float8, limits.float8}, key=lambda name: name != job.precision.float8)
+    precisions = sorted({job.precision.float8, constraints.float8}, key=lambda name: name != job.precision.float8)
     found = []
     for again, schedule, method, dispatch, float8 in product(
         RECOMPUTE,
@@ -177,7 +130,7 @@ def words_of(job: JobSpec, limits: Limits, columns: Columns) -> list[Words]:
             schedule, again.recompute, again.recompute_operators, again.recompute_every, again.offload_activations,
             method, dispatch, float8,
         )  # fmt: skip
-        if all(limits.allows(name, _as_given(getattr(words, name))) for name in Words.__dataclass_fields__):
+        if all(constraints.allows(name, _as_given(getattr(words, name))) for name in Words.__dataclass_fields__):
             found.append(words)
     return found
 
@@ -187,15 +140,15 @@ def _as_given(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def with_words(job: JobSpec, limits: Limits, columns: Columns, words: Words) -> Block:
+def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: Words) -> Block:
     """The rows that admit the words, each with every number of virtual stages that they allow, and nothing sharded."""
-    rows = taken(columns, _admits(job, columns, words))
+    rows = taken(columns, admits(job, columns, words))
     pieces = STAGES_PER_RANK.get(words.schedule, 1)
     most = job.model.layers // rows["pp"]
     if pieces:
         rows = taken(rows, most >= pieces)
         rows["virtual_stages"] = np.ones_like(rows["dp"])
-        if not limits.allows("virtual_stages", 1) and not limits.allows("virtual_stages", pieces):
+        if not constraints.allows("virtual_stages", 1) and not constraints.allows("virtual_stages", pieces):
             rows = taken(rows, np.zeros(len(rows["dp"]), dtype=bool))
     else:
         # range(2, most + 1) of each row, one below the other.
@@ -203,8 +156,8 @@ def with_words(job: JobSpec, limits: Limits, columns: Columns, words: Words) -> 
         rows = taken(rows, np.repeat(np.arange(len(most)), count))
         ends = np.cumsum(count)
         rows["virtual_stages"] = 2 + np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count, count)
-        low, high = limits.between.get("virtual_stages", (2, job.model.layers))
-        given = limits.keep.get("virtual_stages")
+        low, high = constraints.between.get("virtual_stages", (2, job.model.layers))
+        given = constraints.keep.get("virtual_stages")
         low, high = (low, high) if given is None else (given, given)
         rows = taken(rows, (low <= rows["virtual_stages"]) & (rows["virtual_stages"] <= high))
     for name in ("zero", "zero_ranks", "offload_optimizer"):
@@ -213,7 +166,7 @@ def with_words(job: JobSpec, limits: Limits, columns: Columns, words: Words) -> 
     return Block(words, rows)
 
 
-def _admits(job: JobSpec, columns: Columns, words: Words) -> Column:
+def admits(job: JobSpec, columns: Columns, words: Words) -> Column:
     """Mask of the rows whose degrees go with the words."""
     model, pp, cp, tp = job.model, columns["pp"], columns["cp"], columns["tp"]
     num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
@@ -238,67 +191,97 @@ def _admits(job: JobSpec, columns: Columns, words: Words) -> Column:
     return mask
 
 
-def with_sharing(job: JobSpec, limits: Limits, block: Block) -> Block:
-    """Each plan of a block with every ZeRO stage, hybrid sharding within a node, and offload of state."""
-    columns = {name: block.columns[name] for name in (*DEGREES, "virtual_stages")}
-    choices = sharing_choices(limits)
-    rows = crossed(columns, {name: np.array([choice[i] for choice in choices]) for i, name in enumerate(_CHOICE)})
+def with_sharing(job: JobSpec, constraints: Constraints, block: Block) -> Block:
+    """Each plan of a block with every ZeRO stage and hybrid sharding within a node, and as little offload as may be."""
+    columns = {name: values for name, values in block.columns.items() if name not in SHARING}
+    choices = _sharing_choices(constraints)
+    least = _offload_choices(constraints)[0]
+    stages, hybrids = np.array([zero for zero, _ in choices]), np.array([hybrid for _, hybrid in choices], bool)
+    rows = crossed(columns, {"zero": stages, "hybrid": hybrids})
     hybrid, zero = rows.pop("hybrid"), rows["zero"]
-    of_node = job.cluster.devices_per_node // rows["tp"]
-    kept = limits.keep.get("zero_ranks", 0)
-    size = np.full_like(of_node, kept) if kept else of_node
-    replicas = rows["dp"] * rows["cp"]
+    size = _neighbours(job, constraints, rows["tp"])
     rows["zero_ranks"] = np.where(hybrid, size, 0)
-    is_cut = (zero > 0) & (size > 1) & (size < replicas) & (replicas % np.maximum(size, 1) == 0)
-    mask = ~hybrid | (is_cut & (block.words.schedule != "dualpipe"))
-    return Block(block.words, taken(rows, mask))
+    rows["offload_optimizer"] = np.full(len(zero), least[0])
+    rows["offload_parameters"] = np.full(len(zero), least[1])
+    is_legal = ~hybrid | ((zero > 0) & _is_cut(rows, size) & (block.words.schedule != "dualpipe"))
+    return Block(block.words, taken(rows, is_legal & ((zero == 3) | ~rows["offload_parameters"])))
 
 
-_CHOICE = ("zero", "hybrid", "offload_optimizer", "offload_parameters")
+def with_offload(constraints: Constraints, block: Block) -> Block:
+    """Each plan of a block with everything that may be offloaded beside the least."""
+    choices = _offload_choices(constraints)[1:]
+    columns = {name: values for name, values in block.columns.items() if not name.startswith("offload")}
+    shares = np.array([share for share, _ in choices], float)
+    parameters = np.array([is_offloaded for _, is_offloaded in choices], bool)
+    rows = crossed(columns, {"offload_optimizer": shares, "offload_parameters": parameters})
+    return Block(block.words, taken(rows, (rows["zero"] == 3) | ~rows["offload_parameters"]))
 
 
-def sharing_choices(limits: Limits) -> list[tuple[int, bool, float, bool]]:
-    """(zero, whether over neighbours alone, share of the optimizer state offloaded, parameters offloaded)."""
-    kept = limits.keep.get("zero_ranks")
-    shares = sorted({0.0, 1.0} if "offload_optimizer" not in limits.keep else {float(limits.keep["offload_optimizer"])})
+def _sharing_choices(constraints: Constraints) -> list[tuple[int, bool]]:
+    """(ZeRO stage, whether over neighbours alone)."""
+    kept = constraints.keep.get("zero_ranks")
     return [
-        (zero, hybrid, share, parameters)
-        for zero, hybrid, share, parameters in product((0, 1, 2, 3), (False, True), shares, (False, True))
-        if limits.allows("zero", zero) and limits.allows("offload_parameters", parameters)
-        if (zero or not hybrid) and (zero == 3 or not parameters) and (kept is None or bool(kept) == hybrid)
+        (zero, hybrid)
+        for zero, hybrid in product((0, 1, 2, 3), (False, True))
+        if constraints.allows("zero", zero) and (zero or not hybrid) and (kept is None or bool(kept) == hybrid)
     ]
 
 
-def all_plans(job: JobSpec, limits: Limits, num_devices: int) -> list[Block]:
-    """The whole space, a block for each combination of words. For small spaces, and for counting nothing is priced."""
-    columns = degrees(job, limits, num_devices)
-    blocks = [with_words(job, limits, columns, words) for words in words_of(job, limits, columns)]
-    return [with_sharing(job, limits, block) for block in blocks if len(block)]
+def _offload_choices(constraints: Constraints) -> list[tuple[float, bool]]:
+    """(share of the optimizer state, whether parameters), least first."""
+    kept = constraints.keep.get("offload_optimizer")
+    shares = (0.0, 1.0) if kept is None else (float(kept),)
+    return [choice for choice in product(shares, (False, True)) if constraints.allows("offload_parameters", choice[1])]
 
 
-def num_plans(job: JobSpec, limits: Limits, columns: Columns) -> int:
+def _neighbours(job: JobSpec, constraints: Constraints, tp: Column) -> Column:
+    """Replicas that share one set of shards where not all do: those of a node, or what the user fixed."""
+    kept = constraints.keep.get("zero_ranks", 0)
+    return np.full_like(tp, kept) if kept else job.cluster.devices_per_node // tp
+
+
+def _is_cut(rows: Columns, size: Column) -> Column:
+    """Mask of the rows whose replicas fall into several groups of a size."""
+    replicas = rows["dp"] * rows["cp"]
+    return (size > 1) & (size < replicas) & (replicas % np.maximum(size, 1) == 0)
+
+
+def all_plans(job: JobSpec, constraints: Constraints, num_devices: int) -> list[Block]:
+    """The whole space, two blocks for each combination of words. For small spaces: it may be 10^8 plans."""
+    columns = degrees(job, constraints, num_devices)
+    found = []
+    for words in words_of(job, constraints, columns):
+        block = with_words(job, constraints, columns, words)
+        if len(block):
+            sharded = with_sharing(job, constraints, block)
+            found += [part for part in (sharded, with_offload(constraints, sharded)) if len(part)]
+    return found
+
+
+def num_plans(job: JobSpec, constraints: Constraints, columns: Columns) -> int:
     """Plans of the space, without making them."""
-    choices = sharing_choices(limits)
-    plain = sum(not hybrid for _, hybrid, _, _ in choices)
-    of_node = np.maximum(limits.keep.get("zero_ranks", 0) or job.cluster.devices_per_node // columns["tp"], 1)
-    replicas = columns["dp"] * columns["cp"]
-    is_cut = (of_node > 1) & (of_node < replicas) & (replicas % of_node == 0)
+    sharing, offload = _sharing_choices(constraints), _offload_choices(constraints)
+    ways = {
+        hybrid: sum(
+            len([1 for _, parameters in offload if zero == 3 or not parameters]) for zero, h in sharing if h == hybrid
+        )
+        for hybrid in (False, True)
+    }
+    is_cut = _is_cut(columns, _neighbours(job, constraints, columns["tp"]))
+    layers, most = job.model.layers, job.model.layers // columns["pp"]
+    low, high = constraints.between.get("virtual_stages", (2, layers))
+    if "virtual_stages" in constraints.keep:
+        low = high = constraints.keep["virtual_stages"]
+    virtual = np.maximum(np.minimum(most, high) - max(low, 2) + 1, 0)
     total = 0
-    layers = job.model.layers
-    low, high = limits.between.get("virtual_stages", (2, layers))
-    if "virtual_stages" in limits.keep:
-        low = high = limits.keep["virtual_stages"]
-    for words in words_of(job, limits, columns):
+    admitted: dict[Words, int] = {}
+    for words in words_of(job, constraints, columns):
         pieces = STAGES_PER_RANK.get(words.schedule, 1)
-        most = layers // columns["pp"]
-        if pieces:
-            fits = limits.allows("virtual_stages", 1) or limits.allows("virtual_stages", pieces)
-            stages = (most >= pieces) & fits
-        else:
-            stages = np.maximum(np.minimum(most, high) - max(low, 2) + 1, 0)
-        sharing = plain + (len(choices) - plain) * (is_cut & (words.schedule != "dualpipe"))
-        total += int((stages * sharing)[_admits(job, columns, words)].sum())
+        without = Words(words.schedule, cp_method=words.cp_method, dispatch=words.dispatch)
+        if without not in admitted:
+            fits = constraints.allows("virtual_stages", 1) or constraints.allows("virtual_stages", pieces)
+            stages = (most >= pieces) & fits if pieces else virtual
+            plans = stages * (ways[False] + ways[True] * (is_cut & (words.schedule != "dualpipe")))
+            admitted[without] = int(plans[admits(job, columns, words)].sum())
+        total += admitted[without]
     return total
-
-
-__all__ = ["Limits", "all_plans", "degrees", "joined", "num_plans", "with_sharing", "with_words", "words_of"]
