@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.cli_job import load, load_to_run
 from shardwright.cost.calibration import device_of, shipped
-from shardwright.cost.memory import rank_memory
+from shardwright.cost.memory import peak_memory
 from shardwright.simulate.step import StepTime, step_time
 from shardwright.spec import catalog
 from shardwright.spec.base import PlanError
@@ -114,13 +114,13 @@ PRICED = [name for name in catalog.names("jobs") if not name.startswith("quickst
 def test_jobs_fit(name: str) -> None:
     job = load(name, ())
     room = device_of(job.cluster.device).memory_gib * 2**30
-    assert max(memory.process for memory in rank_memory(run_of(job), shipped())) < room
+    assert peak_memory(run_of(job), shipped()).process < room
 
 
 def test_the_often_told_plan_of_100_billion_does_not_fit() -> None:
     job = load("gpt-100b-32xa100", ())
     state = 16 * 25 * 12 * 9216**2  # bytes of 25 layers' weights, gradients and Adam's state, by hand
-    memory = max(rank_memory(run_of(job), shipped()), key=lambda m: m.process)
+    memory = peak_memory(run_of(job), shipped())
     assert memory.parameters + memory.gradients + memory.optimizer == pytest.approx(state, rel=0.05)
     assert state > 4 * device_of(job.cluster.device).memory_gib * 2**30
 

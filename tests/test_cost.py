@@ -44,7 +44,7 @@ def test_more_bandwidth_is_never_slower(cut: Cut, link: str) -> None:
 def test_parts_add_up(cut: Cut) -> None:
     t = step_time(replace(RUN, cut=cut), CONSTANTS)
     parts = t.compute + t.again + t.tensor + t.context + t.expert + t.data + t.messages + t.bubble
-    assert parts + t.optimizer + t.other == pytest.approx(t.total)
+    assert parts + t.optimizer + t.host + t.other == pytest.approx(t.total)
     assert t.low < t.total < t.high
     assert 0 < t.mfu <= t.hfu < 1
 
@@ -98,8 +98,8 @@ def test_unknown_numbers_say_what_to_add() -> None:
 
 @pytest.mark.parametrize("name", catalog.names("devices"))
 def test_every_device_of_the_catalog_is_priced(name: str) -> None:
-    number = next(n for n in ("bf16", "fp16", "fp32") if {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[n]
-                  in device_of(name).peak_tflops)  # fmt: skip
+    peaks = {"bf16": "bfloat16", "fp16": "float16", "float32": "float32"}
+    number = next(n for n, peak in peaks.items() if peak in device_of(name).peak_tflops)
     run = replace(RUN, device=name, cut=Cut(precision=number, global_batch=2), node_bytes_per_s=0.0)
     assert seconds(run) > 0
     assert rank_memory(run, CONSTANTS)[0].total > 0

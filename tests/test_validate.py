@@ -109,7 +109,7 @@ def test_what_notes_say_is_read() -> None:
     [
         ("someone, arXiv 2104.00001", "A100-80G", "megatron-2022"),
         ("someone, arXiv 2302.13971", "A100-80G", "flash-2023"),
-        ("someone, arXiv 2407.21783", "H100", "megatron-core"),
+        ("someone, arXiv 2403.00001", "H100", "megatron-core"),
         ("someone", "V100-32G", "megatron-2021"),
         ("NVIDIA NeMo", "H100", "nemo"),
     ],

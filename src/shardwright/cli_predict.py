@@ -14,7 +14,10 @@ from shardwright.cli_job import JobCommand, job_options, load, load_to_plan, loa
 @click.command(cls=JobCommand)
 @job_options
 def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device."""
+    """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
+
+    And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
+    """
     spec = load(job, overrides)
     from shardwright.report.estimate import show_estimate
 

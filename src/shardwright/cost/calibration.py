@@ -49,6 +49,28 @@ def software_of(name: str) -> SoftwareSpec:
     return SoftwareSpec.model_validate_json(json.dumps(catalog.read("software", name)))
 
 
+def software_under(run: Run) -> SoftwareSpec:
+    """The software of a run as its plan has it: in which numbers gradients are, how tokens cross the network."""
+    software, cut = software_of(run.software), run.cut
+    return software.model_copy(
+        update={
+            "gradient_bytes": cut.gradient_bytes or software.gradient_bytes,
+            "reduce_bytes": cut.reduce_bytes or software.reduce_bytes,
+            "expert_dedupe": software.expert_dedupe or cut.dispatch == "node-aware",
+        }
+    )
+
+
+def known_host(run: Run, rates: "Rates") -> "Rates":
+    """The rates, where a plan sends to the host. KeyError if what its device has is not known."""
+    if not (rates.host and rates.host_memory):
+        raise KeyError(
+            f"the plan keeps something in host memory, and {run.device} has no known host; add host_gb_per_s, "
+            "host_memory_gib and host_memory_gb_per_s to its file in devices"
+        )
+    return rates
+
+
 @dataclass(frozen=True)
 class Rates:
     """What a device under a generation of software reaches, in FLOP/s, bytes/s and seconds.
@@ -82,9 +104,12 @@ class Rates:
     low: float  # measured over predicted seconds: a tenth of all runs is below,
     high: float  # and a tenth above
     cast: float  # share of the traffic of casts to fp8 that is not fused
+    element_bytes: int  # of a number that is not narrow
+    host: float  # between the device and its host, in one direction; 0 is unknown
+    host_memory: float  # of the host, by device; 0 is unknown
 
 
-_PEAKS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "float32": "float32"}
+_PEAKS = {"bf16": "bfloat16", "fp16": "float16", "float32": "float32"}
 _NARROW = {"fp8": ("float8", "product8"), "mxfp8": ("float8", "product8mx"), "nvfp4": ("float4", "product4")}
 
 
@@ -136,7 +161,9 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         link_latency_s=of("link_latency_s"), network_latency_s=of("network_latency_s"), gap_s=of("gap_s"),
         attention_forward=attention, attention_backward=attention * of("attention_backward"),
         attention_half=of("attention_half"), inner_half=of("inner_half"), misaligned=of("misaligned"),
-        leak=of("leak"), step_s=of("step_s"), jitter=of("jitter"), imbalance=of("imbalance"), cast=of("cast"),
+        element_bytes=run.cut.element_bytes, host=device.host_gb_per_s * 1e9 * of("host"),
+        host_memory=device.host_memory_gb_per_s * 1e9 * of("host"), leak=of("leak"), step_s=of("step_s"),
+        jitter=of("jitter"), imbalance=of("imbalance"), cast=of("cast"),
         low=of("low"), high=of("high"),
         expert_exposed=of("expert_exposed"),
         tensor_factor=its("tensor_factor"), flush_s=its("flush_s"), turn_s=its("turn_s"),

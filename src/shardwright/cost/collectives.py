@@ -56,9 +56,12 @@ def copies_sent(topk: int, domains: Numbers) -> Numbers:
 
 
 def all_to_all_s(rates: Rates, group: Group, size_bytes: Numbers, copies: Numbers = 1.0) -> Numbers:
-    """Each rank sends an n-th of its `size_bytes` to every other, directly; `copies` of it to other domains."""
+    """Each rank sends an n-th of its `size_bytes` to every other; `copies` of it to other domains.
+
+    Where less than all crosses, what has come into a domain is spread there.
+    """
     n, inside = group.size, group.inside
-    near = size_bytes * (inside - 1) / n / rates.link
+    near = size_bytes * (inside - 1) / np.where(copies < 1, inside, n) / rates.link
     far = copies * size_bytes * (n - inside) / n / rates.network
     latency = rates.link_latency_s + np.where(group.domains > 1, rates.network_latency_s, 0.0)
     return np.where(near + far > 0, np.maximum(near, far) + latency, 0.0)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from shardwright.cost.calibration import device_of
-from shardwright.cost.money import Number
 from shardwright.spec.cluster import ClusterSpec
+from shardwright.workload.arrays import Numbers
 
 # Bytes a parameter: Adam's two moments and the master weight in float32.
 _STATE_BYTES = 12
@@ -24,20 +24,20 @@ _STATE_BYTES = 12
 class Reliability:
     """Seconds between failures of the whole job, of writing a checkpoint while it waits, of restarting."""
 
-    between_failures_s: Number
-    checkpoint_s: Number
-    restart_s: Number
+    between_failures_s: Numbers
+    checkpoint_s: Numbers
+    restart_s: Numbers
 
 
 @dataclass(frozen=True)
 class Goodput:
     """Shares of the time, which add up to 1, where a checkpoint is written after every `interval_s` of training."""
 
-    training: Number
-    checkpoints: Number
-    restarts: Number
-    lost_work: Number
-    interval_s: Number
+    training: Numbers
+    checkpoints: Numbers
+    restarts: Numbers
+    lost_work: Numbers
+    interval_s: Numbers
 
     def as_dict(self) -> dict[str, Any]:
         """By name."""
@@ -52,7 +52,7 @@ def checkpoint_bytes(num_parameters: float, compute_bytes: int) -> float:
     return num_parameters * (_STATE_BYTES + (compute_bytes if compute_bytes < 4 else 0))
 
 
-def reliability_of(cluster: ClusterSpec, num_devices: Number, written_bytes: Number) -> Reliability | None:
+def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Numbers) -> Reliability | None:
     """Of a job on `num_devices` whose checkpoint has `written_bytes`; None where `reliability_gaps` has something."""
     if reliability_gaps(cluster):
         return None
@@ -80,7 +80,7 @@ def _hours_between_failures(cluster: ClusterSpec) -> float:
     return device_of(cluster.device).hours_between_failures
 
 
-def best_interval_s(job: Reliability) -> Number:
+def best_interval_s(job: Reliability) -> Numbers:
     """Seconds of training between checkpoints that lose least. Daly 2006, equation 37.
 
     Its first term is Young's (1974, A first order approximation to the optimum checkpoint interval): sqrt(2 d M).
@@ -88,11 +88,11 @@ def best_interval_s(job: Reliability) -> Number:
     m, d = job.between_failures_s, job.checkpoint_s
     half = d / (2 * m)
     series = np.sqrt(2 * d * m) * (1 + np.sqrt(half) / 3 + half / 9) - d
-    best: Number = np.where(d < 2 * m, series, m)[()]
+    best: Numbers = np.where(d < 2 * m, series, m)[()]
     return best
 
 
-def goodput(job: Reliability, interval_s: Number) -> Goodput:
+def goodput(job: Reliability, interval_s: Numbers) -> Goodput:
     """What becomes of the time, with a checkpoint after every `interval_s` of training.
 
     Failures strike W / M times in W seconds. Each is followed by R seconds of restarting or by the next failure, which

@@ -12,7 +12,7 @@ import numpy as np
 from shardwright.cost.calibration import Rates
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.operators import HALF, Operator, Scores
+from shardwright.workload.operators import Operator, Scores
 
 # Tiles that libraries choose from, and what share of the best rate one of them reaches: smaller tiles read each
 # element more often. Public descriptions of CUTLASS and cuBLAS; NVIDIA's "Matrix multiplication background" guide.
@@ -41,7 +41,7 @@ def product_s(rates: Rates, rows: Numbers, inner: Numbers, columns: Numbers, bat
     share = fill(*whole, batch, rates.multiprocessors) * inner / (inner + rates.inner_half)
     share = share * _lines(rates, columns) * _lines(rates, inner)
     flops_s = 2.0 * batch * rows * inner * columns / (rate * share)
-    bytes_s = HALF * batch * (rows * inner + inner * columns + rows * columns) / rates.memory
+    bytes_s = rates.element_bytes * batch * (rows * inner + inner * columns + rows * columns) / rates.memory
     return np.maximum(flops_s, bytes_s)
 
 

@@ -10,20 +10,22 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from shardwright.cost.calibration import Constants, constant, device_of, software_of
+from shardwright.cost.calibration import Constants, constant, device_of, software_under
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers, only, picked
+from shardwright.workload.compress import KEEPS_ERROR
 from shardwright.workload.layers import chains, kept_bytes
-from shardwright.workload.operators import FLOAT32, HALF, Context, logits
+from shardwright.workload.operators import FLOAT32, Context, logits
 from shardwright.workload.ranks import Ranks, all_ranks, different_ranks
 from shardwright.workload.shape import Cut, Run, local_cuts
 
 MOMENTS = 2 * FLOAT32
+_ONE_BY_ONE = ("none", "stage", "selective", "matmul")  # what runs again is used up operator by operator, or by stage
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one pipeline rank."""
+    """Bytes on one pipeline rank, all but `host` on the device."""
 
     parameters: Numbers
     gradients: Numbers
@@ -31,6 +33,7 @@ class Memory:
     activations: Numbers
     working: Numbers
     overhead: Numbers
+    host: Numbers
 
     @property
     def total(self) -> Numbers:
@@ -80,19 +83,27 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
 
 def _on_ranks(run: Run, constants: Constants, ranks: Ranks) -> Memory:
     """In arrays of shape (ranks, plans)."""
-    software, cut, shape = software_of(run.software), run.cut, run.shape
+    software, cut, shape = software_under(run), run.cut, run.shape
     local, which = local_cuts(cut)
     pieces, context = chains(shape, local, software), Context(shape, local, software)
     kept = (software.stage_kept * context.residual)[which]
-    working, num_layers = np.zeros(len(which)), np.zeros(len(which))
+    if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
+        kept = kept + (cut.element_bytes * context.residual)[which] * cut.virtual
+    zero = np.zeros(len(which))
+    away, working, stage_again, num_layers = zero, zero, zero, zero
     for (kind, policy), count in zip(ranks.kinds, ranks.layers, strict=True):
-        mine = np.asarray(kept_bytes(pieces[kind], policy))
-        kept, num_layers = kept + count * mine[which], num_layers + count
-        if policy == "full":  # while it runs again a layer keeps all
-            again = kept_bytes(pieces[kind], "none") - mine
-            working = np.maximum(working, np.where(count > 0, again[which], 0.0))
+        mine = np.broadcast_to(kept_bytes(pieces[kind], policy), local.tp.shape)[which]
+        # While it runs again a layer keeps all.
+        again = np.where(count > 0, kept_bytes(pieces[kind], "none")[which] - mine, 0.0)
+        stage_again = stage_again + (again * count / cut.virtual if policy == "stage" else 0.0)
+        working = np.maximum(working, again if policy not in _ONE_BY_ONE else 0.0)
+        kept, num_layers = kept + count * mine, num_layers + count
+        # Two layers' inputs are on the device for what is on its way to the host or back.
+        sent = np.maximum(0, count - 2) * mine * cut.offload_activations
+        away = away + sent
     alive = in_flight(cut.schedule, cut.pp, ranks.rank, cut.num_microbatches, cut.virtual)
-    activations = kept * alive + ranks.head * np.asarray(kept_bytes(pieces["head"], "none"))[which]
+    activations = (kept - away) * alive + ranks.head * np.asarray(kept_bytes(pieces["head"], "none"))[which]
+    working = np.maximum(working, stage_again)
     # In 16 bits and in float32, with their gradient.
     working = np.maximum(working, ranks.head * (logits(context) * software.logit_peak)[which])
     held = ranks.parameters(shape, cut)
@@ -100,25 +111,37 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks) -> Memory:
     generation = device_of(run.device).generation
     lost = constant(constants, generation, "memory_lost") * (activations + working)
     overhead = constant(constants, generation, "context_bytes") + lost
-    return Memory(*_state(cut, software, held), activations, working, overhead)
+    parameters, gradients, optimizer, host = _state(cut, software, held)
+    return Memory(parameters, gradients, optimizer, activations, working, overhead, host + away * alive)
 
 
-def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, Array]) -> tuple[Numbers, Numbers, Numbers]:
-    """Bytes of (parameters, gradients, optimizer), of elements that all tokens use and of routed experts."""
+def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, Array]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Bytes of (parameters, gradients, optimizer, what the host holds), of common elements and of routed experts'.
+
+    Float32 parameters are updated themselves, others have a copy in float32. In stage 3 that copy is the parameters.
+    The host has a gradient for each element that it updates (Ren et al. 2021, arXiv 2101.06840, section 4.1).
+    """
     parameters: Numbers = 0.0
     gradients: Numbers = 0.0
     optimizer: Numbers = 0.0
+    host: Numbers = 0.0
     stage = cut.zero
+    copy = FLOAT32 if cut.element_bytes < FLOAT32 else 0
     for elements, ranks in zip(held, (cut.shard_ranks, cut.expert_shard_ranks), strict=True):
         share = elements / ranks
-        masters = FLOAT32 + MOMENTS + software.step_bytes
-        # In stage 3 the masters are the parameters.
-        parameters = parameters + np.where(stage == 3, FLOAT32 * share, HALF * elements)
+        masters = np.where(stage == 3, MOMENTS, copy + MOMENTS + software.step_bytes)
+        updated = masters * np.where(stage > 0, share, elements)
+        own = np.where(stage == 3, FLOAT32 * share, cut.element_bytes * elements)
+        optimizer = optimizer + updated * (1 - cut.offload_optimizer)
+        parameters = parameters + own * (1 - cut.offload_parameters)
         gradients = gradients + np.where(
             stage == 3, FLOAT32 * share, software.gradient_bytes * np.where(stage == 2, share, elements)
         )
-        optimizer = optimizer + np.where(stage == 3, MOMENTS * share, masters * np.where(stage > 0, share, elements))
-    return parameters, gradients, optimizer
+        if cut.compress in KEEPS_ERROR:
+            gradients = gradients + FLOAT32 * elements * (cut.replicas > 1)
+        hosted = FLOAT32 * np.where(stage > 0, share, elements) + updated
+        host = host + hosted * cut.offload_optimizer + own * cut.offload_parameters
+    return parameters, gradients, optimizer, host
 
 
 def _gathered(run: Run, software: SoftwareSpec, held: Numbers, num_layers: Numbers) -> Numbers:
@@ -126,5 +149,5 @@ def _gathered(run: Run, software: SoftwareSpec, held: Numbers, num_layers: Numbe
     shape, cut = run.shape, run.cut
     tables = (1 if shape.tied else 2) * shape.vocab * shape.hidden / cut.tp
     layer = np.maximum(0.0, held - tables) / num_layers
-    there = (2 * layer + tables) * HALF + layer * software.reduce_bytes
+    there = (2 * layer + tables) * cut.element_bytes + layer * software.reduce_bytes
     return np.where((cut.zero == 3) & (cut.replicas > 1), there, 0.0)

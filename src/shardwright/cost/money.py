@@ -8,13 +8,9 @@ and `money_gaps` says what to set.
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shardwright.cost.calibration import device_of
 from shardwright.spec.cluster import ClusterSpec, DeviceSpec
-
-Number = float | NDArray[np.float64]
+from shardwright.workload.arrays import Numbers
 
 _HOUR_S = 3600.0
 
@@ -23,11 +19,11 @@ _HOUR_S = 3600.0
 class Money:
     """US dollars, kilowatt-hours and hours of one device. Numbers, or arrays with one entry a plan; None is unknown."""
 
-    usd: Number | None
-    kwh: Number | None
-    device_hours: Number
+    usd: Numbers | None
+    kwh: Numbers | None
+    device_hours: Numbers
 
-    def times(self, count: Number) -> "Money":
+    def times(self, count: Numbers) -> "Money":
         """So many times as much of everything."""
         return Money(
             None if self.usd is None else self.usd * count,
@@ -40,7 +36,7 @@ class Money:
         return asdict(self)
 
 
-def step_money(cluster: ClusterSpec, step_s: Number, num_devices: Number) -> Money:
+def step_money(cluster: ClusterSpec, step_s: Numbers, num_devices: Numbers) -> Money:
     """What a step of `step_s` seconds on `num_devices` takes. KeyError if the cluster names a device not known."""
     hours = step_s / _HOUR_S * num_devices
     price, power_w = usd_per_device_hour(cluster), _site_power_w(cluster)

@@ -6,13 +6,13 @@ from operator import add
 
 import numpy as np
 
-from shardwright.cost.calibration import Constants, Rates, constant, device_of, rates_of, software_of
+from shardwright.cost.calibration import Constants, Rates, constant, device_of, known_host, rates_of, software_under
 from shardwright.cost.collectives import Group, all_to_all_s, copies_sent, group_of, ring_pass_s, ring_s
 from shardwright.cost.kernels import operator_s
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.layers import Chain, chains, share_run_again
-from shardwright.workload.operators import HALF, Exchange
+from shardwright.workload.layers import Chain, chains, kept_bytes, share_run_again
+from shardwright.workload.operators import Exchange
 from shardwright.workload.shape import Cut, Run
 
 
@@ -20,8 +20,9 @@ from shardwright.workload.shape import Cut, Run
 class PieceTime:
     """Seconds of a piece (a layer, the embedding, the head, or several) for one microbatch on one rank.
 
-    `tensor`, `context`, `expert` and `shard` are collectives that nothing hides, of forward and backward together, and
-    `*_forward` the forward's part of all of them; `again` is computing again. FLOPs are of the forward.
+    `tensor`, `context`, `expert` and `shard` are collectives that nothing hides and `host` copies to host memory and
+    back that nothing hides, of forward and backward together, and
+    `exposed_forward` the forward's part of all of them; `again` is computing again. FLOPs are of the forward.
     """
 
     forward: Numbers = 0.0
@@ -32,6 +33,7 @@ class PieceTime:
     context: Numbers = 0.0
     expert: Numbers = 0.0
     shard: Numbers = 0.0
+    host: Numbers = 0.0
     exposed_forward: Numbers = 0.0
     flops: Numbers = 0.0
     flops_again: Numbers = 0.0
@@ -51,13 +53,18 @@ class PieceTime:
         """All fields, in their order: dataclasses.astuple takes fifty times as long."""
         return (
             self.forward, self.input_grad, self.weight_grad, self.again, self.tensor, self.context, self.expert,
-            self.shard, self.exposed_forward, self.flops, self.flops_again,
+            self.shard, self.host, self.exposed_forward, self.flops, self.flops_again,
         )  # fmt: skip
 
     @property
     def exposed(self) -> Numbers:
         """All communication that nothing hides."""
-        return self.tensor + self.context + self.expert + self.shard
+        return self.tensor + self.context + self.expert + self.shard + self.host
+
+    @property
+    def backward(self) -> Numbers:
+        """Computing of the backward, with what is computed again."""
+        return self.input_grad + self.weight_grad + self.again
 
     @property
     def total(self) -> Numbers:
@@ -120,7 +127,7 @@ class Costing:
     @classmethod
     def of(cls, run: Run, constants: Constants) -> "Costing":
         """KeyError says what is not known."""
-        software, cut = software_of(run.software), run.cut
+        software, cut = software_under(run), run.cut
         exposed = constant(constants, device_of(run.device).generation, "tensor_exposed")
         left = np.where(software.tensor_overlap & np.asarray(cut.sequence_parallel), exposed, 1.0)
         is_narrow = cut.precision in ("fp8", "mxfp8", "nvfp4")
@@ -130,16 +137,18 @@ class Costing:
 
     def exchange_s(self, exchange: Exchange) -> Numbers:
         """A collective of an operator by itself."""
-        rates, groups = self.rates, self.groups
+        rates, group = self.rates, getattr(self.groups, exchange.axis)
+        if exchange.kind == "ring":
+            return ring_pass_s(rates, group, exchange.size)
         if exchange.axis == "ep":
             copies: Numbers = 1.0
             if self.software.expert_dedupe and self.run.shape.experts:
-                copies = copies_sent(self.run.shape.experts.topk, groups.ep.domains)
-            return all_to_all_s(rates, groups.ep, exchange.size, copies) * rates.imbalance
-        if exchange.axis == "cp":
-            return ring_pass_s(rates, groups.cp, exchange.size)
-        rounds = 2 if exchange.kind == "all_reduce" else 1
-        return ring_s(rates, groups.tp, exchange.size, rounds) * rates.tensor_factor
+                copies = copies_sent(self.run.shape.experts.topk, group.domains)
+            return all_to_all_s(rates, group, exchange.size, copies) * rates.imbalance
+        if exchange.kind == "all_to_all":
+            return all_to_all_s(rates, group, exchange.size)
+        factor = rates.tensor_factor if exchange.axis == "tp" else 1.0
+        return ring_s(rates, group, exchange.size, 2 if exchange.kind == "all_reduce" else 1) * factor
 
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
         """One layer of a kind that recomputes what a policy says, the embedding or the head."""
@@ -157,12 +166,15 @@ class Costing:
                 exposed[axis] = (1 + repeated) * ahead.get(axis, 0.0) + behind.get(axis, 0.0)
             found += PieceTime(
                 more * t.forward, more * t.input_grad, more * t.weight_grad, repeated * more * t.forward,
-                exposed["tp"], exposed["cp"], exposed["ep"], 0.0, sum(ahead.values()), operator.flops,
+                exposed["tp"], exposed["cp"], exposed["ep"], 0.0, 0.0, sum(ahead.values()), operator.flops,
                 repeated * operator.flops,
             )  # fmt: skip
         if is_layer:
             forward, backward = (rates.gap_s * count for count in self.software.kernels)
-            found += PieceTime(forward=forward, input_grad=backward, again=forward if policy == "full" else 0.0)
+            is_repeated = policy in ("full", "stage")
+            found += PieceTime(forward=forward, input_grad=backward, again=forward if is_repeated else 0.0)
+            if np.any(self.run.cut.offload_activations):
+                found += self._sent_away(found, kind, policy)
         return found + self._shard(found, kind) if np.any(self.run.cut.zero == 3) else found
 
     def _exposed(self, exchanges: tuple[Exchange, ...], compute_s: Numbers) -> dict[str, Numbers]:
@@ -170,8 +182,10 @@ class Costing:
         found: dict[str, Numbers] = {}
         for exchange in exchanges:
             seconds = self.exchange_s(exchange)
-            if exchange.axis == "cp":  # the next keys come while these are used
+            if exchange.kind == "ring":  # the next keys come while these are used
                 seconds = beside(self.rates, seconds, compute_s)
+            elif exchange.axis == "cp":
+                pass
             elif exchange.axis == "tp":
                 seconds = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
             elif self.run.cut.schedule.startswith("dualpipe"):  # another microbatch computes meanwhile
@@ -181,8 +195,21 @@ class Costing:
             found[exchange.axis] = found.get(exchange.axis, 0.0) + seconds
         return found
 
+    def _sent_away(self, piece: PieceTime, kind: str, policy: str) -> PieceTime:
+        """What a layer keeps goes to the host beside its forward, and comes back beside a backward."""
+        away_s = self._host_s(kept_bytes(self.chains[kind], policy) * np.asarray(self.run.cut.offload_activations))
+        ahead = beside(self.rates, away_s, piece.forward)
+        return PieceTime(host=ahead + beside(self.rates, away_s, piece.backward), exposed_forward=ahead)
+
+    def _host_s(self, size_bytes: Numbers) -> Numbers:
+        """Seconds between device and host. KeyError if the link is not known."""
+        return size_bytes / known_host(self.run, self.rates).host
+
     def _shard(self, piece: PieceTime, kind: str) -> PieceTime:
-        """ZeRO-3: parameters are gathered before they are used, forward and backward, and gradients scattered after."""
+        """ZeRO-3: parameters are gathered before they are used, forward and backward, and gradients scattered after.
+
+        Shards that are kept on the host come from there before each gather.
+        """
         shape, cut, rates, groups = self.run.shape, self.run.cut, self.rates, self.groups
         common, routed = shape.vocab * shape.hidden, 0
         if kind in ("dense", "experts"):
@@ -194,8 +221,10 @@ class Costing:
         ):
             elements = elements * (cut.zero == 3)
             gradients = self.software.reduce_bytes * elements
-            gather += ring_s(rates, shard, HALF * elements)
+            gather += ring_s(rates, shard, cut.element_bytes * elements)
+            if np.any(cut.offload_parameters):
+                gather += self._host_s(cut.element_bytes * elements / shard.size * np.asarray(cut.offload_parameters))
             scatter += ring_s(rates, shard, gradients) + ring_s(rates, copies, gradients / shard.size, 2)
         first = beside(rates, gather, piece.forward)
-        second = beside(rates, gather + scatter, piece.input_grad + piece.weight_grad + piece.again)
+        second = beside(rates, gather + scatter, piece.backward)
         return PieceTime(shard=first + second, exposed_forward=first)

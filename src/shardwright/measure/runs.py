@@ -121,6 +121,8 @@ def shape_of_row(row: Row) -> Shape:
 # What tables call a schedule, where it is not plan.schedule's name.
 _SCHEDULES = {"none": "sequential", "interleaved": "interleaved-1f1b", "zb-1p": "zb-h1", "zb-2p": "zb-h2"}
 
+_PRECISIONS = {"fp32": "float32"}
+
 
 def cut_of_row(row: Row) -> Cut:
     """The plan."""
@@ -132,6 +134,7 @@ def cut_of_row(row: Row) -> Cut:
     some = re.search(r"only (\d+) of \d+ layers", notes)
     if (recompute == "selective" and "op-level" in notes) or "selective op" in notes:
         recompute = "matmul"
+    precision = row.get("precision") or "bf16"
     schedule = row.get("schedule") or ("1f1b" if pp > 1 else "sequential")
     policies = (recompute,) * int(some[1]) + ("none",) * (_needed(row, "layers") - int(some[1])) if some else ()
     return Cut(
@@ -139,7 +142,7 @@ def cut_of_row(row: Row) -> Cut:
         schedule=_SCHEDULES.get(schedule, schedule),
         sequence_parallel=row.get("sp") == "1" and tp > 1, zero=_int(row, "zero_stage"), zero_ranks=_shared(notes),
         microbatch=microbatch, global_batch=_int(row, "gbs") or dp * microbatch,
-        recompute=recompute, policies=policies, precision=row.get("precision") or "bf16",
+        recompute=recompute, policies=policies, precision=_PRECISIONS.get(precision, precision),
     )  # fmt: skip
 
 

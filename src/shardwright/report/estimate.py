@@ -1,4 +1,7 @@
-"""What the command `estimate` prints: the memory account of a job, by pipeline rank, and whether it fits."""
+"""What the command `estimate` prints: the memory account of a job, by pipeline rank, and whether it fits.
+
+And, where the cluster's device is known, time, MFU, money, energy and time lost to failures (report/price.py).
+"""
 
 import json
 import textwrap
@@ -6,12 +9,15 @@ from typing import Any
 
 import click
 
+from shardwright.planner.estimate import Estimate, estimate
+from shardwright.report.price import price_dict, price_text
 from shardwright.report.table import aligned
 from shardwright.schedule.job import job_program
 from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory, amount
+from shardwright.spec.notes import job_notes
 from shardwright.spec.parameters import num_active_parameters, num_parameters, stage_parameters
 from shardwright.workload.memory import job_memory
 
@@ -20,8 +26,18 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "tota
 
 def show_estimate(job: JobSpec, as_json: bool) -> None:
     """The command `estimate`."""
-    memory = job_memory(job)
-    click.echo(json.dumps(_as_dict(job, memory)) if as_json else _text(job, memory))
+    memory, priced = job_memory(job), _priced(job)
+    click.echo(json.dumps(_as_dict(job, memory, priced)) if as_json else _text(job, memory, priced))
+
+
+def _priced(job: JobSpec) -> Estimate | str:
+    """What the plan takes; or why that is not known, and what to set."""
+    if job.cluster.device == "unknown":
+        return "Time, money and energy are not said: set cluster.device, and the bandwidths of the cluster's links."
+    try:
+        return estimate(job)
+    except (KeyError, ValueError) as error:
+        return f"Time, money and energy are not said: {error.args[0]}."
 
 
 def device_memory_bytes(job: JobSpec) -> int | None:
@@ -31,8 +47,9 @@ def device_memory_bytes(job: JobSpec) -> int | None:
     return int(DeviceSpec(**catalog.read("devices", job.cluster.device)).memory_gib * 2**30)
 
 
-def _as_dict(job: JobSpec, memory: list[RankMemory]) -> dict[str, Any]:
+def _as_dict(job: JobSpec, memory: list[RankMemory], priced: Estimate | str) -> dict[str, Any]:
     limit = device_memory_bytes(job)
+    found = {"not_priced": priced} if isinstance(priced, str) else price_dict(job, priced)
     return {
         "job": job.name,
         "parameters": num_parameters(job.model),
@@ -40,10 +57,12 @@ def _as_dict(job: JobSpec, memory: list[RankMemory]) -> dict[str, Any]:
         "memory": [rank.as_dict() for rank in memory],
         "device_memory_bytes": limit,
         "fits": None if limit is None else all(rank.total_bytes <= limit for rank in memory),
+        "notes": job_notes(job),
+        **found,
     }
 
 
-def _text(job: JobSpec, memory: list[RankMemory]) -> str:
+def _text(job: JobSpec, memory: list[RankMemory], priced: Estimate | str) -> str:
     plan = job.plan
     placement = job_program(job).placement
     kinds = [*KINDS, "host"] if any(of_rank.host_bytes for of_rank in memory) else KINDS
@@ -74,7 +93,9 @@ def _text(job: JobSpec, memory: list[RankMemory]) -> str:
         "process and its libraries come on top. The last column is parameters, gradients and optimizer state by the "
         "parameters of the rank's stages."
     )
-    return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), _verdict(job, memory)])
+    takes = textwrap.fill(priced, 110) if isinstance(priced, str) else price_text(job, priced)
+    notes = [textwrap.fill(f"Note: {note}.", 110) for note in job_notes(job)]
+    return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), _verdict(job, memory), takes, *notes])
 
 
 def _active(job: JobSpec) -> str:

@@ -12,14 +12,14 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.cost.calibration import Constants, Rates, peak_flops
-from shardwright.cost.collectives import Group, message_s, ring_s
-from shardwright.cost.stage import Costing, Groups, PieceTime, beside
+from shardwright.cost.collectives import message_s
+from shardwright.cost.replicas import Replicas
+from shardwright.cost.stage import Costing, PieceTime
 from shardwright.schedule.generate import GENERATORS, training_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload.arrays import Array, Numbers, only
-from shardwright.workload.operators import HALF
+from shardwright.workload.arrays import Numbers, only
 from shardwright.workload.ranks import Ranks, different_ranks, layer_kinds
 from shardwright.workload.shape import Cut, Run, local_cuts
 
@@ -28,7 +28,8 @@ from shardwright.workload.shape import Cut, Run, local_cuts
 class StepTime:
     """Seconds of one step, and where they go on the rank that sets the pace. The parts add up to `total`.
 
-    `tensor`, `context`, `expert`, `data` and `messages` are communication that nothing hides. `mfu` and `hfu` are by
+    `tensor`, `context`, `expert`, `data` and `messages` are communication that nothing hides, `host` is copies to host
+    memory and back and updates there that nothing hides. `mfu` and `hfu` are by
     model FLOPs over the full sequence and by those executed, over the peak of the products' number type. Between `low`
     and `high` lay four of five measured steps of families of runs to which no constant was fitted.
     """
@@ -43,6 +44,7 @@ class StepTime:
     messages: Numbers
     bubble: Numbers
     optimizer: Numbers
+    host: Numbers
     other: Numbers
     mfu: Numbers
     hfu: Numbers
@@ -61,7 +63,6 @@ class _Steps:
     run: Run
     software: SoftwareSpec
     rates: Rates
-    groups: Groups
     ranks: Ranks
     pace: PieceTime
     whole: PieceTime
@@ -79,12 +80,11 @@ def step_time(run: Run, constants: Constants) -> StepTime:
     """
     steps = _steps(replace(run, cut=run.cut.as_arrays()), constants)
     cut, rates, pace, m = steps.cut, steps.rates, steps.pace, steps.cut.num_microbatches
-    bubble = _bubble(steps)
-    messages = _messages(steps)
-    data = _data(steps)
-    optimizer = _optimizer(steps)
+    ends = Replicas.of(steps.run, steps.software, rates, steps.ranks, pace)
+    bubble, messages, data = _bubble(steps), _messages(steps), ends.data_s()
+    optimizer, host = ends.update_s()
     other = rates.step_s + rates.flush_s * (cut.pp > 1)
-    total = m * pace.total + bubble + messages + data + optimizer + other
+    total = m * pace.total + bubble + messages + data + optimizer + host + other
     nodes = np.maximum(1.0, cut.world / rates.domain)
     slower = rates.jitter * np.log2(nodes) * total
     total = total + slower
@@ -94,8 +94,8 @@ def step_time(run: Run, constants: Constants) -> StepTime:
     found = StepTime(
         total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
         tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,
-        messages=messages, bubble=bubble, optimizer=optimizer, other=other + slower, mfu=mfu, hfu=hfu,
-        low=total * rates.low, high=total * rates.high,
+        messages=messages, bubble=bubble, optimizer=optimizer, host=host + m * pace.host, other=other + slower,
+        mfu=mfu, hfu=hfu, low=total * rates.low, high=total * rates.high,
     )  # fmt: skip
     return only(found) if run.cut.is_single else found
 
@@ -115,8 +115,7 @@ def _steps(run: Run, constants: Constants) -> _Steps:
     by_rank = sum(count * totals[piece] for piece, count in held.items())
     slowest = np.argmax(by_rank, axis=0), np.arange(len(which))
     pace = _together([pieces[piece].at(which).times(count[slowest]) for piece, count in held.items()])
-    groups = Groups.of(cut, costing.rates.domain)
-    return _Steps(run, costing.software, costing.rates, groups, ranks, pace, whole)
+    return _Steps(run, costing.software, costing.rates, ranks, pace, whole)
 
 
 def _together(pieces: list[PieceTime]) -> PieceTime:
@@ -163,7 +162,7 @@ def _messages(steps: _Steps) -> Numbers:
     """
     run, cut, rates = steps.run, steps.cut, steps.rates
     p, v, m = cut.pp, cut.virtual, cut.num_microbatches
-    size = HALF * run.shape.sequence / cut.cp * cut.microbatch * run.shape.hidden
+    size = cut.element_bytes * run.shape.sequence / cut.cp * cut.microbatch * run.shape.hidden
     size = size / np.where(cut.sequence_parallel | steps.software.message_split, cut.tp, 1)
     one = message_s(rates, size, cut.world <= rates.domain)
     ends = 2 * one * (p - 1)
@@ -174,51 +173,3 @@ def _messages(steps: _Steps) -> Numbers:
     else:
         seconds = 2 * one * ((p - 1) * m / p + np.maximum(0, p - 2))
     return np.where(p > 1, seconds, 0.0)
-
-
-def _data(steps: _Steps) -> Numbers:
-    """Replicas' communication that nothing hides, at the ends of a step: gradients, and updated parameters."""
-    cut, software, rates, groups, pace = steps.cut, steps.software, steps.rates, steps.groups, steps.pace
-    common, routed = steps.ranks.parameters(steps.run.shape, cut)
-    reduce_s, gather_s = _exchanged(steps, groups.shard, groups.copies, common)
-    more = _exchanged(steps, groups.expert_shard, groups.expert_copies, routed)
-    reduce_s, gather_s = reduce_s + more[0], gather_s + more[1]
-    gather_s = gather_s + rates.turn_s * groups.shard.size * (cut.zero > 0)
-    if software.reduce_overlap:
-        reduce_s = beside(rates, reduce_s, pace.input_grad + pace.weight_grad + pace.again)
-    if software.gather_overlap:
-        gather_s = beside(rates, gather_s, pace.forward)
-    seconds = np.max(reduce_s + gather_s, axis=0) + _tied(steps)
-    return np.where((cut.zero == 3) & (cut.replicas > 1), 0.0, seconds)
-
-
-def _exchanged(steps: _Steps, shard: Group, copies: Group, parameters: Array) -> tuple[Numbers, Numbers]:
-    """(seconds of reducing gradients, seconds of gathering parameters) of one kind of parameters."""
-    cut, software, rates = steps.cut, steps.software, steps.rates
-    size = software.reduce_bytes * parameters
-    is_whole = (cut.zero == 0) | (software.reduce_whole & (copies.size == 1))
-    # A shard's gradients are also summed over its copies.
-    reduce_s = ring_s(rates, shard, size, np.where(is_whole, 2, 1)) + ring_s(rates, copies, size / shard.size, 2)
-    return reduce_s, ring_s(rates, shard, HALF * parameters * (cut.zero > 0))
-
-
-def _tied(steps: _Steps) -> Numbers:
-    """The two gradients of a table that the first and the last rank share are summed."""
-    run, cut = steps.run, steps.cut
-    size = steps.software.reduce_bytes * run.shape.vocab * run.shape.hidden / cut.tp
-    pair = Group(2, np.where(cut.world <= steps.rates.domain, 2, 1))
-    return ring_s(steps.rates, pair, size * (run.shape.tied & (cut.pp > 1)), 2)
-
-
-# Bytes by element of an update: Adam reads a gradient and reads and writes two moments and the master weight, all in
-# float32, and writes the weight in 16 bits; the norm of the gradients reads them once more.
-_UPDATE_BYTES = 4 + 4 * 6 + 2 + 4
-
-
-def _optimizer(steps: _Steps) -> Numbers:
-    """The update of the rank that holds most."""
-    cut = steps.cut
-    common, routed = steps.ranks.parameters(steps.run.shape, cut)
-    is_sharded = cut.zero > 0
-    mine = common / np.where(is_sharded, cut.shard_ranks, 1) + routed / np.where(is_sharded, cut.expert_shard_ranks, 1)
-    return np.max(mine, axis=0) * _UPDATE_BYTES / steps.rates.memory

@@ -34,6 +34,15 @@ class DeviceSpec(Spec):
         0.0, description="Links within a domain, in 1e9 bytes per second, of one device in one direction."
     )
     link_domain: Annotated[int, Field(ge=0)] = Field(0, description="Devices in such a domain; 0 is unknown.")
+    host_gb_per_s: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Link to the host, in 1e9 bytes per second in one direction; 0 is unknown."
+    )
+    host_memory_gib: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Host memory by device, of the usual server, in GiB; 0 is unknown."
+    )
+    host_memory_gb_per_s: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Peak bandwidth of that memory by device, in 1e9 bytes per second; 0 is unknown."
+    )
     generation: str = Field(
         "", description="Name of the calibration whose efficiencies hold for it: that of its architecture."
     )
@@ -73,6 +82,11 @@ class ClusterSpec(Spec):
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
+    told_devices: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="Devices that the plan is said to use; predictions note where its degrees do not make so many. 0 "
+        "means that nothing is said.",
+    )
     usd_per_device_hour: Annotated[float, Field(ge=0)] = Field(
         0.0, description="What you pay for a device and hour, in US dollars; 0 means the catalog's price of the device."
     )

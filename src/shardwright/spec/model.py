@@ -49,6 +49,11 @@ class ModelSpec(Spec):
         0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
     )
     moe: MoeSpec = Field(MoeSpec(), description="Experts in place of the MLP.")
+    told_parameters_b: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="Parameters that the model is said to have, in 1e9; predictions note where the other fields do not "
+        "make so many. 0 means that nothing is said.",
+    )
 
     @property
     def num_kv_heads(self) -> int:

@@ -7,10 +7,12 @@ an all-gather. Bytes on the wire are those that all d ranks of the axis send tog
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from shardwright.spec.plan import PlanSpec
 
 _FLOAT32, _HALF, _INDEX = 4, 2, 4  # bytes
+KEEPS_ERROR = ("int8", "powersgd", "topk")  # methods that keep what was lost, in float32, by element
 BLOCK = 256  # elements of int8 that share a float32 scale
 
 Shape = Sequence[int]
@@ -18,10 +20,21 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective over the replicas, by its name in the ledger."""
+    """One collective over the replicas, by its name in the ledger. Bytes may be an array with one entry a plan."""
 
     kind: str
-    num_bytes: int
+    num_bytes: Any
+
+
+class Compression(Protocol):
+    """The fields of a plan that say how gradients are compressed."""
+
+    @property
+    def compress(self) -> str: ...
+    @property
+    def compress_rank(self) -> int: ...
+    @property
+    def compress_share(self) -> float: ...
 
 
 def reduced_bucket(plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, itemsize: int = 4) -> list[Collective]:
@@ -31,7 +44,9 @@ def reduced_bucket(plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, item
     if plan.compress == "none":
         return [Collective("all_reduce", itemsize * sum(map(math.prod, shapes)))]
     large, small = _split(plan, shapes)
-    return _as_they_are(small, itemsize) + (_compressed(plan, large, num_ranks) if large else [])
+    rows, columns = sum(math.prod(shape[:-1]) for shape in large), sum(shape[-1] for shape in large)
+    num_large = sum(map(math.prod, large))
+    return _as_they_are(small, itemsize) + (summed(plan, num_large, rows, columns, num_ranks) if large else [])
 
 
 def scattered_bucket(
@@ -53,9 +68,7 @@ def scattered_bucket(
     if num_ranks == 1:
         return []
     large, small = _split(plan, shapes)
-    share = num_elements // num_ranks
-    message = _int8_bytes(share) if plan.compress == "int8" else _HALF * share
-    return _as_they_are(small, itemsize) + ([Collective("all_to_all", num_ranks * message)] if large else [])
+    return _as_they_are(small, itemsize) + ([_shares(plan, num_elements, num_ranks)] if large else [])
 
 
 def compressed_shapes(plan: PlanSpec, shapes: Sequence[Shape]) -> list[Shape]:
@@ -63,7 +76,7 @@ def compressed_shapes(plan: PlanSpec, shapes: Sequence[Shape]) -> list[Shape]:
     return [] if plan.compress == "none" else _split(plan, shapes)[0]
 
 
-def wire_bytes(collectives: Sequence[Collective], num_ranks: int) -> int:
+def wire_bytes(collectives: Sequence[Collective], num_ranks: Any) -> Any:
     """Bytes that all ranks send together, by algorithms that waste nothing.
 
     (d - 1) / d of the bytes from each of the d ranks, twice that for an all-reduce.
@@ -72,25 +85,38 @@ def wire_bytes(collectives: Sequence[Collective], num_ranks: int) -> int:
     return (num_ranks - 1) * sum(times[collective.kind] * collective.num_bytes for collective in collectives)
 
 
-def _compressed(plan: PlanSpec, large: list[Shape], num_ranks: int) -> list[Collective]:
-    num_elements = sum(map(math.prod, large))
+def summed(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[Collective]:
+    """What sums `num_elements` in matrices of so many rows and columns in all, on every rank, by a method.
+
+    Elementwise: numbers may be arrays.
+    """
     if plan.compress == "powersgd":
-        rows = sum(math.prod(shape[:-1]) for shape in large)
-        columns = sum(shape[-1] for shape in large)
         return [Collective("all_reduce", _FLOAT32 * plan.compress_rank * length) for length in (rows, columns)]
     if plan.compress == "topk":
-        count = max(1, math.ceil(plan.compress_share * num_elements))
+        count = -(-plan.compress_share * num_elements // 1)
         return [Collective("all_gather", num_ranks * count * (_INDEX + _FLOAT32))]
+    shares = _shares(plan, num_elements, num_ranks)
+    return [shares, Collective("all_gather", shares.num_bytes)]
+
+
+def _shares(plan: Compression, num_elements: Any, num_ranks: Any) -> Collective:
+    """Each rank's share of the elements comes to it from all others, in 8 or 16 bits."""
     share = -(-num_elements // num_ranks)
-    message = _int8_bytes(share) if plan.compress == "int8" else _HALF * share
-    return [Collective(kind, num_ranks * message) for kind in ("all_to_all", "all_gather")]
+    return Collective("all_to_all", num_ranks * (_int8_bytes(share) if plan.compress == "int8" else _HALF * share))
+
+
+def scattered(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[Collective]:
+    """The same where each rank needs a share of the sum. Methods of whole tensors sum them on every rank."""
+    if plan.compress in ("powersgd", "topk"):
+        return summed(plan, num_elements, rows, columns, num_ranks)
+    return [_shares(plan, num_elements, num_ranks)]
 
 
 def _as_they_are(small: list[Shape], itemsize: int) -> list[Collective]:
     return [Collective("all_reduce", itemsize * sum(map(math.prod, small)))] if small else []
 
 
-def _int8_bytes(num_elements: int) -> int:
+def _int8_bytes(num_elements: Any) -> Any:
     """Whole blocks, each with its scale."""
     return -(-num_elements // BLOCK) * (BLOCK + _FLOAT32)
 

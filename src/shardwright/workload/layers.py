@@ -3,6 +3,8 @@
 Adding an operator is a function in operators.py and its place in a list here.
 """
 
+from collections.abc import Mapping
+
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
@@ -50,16 +52,33 @@ def chains(shape: Shape, cut: Cut, software: SoftwareSpec) -> dict[str, Chain]:
         found["experts"] = expert_layer(c)
     found["embedding"] = (op.embed(c),)
     found["head"] = (op.norm(c, "final norm"), op.enter(c, "head enter"), op.head(c))
-    return found
+    if cut.element_bytes == HALF:
+        return found
+    return {kind: tuple(o.in_numbers_of(cut.element_bytes) for o in chain) for kind, chain in found.items()}
+
+
+# By the name of what a plan recomputes: the operators here that run again, and those whose result it then need not
+# keep. The result of a norm is kept as the input of the products behind it.
+_RUN_AGAIN = {
+    "norm": ("attention norm", "mlp norm"), "qkv": ("qkv",), "attention": ("rotary", "attention"), "up": ("up",),
+    "activation": ("activation",),
+}  # fmt: skip
+_NOT_KEPT = _RUN_AGAIN | {"norm": ("attention enter", "mlp enter")}
+
+
+def _named(table: Mapping[str, tuple[str, ...]], policy: str) -> set[str]:
+    return {name for part in policy.split("+") for name in table.get(part, ())}
 
 
 def kept_bytes(chain: Chain, policy: str) -> Numbers:
     """What a chain keeps of one microbatch from forward to backward under a policy of recomputation.
 
-    full: the layer's input alone, which is what its first norm keeps in 16 bits. selective: all but the attention
-    core's scores (Korthikanti et al. 2022, section 5). matmul: what attention and every second product give, and the
-    input (torchtitan's "selective op").
+    Cut.recompute has the policies. full: the layer's input alone, which is what its first norm keeps in 16 bits. stage:
+    nothing, for the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022,
+    section 5). matmul: what attention and every second product give, and the input (torchtitan's "selective op").
     """
+    if policy == "stage":
+        return 0.0
     if policy == "full":
         enter = next((o for o in chain if o.name == "attention enter"), None)
         return enter.kept if enter else sum(o.kept for o in chain)
@@ -70,18 +89,19 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         made = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
         given = sum(o.kept_result for o in chain if o.name == "attention")
         return HALF * made / 2 + given + (enter.kept if enter else 0.0)
-    return sum(o.kept for o in chain)
+    dropped = _named(_NOT_KEPT, policy)
+    return sum(o.kept for o in chain if o.name not in dropped)
 
 
 def share_run_again(operator: Operator, policy: str) -> float:
     """What share of an operator's forward a policy computes again in the backward."""
-    if policy == "full":
+    if policy in ("full", "stage"):
         return 1.0
     if policy == "selective":
         return float(operator.name == "attention" and operator.scores is None)
     if policy == "matmul":
         return 0.5 if operator.products else float(operator.scores is None)
-    return 0.0
+    return float(operator.name in _named(_RUN_AGAIN, policy))
 
 
 def chain_flops(chain: Chain) -> Numbers:

@@ -8,7 +8,7 @@ G query and key/value heads, D head width, F inner width of the MLP, V vocabular
 an array with one entry a plan; so an exchange that only some plans have is there for all, of no bytes for the others.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -93,6 +93,16 @@ class Operator:
     def flops(self) -> Numbers:
         """Of the forward."""
         return sum(p.flops for p in self.products) + (self.scores.flops if self.scores else 0.0)
+
+    def in_numbers_of(self, element_bytes: int) -> "Operator":
+        """The same where a number takes not 2 bytes but more: what is moved, kept and exchanged grows alike."""
+        more = element_bytes / HALF
+        return replace(
+            self, forward_bytes=more * self.forward_bytes, backward_bytes=more * self.backward_bytes,
+            forward=tuple(replace(e, size=more * e.size) for e in self.forward),
+            backward=tuple(replace(e, size=more * e.size) for e in self.backward),
+            kept=more * self.kept, kept_result=more * self.kept_result,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -202,7 +212,7 @@ def rotate(c: Context) -> Operator:
 def attention(c: Context) -> Operator:
     """The attention core: one kernel, or two products with a softmax between that keeps the scores.
 
-    Under cp keys and values go round a ring, and their gradients after them.
+    Under cp with "ulysses" a rank has a share of the heads for all tokens, else all of them for a share of the queries.
     """
     s, cut, w = c.shape, c.cut, c.software
     heads = np.maximum(1, s.heads // cut.tp)
@@ -210,21 +220,46 @@ def attention(c: Context) -> Operator:
     per_value = s.latent.value if s.latent else s.head_dim
     queries = s.sequence // cut.cp
     given = HALF * c.tokens * heads * per_value
-    kv = HALF * c.tokens * np.maximum(1, s.kv_heads // cut.tp) * (per_query + per_value) * cut.cp * (cut.cp > 1)
-    ring, back = (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", 2 * kv),)
+    ahead, back = _keys_to_queries(c, heads, per_query, per_value)
     if w.attention in ("torch", "softmax"):
         batch, n = heads * cut.microbatch, 1.0 * heads * cut.microbatch * queries * s.sequence
+        if cut.cp_method == "ulysses":
+            batch, queries = np.maximum(1, batch // cut.cp), s.sequence
         products = (
             Product(queries, per_query, s.sequence, batch, weight=False),
             Product(queries, s.sequence, per_value, batch, weight=False),
         )
         kept = n * (5 if w.dropout else 2 if w.attention == "softmax" else 4) + given
-        return Operator("attention", products, None, n * w.softmax[0], n * w.softmax[1], ring, back, kept, given)
+        return Operator("attention", products, None, n * w.softmax[0], n * w.softmax[1], ahead, back, kept, given)
     seen = 0.5 if w.causal else 1.0
     pairs = seen * heads * c.tokens * s.sequence
-    scores = Scores(pairs, queries, per_query + per_value)
+    scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, per_query + per_value)
     kept = given + FLOAT32 * c.tokens * heads
-    return Operator("attention", (), scores, 0.0, 0.0, ring, back, kept, kept)
+    return Operator("attention", (), scores, 0.0, 0.0, ahead, back, kept, kept)
+
+
+def _keys_to_queries(
+    c: Context, heads: Numbers, per_query: int, per_value: int
+) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """What cp ranks exchange around attention, forward and backward.
+
+    ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, in the backward with their gradients.
+    all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward again, and their
+    gradients scattered. ulysses (Jacobs et al. 2023, arXiv 2309.14509): tokens are traded for heads and back; fewer
+    key/value heads than cp ranks are repeated.
+    """
+    s, cut = c.shape, c.cut
+    kv_heads, is_cut = np.maximum(1, s.kv_heads // cut.tp), cut.cp > 1
+    kv = HALF * c.tokens * kv_heads * (per_query + per_value) * cut.cp * is_cut
+    if cut.cp_method == "ring":
+        return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", 2 * kv),)
+    if cut.cp_method == "all-gather":
+        gather = Exchange("all_gather", "cp", kv)
+        return (gather,), (gather, Exchange("reduce_scatter", "cp", kv))
+    per_token = heads * per_query + np.maximum(kv_heads, cut.cp) * (per_query + per_value)
+    there = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
+    back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * per_value * is_cut)
+    return (there, back), (back, there)
 
 
 def output(c: Context) -> Operator:

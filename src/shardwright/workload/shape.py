@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 
 from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import layer_policies
+from shardwright.spec.recompute import WHOLE_LAYER, Policy
 from shardwright.workload.arrays import Array, Numbers, distinct
+from shardwright.workload.recompute import meet_budget
 
 
 @dataclass(frozen=True)
@@ -129,10 +132,15 @@ class Shape:
 class Cut:
     """The plan: degrees, what is sharded, the order of work and what is computed again.
 
-    Each number may be an array of one length, with one entry a plan; what is not a number is one for all of them.
+    Each number may be an array of one length, with one entry a plan; what is not of type Numbers is one for all plans.
     `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is of the products: bf16,
-    fp16, fp32, fp8, mxfp8 or nvfp4. Recompute is none, selective (the attention core), matmul (all but what products
-    and attention give) or full (each layer). `policies` has it by layer where it is not the same for all.
+    fp16, float32, fp8, mxfp8 or nvfp4. `gradient_bytes` and `reduce_bytes` are of a gradient that is added up and of
+    one on its way, 0 as the software has it; `bucket_bytes` of the parameters whose gradients travel together, 0 all.
+
+    `recompute` is none; full (each layer) or stage (all of a stage), from its input; names of plan.recompute_operators,
+    in order of the alphabet with "+" between; and, of other frameworks, selective (the attention core where its scores
+    are kept) and matmul (all but what attention and every second product give). `policies` has it by layer where it is
+    not the same for all.
     """
 
     dp: Numbers = 1
@@ -152,6 +160,23 @@ class Cut:
     policies: tuple[str, ...] = ()
     precision: str = "bf16"
     layout: tuple[int, ...] = ()
+    cp_method: str = "ring"
+    dispatch: str = "direct"
+    extra_warmup: Numbers = 0
+    offload_optimizer: Numbers = 0.0
+    offload_parameters: Numbers = False
+    offload_activations: Numbers = False
+    compress: str = "none"
+    compress_rank: int = 4
+    compress_share: float = 0.01
+    gradient_bytes: int = 0
+    reduce_bytes: int = 0
+    bucket_bytes: float = 0.0
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a weight or an activation in forward and backward."""
+        return 4 if self.precision == "float32" else 2
 
     @property
     def world(self) -> Numbers:
@@ -210,7 +235,7 @@ class Cut:
         return replace(self, **numbers)
 
 
-_NUMBERS = tuple(f.name for f in fields(Cut) if f.type not in (str, tuple[int, ...], tuple[str, ...]))
+_NUMBERS = tuple(f.name for f in fields(Cut) if f.type is Numbers)
 
 
 def stacked(cuts: Sequence[Cut]) -> Cut:
@@ -227,7 +252,8 @@ def local_cuts(cut: Cut) -> tuple[Cut, Array]:
     is_sharded = cut.zero == 3
     columns = (
         cut.tp, cut.cp, cut.ep, cut.expert_tp, cut.microbatch, cut.sequence_parallel.astype(np.int64),
-        is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks),
+        is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks), cut.offload_parameters.astype(np.int64),
+        cut.offload_activations.astype(np.int64),
     )  # fmt: skip
     found, which = distinct(columns)
     return cut.at(found), which
@@ -275,14 +301,34 @@ def shape_of(job: JobSpec) -> Shape:
     )  # fmt: skip
 
 
+def _policy_name(policy: Policy) -> str:
+    """What a cut calls a policy of a job."""
+    return "full" if policy == WHOLE_LAYER else "+".join(sorted(policy)) or "none"
+
+
+def _policies(job: JobSpec) -> tuple[str, ...]:
+    """What each layer of a job recomputes."""
+    if job.plan.recompute == "stage":
+        return ("stage",) * job.model.layers
+    plan = meet_budget(job).plan if job.plan.recompute == "budget" else job.plan
+    return tuple(map(_policy_name, layer_policies(plan, job.model.layers)))
+
+
 def cut_of(job: JobSpec) -> Cut:
-    """The plan of a job."""
-    p = job.plan
-    recompute = {"none": "none", "selective": "selective"}.get(p.recompute, "full")
+    """The plan of a job. PlanError if it has a budget for activations that can't be met."""
+    p, precision, policies = job.plan, job.precision, _policies(job)
+    is_uniform = len(set(policies)) == 1
     return Cut(
-        p.dp, p.tp, p.pp, p.cp, p.ep, p.expert_tp_size, p.stages_per_rank, p.schedule,
-        p.sequence_parallel, p.zero, p.zero_ranks, p.microbatch_size, job.batch.global_batch_size, recompute, (),
-        "fp8" if job.precision.float8 != "none" else job.precision.compute, tuple(p.layout),
+        dp=p.dp, tp=p.tp, pp=p.pp, cp=p.cp, ep=p.ep, expert_tp=p.expert_tp_size, virtual=p.stages_per_rank,
+        schedule=p.schedule, sequence_parallel=p.sequence_parallel and p.tp > 1,
+        zero=p.zero, zero_ranks=p.zero_ranks, microbatch=p.microbatch_size, global_batch=job.batch.global_batch_size,
+        recompute=policies[0] if is_uniform else "mixed", policies=() if is_uniform else policies,
+        precision="fp8" if precision.float8 != "none" else precision.compute, layout=tuple(p.layout),
+        cp_method=p.cp_method, dispatch=p.dispatch, extra_warmup=p.extra_warmup,
+        offload_optimizer=p.offload_optimizer, offload_parameters=p.offload_parameters,
+        offload_activations=p.offload_activations, compress=p.compress, compress_rank=p.compress_rank,
+        compress_share=p.compress_share, gradient_bytes=precision.gradient_bytes,
+        reduce_bytes=precision.reduce_bytes, bucket_bytes=p.bucket_mib * 2**20,
     )  # fmt: skip
 
 

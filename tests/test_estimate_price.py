@@ -1,0 +1,57 @@
+"""The command `estimate` on clusters: time, money, energy, failures, and what is not known of them."""
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from shardwright.cli import cli
+
+
+def shown(job: str, *overrides: str, options: tuple[str, ...] = ()) -> str:
+    words = [part for override in overrides for part in ("--set", override)]
+    done = CliRunner().invoke(cli, ["estimate", job, *words, *options], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+def found_of(job: str, *overrides: str) -> dict[str, Any]:
+    return json.loads(shown(job, *overrides, options=("--json",)))
+
+
+def test_time_money_and_failures_of_a_known_cluster() -> None:
+    found = found_of("llama3-405b-16k")
+    assert sum(found["time"].values()) == pytest.approx(found["step_s"])
+    low, high = found["step_range_s"]
+    assert low < found["step_s"] < high
+    assert found["tokens_per_s_per_device"] == pytest.approx(2048 * 8192 / found["step_s"] / 16384)
+    step, many, run = (found["money"][key] for key in ("step", "1e12_tokens", "run"))
+    assert found["cost_per_step"] == step["usd"] == pytest.approx(6.16 * 16384 * found["step_s"] / 3600)
+    steps = 1e12 / (2048 * 8192)
+    training = found["goodput"]["training"]
+    assert many["usd"] == pytest.approx(step["usd"] * steps / training)
+    assert many["seconds"] == pytest.approx(found["step_s"] * steps / training)
+    assert run["kwh"] == pytest.approx(step["kwh"] * 1_200_000 / training)
+    assert (found["gaps"], found["notes"]) == ([], [])
+    text = " ".join(shown("llama3-405b-16k").split())
+    assert f"MFU {100 * found['mfu']:.1f} %" in text and f"{100 * training:.1f} % of the time trains" in text
+
+
+def test_what_is_not_known_is_said_and_not_counted() -> None:
+    found = found_of("quickstart")
+    assert "step_s" not in found and "set cluster.device" in found["not_priced"]
+    assert "set cluster.device" in shown("quickstart")
+    without_price = ("cluster.device=a800-sxm-80g", "precision.compute=bf16")
+    found = found_of("quickstart", *without_price)
+    assert found["cost_per_step"] is None and found["goodput"] is None and found["step_s"] > 0
+    assert [gap.split(" is not said")[0] for gap in found["gaps"]] == ["money", *["time lost to failures"] * 2]
+    assert "Money is not said" in shown("quickstart", *without_price)
+    found = found_of("quickstart", "cluster.device=v100-sxm-32g", "precision.compute=bf16")
+    assert "add peak_tflops.bfloat16" in found["not_priced"]
+
+
+def test_the_often_told_plan_does_not_fit_and_the_told_size_is_checked() -> None:
+    text = shown("gpt-100b-32xa100", "model.hidden=12288", "model.heads=96")
+    assert "It does not fit a a100-sxm-80g with 80.0 GiB" in text
+    assert "Note: model.told_parameters_b says 100 billion parameters" in text

@@ -1,0 +1,218 @@
+"""Every strategy of a plan has a price: its field reaches the cost model, and it trades what its paper says."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.cost.calibration import device_of, shipped, software_of
+from shardwright.cost.memory import Memory, peak_memory
+from shardwright.simulate.step import StepTime, step_time
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+from shardwright.spec.plan import PlanSpec
+from shardwright.spec.precision import PrecisionSpec
+from shardwright.spec.recompute import NEEDS, OPERATORS
+from shardwright.workload.activations import layer_of
+from shardwright.workload.layers import chains, kept_bytes, share_run_again
+from shardwright.workload.shape import Cut, Experts, Run, Shape, cut_of, run_of
+
+CONSTANTS = shipped()
+LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
+RUN = Run(LLAMA, Cut(dp=8, tp=2, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+
+
+def priced(**fields: object) -> tuple[StepTime, Memory]:
+    run = replace(RUN, cut=replace(RUN.cut, **fields))
+    return step_time(run, CONSTANTS), peak_memory(run, CONSTANTS)
+
+
+def job(**sections: dict) -> JobSpec:
+    return make_job({"model": {"name": "llama3-8b"}, "cluster": {"device": "h100-sxm"}, **sections})
+
+
+PLAN = {"dp": 2, "tp": 2, "pp": 2, "cp": 2, "recompute": "selective"}
+OTHER = {
+    "dp": 4, "tp": 4, "pp": 4, "cp": 4, "cp_method": "ulysses", "ep": 2, "expert_tp": 1, "dispatch": "node-aware",
+    "microbatch_size": 2, "schedule": "gpipe", "virtual_stages": 2, "extra_warmup": 1, "sequence_parallel": True,
+    "zero": 1, "zero_ranks": 2, "offload_optimizer": 0.5, "offload_parameters": True, "layout": [15, 17],
+    "recompute": "full", "recompute_operators": ["norm"], "recompute_every": 2,
+    "recompute_layers": [["layer"]] + 31 * [[]], "memory_limit_gib": 2.0, "offload_activations": True,
+    "bucket_mib": 50.0, "compress": "int8", "compress_rank": 8, "compress_share": 0.1,
+}  # fmt: skip
+# most_alive is of schedule auto, whose program is simulated; compress_least of tensors too small to matter.
+NOT_PRICED = {"most_alive", "compress_least", "loss_scale", "loss_scale_growth_steps", "float8_history"}
+SETTING = {
+    "virtual_stages": {"schedule": "interleaved-1f1b"}, "recompute_layers": {"recompute": "layers"},
+    "memory_limit_gib": {"recompute": "budget", "memory_limit_gib": 200.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(PlanSpec.model_fields) - NOT_PRICED))
+def test_every_field_of_a_plan_reaches_the_cost_model(name: str) -> None:
+    plan = PLAN | {"recompute_layers": 32 * [[]]} | SETTING.get(name, {})
+    base = job()
+    # What each field alone can be is not asked here: some need others beside them.
+    plans = [PlanSpec.model_validate(plan | changed) for changed in ({}, {name: OTHER[name]})]
+    one, two = (cut_of(base.model_copy(update={"plan": plan})) for plan in plans)
+    assert one != two
+
+
+def test_every_field_of_precision_reaches_the_cost_model() -> None:
+    others = {"compute": "fp16", "gradients": "compute", "reduce": "float32", "float8": "rowwise"}
+    assert set(others) == set(PrecisionSpec.model_fields) - NOT_PRICED
+    base = {"compute": "bf16", "gradients": "compute"}
+    cuts = [cut_of(job(precision=base | {name: value})) for name, value in others.items() if name != "gradients"]
+    cuts += [cut_of(job(precision=base)), cut_of(job(precision={"compute": "bf16"}))]
+    assert len(set(cuts)) == len(cuts)
+
+
+# --- context parallel ---
+
+
+def test_ring_hides_behind_attention_and_the_others_do_not() -> None:
+    shape = replace(LLAMA, sequence=65536)
+    times = {}
+    for method in ("ring", "all-gather", "ulysses"):
+        cut = Cut(cp=4, global_batch=8, cp_method=method)
+        times[method] = step_time(replace(RUN, shape=shape, cut=cut), CONSTANTS).context
+    assert 0 < times["ring"] < times["all-gather"]
+    assert 0 < times["ulysses"] < times["all-gather"]  # each rank sends its own tokens only
+
+
+def test_bytes_of_context_parallel() -> None:
+    """By rank in one layer, numbers of 2 bytes: ring and all-gather move keys and values of all, ulysses its own."""
+    keys = 2 * 4096 * (8 * 2 * 128)  # all tokens, 8 heads of keys and of values
+    own = 2 * 4096 // 4
+    found = {}
+    for method in ("ring", "all-gather", "ulysses"):
+        layer = chains(LLAMA, Cut(cp=4, cp_method=method), software_of("megatron-core"))["dense"]
+        found[method] = [
+            [(e.kind, e.size) for o in layer for e in way(o) if e.size]
+            for way in (lambda o: o.forward, lambda o: o.backward)
+        ]
+    assert found["ring"] == [[("ring", keys)], [("ring", 2 * keys)]]
+    assert found["all-gather"] == [[("all_gather", keys)], [("all_gather", keys), ("reduce_scatter", keys)]]
+    traded, back = own * (32 + 16) * 128, own * 32 * 128
+    assert found["ulysses"][0] == [("all_to_all", traded), ("all_to_all", back)]
+    assert sorted(found["ulysses"][1]) == sorted(found["ulysses"][0])
+
+
+# --- what is not kept ---
+
+
+SETS = st.sets(st.sampled_from(OPERATORS)).filter(lambda names: all(NEEDS[n] in names for n in names if n in NEEDS))
+
+
+@given(SETS, SETS)
+def test_the_more_runs_again_the_less_is_kept(one: set[str], two: set[str]) -> None:
+    layer = chains(LLAMA, Cut(tp=2), software_of("megatron-core"))["dense"]
+
+    def kept_and_flops(names: set[str]) -> tuple[float, float]:
+        policy = "+".join(sorted(names)) or "none"
+        return kept_bytes(layer, policy), sum(share_run_again(o, policy) * o.flops for o in layer)
+
+    less, more = kept_and_flops(one | two), kept_and_flops(one)
+    assert less[0] <= more[0]
+    assert less[1] >= more[1]
+    assert kept_bytes(layer, "full") <= less[0]
+
+
+@pytest.mark.parametrize("names", [(), ("attention",), ("norm", "activation"), ("qkv", "attention"), OPERATORS])
+def test_a_policy_keeps_what_the_runtime_keeps(names: tuple[str, ...]) -> None:
+    """The account of our own runtime and the description of a fused framework agree but for what kernels fuse."""
+    of = job(plan={"tp": 2}, precision={"compute": "bf16"})
+    ours = layer_of(of, 0, 0).kept_bytes(frozenset(names))
+    run = run_of(of)
+    layer = chains(run.shape, run.cut, software_of("megatron-core"))["dense"]
+    assert kept_bytes(layer, "+".join(sorted(names)) or "none") == pytest.approx(ours, rel=0.35)
+
+
+def test_a_stage_that_runs_again_keeps_its_input_alone() -> None:
+    small = replace(RUN, shape=replace(LLAMA, vocab=512))
+    full, stage = (
+        (step_time(run, CONSTANTS), peak_memory(run, CONSTANTS))
+        for policy in ("full", "stage")
+        if (run := replace(small, cut=Cut(pp=4, dp=2, recompute=policy, global_batch=32)))
+    )
+    assert stage[0].again == pytest.approx(full[0].again)
+    assert stage[1].activations < full[1].activations
+    assert stage[1].working > full[1].working
+
+
+def test_every_second_layer_computes_half_again() -> None:
+    full = priced(recompute="full")[0].again
+    half = priced(recompute="mixed", policies=("full", "none") * 8)[0].again
+    assert half == pytest.approx(full / 2)
+
+
+# --- offloading ---
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"offload_optimizer": 0.5}, {"offload_optimizer": 1.0, "zero": 1}, {"offload_parameters": True, "zero": 3},
+     {"offload_activations": True, "recompute": "full"}],
+)  # fmt: skip
+def test_what_is_offloaded_is_on_the_host_and_costs_time(fields: dict) -> None:
+    kept = {name: value for name, value in fields.items() if not name.startswith("offload")}
+    (here, memory), (there, offloaded) = priced(**kept), priced(**fields)
+    assert there.total > here.total
+    assert memory.host == 0
+    freed = memory.total - offloaded.total
+    assert 0 < freed <= offloaded.host
+    if "offload_optimizer" not in fields:  # there also a gradient goes over
+        assert freed == pytest.approx(offloaded.host)
+
+
+def test_offloading_needs_a_known_host() -> None:
+    run = replace(RUN, device="tpu-v4", cut=replace(RUN.cut, offload_optimizer=1.0))
+    with pytest.raises(KeyError, match="host_gb_per_s"):
+        step_time(run, CONSTANTS)
+    assert device_of("a100-sxm-80g").host_gb_per_s == 32
+
+
+# --- gradients ---
+
+
+def test_compression_sends_less_and_keeps_errors() -> None:
+    slow = replace(RUN, network_bytes_per_s=1e9, devices_per_node=1)
+    run = {
+        name: replace(slow, cut=replace(slow.cut, compress=name, tp=1)) for name in ("none", "bf16", "int8", "powersgd")
+    }
+    times = [step_time(of, CONSTANTS).data for of in run.values()]
+    assert times == sorted(times, reverse=True)
+    assert times[1] == pytest.approx(times[0] / 2, rel=0.05)
+    memory = {name: peak_memory(of, CONSTANTS).gradients for name, of in run.items()}
+    assert memory["none"] == memory["bf16"]
+    assert memory["int8"] == memory["powersgd"] == 2 * memory["none"]
+
+
+def test_buckets_that_overlap_leave_the_last_one() -> None:
+    run = replace(RUN, software="nemo", cut=replace(RUN.cut, bucket_bytes=2.0**30))
+    assert software_of("nemo").reduce_overlap
+    whole = replace(run, cut=replace(run.cut, bucket_bytes=0.0))
+    small = replace(run, cut=replace(run.cut, bucket_bytes=2.0**14))
+    assert math.isfinite(step_time(whole, CONSTANTS).data)
+    assert step_time(small, CONSTANTS).data > step_time(run, CONSTANTS).data  # latency of each
+
+
+def test_a_token_that_crosses_once_takes_less_network() -> None:
+    shape = replace(LLAMA, experts=Experts(num=64, topk=8, ffn=2048))
+    cut = Cut(dp=32, ep=32, global_batch=64)
+    once, each = (
+        step_time(replace(RUN, shape=shape, cut=replace(cut, dispatch=way)), CONSTANTS).expert
+        for way in ("node-aware", "direct")
+    )
+    assert 0 < once < each
+
+
+def test_float32_moves_and_keeps_twice_as_much() -> None:
+    half, full = (priced(precision=number) for number in ("bf16", "float32"))
+    assert full[1].activations == pytest.approx(2 * half[1].activations)
+    assert full[1].parameters == 2 * half[1].parameters
+    assert full[0].tensor > 1.5 * half[0].tensor
+    # 4 bytes of master weights, of moments and a gradient, or 2 more of a copy.
+    assert full[1].parameters + full[1].optimizer < half[1].parameters + half[1].optimizer
