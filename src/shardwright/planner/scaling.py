@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardwright.cost.calibration import Constants
+from shardwright.cost.calibration import Constants, shipped
 from shardwright.cost.memory import peak_memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.batch import BatchLimits
+from shardwright.planner.constraints import Constraints
+from shardwright.planner.search import search
 from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
@@ -158,6 +160,15 @@ def sizes_of(text: str) -> list[int]:
 def devices_text(sizes: Sequence[int]) -> str:
     """ "1 device", "8, 16 devices"."""
     return f"{', '.join(f'{size:,}' for size in sizes)} device{'' if list(sizes) == [1] else 's'}"
+
+
+def best_plan(job: JobSpec, constraints: Constraints) -> JobSpec | None:
+    """The job under the fastest plan that fits; None if none does, or no plan is legal on its cluster."""
+    try:
+        found = search(job, constraints, shipped(), num_shown=1)
+    except PlanError:
+        return None
+    return found.candidates[0].job if found.candidates else None
 
 
 def size_faults(job: JobSpec, num_devices: int) -> list[str]:

@@ -1,6 +1,7 @@
 """Does the plan fit a cluster whose parts have devices of different kinds?"""
 
-from shardwright.spec import catalog
+from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.entry import entry_faults
 from shardwright.spec.job import JobSpec
 
 
