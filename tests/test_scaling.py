@@ -83,7 +83,8 @@ def test_text_and_json_say_the_same(both: tuple[Scaling, Scaling]) -> None:
     assert json.loads(json.dumps(found)) == found
     assert text.count("No plan fits on 1 device.") == 2
     for row in (*found["strong"], *found["weak"]):
-        assert re.search(rf"^{row['devices']} .* {row['tokens_per_s']:,.0f} .*dp {row['plan']['dp']} ", text, re.M)
+        assert re.search(rf"^{row['devices']} .* {row['step_s']:.3g} s  +{row['tokens_per_s']:,.0f} ", text, re.M)
+        assert re.search(rf"^{row['devices']}:  tp {row['plan']['tp']}, .*dp {row['plan']['dp']}, ", text, re.M)
     assert "A batch 2 times as large asks for another learning rate: with AdamW 0.0014 instead of 0.001" in text
     low, high = found["batch"]["more_tokens"]
     assert f"{100 * low:.0f} % to {100 * high:.0f} % more tokens" in text

@@ -5,9 +5,9 @@ from typing import Any
 
 from shardwright.planner.batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Scaling, devices_text
+from shardwright.report.plans import plan_words
 from shardwright.report.table import aligned
 from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import PlanSpec
 
 _WIDTH = 118
 _MEANING = {
@@ -36,7 +36,7 @@ def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
     for found in scalings:
         blocks.append(_MEANING[found.kind])
         if found.points:
-            blocks[-1] += "\n" + aligned(_rows(found))
+            blocks[-1] += f"\n{aligned(_rows(found))}\n\n{aligned(_plans(found))}"
         if found.misfits:
             blocks.append(f"No plan fits on {devices_text(found.misfits)}.")
     blocks += batch_sentences(job, limits)
@@ -85,22 +85,10 @@ def _betas(settings: Rescaled) -> str:
 
 
 def _rows(found: Scaling) -> list[list[str]]:
-    rows = [
-        [
-            "devices",
-            "batch",
-            "step",
-            "tokens/s",
-            "each",
-            "MFU",
-            "efficiency",
-            "GiB",
-            "memory-eff.",
-            "USD/1e9",
-            "days",
-            "plan",
-        ]
-    ]
+    header = [
+        "devices", "batch", "step", "tokens/s", "each", "MFU", "efficiency", "GiB", "memory eff.", "USD/1e9", "days"
+    ]  # fmt: skip
+    rows = [header]
     for point, tokens in zip(found.points, found.run_tokens, strict=True):
         usd = point.usd_per_billion_tokens
         days = dict.fromkeys(_days(total / point.tokens_per_s / 86400) for total in sorted(tokens))
@@ -110,20 +98,17 @@ def _rows(found: Scaling) -> list[list[str]]:
                 f"{point.tokens_per_s:,.0f}", f"{point.tokens_per_s_per_device:,.0f}", _percent(point.mfu),
                 _percent(found.efficiency(point)), f"{point.peak_bytes / 2**30:.1f}",
                 _percent(found.memory_efficiency(point)), "unknown" if usd is None else f"{usd:,.0f}",
-                "-".join(days), plan_words(point.job.plan),
+                "-".join(days),
             ]
         )  # fmt: skip
     return rows
 
 
-def plan_words(plan: PlanSpec) -> str:
-    """A plan in a few words."""
-    words = [plan.degrees.replace(" x ", " ")]
-    words += [f"ep {plan.ep}"] if plan.ep > 1 else []
-    words += [f"mb {plan.microbatch_size}", f"zero {plan.zero}"]
-    words += [plan.schedule + (f" v {plan.virtual_stages}" if plan.virtual_stages > 1 else "")] if plan.pp > 1 else []
-    words += [] if plan.recompute == "none" else [plan.recompute]
-    return " ".join(words)
+def _plans(found: Scaling) -> list[list[str]]:
+    """The plan at each size. The second column is as wide as its widest, so that all begin at one place."""
+    words = [plan_words(point.job.plan) for point in found.points]
+    width = max(map(len, words))
+    return [[f"{p.num_devices:,}:", said.ljust(width)] for p, said in zip(found.points, words, strict=True)]
 
 
 def _percent(share: float) -> str:
