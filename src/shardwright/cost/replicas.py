@@ -109,7 +109,8 @@ class Replicas:
         run, cut = self.run, self.run.cut
         size = self.software.reduce_bytes * run.shape.vocab * run.shape.hidden / cut.tp
         pair = Group(2, np.where(cut.world <= self.rates.domain, 2, 1))
-        return ring_s(self.rates, pair, size * (run.shape.tied & (cut.pp > 1)), 2)
+        is_apart = ~np.any(self.ranks.embedding & self.ranks.head, axis=0)
+        return ring_s(self.rates, pair, size * (run.shape.tied & is_apart), 2)
 
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.
