@@ -70,7 +70,7 @@ class _Loads:
         for rank, _ in held:
             seat = seats[rank]
             seconds.append([piece.seconds / copies for piece in seat.pieces])
-            num_bytes.append([p.held_bytes + seat.in_flight * p.kept_bytes / copies for p in seat.pieces])
+            num_bytes.append([p.held_bytes + seat.in_flight * p.kept_bytes for p in seat.pieces])
         ranks, stages = (np.array(column) for column in zip(*held, strict=True))
         is_first, is_last = stages == 0, stages == placement.num_stages - 1
 

@@ -11,7 +11,7 @@ from shardwright.planner.chunks import best_chunks
 from shardwright.planner.pieces import Seat, Stages, stages_of
 from shardwright.planner.pieces_of import seats
 from shardwright.planner.stages import best_stages
-from shardwright.schedule.placement import Placement, bidirectional, in_line, looped, vee
+from shardwright.schedule.placement import in_line, placement_of
 from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.cluster import PartSpec
@@ -71,7 +71,7 @@ def _orders(job: JobSpec) -> list[list[PartSpec]]:
 def _laid_out(job: JobSpec, parts: list[PartSpec], constants: Constants) -> LaidOut:
     job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"parts": parts})})
     plan, m = job.plan, job.num_microbatches
-    placement = placement_of(plan, m)
+    placement = placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
     alone = _alone(job)
     by_part = [seats(run_of(part), plan, constants) for part in alone]
     where = part_of_rank(plan, parts)
@@ -96,24 +96,18 @@ def part_of_rank(plan: PlanSpec, parts: list[PartSpec]) -> list[int]:
     return [number for number, part in enumerate(parts) for _ in range(part.num_devices // stage)] or [0] * plan.pp
 
 
-def placement_of(plan: PlanSpec, num_microbatches: int) -> Placement:
-    """Which pipeline rank holds which stage under the plan's schedule."""
-    if plan.schedule == "dualpipe":
-        return bidirectional(plan.pp, num_microbatches)
-    if plan.schedule in ("zb-v", "v-half", "v-min", "dualpipev"):
-        return vee(plan.pp)
-    return looped(plan.pp, plan.stages_per_rank) if plan.stages_per_rank > 1 else in_line(plan.pp)
-
-
 def _fits(stages: Stages, mine: list[Seat]) -> bool:
     return all(taken <= seat.memory_bytes for taken, seat in zip(stages.rank_bytes, mine, strict=True))
 
 
 def _step_s(job: JobSpec, stages: Stages, constants: Constants) -> float:
-    """The pipeline, and besides what takes longest on one of the parts: messages, gradients, update, jitter."""
+    """Seconds of a step. On parts of several kinds: the pipeline, and what comes besides on the part where that takes
+    longest: messages, gradients, update, jitter."""
+    if not job.cluster.parts:
+        return step_time(run_of(job), constants).total
     most = 0.0
     for alone in _alone(job):
         time = step_time(run_of(alone), constants)
         data = 0.0 if job.plan.zero == 3 else time.data  # in stage 3 it is in what a stage takes
-        most = max(most, time.messages + data + time.optimizer + time.other)
+        most = max(most, time.messages + data + time.optimizer + time.host + time.other)
     return stages.pipeline_s + most

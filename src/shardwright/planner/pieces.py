@@ -77,9 +77,9 @@ def stages_of(
     rank_s, rank_bytes = [], []
     for rank, seat in enumerate(seats):
         mine = [seat.pieces[n] for stage in placement.stages_of(rank) for n in pieces[stage]]
-        # With two copies a rank sees half of the microbatches in either direction.
+        # Of two copies, in opposite directions, a microbatch meets one.
         rank_s.append(sum(piece.seconds for piece in mine) / copies)
-        rank_bytes.append(sum(p.held_bytes + seat.in_flight * p.kept_bytes / copies for p in mine))
+        rank_bytes.append(sum(p.held_bytes + seat.in_flight * p.kept_bytes for p in mine))
     total = pipeline_s(rank_s, num_microbatches, chunks)
     return Stages(tuple(layout), stage_s, tuple(rank_s), tuple(rank_bytes), total)
 

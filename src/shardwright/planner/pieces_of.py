@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.cost.calibration import Constants, constant, device_of
-from shardwright.cost.memory import Memory, in_flight, rank_memory
+from shardwright.cost.memory import Memory, rank_memory
+from shardwright.cost.pipeline import in_flight
 from shardwright.cost.stage import Costing, PieceTime
 from shardwright.planner.pieces import Piece, Seat
 from shardwright.spec.plan import PlanSpec
@@ -44,7 +45,8 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[Seat]:
     evenly = rank_memory(replace(run, cut=replace(run.cut, layout=())), constants)
     found = []
     for rank in range(plan.pp):
-        alive = float(in_flight(plan.schedule, plan.pp, rank, run.cut.num_microbatches, plan.stages_per_rank))
+        m = run.cut.num_microbatches
+        alive = float(in_flight(plan.schedule, plan.pp, rank, m, plan.stages_per_rank, plan.extra_warmup))
         aside = context + (1 + lost) * (evenly[rank].working + alive * beside)
         found.append(Seat(pieces, room - aside, alive))
     return found

@@ -3,8 +3,9 @@
 import textwrap
 from typing import Any
 
-from shardwright.planner.layout import LaidOut, placement_of
+from shardwright.planner.layout import LaidOut
 from shardwright.report.table import aligned
+from shardwright.schedule.placement import placement_of
 
 
 def layout_dict(found: LaidOut) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def layout_dict(found: LaidOut) -> dict[str, Any]:
 def layout_text(found: LaidOut) -> str:
     """The same for reading."""
     job, stages = found.job, found.stages
-    placement = placement_of(job.plan, job.num_microbatches)
+    placement = placement_of(job.plan.schedule, job.plan.pp, job.plan.stages_per_rank)
     rows = [["pp rank", "device", "layers", "a microbatch", "state and activations"]]
     for rank, device in enumerate(found.devices):
         mine = [str(stages.layout[stage]) for stage in placement.stages_of(rank)]
