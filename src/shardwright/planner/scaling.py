@@ -116,6 +116,7 @@ def scaling(
     if faults:
         raise PlanError(f"sizes of the cluster of job {job.name}", faults)
     own = job.cluster.num_devices
+    best: dict[tuple[int, int], JobSpec | None] = {}  # both kinds meet at the job's own size
     of_kind = []
     for kind in ("strong", "weak"):
         points, tokens, misfits = [], [], []
@@ -123,7 +124,9 @@ def scaling(
             batch = job.batch.global_batch_size
             if kind == "weak":
                 batch = max(1, round(batch * size / own))
-            chosen = choose(at_size(job, size, batch))
+            if (size, batch) not in best:
+                best[size, batch] = choose(at_size(job, size, batch))
+            chosen = best[size, batch]
             if chosen is None:
                 misfits.append(size)
                 continue
