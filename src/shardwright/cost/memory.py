@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from shardwright.cost.calibration import Constants, constant, device_of, software_under
+from shardwright.cost.pipeline import in_flight
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers, only, picked
 from shardwright.workload.compress import KEEPS_ERROR
@@ -50,21 +51,6 @@ class Memory:
         return asdict(self) | {"total": self.total}
 
 
-def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers) -> Numbers:
-    """Microbatches whose activations of all its layers a pipeline rank keeps at once."""
-    if schedule in ("gpipe", "looped-bfs"):
-        alive = 1.0 * m
-    elif schedule == "interleaved-1f1b":
-        alive = np.minimum(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) / v
-    elif schedule == "zb-h1":
-        alive = np.minimum(m, p)
-    elif schedule in ("zb-h2", "dualpipe"):
-        alive = np.minimum(m, 2 * p - 1)
-    else:
-        alive = np.minimum(m, p - rank)
-    return np.where(p == 1, 1.0, alive)
-
-
 def peak_memory(run: Run, constants: Constants) -> Memory:
     """Of the pipeline rank that needs most; arrays where the plan's numbers are. KeyError says what is not known."""
     cut = run.cut.as_arrays()
@@ -101,7 +87,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks) -> Memory:
         # Two layers' inputs are on the device for what is on its way to the host or back.
         sent = np.maximum(0, count - 2) * mine * cut.offload_activations
         away = away + sent
-    alive = in_flight(cut.schedule, cut.pp, ranks.rank, cut.num_microbatches, cut.virtual)
+    alive = in_flight(cut.schedule, cut.pp, ranks.rank, cut.num_microbatches, cut.virtual, cut.extra_warmup)
     activations = (kept - away) * alive + ranks.head * np.asarray(kept_bytes(pieces["head"], "none"))[which]
     working = np.maximum(working, stage_again)
     # In 16 bits and in float32, with their gradient.

@@ -43,15 +43,21 @@ class Replicas:
             run, software, rates, Groups.of(run.cut, rates.domain), ranks, ranks.parameters(run.shape, run.cut), pace
         )
 
-    def data_s(self) -> Numbers:
-        """Communication that nothing hides: gradients, and updated parameters; of the rank that takes longest."""
-        cut, software, rates, groups = self.run.cut, self.software, self.rates, self.groups
+    def exchanged_s(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Seconds of (reducing gradients, the last bucket of them, gathering parameters) by themselves, by rank."""
+        cut, rates, groups = self.run.cut, self.rates, self.groups
         reduce_s, last_s, gather_s = 0.0, 0.0, rates.turn_s * groups.shard.size * (cut.zero > 0)
         shards = (groups.shard, groups.copies), (groups.expert_shard, groups.expert_copies)
         for (shard, copies), elements in zip(shards, self.held, strict=True):
             more_s, one_s = self._reduced(shard, copies, elements)
             reduce_s, last_s = reduce_s + more_s, last_s + one_s
             gather_s = gather_s + ring_s(rates, shard, cut.element_bytes * elements * (cut.zero > 0))
+        return reduce_s, last_s, gather_s
+
+    def data_s(self) -> Numbers:
+        """Communication that nothing hides: gradients, and updated parameters; of the rank that takes longest."""
+        cut, software, rates = self.run.cut, self.software, self.rates
+        reduce_s, last_s, gather_s = self.exchanged_s()
         if software.reduce_overlap:
             left = beside(rates, reduce_s, self.pace.backward)
             # The last bucket is full when the backward ends.
@@ -109,7 +115,8 @@ class Replicas:
         run, cut = self.run, self.run.cut
         size = self.software.reduce_bytes * run.shape.vocab * run.shape.hidden / cut.tp
         pair = Group(2, np.where(cut.world <= self.rates.domain, 2, 1))
-        return ring_s(self.rates, pair, size * (run.shape.tied & (cut.pp > 1)), 2)
+        is_apart = ~np.any(self.ranks.embedding & self.ranks.head, axis=0)
+        return ring_s(self.rates, pair, size * (run.shape.tied & is_apart), 2)
 
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.

@@ -98,9 +98,9 @@ class Groups:
             cp=group_of(cut.cp, cut.tp, domain),
             ep=group_of(cut.ep, cut.expert_tp, domain),
             shard=group_of(shard, cut.tp, domain),
-            copies=group_of(cut.replicas // shard, cut.tp * shard, domain),
+            copies=group_of(cut.num_copies * cut.replicas // shard, cut.tp * shard, domain),
             expert_shard=group_of(expert_shard, inner, domain),
-            expert_copies=group_of(cut.expert_replicas // expert_shard, inner * expert_shard, domain),
+            expert_copies=group_of(cut.num_copies * cut.expert_replicas // expert_shard, inner * expert_shard, domain),
         )
 
 

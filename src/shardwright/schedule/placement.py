@@ -46,6 +46,16 @@ class Placement:
         return tuple(row[stage] for row in self.holders)
 
 
+_VEES = ("zb-v", "v-half", "v-min", "dualpipev")
+
+
+def placement_of(schedule: str, num_ranks: int, stages_per_rank: int) -> Placement:
+    """Where a schedule of plan.schedule lays its stages; of a bidirectional one, for two microbatches."""
+    if schedule in _VEES:
+        return vee(num_ranks)
+    return bidirectional(num_ranks, 2) if schedule == "dualpipe" else looped(num_ranks, stages_per_rank)
+
+
 def in_line(num_ranks: int) -> Placement:
     """Stage s on rank s."""
     return Placement((tuple(range(num_ranks)),))

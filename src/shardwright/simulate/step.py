@@ -1,8 +1,8 @@
 """Step time of any plan: stage costs into the pipeline, with what communication nothing hides, and where time goes.
 
-Closed forms for 1F1B, interleaved 1F1B and GPipe, which are exact for equal stages, and for the zero-bubble schedules
-of their papers; any other schedule is played (schedule/timing.py). Stages are not equal: the slowest rank sets the pace
-and the others are passed once. All of it is elementwise: one plan, or as many as an array has entries.
+Bubbles are closed forms (cost/pipeline.py); schedules that have none, and only those, are played (schedule/timing.py).
+Stages are not equal: the slowest rank sets the pace and the others are passed once. All of it is elementwise: one plan,
+or as many as an array has entries.
 """
 
 from collections import Counter
@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.cost.calibration import Constants, Rates, peak_flops
 from shardwright.cost.collectives import message_s
+from shardwright.cost.pipeline import bubble
 from shardwright.cost.replicas import Replicas
 from shardwright.cost.stage import Costing, PieceTime
 from shardwright.schedule.generate import GENERATORS, training_program
@@ -26,7 +27,8 @@ from shardwright.workload.shape import Cut, Run, local_cuts
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step, and where they go on the rank that sets the pace. The parts add up to `total`.
+    """Seconds of one step, and where they go on the rank that sets the pace. The parts add up to `total`;
+    `slower` is the part of `other` that many nodes make everything slower by.
 
     `tensor`, `context`, `expert`, `data` and `messages` are communication that nothing hides, `host` is copies to host
     memory and back and updates there that nothing hides. `mfu` and `hfu` are by
@@ -46,6 +48,7 @@ class StepTime:
     optimizer: Numbers
     host: Numbers
     other: Numbers
+    slower: Numbers
     mfu: Numbers
     hfu: Numbers
     low: Numbers
@@ -78,13 +81,15 @@ def step_time(run: Run, constants: Constants) -> StepTime:
 
     KeyError says what is not known, ValueError what contradicts itself.
     """
+    if run.cut.schedule not in GENERATORS:
+        raise ValueError(f"schedule {run.cut.schedule!r} is not known; there are {', '.join(GENERATORS)}")
     steps = _steps(replace(run, cut=run.cut.as_arrays()), constants)
     cut, rates, pace, m = steps.cut, steps.rates, steps.pace, steps.cut.num_microbatches
     ends = Replicas.of(steps.run, steps.software, rates, steps.ranks, pace)
-    bubble, messages, data = _bubble(steps), _messages(steps), ends.data_s()
+    waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
     other = rates.step_s + rates.flush_s * (cut.pp > 1)
-    total = m * pace.total + bubble + messages + data + optimizer + host + other
+    total = m * pace.total + waits + messages + data + optimizer + host + other
     nodes = np.maximum(1.0, cut.world / rates.domain)
     slower = rates.jitter * np.log2(nodes) * total
     total = total + slower
@@ -94,8 +99,8 @@ def step_time(run: Run, constants: Constants) -> StepTime:
     found = StepTime(
         total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
         tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,
-        messages=messages, bubble=bubble, optimizer=optimizer, host=host + m * pace.host, other=other + slower,
-        mfu=mfu, hfu=hfu, low=total * rates.low, high=total * rates.high,
+        messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=other + slower,
+        slower=slower, mfu=mfu, hfu=hfu, low=total * rates.low, high=total * rates.high,
     )  # fmt: skip
     return only(found) if run.cut.is_single else found
 
@@ -107,7 +112,11 @@ def _steps(run: Run, constants: Constants) -> _Steps:
     costing = Costing.of(replace(run, cut=local), constants)
     ranks = different_ranks(shape, cut)
     tables = {("embedding", "none"): ranks.embedding, ("head", "none"): ranks.head}
-    held = dict(zip(ranks.kinds, ranks.layers, strict=True)) | tables
+    # Of a bidirectional pipeline's two copies a microbatch meets one.
+    held = {
+        piece: count / cut.num_copies
+        for piece, count in (dict(zip(ranks.kinds, ranks.layers, strict=True)) | tables).items()
+    }
     pieces = {piece: costing.piece(*piece) for piece in held}
     counts = Counter([*layer_kinds(shape, cut), *tables])
     whole = _together([pieces[piece].times(count) for piece, count in counts.items()]).at(which)
@@ -122,31 +131,32 @@ def _together(pieces: list[PieceTime]) -> PieceTime:
     return sum(pieces, start=PieceTime())
 
 
+# Schedules whose bubble is that a microbatch passes all other ranks, and whose order is not made for equal stages.
+_PASSING = ("sequential", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
+# Those without a formula.
+_PLAYED = ("auto", "pipedream", "pipedream-2bw")
+
+
 def _bubble(steps: _Steps) -> Numbers:
     """How long the pace-setting rank waits for others at the ends of a step."""
     cut, pace, whole = steps.cut, steps.pace, steps.whole
     p, v, m = cut.pp, cut.virtual, cut.num_microbatches
-    forward = (whole.forward + whole.exposed_forward) / p
-    weight = whole.weight_grad / p
-    back = whole.total / p - forward - weight
-    if cut.schedule in ("1f1b", "sequential", "gpipe", "interleaved-1f1b"):
-        bubble = (whole.total - pace.total) / v
-    elif cut.schedule == "zb-h1":
-        bubble = (p - 1) * np.maximum(0.0, forward + back - weight)
-    elif cut.schedule == "zb-h2":
-        bubble = (p - 1) * np.maximum(0.0, forward + back - 2 * weight)
-    else:
-        played = np.vectorize(_played, otypes=[float])
-        times = (np.round(seconds, 9) for seconds in (forward, back, weight))
-        bubble = played(cut.schedule, p, m, v, *times) - m * pace.total
-    return np.where(p > 1, bubble, 0.0)
+    others, count = whole, p
+    if cut.schedule in _PASSING:
+        others, count = whole + pace.times(-1), np.maximum(1, p - 1)
+    forward = (others.forward + others.exposed_forward) / count
+    weight = others.weight_grad / count
+    back = others.total / count - forward - weight
+    if cut.schedule not in _PLAYED:
+        return np.where(p > 1, bubble(cut.schedule, p, m, v, forward, back, weight), 0.0)
+    played = np.vectorize(_played, otypes=[float])
+    times = (np.round(seconds, 9) for seconds in (forward, back, weight))
+    return np.where(p > 1, played(cut.schedule, p, m, v, *times) - m * whole.total / p, 0.0)
 
 
 @lru_cache(maxsize=1024)
 def _played(name: str, p: int, m: int, v: int, forward: float, back: float, weight: float) -> float:
     """Makespan of a schedule with equal stages: of a few microbatches, and more at the pace of a rank."""
-    if name not in GENERATORS:
-        raise ValueError(f"schedule {name!r} is not known; there are {', '.join(GENERATORS)}")
     few = min(m, 4 * p)
     program = training_program(name, p, few, v)
     share = p / program.num_stages
@@ -154,22 +164,28 @@ def _played(name: str, p: int, m: int, v: int, forward: float, back: float, weig
     return play(program, costs).makespan + (m - few) * (forward + back + weight)
 
 
+def message_bytes(run: Run, software: SoftwareSpec) -> Numbers:
+    """What one rank sends a neighbour in the pipeline for a microbatch."""
+    cut = run.cut
+    size = cut.element_bytes * run.shape.sequence / cut.cp * cut.microbatch * run.shape.hidden
+    return size / np.where(cut.sequence_parallel | software.message_split, cut.tp, 1)
+
+
 def _messages(steps: _Steps) -> Numbers:
     """What the pipeline's messages add, by how the schedule waits for them.
 
-    A latency c that only the receiver waits for costs 1F1B 2c ((p - 1) m / p + p - 2), for it leaves no slack; an
+    A latency c that only the receiver waits for costs 1F1B 2c ((p - 1) m / p + p - 2), for it leaves no slack unless it
+    has forwards to spare; an
     interleaved rank exchanges before each of its 2 v m chunks unless messages pass while it computes.
     """
-    run, cut, rates = steps.run, steps.cut, steps.rates
+    cut, rates = steps.cut, steps.rates
     p, v, m = cut.pp, cut.virtual, cut.num_microbatches
-    size = cut.element_bytes * run.shape.sequence / cut.cp * cut.microbatch * run.shape.hidden
-    size = size / np.where(cut.sequence_parallel | steps.software.message_split, cut.tp, 1)
-    one = message_s(rates, size, cut.world <= rates.domain)
+    one = message_s(rates, message_bytes(steps.run, steps.software), cut.world <= rates.domain)
     ends = 2 * one * (p - 1)
     if cut.schedule in STAGES_PER_RANK:
         seconds = ends + 2 * one * v * m * (rates.leak if steps.software.message_overlap else 1.0)
     elif cut.schedule.startswith("zb") or cut.schedule == "gpipe":
         seconds = 2 * ends
     else:
-        seconds = 2 * one * ((p - 1) * m / p + np.maximum(0, p - 2))
+        seconds = np.where(cut.extra_warmup > 0, ends, 2 * one * ((p - 1) * m / p + np.maximum(0, p - 2)))
     return np.where(p > 1, seconds, 0.0)

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from shardwright.schedule.placement import placement_of
 from shardwright.spec.plan import even_stages
 from shardwright.workload.arrays import Array, distinct
 from shardwright.workload.shape import Cut, Shape
@@ -24,7 +25,7 @@ def layer_kinds(shape: Shape, cut: Cut) -> tuple[LayerKind, ...]:
 
 @dataclass(frozen=True)
 class Held:
-    """What one pipeline rank holds, through all its stages. `layers` are numbers by kind, in the order of `kinds`."""
+    """What one pipeline rank holds, through all its stages, of either direction: layers by kind, tables."""
 
     rank: int
     layers: tuple[int, ...]
@@ -32,31 +33,42 @@ class Held:
     head: int
 
 
-def held_by_rank(kinds: tuple[LayerKind, ...], pp: int, virtual: int, layout: tuple[int, ...]) -> list[Held]:
-    """All ranks of one pipeline; kinds of layers are in the order in which the model has them first."""
-    stages = list(layout) or even_stages(len(kinds), pp * virtual)
-    if len(stages) != pp * virtual or sum(stages) != len(kinds):
+def held_by_rank(
+    kinds: tuple[LayerKind, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
+) -> list[Held]:
+    """All ranks of one pipeline; kinds of layers are in the order in which the model has them first.
+
+    ValueError if stages and layers do not go together.
+    """
+    placement = placement_of(schedule, pp, virtual)
+    stages = list(layout) or even_stages(len(kinds), placement.num_stages)
+    if len(stages) != placement.num_stages or sum(stages) != len(kinds):
         raise ValueError(
-            f"a layout of {len(stages)} stages with {sum(stages)} layers in all can't be pp {pp} x {virtual} stages of "
-            f"{len(kinds)} layers; give plan.layout one number for each stage, or leave it out"
+            f"a layout of {len(stages)} stages with {sum(stages)} layers in all can't be the {placement.num_stages} "
+            f"stages of {schedule!r} on {pp} ranks with {len(kinds)} layers; give plan.layout one number for each "
+            "stage, or leave it out"
         )
     order = list(dict.fromkeys(kinds))
     counts = [Counter[LayerKind]() for _ in range(pp)]
     first = 0
     for stage, length in enumerate(stages):
-        counts[stage % pp].update(kinds[first : first + length])
+        for rank in placement.replicas(stage):
+            counts[rank].update(kinds[first : first + length])
         first += length
+    embeds, heads = placement.replicas(0), placement.replicas(len(stages) - 1)
     return [
-        Held(rank, tuple(counts[rank][kind] for kind in order), int(rank == 0), int(rank == pp - 1))
+        Held(rank, tuple(counts[rank][kind] for kind in order), int(rank in embeds), int(rank in heads))
         for rank in range(pp)
     ]
 
 
 @lru_cache(maxsize=4096)
-def _different(kinds: tuple[LayerKind, ...], pp: int, virtual: int, layout: tuple[int, ...]) -> list[Held]:
-    """The first rank of each kind."""
+def _different(
+    kinds: tuple[LayerKind, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
+) -> list[Held]:
+    """The first rank of each kind: no schedule lets a later one keep more microbatches."""
     found: dict[Held, Held] = {}
-    for held in held_by_rank(kinds, pp, virtual, layout):
+    for held in held_by_rank(kinds, schedule, pp, virtual, layout):
         found.setdefault(replace(held, rank=0), held)
     return list(found.values())
 
@@ -88,7 +100,8 @@ class Ranks:
     def parameters(self, shape: Shape, cut: Cut) -> tuple[Array, Array]:
         """(elements that all tokens use, elements of routed experts) that each rank holds."""
         table = shape.vocab * shape.hidden
-        common = table * (self.embedding + self.head * ((not shape.tied) | (cut.pp > 1)))
+        shared = self.embedding * self.head * int(shape.tied)  # one table for both uses
+        common = table * (self.embedding + self.head - shared)
         routed = np.zeros_like(common)
         for (kind, _), count in zip(self.kinds, self.layers, strict=True):
             mine, theirs = shape.kind_parameters(kind)
@@ -101,12 +114,11 @@ def different_ranks(shape: Shape, cut: Cut) -> Ranks:
     kinds = layer_kinds(shape, cut)
     found, which = distinct((cut.pp, cut.virtual))
     pairs = zip(cut.pp[found].tolist(), cut.virtual[found].tolist(), strict=True)
-    return Ranks.of(kinds, [_different(kinds, pp, virtual, cut.layout) for pp, virtual in pairs], which)
+    return Ranks.of(kinds, [_different(kinds, cut.schedule, pp, virtual, cut.layout) for pp, virtual in pairs], which)
 
 
 def all_ranks(shape: Shape, cut: Cut) -> Ranks:
     """Every rank of one plan. `cut` is of arrays of one entry."""
     kinds = layer_kinds(shape, cut)
-    return Ranks.of(
-        kinds, [held_by_rank(kinds, int(cut.pp[0]), int(cut.virtual[0]), cut.layout)], np.zeros(1, np.int64)
-    )
+    held = held_by_rank(kinds, cut.schedule, int(cut.pp[0]), int(cut.virtual[0]), cut.layout)
+    return Ranks.of(kinds, [held], np.zeros(1, np.int64))

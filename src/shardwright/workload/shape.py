@@ -194,14 +194,19 @@ class Cut:
         return np.maximum(1, self.replicas * self.tp // (self.ep * self.expert_tp))
 
     @property
+    def num_copies(self) -> int:
+        """How often a pipeline holds each stage: a bidirectional one twice."""
+        return 2 if self.schedule == "dualpipe" else 1
+
+    @property
     def shard_ranks(self) -> Numbers:
-        """Replicas that share one set of ZeRO's shards."""
-        return _sharing(self, self.replicas)
+        """Ranks that share one set of ZeRO's shards, those of both copies of a stage."""
+        return _sharing(self, self.replicas) * self.num_copies
 
     @property
     def expert_shard_ranks(self) -> Numbers:
         """The same of experts."""
-        return _sharing(self, self.expert_replicas)
+        return _sharing(self, self.expert_replicas) * self.num_copies
 
     @property
     def num_microbatches(self) -> Numbers:

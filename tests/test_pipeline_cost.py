@@ -1,0 +1,74 @@
+"""Closed forms of schedules against the programs themselves: what is played, and what ranks keep."""
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from shardwright.cost.pipeline import bubble, in_flight
+from shardwright.schedule.generate import schedule_faults, training_program
+from shardwright.schedule.lives import peak_activations
+from shardwright.schedule.placement import placement_of
+from shardwright.schedule.timing import Costs, play
+from shardwright.spec.plan import STAGES_PER_RANK
+
+# How far off a step may be, as a share of it; formulas that hold are exact.
+EXACT = 1e-9
+WITHIN = {
+    "sequential": EXACT, "gpipe": EXACT, "1f1b": EXACT, "interleaved-1f1b": EXACT, "looped-bfs": EXACT, "zb-h1": EXACT,
+    "zb-h2": EXACT, "zb-v": 0.02, "v-half": 0.09, "v-min": 0.04, "dualpipe": EXACT, "dualpipev": EXACT,
+}  # fmt: skip
+AMONG_OTHERS = ("zb-h2", "zb-v")
+
+
+def chunks(name: str, v: int) -> int:
+    return STAGES_PER_RANK.get(name, 1) or v
+
+
+@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize("name", WITHIN)
+@given(
+    st.integers(3, 6), st.sampled_from([0, 1, 2, 5]), st.sampled_from([2, 3]), st.floats(0.9, 2.2), st.floats(0.6, 1.1)
+)
+def test_bubbles_are_those_that_are_played(name: str, p: int, times: int, v: int, i: float, w: float) -> None:
+    """From as many microbatches as ranks on."""
+    m, v = p * (1 + times), chunks(name, v)
+    assume(not schedule_faults(name, p, m, v))
+    program = training_program(name, p, m, v)
+    share = p / program.num_stages
+    costs = Costs.uniform(program.num_stages, share, i * share, w * share)
+    if name in AMONG_OTHERS:
+        step = play(program, costs, 3).makespan - play(program, costs, 2).makespan
+    else:
+        step = play(program, costs).makespan
+    found = m * (1 + i + w) + bubble(name, p, m, v, 1.0, i, w)
+    assert found == pytest.approx(step, rel=WITHIN[name])
+
+
+@pytest.mark.parametrize("name", WITHIN)
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+def test_ranks_keep_what_their_program_keeps(name: str, p: int) -> None:
+    m, v = 4 * p, chunks(name, 3)
+    if schedule_faults(name, p, m, v):
+        pytest.skip("not a shape of this schedule")
+    program = training_program(name, p, m, v)
+    of_layers = 2 if name == "dualpipe" else v  # pieces that a rank holds
+    expected = [peak / of_layers for peak in peak_activations(program)]
+    found = [float(in_flight(name, p, rank, m, v)) for rank in range(p)]
+    if name in ("v-half", "v-min"):  # said for all ranks what the fullest keeps
+        assert found == [max(found)] * p
+        assert max(expected) <= max(found) <= max(expected) + 0.5
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("extra", [0, 1, 3])
+def test_extra_forwards_are_kept(extra: int) -> None:
+    program = training_program("1f1b", 4, 16, extra_warmup=extra)
+    found = [float(in_flight("1f1b", 4, rank, 16, 1, extra)) for rank in range(4)]
+    assert found == peak_activations(program)
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_stages_lie_where_the_program_has_them(name: str) -> None:
+    program = training_program(name, 4, 16, chunks(name, 2))
+    assert placement_of(name, 4, chunks(name, 2)).holders == program.placement.holders
