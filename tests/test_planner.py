@@ -1,6 +1,7 @@
 """The search loses nothing: its bounds are below every price, and what it finds is the best of the whole space."""
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,12 +12,12 @@ from hypothesis import strategies as st
 
 from shardwright.cost.calibration import shipped
 from shardwright.planner import bounds
+from shardwright.planner.advice import priced
 from shardwright.planner.block import Block
 from shardwright.planner.constraints import Constraints, constraints_of
 from shardwright.planner.price import prices
 from shardwright.planner.search import search
-from shardwright.planner.space import all_plans
-from shardwright.simulate.step import step_time
+from shardwright.planner.space import all_plans, hybrid_ranks
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
@@ -55,7 +56,7 @@ def test_pruning_loses_nothing(model: str, width: int) -> None:
     constraints = constraints_of(["plan.cp_method=ring", "plan.dispatch=direct"], ["plan.virtual_stages=1,2"])
     best: dict[tuple[int, ...], float] = defaultdict(lambda: np.inf)
     num_plans = num_fit = 0
-    for block in all_plans(job, constraints, 8):
+    for block in all_plans(job, constraints):
         priced = prices(job, block, shipped())
         num_plans, num_fit = num_plans + len(block), num_fit + int(priced.fits.sum())
         columns = (block.columns[name][priced.fits].tolist() for name in ("tp", "pp", "cp", "ep"))
@@ -72,7 +73,7 @@ def test_pruning_loses_nothing(model: str, width: int) -> None:
 @cache
 def blocks(model: str) -> list[Block]:
     """The whole space of a small job."""
-    return all_plans(small_job(model), Constraints(), 8)
+    return all_plans(small_job(model), Constraints())
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,12 +87,19 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     words, columns = block.words, block.columns
     priced = prices(job, block, shipped())
     below = priced.token_s * (1 + 1e-12)
+    hybrid = hybrid_ranks(job, Constraints(), columns)
+    rows = columns | {
+        "exchange_s": bounds.exchange_token_s(job, columns, hybrid, shipped()),
+        "zero3_s": bounds.mean_rank_token_s(job, columns, replace(words, recompute="none"), shipped(), zero=3)[1],
+    }
     mean_s, paired_s = bounds.mean_rank_token_s(job, columns, words, shipped())
-    least_s = paired_s if bounds.is_paired(words.schedule) else mean_s
-    assert (bounds.with_bubble(least_s, columns, words.schedule, columns["virtual_stages"]) <= below).all()
+    factor = bounds.bubble_factor(columns, words.schedule, columns["virtual_stages"])
+    least_s = factor * (paired_s if bounds.is_paired(words.schedule) else mean_s)
     unsharded = Block(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
     alone = prices(job, unsharded, shipped())
-    assert (bounds.unsharded_token_s(job, unsharded, step_time(unsharded.run(job), shipped())) <= below).all()
+    for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, alone.time)):
+        below_s, gathered_s = bounds.step_token_s(job, rows, token_s, shipped(), factor)
+        assert (np.where(columns["zero"] == 3, gathered_s, below_s) <= below).all()
     assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()
     if bounds.keeps_as_much(job, words.schedule):
         assert (bounds.activation_bytes(job, columns, words, shipped()) <= priced.memory.process).all()
@@ -124,10 +132,8 @@ def test_what_has_no_price_or_no_plan_is_said() -> None:
 
 def test_the_shown_plan_costs_what_the_search_says() -> None:
     """Prices of arrays and of one plan agree."""
-    from shardwright.planner.advice import priced
-
     constraints = constraints_of(["plan.recompute=selective", "plan.schedule=1f1b"], [])
     for candidate in search(small_job("experts"), constraints, shipped(), num_shown=4).candidates:
-        alone = priced(candidate.job, shipped())
+        (alone,) = priced([candidate.job], shipped())
         assert float(alone.time.total) / candidate.job.tokens_per_step == pytest.approx(candidate.token_s, rel=1e-9)
         assert float(alone.memory.process) == pytest.approx(candidate.process_bytes, rel=1e-9)

@@ -206,12 +206,19 @@ def layout(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     show_default=True, help="A recipe of precision.float8 that the search may choose beside the job's own.",
 )  # fmt: skip
 @click.option(
+    "--objective", type=click.Choice(["time", "cost", "devices", "memory"]), default="time", show_default=True,
+    help="time: the fastest step; cost: the fewest dollars by token, on some of the nodes; devices: the fewest nodes "
+    "for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
+)  # fmt: skip
+@click.option("--tokens", type=float, default=0.0, help="Tokens to train on within --days.")
+@click.option("--days", type=float, default=0.0, help="Days for --tokens.")
+@click.option(
     "--toml", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Write the job with the best plan, for train and the other commands.",
 )  # fmt: skip
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
-    float8: str, toml: Path | None,
+    float8: str, objective: str, tokens: float, days: float, toml: Path | None,
 ) -> None:  # fmt: skip
     """Find the best plans for JOB's model, batch and cluster, and say why they are.
 
@@ -220,16 +227,19 @@ def plan(
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice import advise
     from shardwright.planner.constraints import constraints_of
-    from shardwright.report.plans import show_plans, write_toml
+    from shardwright.planner.objectives import NAMES, Objective
+    from shardwright.report.plans import show_plans
+    from shardwright.report.toml import write_toml
     from shardwright.spec.base import PlanError
 
     constraints = constraints_of(keep, between, float8)
+    wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
     spec, has_own = load_to_plan(job, overrides)
     try:
-        advice = advise(spec, constraints, shipped(), top, has_own)
+        advice = advise(spec, constraints, shipped(), wanted, top, has_own)
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
-    show_plans(advice, spec, as_json)
+    show_plans(advice, as_json)
     if toml and advice.plans:
         write_toml(toml, advice.plans[0].job)
         click.echo(f"the job with the best plan is in {toml}", err=True)

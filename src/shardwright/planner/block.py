@@ -27,7 +27,7 @@ NUMBERS = (*DEGREES, "virtual_stages", *SHARING)
 CARRIED = ("bucket_mib", "compress", "compress_rank", "compress_share", "compress_least")
 
 # Names of these numbers in the cut of a run; virtual stages depend on the schedule too.
-_OF_CUT = {name: name for name in (*DEGREES, "zero", "zero_ranks")} | {
+_OF_CUT = {name: name for name in (*DEGREES, *SHARING)} | {
     "global_batch_size": "global_batch", "microbatch_size": "microbatch"
 }  # fmt: skip
 
@@ -113,6 +113,7 @@ def crossed(columns: Columns, choices: Columns) -> Columns:
     }
 
 
-def joined(parts: list[Columns]) -> Columns:
-    """One below the other."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def together(blocks: list[Block]) -> Block:
+    """Blocks of the same words as one; there is at least one."""
+    names = blocks[0].columns
+    return Block(blocks[0].words, {name: np.concatenate([block.columns[name] for block in blocks]) for name in names})

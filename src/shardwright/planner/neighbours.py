@@ -52,7 +52,8 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
     for schedule in schedules:
         chosen = STAGES_PER_RANK.get(schedule, 1) == 0
         for virtual in sorted({2, max(2, layers // plan.pp)}) if chosen else (1,):
-            yield "schedule", schedule, {"schedule": schedule, "virtual_stages": virtual}
+            name = f"{schedule} with virtual_stages {virtual}" if chosen else schedule
+            yield "schedule", name, {"schedule": schedule, "virtual_stages": virtual}
     if STAGES_PER_RANK.get(plan.schedule, 1) == 0:
         for virtual in {plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}:
             yield "virtual_stages", virtual, {"virtual_stages": virtual}

@@ -7,11 +7,12 @@ shrink; one that does not fit loses by bytes.
 from dataclasses import dataclass
 
 from shardwright.cost.calibration import Constants
-from shardwright.cost.memory import Memory, peak_memory
+from shardwright.cost.memory import Memory
 from shardwright.planner.neighbours import Neighbour, neighbours
 from shardwright.planner.price import room_bytes
 from shardwright.planner.traffic import Traffic, traffic
-from shardwright.simulate.step import StepTime, step_time
+from shardwright.simulate.prices import Price, prices
+from shardwright.simulate.step import StepTime
 from shardwright.spec.job import JobSpec
 from shardwright.workload.shape import run_of
 
@@ -20,7 +21,7 @@ PARTS = {
     "compute": "computing", "again": "recomputing", "tensor": "tensor-parallel communication",
     "context": "context-parallel communication", "expert": "expert-parallel communication",
     "data": "data-parallel communication", "messages": "pipeline messages", "bubble": "bubble",
-    "optimizer": "optimizer", "other": "the rest",
+    "optimizer": "optimizer", "host": "traffic with host memory", "other": "the rest",
 }  # fmt: skip
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
 GIB = 2**30
@@ -39,26 +40,37 @@ class Reason:
 
 
 def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> list[Reason]:
-    """For each neighbour one, those that concern the degrees first; of each field the nearest in time first."""
-    mine = step_time(run_of(job), constants)
-    found = [_reason(job, mine, near, constants) for near in neighbours(job, schedules)]
+    """For each neighbour one: degrees first, of each field those that fit first, and of them the nearest in time."""
+    near = neighbours(job, schedules)
+    mine, *theirs = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
+    assert isinstance(mine, Price), "the plan itself has been priced before"
+    found = [
+        _reason(job, mine.time, neighbour, price)
+        for neighbour, price in zip(near, theirs, strict=True)
+        if isinstance(price, Price)
+    ]
     order = list(dict.fromkeys(reason.field for reason in found))
     return sorted(found, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
 
 
-def _reason(job: JobSpec, mine: StepTime, near: Neighbour, constants: Constants) -> Reason:
-    run = run_of(near.job)
-    time, memory = step_time(run, constants), peak_memory(run, constants)
+def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reason:
+    time, memory = price.time, price.memory
     excess = float(memory.process) - room_bytes(job)
     slower = float(time.total - mine.total)
-    value = getattr(job.plan, near.field)
     if excess > 0:
         text = f"needs {memory.process / GIB:.1f} GiB, {excess / GIB:.1f} more than the device has, {_most(memory)}"
         if slower < 0:
             text += f"; it would be {-slower:.3g} s faster"
     else:
         text = _inequality(job, near.job, mine, time)
-    return Reason(near.field, value, near.value, slower, max(0.0, excess), text)
+    return Reason(near.field, _value(job, near.field), near.value, slower, max(0.0, excess), text)
+
+
+def _value(job: JobSpec, field: str) -> object:
+    """As neighbours name it."""
+    if field == "schedule" and job.plan.virtual_stages > 1:
+        return f"{job.plan.schedule} with virtual_stages {job.plan.virtual_stages}"
+    return getattr(job.plan, field)
 
 
 def _most(memory: Memory) -> str:
@@ -109,10 +121,8 @@ class Binding:
     text: str
 
 
-def binding(job: JobSpec, found: list[Reason], constants: Constants) -> Binding:
+def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -> Binding:
     """What binds: memory, if something faster does not fit; else the largest part beside computing."""
-    run = run_of(job)
-    time, memory = step_time(run, constants), peak_memory(run, constants)
     shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
     room = room_bytes(job)
     filled = float(memory.process) / room

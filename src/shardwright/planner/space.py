@@ -48,9 +48,9 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def degrees(job: JobSpec, constraints: Constraints, num_devices: int) -> Columns:
-    """Every way to stand `num_devices` ranks: one row each, with DEGREES as columns. There may be none."""
-    model = job.model
+def degrees(job: JobSpec, constraints: Constraints) -> Columns:
+    """Every way to stand a rank on each device: one row each, with DEGREES as columns. There may be none."""
+    model, num_devices = job.model, job.cluster.num_devices
     rows: list[tuple[int, ...]] = []
     for batch in constraints.batches(job.batch.global_batch_size):
         for tp in _tensor_degrees(model, num_devices):
@@ -199,11 +199,11 @@ def with_sharing(job: JobSpec, constraints: Constraints, block: Block) -> Block:
     stages, hybrids = np.array([zero for zero, _ in choices]), np.array([hybrid for _, hybrid in choices], bool)
     rows = crossed(columns, {"zero": stages, "hybrid": hybrids})
     hybrid, zero = rows.pop("hybrid"), rows["zero"]
-    size = _neighbours(job, constraints, rows["tp"])
+    size = hybrid_ranks(job, constraints, rows)
     rows["zero_ranks"] = np.where(hybrid, size, 0)
     rows["offload_optimizer"] = np.full(len(zero), least[0])
     rows["offload_parameters"] = np.full(len(zero), least[1])
-    is_legal = ~hybrid | ((zero > 0) & _is_cut(rows, size) & (block.words.schedule != "dualpipe"))
+    is_legal = ~hybrid | ((zero > 0) & (size > 0) & (block.words.schedule != "dualpipe"))
     return Block(block.words, taken(rows, is_legal & ((zero == 3) | ~rows["offload_parameters"])))
 
 
@@ -234,21 +234,18 @@ def _offload_choices(constraints: Constraints) -> list[tuple[float, bool]]:
     return [choice for choice in product(shares, (False, True)) if constraints.allows("offload_parameters", choice[1])]
 
 
-def _neighbours(job: JobSpec, constraints: Constraints, tp: Column) -> Column:
-    """Replicas that share one set of shards where not all do: those of a node, or what the user fixed."""
+def hybrid_ranks(job: JobSpec, constraints: Constraints, rows: Columns) -> Column:
+    """Replicas that share one set of shards where not all do: those of a node, or what the user fixed; 0 where that
+    leaves one group."""
     kept = constraints.keep.get("zero_ranks", 0)
-    return np.full_like(tp, kept) if kept else job.cluster.devices_per_node // tp
-
-
-def _is_cut(rows: Columns, size: Column) -> Column:
-    """Mask of the rows whose replicas fall into several groups of a size."""
+    size = np.full_like(rows["tp"], kept) if kept else job.cluster.devices_per_node // rows["tp"]
     replicas = rows["dp"] * rows["cp"]
-    return (size > 1) & (size < replicas) & (replicas % np.maximum(size, 1) == 0)
+    return np.where((size > 1) & (size < replicas) & (replicas % np.maximum(size, 1) == 0), size, 0)
 
 
-def all_plans(job: JobSpec, constraints: Constraints, num_devices: int) -> list[Block]:
+def all_plans(job: JobSpec, constraints: Constraints) -> list[Block]:
     """The whole space, two blocks for each combination of words. For small spaces: it may be 10^8 plans."""
-    columns = degrees(job, constraints, num_devices)
+    columns = degrees(job, constraints)
     found = []
     for words in words_of(job, constraints, columns):
         block = with_words(job, constraints, columns, words)
@@ -258,7 +255,7 @@ def all_plans(job: JobSpec, constraints: Constraints, num_devices: int) -> list[
     return found
 
 
-def num_plans(job: JobSpec, constraints: Constraints, columns: Columns) -> int:
+def count_by_words(job: JobSpec, constraints: Constraints, columns: Columns) -> dict[Words, int]:
     """Plans of the space, without making them."""
     sharing, offload = _sharing_choices(constraints), _offload_choices(constraints)
     ways = {
@@ -267,13 +264,13 @@ def num_plans(job: JobSpec, constraints: Constraints, columns: Columns) -> int:
         )
         for hybrid in (False, True)
     }
-    is_cut = _is_cut(columns, _neighbours(job, constraints, columns["tp"]))
+    is_cut = hybrid_ranks(job, constraints, columns) > 0
     layers, most = job.model.layers, job.model.layers // columns["pp"]
     low, high = constraints.between.get("virtual_stages", (2, layers))
     if "virtual_stages" in constraints.keep:
         low = high = constraints.keep["virtual_stages"]
     virtual = np.maximum(np.minimum(most, high) - max(low, 2) + 1, 0)
-    total = 0
+    found: dict[Words, int] = {}
     admitted: dict[Words, int] = {}
     for words in words_of(job, constraints, columns):
         pieces = STAGES_PER_RANK.get(words.schedule, 1)
@@ -283,5 +280,5 @@ def num_plans(job: JobSpec, constraints: Constraints, columns: Columns) -> int:
             stages = (most >= pieces) & fits if pieces else virtual
             plans = stages * (ways[False] + ways[True] * (is_cut & (words.schedule != "dualpipe")))
             admitted[without] = int(plans[admits(job, columns, words)].sum())
-        total += admitted[without]
-    return total
+        found[words] = admitted[without]
+    return found

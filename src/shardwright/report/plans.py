@@ -3,30 +3,24 @@
 import json
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 
 from shardwright.cost.calibration import device_of
-from shardwright.planner.advice import Advice, Priced
+from shardwright.planner.advice import Advice, Own, Priced
+from shardwright.planner.misfit import Misfit
 from shardwright.planner.reasons import PARTS, Reason
 from shardwright.report.table import aligned
-from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import PlanSpec
 
 _WIDTH = 118
 _GIB = 2**30
-# Fields of a plan that are told only where they are not the default.
-_SHORT = {
-    "virtual_stages": "v", "microbatch_size": "mb", "sequence_parallel": "sp", "recompute_every": "every",
-    "zero_ranks": "over",
-}  # fmt: skip
 
 
-def show_plans(advice: Advice, job: JobSpec, as_json: bool) -> None:
+def show_plans(advice: Advice, as_json: bool) -> None:
     """Print what was found."""
-    click.echo(json.dumps([as_dict(plan) for plan in advice.plans]) if as_json else plans_text(advice, job))
+    click.echo(json.dumps([as_dict(plan) for plan in advice.plans]) if as_json else plans_text(advice))
 
 
 def as_dict(plan: Priced) -> dict[str, Any]:
@@ -35,7 +29,9 @@ def as_dict(plan: Priced) -> dict[str, Any]:
     return {
         "plan": plan.job.plan.model_dump(),
         "global_batch_size": plan.job.batch.global_batch_size,
+        "num_devices": plan.job.plan.world,
         "step_s": float(plan.time.total),
+        "pessimistic_step_s": float(plan.cautious.total),
         "tokens_per_s_per_device": plan.tokens_per_s_per_device,
         "mfu": float(plan.time.mfu),
         "hfu": float(plan.time.hfu),
@@ -70,13 +66,14 @@ def plan_words(plan: PlanSpec) -> str:
     return ", ".join(words)
 
 
-def plans_text(advice: Advice, job: JobSpec) -> str:
+def plans_text(advice: Advice) -> str:
     """All of it, a paragraph a matter."""
-    return "\n\n".join(_paragraphs(advice, job))
+    return "\n\n".join(_paragraphs(advice))
 
 
-def _paragraphs(advice: Advice, job: JobSpec) -> Iterator[str]:
-    cluster, tally = job.cluster, advice.tally
+def _paragraphs(advice: Advice) -> Iterator[str]:
+    job, tally = advice.job, advice.tally
+    cluster = job.cluster
     room = device_of(cluster.device).memory_gib
     yield (
         f"{job.model.name} on {cluster.num_devices:,} {cluster.device} ({cluster.name}), "
@@ -87,20 +84,60 @@ def _paragraphs(advice: Advice, job: JobSpec) -> Iterator[str]:
         f"{tally.num_fit:,} of those fit in {room:g} GiB. That took {tally.seconds:.2f} s."
     )
     if not advice.plans:
-        yield "No plan fits. " + _nothing(advice)
-        return
-    yield aligned(list(_rows(advice.plans)))
+        yield _filled(
+            "No plan fits. Use more devices (cluster.nodes), a device with more memory, a shorter model.sequence, or "
+            "keep less."
+        )
+    else:
+        yield from _best(advice)
+    if advice.own:
+        yield from _own(advice.own, advice.plans)
+
+
+def _best(advice: Advice) -> Iterator[str]:
     best = advice.plans[0]
+    yield aligned(list(_rows(advice.plans)))
     yield "The best plan\n" + aligned(list(_breakdown(best)))
     if advice.binding:
         yield _filled(f"What binds: {advice.binding.text}.")
     yield "Why not another\n" + "\n".join(_reason_lines(advice.reasons))
+    if len(advice.plans) > 1:
+        yield _filled(_runner_up(advice))
+    if advice.faster:
+        excess = advice.faster.process_bytes - device_of(advice.job.cluster.device).memory_gib * _GIB
+        step_s = advice.faster.token_s * advice.faster.job.tokens_per_step
+        yield _filled(
+            f"With {excess / _GIB:.1f} GiB more a device the fastest would be {plan_words(advice.faster.job.plan)}: "
+            f"{step_s:.3f} s."
+        )
+    yield _filled(_caution(advice.plans))
     yield "Rules of thumb\n" + "\n".join(
         _filled(f"{'agrees  ' if rule.agrees else 'DIFFERS '}  {rule.name}: {rule.says} ({rule.source})", hang=12)
         for rule in advice.rules
     )
-    if advice.own:
-        yield _own(advice.own, best)
+
+
+def _runner_up(advice: Advice) -> str:
+    second = advice.plans[1]
+    behind = float(second.time.total - advice.plans[0].time.total)
+    words = f"The runner-up ({plan_words(second.job.plan)}) is {behind:.3g} s behind. "
+    if not advice.flips:
+        return words + "No change of bandwidth, rates or batch by up to 8 times makes it the faster one."
+    return words + "It would be as fast with " + ", or ".join(flip.text for flip in advice.flips) + "."
+
+
+def _caution(plans: list[Priced]) -> str:
+    """What the pessimistic prices say of the order."""
+    slowest = max(float(plan.cautious.total / plan.time.total) for plan in plans)
+    first = min(plans, key=lambda plan: float(plan.cautious.total / plan.job.tokens_per_step))
+    text = (
+        "A search exploits the errors of its model. Under pessimistic constants, each at the worst of the fits that "
+        f"leave a family of measured runs out, the best plan takes {plans[0].cautious.total:.3f} s, and no plan above "
+        f"takes more than {slowest:.2f} times what it says. "
+    )
+    if first is plans[0]:
+        return text + "It stays the best."
+    return text + f"Plan {plans.index(first) + 1} is then the best, with {first.cautious.total:.3f} s."
 
 
 def _filled(text: str, hang: int = 0) -> str:
@@ -108,12 +145,13 @@ def _filled(text: str, hang: int = 0) -> str:
 
 
 def _rows(plans: list[Priced]) -> Iterator[list[str]]:
-    yield ["", "step", "tokens/s/device", "MFU", "HFU", "memory", "cost", "plan"]
+    yield ["", "step", "pessimistic", "tokens/s/device", "MFU", "HFU", "memory", "cost", "  plan"]
     for number, plan in enumerate(plans, 1):
-        usd = "unknown" if plan.money.usd is None else f"{float(plan.money.usd):,.0f} USD"
+        usd = "unknown" if plan.money.usd is None else f"{float(plan.money.usd):,.2f} USD"
         yield [
-            str(number), f"{plan.time.total:.3f} s", f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}",
-            f"{plan.time.hfu:.1%}", f"{plan.memory.process / _GIB:.1f} GiB", usd, plan_words(plan.job.plan),
+            str(number), f"{plan.time.total:.3f} s", f"{plan.cautious.total:.3f} s",
+            f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
+            f"{plan.memory.process / _GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan),
         ]  # fmt: skip
 
 
@@ -123,7 +161,7 @@ def _breakdown(plan: Priced) -> Iterator[list[str]]:
     times = [
         (name, float(getattr(plan.time, part))) for part, name in PARTS.items() if float(getattr(plan.time, part)) > 0
     ]
-    kinds = [(name, float(value)) for name, value in plan.memory.as_dict().items() if name != "total"]
+    kinds = [(name, float(value)) for name, value in plan.memory.as_dict().items() if name not in ("total", "host")]
     times.append(("step", total))
     kinds.append(("process", float(plan.memory.process)))
     for row in range(max(len(times), len(kinds))):
@@ -143,40 +181,56 @@ def _reason_lines(reasons: list[Reason]) -> Iterator[str]:
         yield _filled(f"{reason.field} {reason.value}, not {reason.other}: {cost}: {reason.text}", hang=6)
 
 
-def _own(own: Priced, best: Priced) -> str:
-    off = float(own.time.total / best.time.total) - 1
-    fits = "" if own.fits else f"; it does not fit ({own.memory.process / _GIB:.1f} GiB)"
-    return _filled(
-        f"The job's own plan ({plan_words(own.job.plan)}) takes {own.time.total:.3f} s, {off:.1%} more than the best"
-        f"{fits}."
+def _own(own: Own, plans: list[Priced]) -> Iterator[str]:
+    """The job's own plan: how far off the best, where it stands, what keeps it from fitting."""
+    found, stands = own.priced, own.standing
+    text = f"The job's own plan ({plan_words(found.job.plan)}) takes {found.time.total:.3f} s"
+    if plans:
+        best = plans[0].time.total / plans[0].job.tokens_per_step
+        off = float(found.time.total / found.job.tokens_per_step / best) - 1
+        text += f", {off:.1%} more than the best" if off >= 0 else f", {-off:.1%} less than the best found"
+    text += (
+        f", at {found.memory.process / _GIB:.1f} GiB. Of {stands.num_fit:,} plans that fit, among {stands.num_drawn:,} "
+        f"drawn from the space, {stands.share_faster:.1%} are faster."
     )
+    if own.misfit is None and plans and stands.share_faster > 0.03:
+        changes = ", ".join(_changes(found.job.plan, plans[0].job.plan))
+        text += (
+            " What its authors knew and this model does not (software that lacks a schedule, limits of numerics or of "
+            f"operations, a device that is shared) would have to be worth that much: the best plan has {changes}."
+        )
+    yield _filled(text)
+    if own.misfit:
+        yield _misfit(own.misfit, found)
 
 
-def _nothing(advice: Advice) -> str:
-    return _filled(
-        "Use more devices (cluster.nodes), a device with more memory, a shorter model.sequence, or fewer --keep."
+def _changes(before: PlanSpec, after: PlanSpec) -> Iterator[str]:
+    for name in type(before).model_fields:
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new and name != "layout":
+            yield f"{name} {new} for {old}"
+
+
+def _misfit(found: Misfit, own: Priced) -> str:
+    kinds = ", ".join(
+        f"{name} {float(value) / _GIB:.1f}"
+        for name, value in found.memory.as_dict().items()
+        if name != "total" and value
     )
-
-
-def write_toml(path: Path, job: JobSpec) -> None:
-    """The job as a TOML file, which every command on a job reads: fields that are not the default."""
-    fields = job.model_dump(exclude_defaults=True)
-    lines: list[str] = [f"name = {_toml(fields.pop('name', job.name))}"]
-    for section, values in fields.items():
-        lines += ["", *_section(section, values)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _section(name: str, values: dict[str, Any]) -> Iterator[str]:
-    plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
-    yield f"[{name}]"
-    yield from (f"{key} = {_toml(value)}" for key, value in plain.items())
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield ""
-            yield from _section(f"{name}.{key}", value)
-
-
-def _toml(value: object) -> str:
-    """JSON's numbers, strings, booleans and lists of them are TOML's."""
-    return json.dumps(value)
+    room = device_of(own.job.cluster.device).memory_gib
+    lines = [
+        _filled(
+            f"It does not fit: pp rank {found.rank} needs {found.memory.process / _GIB:.1f} GiB ({kinds}), and the "
+            f"device has {room:g}: {found.excess_bytes / _GIB:.1f} too much; {found.num_ranks} of {own.job.plan.pp} "
+            "pipeline ranks need too much. "
+            + ("The nearest plans that fit:" if found.nearest else "No plan within two changes of it fits.")
+        )
+    ]
+    lines += [
+        _filled(
+            f"{' and '.join(near.changes)}: {near.price.memory.process / _GIB:.1f} GiB, {near.price.time.total:.3f} s",
+            hang=6,
+        )
+        for near in found.nearest
+    ]
+    return "\n".join(lines)
