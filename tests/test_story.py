@@ -15,8 +15,8 @@ from shardwright.cli import cli
 from shardwright.cost.collectives import Group
 from shardwright.cost.sent import ring_sent
 from shardwright.parallel.mesh import Mesh
-from shardwright.planner.batch import portions
 from shardwright.planner.groups import groups_of_rank_0, rank_order
+from shardwright.planner.portions import portions
 from shardwright.planner.story import Story, tell
 from shardwright.report.story import story_text
 from shardwright.report.story_dict import story_dict

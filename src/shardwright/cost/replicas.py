@@ -43,15 +43,21 @@ class Replicas:
             run, software, rates, Groups.of(run.cut, rates.domain), ranks, ranks.parameters(run.shape, run.cut), pace
         )
 
-    def data_s(self) -> Numbers:
-        """Communication that nothing hides: gradients, and updated parameters; of the rank that takes longest."""
-        cut, software, rates, groups = self.run.cut, self.software, self.rates, self.groups
+    def exchanged_s(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Seconds of (reducing gradients, the last bucket of them, gathering parameters) by themselves, by rank."""
+        cut, rates, groups = self.run.cut, self.rates, self.groups
         reduce_s, last_s, gather_s = 0.0, 0.0, rates.turn_s * groups.shard.size * (cut.zero > 0)
         shards = (groups.shard, groups.copies), (groups.expert_shard, groups.expert_copies)
         for (shard, copies), elements in zip(shards, self.held, strict=True):
             more_s, one_s = self._reduced(shard, copies, elements)
             reduce_s, last_s = reduce_s + more_s, last_s + one_s
             gather_s = gather_s + ring_s(rates, shard, cut.element_bytes * elements * (cut.zero > 0))
+        return reduce_s, last_s, gather_s
+
+    def data_s(self) -> Numbers:
+        """Communication that nothing hides: gradients, and updated parameters; of the rank that takes longest."""
+        cut, software, rates = self.run.cut, self.software, self.rates
+        reduce_s, last_s, gather_s = self.exchanged_s()
         if software.reduce_overlap:
             left = beside(rates, reduce_s, self.pace.backward)
             # The last bucket is full when the backward ends.

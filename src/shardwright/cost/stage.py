@@ -176,8 +176,9 @@ class Costing:
             return ring_pass_s(rates, group, exchange.size)
         if exchange.axis == "ep":
             copies: Numbers = 1.0
-            if self.software.expert_dedupe and self.run.shape.experts:
-                copies = copies_sent(self.run.shape.experts.topk, group.domains)
+            of = self.run.shape.experts
+            if self.software.expert_dedupe and of:  # groups of experts are laid over domains
+                copies = copies_sent(of.topk, np.maximum(1, of.reach * group.domains))
             return all_to_all_s(rates, group, exchange.size, copies) * rates.imbalance
         if exchange.kind == "all_to_all":
             return all_to_all_s(rates, group, exchange.size)

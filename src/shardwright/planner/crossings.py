@@ -12,7 +12,7 @@ from shardwright.cost.collectives import all_to_all_s, message_s, ring_s
 from shardwright.cost.sent import SentBytes, all_to_all_sent, ring_sent
 from shardwright.cost.stage import Costing
 from shardwright.planner.groups import RankGroup
-from shardwright.planner.pieces import Collective, PieceKind, PiecePass
+from shardwright.planner.passes import Collective, PieceKind, PiecePass
 from shardwright.schedule.action import SEND
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.step import StepTime

@@ -12,12 +12,12 @@ from shardwright.cost.calibration import device_of, shipped, software_under
 from shardwright.cost.memory import Memory
 from shardwright.cost.memory import rank_memory as predicted_memory
 from shardwright.cost.stage import Costing, PieceTime
-from shardwright.planner.batch import Portion, portions
 from shardwright.planner.crossings import Crossing, Priced, crossings
 from shardwright.planner.effects import Effect, effects
 from shardwright.planner.experts import ExpertPlacement, expert_placement
 from shardwright.planner.groups import RankGroup, groups_of_rank_0, rank_order
-from shardwright.planner.pieces import PieceKind, PiecePass, piece_passes, rank_pieces
+from shardwright.planner.passes import PieceKind, PiecePass, piece_passes, rank_pieces
+from shardwright.planner.portions import Portion, portions
 from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.step import StepTime, step_time

@@ -8,7 +8,7 @@ import click
 
 from shardwright.planner.effects import Effect
 from shardwright.planner.groups import RankGroup
-from shardwright.planner.pieces import PieceKind
+from shardwright.planner.passes import PieceKind
 from shardwright.planner.story import Story, tell
 from shardwright.report.estimate import device_memory_bytes
 from shardwright.report.layout_table import layout_text

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from shardwright.cost.sent import SentBytes
 from shardwright.planner.crossings import Crossing
-from shardwright.planner.pieces import total_s
+from shardwright.planner.passes import total_s
 from shardwright.report.memory import size_text
 from shardwright.report.quantity import count_text, seconds_text
 from shardwright.report.table import aligned

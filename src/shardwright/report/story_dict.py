@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from shardwright.planner.pieces import OperatorPass, PiecePass
+from shardwright.planner.passes import OperatorPass, PiecePass
 from shardwright.planner.story import Story
 from shardwright.report.layout_table import layout_dict
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
-from shardwright.planner.pieces import Collective, OperatorPass, PieceKind, PiecePass
+from shardwright.planner.passes import Collective, OperatorPass, PieceKind, PiecePass
 from shardwright.report.memory import size_text
 from shardwright.report.quantity import count_text, flops_text, seconds_text
 from shardwright.report.table import aligned
