@@ -20,7 +20,8 @@ from shardwright.planner.passes import PieceKind, PiecePass, piece_passes, rank_
 from shardwright.planner.portions import Portion, portions
 from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
-from shardwright.simulate.step import StepTime, step_time
+from shardwright.simulate.played import played_step
+from shardwright.simulate.step import StepTime
 from shardwright.spec import catalog
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
@@ -77,7 +78,7 @@ _ORDER = ("embedding", "dense", "experts", "head")
 def tell(job: JobSpec) -> Story:
     """The story of a job that was checked (cli_job.load)."""
     run, program = run_of(job), job_program(job)
-    priced, untimed = _priced(run)
+    priced, untimed = _priced(job, run)
     of_ranks = rank_pieces(run)
     costing = None if priced is None else priced.costing
     kinds = sorted({kind for pieces in of_ranks for kind in pieces}, key=lambda kind: _ORDER.index(kind[0]))
@@ -125,12 +126,12 @@ def _links(run: Run, costing: Costing) -> list[Link]:
     ]
 
 
-def _priced(run: Run) -> tuple[Priced | None, str]:
+def _priced(job: JobSpec, run: Run) -> tuple[Priced | None, str]:
     """The prediction of the step; or why there is none."""
     if run.device == "unknown":
         known = ", ".join(catalog.names("devices"))
         return None, f"cluster.device is unknown; set it to one of {known}"
     try:
-        return Priced(Costing.of(run, shipped()), step_time(run, shipped())), ""
+        return Priced(Costing.of(run, shipped()), played_step(job, shipped())), ""
     except (KeyError, ValueError) as error:
         return None, str(error.args[0])
