@@ -310,6 +310,11 @@ def _sum(story: Story) -> Iterator[str]:
     yield _says(
         f"Pipeline rank {story.rank} computes {pieces_text(story.pieces)}. A microbatch takes "
         + ", and ".join(_piece_seconds(story, kind, count) for kind, count in story.pieces.items())
+        + (
+            ", without what ZeRO 3 gathers and scatters"
+            if any(story.times[kind].shard for kind in story.pieces)
+            else ""
+        )
         + f". That {m:,} times, and once what only the ends of a step have:",
     )
     yield aligned(rows)
@@ -325,10 +330,11 @@ def _piece_seconds(story: Story, kind: PieceKind, count: int) -> str:
     time = story.times[kind]
     parts = [
         ("forward", time.forward), ("backward", time.input_grad + time.weight_grad), ("again", time.again),
-        ("exposed communication", time.exposed - time.host), ("host memory", time.host),
+        ("exposed communication", time.exposed - time.host - time.shard), ("host memory", time.host),
     ]  # fmt: skip
     said = " + ".join(f"{name} {seconds_text(float(seconds))}" for name, seconds in parts if seconds)
-    return f"{f'{count} times ' if count > 1 else ''}{seconds_text(float(time.total))} in {piece_name(kind)} ({said})"
+    total = float(time.total - time.shard)
+    return f"{f'{count} times ' if count > 1 else ''}{seconds_text(total)} in {piece_name(kind)} ({said})"
 
 
 _PARTS = (
