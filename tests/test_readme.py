@@ -16,8 +16,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
 # Few steps, and so no long warm-up: small ones, for Adam's first steps turn rounding of tiny gradients into full ones.
 SHORT = (
-    "--set optimizer.steps=3 --set optimizer.warmup_steps=1 --set optimizer.learning_rate=2e-4 --set run.eval_every=0 "
-    "--set run.eval_batches=1 --set run.sample_tokens=4"
+    "--set batch.global_batch_size=16 --set optimizer.steps=3 --set optimizer.warmup_steps=1 "
+    "--set optimizer.learning_rate=2e-4 --set run.eval_every=0 --set run.eval_batches=1 --set run.sample_tokens=4"
 )
 
 
@@ -25,7 +25,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
 
-COMMANDS = [line for block in blocks("sh") for line in block.splitlines()]
+SHOWN = [line for block in blocks("sh") for line in block.splitlines()]
+# `make train` runs it, and so it is not run once more.
+MADE = "shardwright verify quickstart --steps 5"
+COMMANDS = [command for command in SHOWN if command != MADE]
 
 
 def shortened(command: str, folder: Path) -> list[str]:
@@ -66,6 +69,13 @@ def test_make_test_runs_the_whole_suite() -> None:
     for part in ("ruff check", "ruff format --check", "mypy", "lint-imports", "pytest"):
         assert part in done.stdout
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_make_train_runs_a_command_of_the_readme() -> None:
+    words = ["make", "-n", "-o", f"{BIN.parent}/installed", f"VENV={BIN.parent}", "train"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert MADE in SHOWN
+    assert f"{BIN}/{MADE}" in [line.strip() for line in done.stdout.splitlines()]
 
 
 def test_make_help_lists_the_targets() -> None:
