@@ -51,7 +51,7 @@ def shortened(command: str, folder: Path) -> list[str]:
         re.match(r"(shardwright|torchrun .* -m shardwright) (train|verify) ", command) and "--help" not in command
     )
     if takes_a_job:
-        command += f" {extra} {SMALL}" if takes_a_job[2] == "train" else f" {extra}"
+        command += f" {extra} {SMALL}" if " train " in command else f" {extra}"
     return shlex.split(command)
 
 
