@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from shardwright.cost import calibration
 from shardwright.measure.runs import measured, read_runs
 from shardwright.measure.score import kendall_tau, percentile, share_within, weights_of
+from shardwright.measure.validate import order
 from shardwright.spec import catalog
 
 TRUTH = Path(__file__).parent.parent / "benchmarks" / "truth"
@@ -117,10 +119,41 @@ def test_what_notes_say_is_read() -> None:
         ("NVIDIA NeMo", "H100", "nemo"),
         ("Megatron-DeepSpeed with FlashAttention-2", "A100-80G", "megatron-deepspeed+flash2"),
         ("arXiv 2104.04473 without FlashAttention", "A100-80G", "megatron-2021"),
+        ("arXiv 2407.00001, flash attention 3", "A100-80G", "large-2024"),
     ],
 )
 def test_software_of_unknown_code_is_that_of_its_time(source: str, device: str, software: str) -> None:
     assert measured(TODAY | {"source": source, "gpu": device}).run.software == software
+
+
+@pytest.mark.parametrize(
+    ("source", "software"),
+    [
+        ("arXiv 2104.04473, table 2", "deepspeed-2021"),
+        ("arXiv 2205.01068, metaseq", "fsdp-2022"),
+        ("someone, 2023", "fsdp-2023"),
+        ("someone, 2025", "fsdp-2024"),
+    ],
+)
+def test_software_that_shards_parameters_has_to_know_how(source: str, software: str) -> None:
+    row = TODAY | {"source": source, "tp": "1", "zero_stage": "3"}
+    assert measured(row).run.software == software
+
+
+def test_a_row_may_leave_out_what_has_a_sensible_reading() -> None:
+    said = {
+        "gpu": "V100 32GB",
+        "precision": "",
+        "schedule": "Interleaved 1F1B",
+        "pp": "2",
+        "tp": "1",
+        "gpus_per_node": "",
+    }
+    run = measured(TODAY | said).run
+    assert (run.cut.precision, run.cut.schedule, run.cut.virtual) == ("fp16", "interleaved-1f1b", 2)
+    assert run.devices_per_node == 8
+    assert measured(TODAY | {"gpu": "TPU v4", "gpus_per_node": "4"}).run.devices_per_node == 4096
+    assert measured(TODAY | {"gpu": "RTX 4090", "gpus_per_node": "", "gpus": "4"}).run.devices_per_node == 4
 
 
 def test_a_device_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,3 +198,14 @@ def test_kendall_tau() -> None:
     assert kendall_tau([1, 2, 3, 4], [10, 20, 30, 40]) == 1
     assert kendall_tau([1, 2, 3, 4], [4, 3, 2, 1]) == -1
     assert kendall_tau([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
+
+
+def test_regret_of_plans_expected_to_be_equally_good_is_their_mean() -> None:
+    """A planner that sees no difference picks none: not the one that happens to stand first."""
+    row = next(row for row in read_runs(TRUTH / "runs.csv") if row.family == "aleph")
+    sweep = [replace(row, step_s=step_s) for step_s in (10.0, 11.0, 12.0, 15.0)]
+    blind = order([(row, 1.0) for row in sweep])
+    assert blind == {"aleph": {"sweeps": 1, "kendall_tau": 0.0, "regret": pytest.approx(0.2)}}
+    wrong = order([(row, -row.step_s) for row in sweep])
+    assert wrong == {"aleph": {"sweeps": 1, "kendall_tau": -1.0, "regret": pytest.approx(0.5)}}
+    assert order([(row, row.step_s) for row in sweep[:3]]) == {}  # too few for a sweep

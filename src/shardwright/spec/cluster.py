@@ -69,8 +69,23 @@ class DeviceSpec(Spec):
     )
 
 
+class PartSpec(Spec):
+    """Nodes of equal devices within a cluster of several kinds."""
+
+    device: str = Field(description="Catalog name of the part's device.")
+    devices_per_node: Annotated[int, Field(gt=0)] = Field(description="Devices in a node of the part.")
+    nodes: Annotated[int, Field(gt=0)] = Field(1, description="Nodes of the part.")
+    intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one of its nodes.")
+    inter_node: LinkSpec = Field(LinkSpec(), description="Link between its nodes.")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the part."""
+        return self.devices_per_node * self.nodes
+
+
 class ClusterSpec(Spec):
-    """Nodes of equal devices. `this-machine` is whatever the command runs on."""
+    """Nodes of equal devices, or parts of them. `this-machine` is whatever the command runs on."""
 
     name: str = Field(
         "this-machine",
@@ -92,6 +107,12 @@ class ClusterSpec(Spec):
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
+    parts: list[PartSpec] = Field(
+        default_factory=list,
+        description="Parts with devices of different kinds, in the order of their ranks: each with device, "
+        "devices_per_node, nodes, intra_node and inter_node. A pipeline stage lies within one part. Leave device, "
+        "devices_per_node and nodes of the cluster out then.",
+    )
     told_devices: Annotated[int, Field(ge=0)] = Field(
         0,
         description="Devices that the plan is said to use; predictions note where its degrees do not make so many. 0 "
@@ -127,4 +148,8 @@ class ClusterSpec(Spec):
     @property
     def num_devices(self) -> int:
         """Devices in all; 0 when this machine decides."""
-        return self.devices_per_node * self.nodes
+        return sum(part.num_devices for part in self.parts) or self.devices_per_node * self.nodes
+
+    def alone(self, part: PartSpec) -> "ClusterSpec":
+        """A part as a cluster of its own."""
+        return self.model_copy(update={name: getattr(part, name) for name in PartSpec.model_fields} | {"parts": []})
