@@ -112,12 +112,13 @@ def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, Array]) -> tuple
     optimizer: Numbers = 0.0
     host: Numbers = 0.0
     stage = cut.zero
-    copy = FLOAT32 if cut.element_bytes < FLOAT32 else 0
+    element = cut.element_bytes if software.masters else FLOAT32
+    copy = FLOAT32 if element < FLOAT32 else 0
     for elements, ranks in zip(held, (cut.shard_ranks, cut.expert_shard_ranks), strict=True):
         share = elements / ranks
         masters = np.where(stage == 3, MOMENTS, copy + MOMENTS + software.step_bytes)
         updated = masters * np.where(stage > 0, share, elements)
-        own = np.where(stage == 3, FLOAT32 * share, cut.element_bytes * elements)
+        own = np.where(stage == 3, FLOAT32 * share, element * elements)
         optimizer = optimizer + updated * (1 - cut.offload_optimizer)
         parameters = parameters + own * (1 - cut.offload_parameters)
         gradients = gradients + np.where(
