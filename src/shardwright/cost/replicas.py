@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.calibration import Rates, known_host
-from shardwright.cost.collectives import Group, all_to_all_s, ring_s
+from shardwright.cost.collectives import all_to_all_s, ring_s
 from shardwright.cost.stage import Groups, PieceTime, beside
+from shardwright.cost.topology import Group
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.compress import Collective, scattered, summed
@@ -39,9 +40,7 @@ class Replicas:
     @classmethod
     def of(cls, run: Run, software: SoftwareSpec, rates: Rates, ranks: Ranks, pace: PieceTime) -> "Replicas":
         """Of plans in arrays."""
-        return cls(
-            run, software, rates, Groups.of(run.cut, rates.domain), ranks, ranks.parameters(run.shape, run.cut), pace
-        )
+        return cls(run, software, rates, Groups.of(run), ranks, ranks.parameters(run.shape, run.cut), pace)
 
     def exchanged_s(self) -> tuple[Numbers, Numbers, Numbers]:
         """Seconds of (reducing gradients, the last bucket of them, gathering parameters) by themselves, by rank."""
@@ -114,7 +113,7 @@ class Replicas:
         """The two gradients of a table that the first and the last rank share are summed."""
         run, cut = self.run, self.run.cut
         size = self.software.reduce_bytes * run.shape.vocab * run.shape.hidden / cut.tp
-        pair = Group(2, np.where(cut.world <= self.rates.domain, 2, 1))
+        pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
         is_apart = ~np.any(self.ranks.embedding & self.ranks.head, axis=0)
         return ring_s(self.rates, pair, size * (run.shape.tied & is_apart), 2)
 
