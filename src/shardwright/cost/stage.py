@@ -150,8 +150,9 @@ class Costing:
             return ring_pass_s(rates, group, exchange.size)
         if exchange.axis == "ep":
             copies: Numbers = 1.0
-            if self.software.expert_dedupe and self.run.shape.experts:
-                copies = copies_sent(self.run.shape.experts.topk, group.domains)
+            of = self.run.shape.experts
+            if self.software.expert_dedupe and of:  # groups of experts are laid over domains
+                copies = copies_sent(of.topk, np.maximum(1, of.reach * group.domains))
             return all_to_all_s(rates, group, exchange.size, copies) * rates.imbalance
         if exchange.kind == "all_to_all":
             return all_to_all_s(rates, group, exchange.size)
@@ -229,10 +230,16 @@ class Costing:
         ):
             elements = elements * (cut.zero == 3)
             gradients = self.software.reduce_bytes * elements
-            gather += ring_s(rates, shard, cut.element_bytes * elements)
+            gather += self._pieces_s(shard, cut.element_bytes * elements)
             if np.any(cut.offload_parameters):
                 gather += self._host_s(cut.element_bytes * elements / shard.size * np.asarray(cut.offload_parameters))
-            scatter += ring_s(rates, shard, gradients) + ring_s(rates, copies, gradients / shard.size, 2)
-        first = beside(rates, gather, piece.forward)
-        second = beside(rates, gather + scatter, piece.backward)
+            scatter += self._pieces_s(shard, gradients) + ring_s(rates, copies, gradients / shard.size, 2)
+        hidden = float(self.software.shard_overlap)
+        first = beside(rates, gather, hidden * piece.forward)
+        second = beside(rates, gather + scatter, hidden * piece.backward)
         return PieceTime(shard=first + second, exposed_forward=first)
+
+    def _pieces_s(self, shard: Group, size_bytes: Numbers) -> Numbers:
+        """A layer's shards gathered or scattered: all at once, or tensor by tensor."""
+        pieces = self.software.shard_pieces
+        return self.rates.shard_factor * pieces * ring_s(self.rates, shard, size_bytes / pieces)

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
+from shardwright.cost.calibration import device_of
 from shardwright.planner.estimate import Estimate, estimate
 from shardwright.report.price import price_dict, price_text
 from shardwright.report.table import aligned
 from shardwright.schedule.job import job_program
 from shardwright.spec import catalog
-from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory, amount
 from shardwright.spec.notes import job_notes
@@ -44,7 +44,7 @@ def device_memory_bytes(job: JobSpec) -> int | None:
     """Memory of the cluster's device; None where the job does not say which it is."""
     if job.cluster.device == "unknown":
         return None
-    return int(DeviceSpec(**catalog.read("devices", job.cluster.device)).memory_gib * 2**30)
+    return int(device_of(job.cluster.device).memory_gib * 2**30)
 
 
 def _as_dict(job: JobSpec, memory: list[RankMemory], priced: Estimate | str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
         known = ", ".join(catalog.names("devices"))
         return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
     largest = max(memory, key=lambda rank: rank.total_bytes)
-    device = f"{job.cluster.device} with {amount(limit)}"
+    device = f"{device_of(job.cluster.device).name} with {amount(limit)}"
     where = f"pp rank {memory.index(largest)} needs {amount(largest.total_bytes)}"
     left = limit - largest.total_bytes
     if left < 0:

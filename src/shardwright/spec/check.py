@@ -4,17 +4,18 @@ What only the machine can answer (free memory, CUDA devices, files) is checked w
 here is arithmetic on the job and needs nothing else.
 """
 
-import math
-
-from shardwright.spec import catalog
 from shardwright.spec.check_context import context_faults
 from shardwright.spec.check_experts import expert_faults
+from shardwright.spec.check_parts import part_faults
 from shardwright.spec.check_recompute import recompute_faults
-from shardwright.spec.cluster import ClusterSpec
+from shardwright.spec.check_topology import topology_faults
+from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.entry import entry_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import ep_ranks_of_node
 from shardwright.spec.model import all_divisors, nearest_divisors
 from shardwright.spec.plan import PlanSpec
+from shardwright.spec.software import SoftwareSpec
 
 
 def job_faults(job: JobSpec) -> list[str]:
@@ -30,32 +31,11 @@ def job_faults(job: JobSpec) -> list[str]:
         *recompute_faults(job.plan, job.model.layers),
         *_batch_faults(job),
         *_cluster_faults(job),
-        *_topology_faults(job.cluster),
+        *topology_faults(job.cluster),
+        *part_faults(job),
         *_optimizer_faults(job),
         *_compress_faults(job),
     ]
-
-
-def _topology_faults(cluster: ClusterSpec) -> list[str]:
-    """A level's switches hold whole ones of the level below, and a torus all devices in whole copies."""
-    faults, below, what = [], cluster.devices_per_node, "cluster.devices_per_node"
-    for number, level in enumerate(cluster.topology.levels):
-        name = f"cluster.topology.levels[{number}].devices"
-        if below and (level.devices % below or level.devices <= below):
-            faults.append(
-                f"{name} {level.devices} is no multiple of {what} {below} ({level.devices} / {below} = "
-                f"{level.devices / below:.2f}); use {2 * below}, {4 * below}, ..."
-            )
-        below, what = level.devices, name
-    torus = cluster.topology.torus
-    size = math.prod(torus)
-    if torus and cluster.num_devices % size:
-        faults.append(
-            f"cluster.topology.torus {' x '.join(map(str, torus))} = {size} devices does not divide the cluster's "
-            f"{cluster.num_devices} ({cluster.num_devices} / {size} = {cluster.num_devices / size:.2f}); use axes "
-            "whose product does"
-        )
-    return faults
 
 
 def _compress_faults(job: JobSpec) -> list[str]:
@@ -225,17 +205,9 @@ def _batch_faults(job: JobSpec) -> list[str]:
 
 def _cluster_faults(job: JobSpec) -> list[str]:
     cluster, plan = job.cluster, job.plan
-    faults = []
-    if cluster.device != "unknown" and cluster.device not in catalog.names("devices"):
-        faults.append(
-            f"cluster.device {cluster.device!r} is not in the catalog of devices; "
-            + catalog.did_you_mean(cluster.device, catalog.names("devices"))
-        )
-    if cluster.software not in catalog.names("software"):
-        faults.append(
-            f"cluster.software {cluster.software!r} is not in the catalog of software; "
-            + catalog.did_you_mean(cluster.software, catalog.names("software"))
-        )
+    faults = entry_faults("cluster.software", "software", cluster.software, SoftwareSpec)
+    if cluster.device != "unknown":
+        faults += entry_faults("cluster.device", "devices", cluster.device, DeviceSpec)
     if cluster.num_devices and plan.world != cluster.num_devices:
         rest = plan.tp * plan.pp * plan.cp
         way_out = (
@@ -243,9 +215,11 @@ def _cluster_faults(job: JobSpec) -> list[str]:
             if cluster.num_devices % rest == 0
             else f"use degrees whose product is {cluster.num_devices}"
         )
+        nodes = [(part.nodes, part.devices_per_node) for part in cluster.parts]
+        nodes = nodes or [(cluster.nodes, cluster.devices_per_node)]
+        devices = " + ".join(f"{num_nodes} nodes x {each} devices" for num_nodes, each in nodes)
         faults.append(
-            f"{plan.degrees} = {plan.world} ranks, and cluster "
-            f"{cluster.name!r} has {cluster.nodes} nodes x {cluster.devices_per_node} devices = "
+            f"{plan.degrees} = {plan.world} ranks, and cluster {cluster.name!r} has {devices} = "
             f"{cluster.num_devices}; {way_out}"
         )
     return faults

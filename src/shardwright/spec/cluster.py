@@ -74,7 +74,9 @@ class DeviceSpec(Spec):
         0.0, description="Peak bandwidth of that memory by device, in 1e9 bytes per second; 0 is unknown."
     )
     generation: str = Field(
-        "", description="Name of the calibration whose efficiencies hold for it: that of its architecture."
+        "",
+        description="Calibration whose efficiencies hold for it: the name of its architecture, or the path of a TOML "
+        "file like the catalog's.",
     )
     aliases: list[str] = Field(default_factory=list, description="What tables of measured runs call it.")
     cuda_names: list[str] = Field(
@@ -97,22 +99,51 @@ class DeviceSpec(Spec):
     )
 
 
-class ClusterSpec(Spec):
-    """Nodes of equal devices. `this-machine` is whatever the command runs on."""
+class PartSpec(Spec):
+    """Nodes of equal devices within a cluster of several kinds."""
 
-    name: str = Field("this-machine", description="Catalog name, or any name for your own cluster.")
-    device: str = Field("unknown", description="Catalog name of the device; unknown means: look when the run starts.")
+    device: str = Field(description="Catalog name of the part's device.")
+    devices_per_node: Annotated[int, Field(gt=0)] = Field(description="Devices in a node of the part.")
+    nodes: Annotated[int, Field(gt=0)] = Field(1, description="Nodes of the part.")
+    intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one of its nodes.")
+    inter_node: LinkSpec = Field(LinkSpec(), description="Link between its nodes.")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the part."""
+        return self.devices_per_node * self.nodes
+
+
+class ClusterSpec(Spec):
+    """Nodes of equal devices, or parts of them. `this-machine` is whatever the command runs on."""
+
+    name: str = Field(
+        "this-machine",
+        description="Catalog name, the path of a TOML file like the catalog's, or any name for your own cluster.",
+    )
+    device: str = Field(
+        "unknown",
+        description="Catalog name of the device, or the path of a TOML file like the catalog's; unknown means: look "
+        "when the run starts.",
+    )
     devices_per_node: Annotated[int, Field(ge=0)] = Field(
         0, description="Devices in a node; 0 means as many as this machine can host."
     )
     nodes: Annotated[int, Field(gt=0)] = Field(1, description="Number of nodes.")
     software: str = Field(
         "megatron-core",
-        description="Generation of training software whose kernels and overlaps predictions count on; catalog name.",
+        description="Generation of training software whose kernels and overlaps predictions count on; catalog name, or "
+        "the path of a TOML file like the catalog's.",
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
     topology: TopologySpec = Field(TopologySpec(), description="How nodes are joined.")
+    parts: list[PartSpec] = Field(
+        default_factory=list,
+        description="Parts with devices of different kinds, in the order of their ranks: each with device, "
+        "devices_per_node, nodes, intra_node and inter_node. A pipeline stage lies within one part. Leave device, "
+        "devices_per_node and nodes of the cluster out then.",
+    )
     told_devices: Annotated[int, Field(ge=0)] = Field(
         0,
         description="Devices that the plan is said to use; predictions note where its degrees do not make so many. 0 "
@@ -148,4 +179,8 @@ class ClusterSpec(Spec):
     @property
     def num_devices(self) -> int:
         """Devices in all; 0 when this machine decides."""
-        return self.devices_per_node * self.nodes
+        return sum(part.num_devices for part in self.parts) or self.devices_per_node * self.nodes
+
+    def alone(self, part: PartSpec) -> "ClusterSpec":
+        """A part as a cluster of its own."""
+        return self.model_copy(update={name: getattr(part, name) for name in PartSpec.model_fields} | {"parts": []})

@@ -5,16 +5,19 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from shardwright.spec import catalog
 from shardwright.spec.base import PlanError
 from shardwright.spec.check import job_faults
+from shardwright.spec.describe import described
 from shardwright.spec.job import JobSpec
 
 # A TOMLDecodeError is a ValueError. The others are for numbers too long and nesting too deep for Python.
 _TOML_ERRORS = (ValueError, RecursionError)
+
+# Fields of a job that name an entry of the catalog, or a file of your own.
+_NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
 
 
 def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
@@ -23,13 +26,33 @@ def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
     `job` is the path of a TOML file or a catalog name; `overrides` are "section.field=value" strings.
     Raises PlanError with every fault found.
     """
+    return make_job(_all_fields(job, overrides or []), f"job {job}")
+
+
+def load_to_plan(job: str, overrides: list[str] | None = None) -> tuple[JobSpec, bool]:
+    """A job to find a plan for, and whether it has one of its own, which is then checked like any.
+
+    Without one, what else the job says is checked alone. Raises PlanError with every fault found.
+    """
+    fields = _all_fields(job, overrides or [])
+    if fields.get("plan"):
+        return make_job(fields, f"job {job}"), True
+    spec, faults = _validate(fields)
+    on_any_cluster = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"devices_per_node": 0})})
+    if faults := faults or job_faults(on_any_cluster):
+        raise PlanError(f"job {job}", faults)
+    return spec, False
+
+
+def _all_fields(job: str, overrides: list[str]) -> dict[str, Any]:
+    """What the file and the catalog say, under the overrides."""
     subject = f"job {job}"
     fields = _read_fields(job, subject)
-    faults = [fault for override in overrides or [] for fault in _apply_override(fields, override)]
+    faults = [fault for override in overrides for fault in _apply_override(fields, override)]
     faults += _resolve_catalog_names(fields)
     if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
         raise PlanError(subject, faults + _validate(fields)[1])
-    return make_job(fields, subject)
+    return fields
 
 
 def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
@@ -47,7 +70,7 @@ def _validate(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
         # By way of JSON, in which pydantic's strict mode accepts a list for a list and an int for a float.
         return JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True), []
     except ValidationError as error:
-        return JobSpec(), [_describe(details) for details in error.errors()]
+        return JobSpec(), described(error, JobSpec)
 
 
 def _read_fields(job: str, subject: str) -> dict[str, Any]:
@@ -77,11 +100,16 @@ def _read_toml(job: str) -> dict[str, Any]:
     except IsADirectoryError:
         raise ValueError(f"{job} is a folder; name the TOML file in it") from None
     try:
-        return {"name": path.stem} | tomllib.loads(contents.decode("utf-8-sig"))
+        fields = tomllib.loads(contents.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{job} is not UTF-8 text (byte {error.start}); a job is a TOML file") from None
     except _TOML_ERRORS as error:
         raise ValueError(f"{job} is not valid TOML: {error}; mend that line") from None
+    for section, field in _NAMING:
+        given = fields.get(section)
+        if isinstance(given, dict) and field in given:
+            given[field] = catalog.found_from(path, given[field])
+    return {"name": path.stem} | fields
 
 
 def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
@@ -111,8 +139,16 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
         given = fields.get(section)
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
             continue
-        if given["name"] in catalog.names(kind):  # type: ignore[arg-type]
-            fields[section] = _laid_over(catalog.read(kind, given["name"]), given)  # type: ignore[arg-type]
+        name = given["name"]
+        if catalog.is_file(name):
+            try:
+                found = catalog.read(kind, name)  # type: ignore[arg-type]
+            except ValueError as error:
+                faults.append(f"{section}.name: {error}")
+            else:
+                fields[section] = _laid_over(found, given) | {"name": found["name"]}
+        elif name in catalog.names(kind):  # type: ignore[arg-type]
+            fields[section] = _laid_over(catalog.read(kind, name), given)  # type: ignore[arg-type]
         elif len(given) == 1:  # a name and nothing else can only mean the catalog
             hint = catalog.did_you_mean(given["name"], catalog.names(kind))  # type: ignore[arg-type]
             faults.append(
@@ -131,45 +167,3 @@ def _laid_over(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         if isinstance(old, dict) and isinstance(new, dict)
     }
     return fields | given | sections
-
-
-def _describe(details: ErrorDetails) -> str:
-    """One fault of pydantic's in our words: where, what was given, what is asked for, a way out."""
-    where = ".".join(str(part) for part in details["loc"])
-    given = details["input"]
-    if details["type"] == "extra_forbidden":
-        section = _section(details["loc"][:-1])
-        known = sorted(section.model_fields) if section else []
-        kind = "section" if section is JobSpec else "field"
-        return f"{where} is not a known {kind}; {catalog.did_you_mean(str(details['loc'][-1]), known)}"
-    if details["type"] == "model_type":
-        first = next(iter((_section(details["loc"]) or JobSpec).model_fields))
-        example = f"{where}.{first}" + (f" = {_short(given)}" if first == "name" and isinstance(given, str) else "")
-        return f"{where} = {_short(given)}: it should be a section; set fields in it, such as {example}"
-    message = details["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:].replace("Input should", "it should")
-    message = message.replace("input should", "it should")
-    field = _field_help(details["loc"])
-    return f"{where} = {_short(given)}: {message}{f' ({field})' if field else ''}"
-
-
-def _short(value: object) -> str:
-    text = str(value) if isinstance(value, float) else json.dumps(value, default=str)  # TOML has nan, not NaN
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _section(location: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The spec class that a location such as ("plan",) is in."""
-    section: Any = JobSpec
-    for part in location:
-        field = section.model_fields.get(part)
-        section = field.annotation if field else None
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            return None
-    return section  # type: ignore[no-any-return]
-
-
-def _field_help(location: tuple[int | str, ...]) -> str:
-    section = _section(location[:-1])
-    field = section.model_fields.get(str(location[-1])) if section else None
-    return (field.description or "").rstrip(".") if field else ""

@@ -24,7 +24,8 @@ from shardwright.workload.recompute import meet_budget
 class Experts:
     """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of `shared_ffn`.
 
-    The first `dense_layers` have none, and of the others the last of every `every` has some.
+    The first `dense_layers` have none, and of the others the last of every `every` has some. A token chooses among a
+    `reach` of them, where its gate limits the groups of experts.
     """
 
     num: int
@@ -33,6 +34,7 @@ class Experts:
     shared_ffn: int = 0
     dense_layers: int = 0
     every: int = 1
+    reach: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -308,7 +310,7 @@ def shape_of(job: JobSpec) -> Shape:
     if m.moe.experts:
         experts = Experts(
             m.moe.experts, m.moe.num_chosen, m.moe.ffn_size(m.ffn_size), m.moe.shared_size(m.ffn_size),
-            m.moe.first_dense, m.moe.every,
+            m.moe.first_dense, m.moe.every, m.moe.groups_kept / m.moe.num_groups,
         )  # fmt: skip
     if m.is_latent:
         low = m.latent
