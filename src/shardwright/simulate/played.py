@@ -96,9 +96,10 @@ class _Stages:
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
         rates, size = costing.rates, message_bytes(replace(run, cut=cut), costing.software)
-        pipeline = Groups.of(replace(run, cut=cut)).pp
+        groups = Groups.of(replace(run, cut=cut))
+        pipeline = groups.pp
         is_near = bool(pipeline.domains[0] == 1)
-        ends = Replicas.of(replace(run, cut=cut), costing.software, rates, stages, PieceTime())
+        ends = Replicas.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())
         reduce_s, _, gather_s = ends.exchanged_s()
         are_beside = costing.software.reduce_overlap or run.cut.zero >= 2
         return cls(

@@ -4,13 +4,12 @@ What only the machine can answer (free memory, CUDA devices, files) is checked w
 here is arithmetic on the job and needs nothing else.
 """
 
-import math
-
 from shardwright.spec.check_context import context_faults
 from shardwright.spec.check_experts import expert_faults
 from shardwright.spec.check_parts import part_faults
 from shardwright.spec.check_recompute import recompute_faults
-from shardwright.spec.cluster import ClusterSpec, DeviceSpec
+from shardwright.spec.check_topology import topology_faults
+from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.entry import entry_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import ep_ranks_of_node
@@ -32,33 +31,11 @@ def job_faults(job: JobSpec) -> list[str]:
         *recompute_faults(job.plan, job.model.layers),
         *_batch_faults(job),
         *_cluster_faults(job),
+        *topology_faults(job.cluster),
         *part_faults(job),
-        *_topology_faults(job.cluster),
         *_optimizer_faults(job),
         *_compress_faults(job),
     ]
-
-
-def _topology_faults(cluster: ClusterSpec) -> list[str]:
-    """A level's switches hold whole ones of the level below, and a torus all devices in whole copies."""
-    faults, below, what = [], cluster.devices_per_node, "cluster.devices_per_node"
-    for number, level in enumerate(cluster.topology.levels):
-        name = f"cluster.topology.levels[{number}].devices"
-        if below and (level.devices % below or level.devices <= below):
-            faults.append(
-                f"{name} {level.devices} is no multiple of {what} {below} ({level.devices} / {below} = "
-                f"{level.devices / below:.2f}); use {2 * below}, {4 * below}, ..."
-            )
-        below, what = level.devices, name
-    torus = cluster.topology.torus
-    size = math.prod(torus)
-    if torus and cluster.num_devices % size:
-        faults.append(
-            f"cluster.topology.torus {' x '.join(map(str, torus))} = {size} devices does not divide the cluster's "
-            f"{cluster.num_devices} ({cluster.num_devices} / {size} = {cluster.num_devices / size:.2f}); use axes "
-            "whose product does"
-        )
-    return faults
 
 
 def _compress_faults(job: JobSpec) -> list[str]:

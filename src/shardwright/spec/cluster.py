@@ -137,13 +137,13 @@ class ClusterSpec(Spec):
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
+    topology: TopologySpec = Field(TopologySpec(), description="How nodes are joined.")
     parts: list[PartSpec] = Field(
         default_factory=list,
         description="Parts with devices of different kinds, in the order of their ranks: each with device, "
         "devices_per_node, nodes, intra_node and inter_node. A pipeline stage lies within one part. Leave device, "
         "devices_per_node and nodes of the cluster out then.",
     )
-    topology: TopologySpec = Field(TopologySpec(), description="How nodes are joined.")
     told_devices: Annotated[int, Field(ge=0)] = Field(
         0,
         description="Devices that the plan is said to use; predictions note where its degrees do not make so many. 0 "

@@ -8,6 +8,7 @@ too.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -181,17 +182,17 @@ class Cut:
         """Bytes of a weight or an activation in forward and backward."""
         return 4 if self.precision == "float32" else 2
 
-    @property
+    @cached_property
     def world(self) -> Numbers:
         """Number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
-    @property
+    @cached_property
     def replicas(self) -> Numbers:
         """Ranks that sum the same gradients."""
         return self.dp * self.cp
 
-    @property
+    @cached_property
     def expert_replicas(self) -> Numbers:
         """Ranks that hold the same part of the same experts."""
         return np.maximum(1, self.replicas * self.tp // (self.ep * self.expert_tp))
@@ -201,17 +202,17 @@ class Cut:
         """How often a pipeline holds each stage: a bidirectional one twice."""
         return 2 if self.schedule == "dualpipe" else 1
 
-    @property
+    @cached_property
     def shard_ranks(self) -> Numbers:
         """Ranks that share one set of ZeRO's shards, those of both copies of a stage."""
         return _sharing(self, self.replicas) * self.num_copies
 
-    @property
+    @cached_property
     def expert_shard_ranks(self) -> Numbers:
         """The same of experts."""
         return _sharing(self, self.expert_replicas) * self.num_copies
 
-    @property
+    @cached_property
     def num_microbatches(self) -> Numbers:
         """Forward passes of one rank in a step. The last ones of a batch that does not divide are full here."""
         return np.maximum(1, -(-self.global_batch // (self.dp * self.microbatch)))
