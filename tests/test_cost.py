@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.cost.calibration import device_of, rates_of, shipped
-from shardwright.cost.collectives import Group, all_to_all_s, copies_sent, group_of, ring_s
+from shardwright.cost.collectives import all_to_all_s, copies_sent, ring_s
 from shardwright.cost.kernels import fill
 from shardwright.cost.memory import rank_memory
+from shardwright.cost.topology import Group, group_of
 from shardwright.simulate.step import step_time
 from shardwright.spec import catalog
 from shardwright.spec.load import load_job

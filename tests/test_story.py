@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cases import EXPERTS, KINDS, made_up_tokens, small_job
 from ranks import run_on_mesh
 from shardwright.cli import cli
-from shardwright.cost.collectives import Group
 from shardwright.cost.sent import ring_sent
+from shardwright.cost.topology import Group
 from shardwright.parallel.mesh import Mesh
 from shardwright.planner.groups import groups_of_rank_0, rank_order
 from shardwright.planner.portions import portions

@@ -5,7 +5,7 @@ By the algorithms whose seconds are in collectives.py: rings, and all-to-alls th
 
 from dataclasses import dataclass
 
-from shardwright.cost.collectives import Group
+from shardwright.cost.topology import Group
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from shardwright.cost.collectives import all_to_all_s, message_s, ring_s
 from shardwright.cost.sent import SentBytes, all_to_all_sent, ring_sent
 from shardwright.cost.stage import Costing
+from shardwright.cost.topology import group_of
 from shardwright.planner.groups import RankGroup
 from shardwright.planner.passes import Collective, PieceKind, PiecePass
 from shardwright.schedule.action import SEND
@@ -102,12 +103,15 @@ def _messages(
     line = next((group for group in groups if group.axis == "pp"), None)
     if line is None or program.sizes is None or not sends:
         return
-    size, is_within = float(program.sizes.message), line.num_nodes == 1
+    size = float(program.sizes.message)
     near = sum(line.nodes[action.peer] == line.nodes[rank] for action in sends)
     sent = SentBytes(near * size, (len(sends) - near) * size)
     seconds = exposed = None
     if priced is not None:
-        seconds, exposed = len(sends) * float(message_s(priced.costing.rates, size, is_within)), priced.step.messages
+        seconds, exposed = (
+            len(sends) * float(message_s(priced.costing.rates, priced.costing.groups.pp, size)),
+            priced.step.messages,
+        )
     yield Crossing("between stages", "pp", "send", job.plan.pp, len(sends), len(sends) * size, sent, seconds, exposed)
 
 
@@ -137,12 +141,14 @@ def _replicas(
 
 def _of_group(phase: str, kind: str, of: RankGroup, calls: int, full_bytes: float, priced: Priced | None) -> Crossing:
     group, rounds = of.as_priced, 2 if kind == "all_reduce" else 1
-    if kind == "all_to_all":
-        sent = all_to_all_sent(group, full_bytes)
-        seconds = None if priced is None else all_to_all_s(priced.costing.rates, group, full_bytes / calls)
-    else:
-        sent = ring_sent(group, full_bytes, rounds)
-        seconds = None if priced is None else ring_s(priced.costing.rates, group, full_bytes / calls, rounds)
+    is_direct = kind == "all_to_all"
+    sent = all_to_all_sent(group, full_bytes) if is_direct else ring_sent(group, full_bytes, rounds)
+    seconds = None
+    if priced is not None:
+        run, rates = priced.costing.run, priced.costing.rates
+        links = group_of(len(of.ranks), of.ranks[1] - of.ranks[0], max(1, run.devices_per_node), run.topology)
+        one = full_bytes / calls
+        seconds = all_to_all_s(rates, links, one) if is_direct else ring_s(rates, links, one, rounds)
     return Crossing(
         phase, of.axis, kind, len(of.ranks), calls, full_bytes, sent,
         None if seconds is None else calls * float(seconds), None,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.cost.collectives import Group
+from shardwright.cost.topology import Group
 from shardwright.schedule.placement import Placement
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape

@@ -7,9 +7,10 @@ them up.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from shardwright.cost.collectives import Group, copies_sent
+from shardwright.cost.collectives import copies_sent
 from shardwright.cost.sent import SentBytes, all_to_all_sent, ring_sent
 from shardwright.cost.stage import Costing, ExchangeTime, Groups, OperatorTime
+from shardwright.cost.topology import Group
 from shardwright.spec.job import JobSpec
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.layers import chains, share_run_again
@@ -114,7 +115,7 @@ def piece_passes(
     job: JobSpec, run: Run, software: SoftwareSpec, costing: Costing | None, kinds: Iterable[PieceKind]
 ) -> list[PiecePass]:
     """The pieces of these kinds; without `costing` they have no seconds."""
-    of = _Passes(job, run, software, costing, Groups.of(run.cut, max(1, run.devices_per_node)))
+    of = _Passes(job, run, software, costing, Groups.of(run))
     return [of.piece(*kind) for kind in kinds]
 
 

@@ -8,6 +8,7 @@ from shardwright.spec.check_context import context_faults
 from shardwright.spec.check_experts import expert_faults
 from shardwright.spec.check_parts import part_faults
 from shardwright.spec.check_recompute import recompute_faults
+from shardwright.spec.check_topology import topology_faults
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.entry import entry_faults
 from shardwright.spec.job import JobSpec
@@ -30,6 +31,7 @@ def job_faults(job: JobSpec) -> list[str]:
         *recompute_faults(job.plan, job.model.layers),
         *_batch_faults(job),
         *_cluster_faults(job),
+        *topology_faults(job.cluster),
         *part_faults(job),
         *_optimizer_faults(job),
         *_compress_faults(job),

@@ -13,7 +13,37 @@ class LinkSpec(Spec):
     bandwidth_gb_per_s: Annotated[float, Field(gt=0)] = Field(
         10.0, description="Bandwidth of one device in one direction, in 1e9 bytes per second."
     )
-    latency_us: Annotated[float, Field(ge=0)] = Field(10.0, description="Latency of one message, in microseconds.")
+    latency_us: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="Latency of one message, in microseconds; 0 is that of the device's calibration.",
+    )
+
+
+class LevelSpec(Spec):
+    """One level of switches above the nodes, as of a fat tree (Leiserson 1985)."""
+
+    devices: Annotated[int, Field(gt=0)] = Field(description="Devices below one switch of this level.")
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="Bandwidth upward, as a share of what the devices below have: 1 / 7 where it is 7 times "
+        "oversubscribed.",
+    )
+
+
+class TopologySpec(Spec):
+    """How nodes, or the devices of a torus, are joined."""
+
+    levels: list[LevelSpec] = Field(
+        default_factory=list, description="Levels of switches above the nodes, lowest first; none is a full fat tree."
+    )
+    rails: Annotated[int, Field(ge=0)] = Field(
+        0, description="Network ports of a node, each of inter_node's bandwidth; 0 is one for each device."
+    )
+    torus: list[Annotated[int, Field(gt=0)]] = Field(
+        default_factory=list,
+        description="Devices along each axis of a 2-D or 3-D torus, in which intra_node's bandwidth is that of all "
+        "links of a device; plan axes lie in it in the order tp, cp, dp, pp.",
+    )
 
 
 class DeviceSpec(Spec):
@@ -107,6 +137,7 @@ class ClusterSpec(Spec):
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
+    topology: TopologySpec = Field(TopologySpec(), description="How nodes are joined.")
     parts: list[PartSpec] = Field(
         default_factory=list,
         description="Parts with devices of different kinds, in the order of their ranks: each with device, "
