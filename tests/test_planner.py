@@ -90,7 +90,13 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     hybrid = hybrid_ranks(job, Constraints(), columns)
     rows = columns | {
         "exchange_s": bounds.exchange_token_s(job, columns, hybrid, shipped()),
-        "zero3_s": bounds.mean_rank_token_s(job, columns, replace(words, recompute="none"), shipped(), zero=3)[1],
+        "zero3_s": bounds.zero3_token_s(
+            job,
+            columns,
+            replace(words, recompute="none", recompute_every=1, offload_activations=False),
+            hybrid,
+            shipped(),
+        ),
     }
     mean_s, paired_s = bounds.mean_rank_token_s(job, columns, words, shipped())
     factor = bounds.bubble_factor(columns, words.schedule, columns["virtual_stages"])
@@ -101,7 +107,7 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
         below_s, gathered_s = bounds.step_token_s(job, rows, token_s, shipped(), factor)
         assert (np.where(columns["zero"] == 3, gathered_s, below_s) <= below).all()
     assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()
-    if bounds.keeps_as_much(job, words.schedule):
+    if bounds.keeps_as_much(job, words):
         assert (bounds.activation_bytes(job, columns, words, shipped()) <= priced.memory.process).all()
 
 

@@ -179,22 +179,42 @@ def _search_options(command: Any) -> Any:
 
 @click.command(cls=JobCommand)
 @job_options
-def layout(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+@click.option(
+    "--search", is_flag=True,
+    help="Choose the rest of the plan too, with 1F1B: for clusters of parts, as plan does it for those of one kind.",
+)  # fmt: skip
+@_search_options
+@click.option(
+    "--toml", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write the job with the layout, for train and the other commands.",
+)  # fmt: skip
+def layout(
+    job: str, overrides: tuple[str, ...], as_json: bool, search: bool, keep: tuple[str, ...], between: tuple[str, ...],
+    toml: Path | None,
+) -> None:  # fmt: skip
     """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
 
     The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers.
     """
-    spec = load(job, overrides)
     from shardwright.cost.calibration import shipped
+    from shardwright.planner.constraints import constraints_of
     from shardwright.planner.layout import best_layout
+    from shardwright.planner.mixed import best_mixed
     from shardwright.report.layout import layout_dict, layout_text
+    from shardwright.report.toml import write_toml
     from shardwright.spec.base import PlanError
 
     try:
-        found = best_layout(spec, shipped())
+        if search:
+            found = best_mixed(load_to_plan(job, overrides)[0], constraints_of(keep, between), shipped())
+        else:
+            found = best_layout(load(job, overrides), shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     click.echo(json.dumps(layout_dict(found)) if as_json else layout_text(found))
+    if toml:
+        write_toml(toml, found.job)
+        click.echo(f"the job with the layout is in {toml}", err=True)
 
 
 @click.command(cls=JobCommand)

@@ -103,7 +103,12 @@ def search(
 
 def _check(job: JobSpec) -> None:
     faults = []
-    if job.cluster.device == "unknown":
+    if job.cluster.parts:
+        faults.append(
+            "cluster.parts has devices of several kinds, and this search is of one; `shardwright layout JOB --search` "
+            "finds a plan for parts"
+        )
+    elif job.cluster.device == "unknown":
         faults.append("cluster.device is unknown, so no plan has a price; set it to a device of the catalog")
     if job.cluster.num_devices == 0:
         faults.append(
@@ -201,8 +206,8 @@ class _Search:
         rows = taken(rows, np.minimum(*self._least_s(rows, rows["paired_s"])) < self.marks(rows["kind"]))
         if not len(rows["dp"]):
             return rows
-        _, zero3_s = bounds.mean_rank_token_s(self.job, rows, method, self.constants, zero=3)
         hybrid = hybrid_ranks(self.job, self.constraints, rows)
+        zero3_s = bounds.zero3_token_s(self.job, rows, method, hybrid, self.constants)
         return rows | {
             "zero3_s": zero3_s, "exchange_s": bounds.exchange_token_s(self.job, rows, hybrid, self.constants)
         }  # fmt: skip
@@ -226,7 +231,7 @@ class _Search:
         below, gathered = self._least_s(rows, factor * mean_s, factor)
         least = np.minimum(below, gathered)
         is_possible = (least < self.marks(rows["kind"])) & admits(self.job, rows, words)
-        if bounds.keeps_as_much(self.job, words.schedule):
+        if bounds.keeps_as_much(self.job, words):
             is_possible &= rows["least_bytes"] <= self.room
         rows = taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
         return float(least[is_possible].min(initial=np.inf)), words, rows

@@ -28,9 +28,9 @@ def _section(name: str, values: dict[str, Any]) -> Iterator[str]:
 
 
 def _toml(value: object) -> str:
-    """JSON's numbers, strings and booleans are TOML's; a description within a list is an inline table."""
+    """JSON's numbers, strings and booleans are TOML's, and tables within lists are inline."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
+        return "{ " + ", ".join(f"{key} = {_toml(of)}" for key, of in value.items()) + " }"
+    if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value)
