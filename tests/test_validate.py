@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from shardwright.cost import calibration
 from shardwright.measure.runs import measured, read_runs
 from shardwright.measure.score import kendall_tau, percentile, share_within, weights_of
+from shardwright.measure.validate import order
 from shardwright.spec import catalog
 
 TRUTH = Path(__file__).parent.parent / "benchmarks" / "truth"
@@ -197,3 +199,14 @@ def test_kendall_tau() -> None:
     assert kendall_tau([1, 2, 3, 4], [10, 20, 30, 40]) == 1
     assert kendall_tau([1, 2, 3, 4], [4, 3, 2, 1]) == -1
     assert kendall_tau([1, 2, 3], [1, 3, 2]) == pytest.approx(1 / 3)
+
+
+def test_regret_of_plans_expected_to_be_equally_good_is_their_mean() -> None:
+    """A planner that sees no difference picks none: not the one that happens to stand first."""
+    row = next(row for row in read_runs(TRUTH / "runs.csv") if row.family == "aleph")
+    sweep = [replace(row, step_s=step_s) for step_s in (10.0, 11.0, 12.0, 15.0)]
+    blind = order([(row, 1.0) for row in sweep])
+    assert blind == {"aleph": {"sweeps": 1, "kendall_tau": 0.0, "regret": pytest.approx(0.2)}}
+    wrong = order([(row, -row.step_s) for row in sweep])
+    assert wrong == {"aleph": {"sweeps": 1, "kendall_tau": -1.0, "regret": pytest.approx(0.5)}}
+    assert order([(row, row.step_s) for row in sweep[:3]]) == {}  # too few for a sweep

@@ -50,3 +50,11 @@ def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     if limits := runtime_limits(spec):
         raise PlanError(f"job {job}", limits)
     return spec
+
+
+def load_to_plan(job: str, overrides: tuple[str, ...]) -> "tuple[JobSpec, bool]":
+    """The job, checked, to find a plan for; and whether it has one of its own."""
+    from shardwright.spec.load import load_to_plan as read
+
+    spec, has_own = read(job, list(overrides))
+    return (load(job, overrides) if has_own else spec), has_own

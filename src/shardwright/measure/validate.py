@@ -98,7 +98,8 @@ def validate(runs: Path, out_of_memory: Path | None, left_out: Mapping[str, Cons
     found["memory_mape"], found["memory_by_family"] = _memory(rows)
     others = predict(read_runs(out_of_memory), constants) if out_of_memory else []
     found["fit"] = _fit(rows, others)
-    found["order"] = _order([p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest])
+    kept = [p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest]
+    found["order"] = order([(p.row, p.ratio * p.row.step_s) for p in kept])
     found["cross_validated"] = _cross_validated(headline, left_out)
     found["fitted_constants"] = int(constants["common.num_fitted"])
     found["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
@@ -173,27 +174,29 @@ def _fit(ran: Iterable[Predicted], did_not: Iterable[Predicted]) -> dict[str, An
     }  # fmt: skip
 
 
-def _order(rows: Iterable[Predicted]) -> dict[str, dict[str, float]]:
-    """Within a sweep (one model on as many devices with the same kernels): Kendall's tau, and the regret of the best.
+def order(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]:
+    """Kendall's tau, and the regret of the best, of rows with the seconds that are expected of each.
 
-    Means over sweeps of at least 4 plans. Regret is how much slower the plan predicted best is than the best one.
+    Within a sweep (one model on as many devices with the same kernels); means over sweeps of at least 4 plans. Regret
+    is how much slower the plan that is expected to be best is than the best one, and the mean of those that are
+    expected to be equally good.
     """
-    sweeps: dict[str, dict[tuple[object, ...], list[Predicted]]] = {}
-    for p in rows:
-        run = p.row.run
+    sweeps: dict[str, dict[tuple[object, ...], list[tuple[float, float]]]] = {}
+    for row, expected_s in rows:
+        run = row.run
         assert run is not None, "only what was predicted is ordered"
         key = (replace(run.shape, heads=1, head_dim=1, kv_heads=1), run.cut.world, run.software, run.cut.global_batch)
-        sweeps.setdefault(p.row.family, {}).setdefault(key, []).append(p)
+        sweeps.setdefault(row.family, {}).setdefault(key, []).append((row.step_s, expected_s))
     found = {}
     for family in RANKED:
         taus, regrets = [], []
         for some in sweeps.get(family, {}).values():
             if len(some) < 4:
                 continue
-            measured = [p.row.step_s for p in some]
-            expected = [p.ratio * p.row.step_s for p in some]
+            measured, expected = [pair[0] for pair in some], [pair[1] for pair in some]
             taus.append(kendall_tau(measured, expected))
-            regrets.append(measured[expected.index(min(expected))] / min(measured) - 1)
+            picked = [s for s, expected_s in some if math.isclose(expected_s, min(expected))]
+            regrets.append(sum(picked) / len(picked) / min(measured) - 1)
         if taus:
             found[family] = {
                 "sweeps": len(taus),

@@ -15,7 +15,7 @@ from shardwright.cost.calibration import Constants, Rates, peak_flops
 from shardwright.cost.collectives import message_s
 from shardwright.cost.pipeline import bubble
 from shardwright.cost.replicas import Replicas
-from shardwright.cost.stage import Costing, PieceTime
+from shardwright.cost.stage import Costing, Groups, PieceTime
 from shardwright.schedule.generate import GENERATORS, training_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.spec.plan import STAGES_PER_RANK
@@ -27,7 +27,8 @@ from shardwright.workload.shape import Cut, Run, local_cuts
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step, and where they go on the rank that sets the pace. The parts add up to `total`.
+    """Seconds of one step, and where they go on the rank that sets the pace. The parts add up to `total`;
+    `slower` is the part of `other` that many nodes make everything slower by.
 
     `tensor`, `context`, `expert`, `data` and `messages` are communication that nothing hides, `host` is copies to host
     memory and back and updates there that nothing hides. `mfu` and `hfu` are by
@@ -47,6 +48,7 @@ class StepTime:
     optimizer: Numbers
     host: Numbers
     other: Numbers
+    slower: Numbers
     mfu: Numbers
     hfu: Numbers
     low: Numbers
@@ -65,6 +67,7 @@ class _Steps:
     software: SoftwareSpec
     rates: Rates
     ranks: Ranks
+    groups: Groups
     pace: PieceTime
     whole: PieceTime
 
@@ -83,7 +86,7 @@ def step_time(run: Run, constants: Constants) -> StepTime:
         raise ValueError(f"schedule {run.cut.schedule!r} is not known; there are {', '.join(GENERATORS)}")
     steps = _steps(replace(run, cut=run.cut.as_arrays()), constants)
     cut, rates, pace, m = steps.cut, steps.rates, steps.pace, steps.cut.num_microbatches
-    ends = Replicas.of(steps.run, steps.software, rates, steps.ranks, pace)
+    ends = Replicas.of(steps.run, steps.software, rates, steps.groups, steps.ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
     other = rates.step_s + rates.flush_s * (cut.pp > 1)
@@ -98,7 +101,7 @@ def step_time(run: Run, constants: Constants) -> StepTime:
         total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
         tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,
         messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=other + slower,
-        mfu=mfu, hfu=hfu, low=total * rates.low, high=total * rates.high,
+        slower=slower, mfu=mfu, hfu=hfu, low=total * rates.low, high=total * rates.high,
     )  # fmt: skip
     return only(found) if run.cut.is_single else found
 
@@ -122,7 +125,9 @@ def _steps(run: Run, constants: Constants) -> _Steps:
     by_rank = sum(count * totals[piece] for piece, count in held.items())
     slowest = np.argmax(by_rank, axis=0), np.arange(len(which))
     pace = _together([pieces[piece].at(which).times(count[slowest]) for piece, count in held.items()])
-    return _Steps(run, costing.software, costing.rates, ranks, pace, whole)
+    if not shape.experts:  # what replicas do takes longest where there is most
+        ranks = ranks.fullest(shape, cut)
+    return _Steps(run, costing.software, costing.rates, ranks, Groups.of(run), pace, whole)
 
 
 def _together(pieces: list[PieceTime]) -> PieceTime:
@@ -162,6 +167,13 @@ def _played(name: str, p: int, m: int, v: int, forward: float, back: float, weig
     return play(program, costs).makespan + (m - few) * (forward + back + weight)
 
 
+def message_bytes(run: Run, software: SoftwareSpec) -> Numbers:
+    """What one rank sends a neighbour in the pipeline for a microbatch."""
+    cut = run.cut
+    size = cut.element_bytes * run.shape.sequence / cut.cp * cut.microbatch * run.shape.hidden
+    return size / np.where(cut.sequence_parallel | software.message_split, cut.tp, 1)
+
+
 def _messages(steps: _Steps) -> Numbers:
     """What the pipeline's messages add, by how the schedule waits for them.
 
@@ -169,11 +181,9 @@ def _messages(steps: _Steps) -> Numbers:
     has forwards to spare; an
     interleaved rank exchanges before each of its 2 v m chunks unless messages pass while it computes.
     """
-    run, cut, rates = steps.run, steps.cut, steps.rates
+    cut, rates = steps.cut, steps.rates
     p, v, m = cut.pp, cut.virtual, cut.num_microbatches
-    size = cut.element_bytes * run.shape.sequence / cut.cp * cut.microbatch * run.shape.hidden
-    size = size / np.where(cut.sequence_parallel | steps.software.message_split, cut.tp, 1)
-    one = message_s(rates, size, cut.world <= rates.domain)
+    one = message_s(rates, steps.groups.pp, message_bytes(steps.run, steps.software))
     ends = 2 * one * (p - 1)
     if cut.schedule in STAGES_PER_RANK:
         seconds = ends + 2 * one * v * m * (rates.leak if steps.software.message_overlap else 1.0)

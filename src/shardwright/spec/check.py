@@ -6,7 +6,9 @@ here is arithmetic on the job and needs nothing else.
 
 from shardwright.spec.check_context import context_faults
 from shardwright.spec.check_experts import expert_faults
+from shardwright.spec.check_parts import part_faults
 from shardwright.spec.check_recompute import recompute_faults
+from shardwright.spec.check_topology import topology_faults
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.entry import entry_faults
 from shardwright.spec.job import JobSpec
@@ -29,6 +31,8 @@ def job_faults(job: JobSpec) -> list[str]:
         *recompute_faults(job.plan, job.model.layers),
         *_batch_faults(job),
         *_cluster_faults(job),
+        *topology_faults(job.cluster),
+        *part_faults(job),
         *_optimizer_faults(job),
         *_compress_faults(job),
     ]
@@ -211,9 +215,11 @@ def _cluster_faults(job: JobSpec) -> list[str]:
             if cluster.num_devices % rest == 0
             else f"use degrees whose product is {cluster.num_devices}"
         )
+        nodes = [(part.nodes, part.devices_per_node) for part in cluster.parts]
+        nodes = nodes or [(cluster.nodes, cluster.devices_per_node)]
+        devices = " + ".join(f"{num_nodes} nodes x {each} devices" for num_nodes, each in nodes)
         faults.append(
-            f"{plan.degrees} = {plan.world} ranks, and cluster "
-            f"{cluster.name!r} has {cluster.nodes} nodes x {cluster.devices_per_node} devices = "
+            f"{plan.degrees} = {plan.world} ranks, and cluster {cluster.name!r} has {devices} = "
             f"{cluster.num_devices}; {way_out}"
         )
     return faults

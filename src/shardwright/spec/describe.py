@@ -1,7 +1,7 @@
 """Faults of single fields in our words: where, what was given, what is asked for, a way out."""
 
 import json
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -42,11 +42,14 @@ def _short(value: object) -> str:
 
 
 def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[BaseModel] | None:
-    """The spec class that a location such as ("plan",) is in."""
+    """The spec class that a location such as ("plan",) or ("cluster", "parts", 0) is in."""
     section: Any = root
     for part in location:
+        if isinstance(part, int):  # an entry of a list of sections, which the name before it has led to
+            continue
         field = section.model_fields.get(part)
         section = field.annotation if field else None
+        section = get_args(section)[0] if get_origin(section) is list else section
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             return None
     return section  # type: ignore[no-any-return]

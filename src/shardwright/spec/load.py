@@ -26,13 +26,33 @@ def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
     `job` is the path of a TOML file or a catalog name; `overrides` are "section.field=value" strings.
     Raises PlanError with every fault found.
     """
+    return make_job(_all_fields(job, overrides or []), f"job {job}")
+
+
+def load_to_plan(job: str, overrides: list[str] | None = None) -> tuple[JobSpec, bool]:
+    """A job to find a plan for, and whether it has one of its own, which is then checked like any.
+
+    Without one, what else the job says is checked alone. Raises PlanError with every fault found.
+    """
+    fields = _all_fields(job, overrides or [])
+    if fields.get("plan"):
+        return make_job(fields, f"job {job}"), True
+    spec, faults = _validate(fields)
+    on_any_cluster = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"devices_per_node": 0})})
+    if faults := faults or job_faults(on_any_cluster):
+        raise PlanError(f"job {job}", faults)
+    return spec, False
+
+
+def _all_fields(job: str, overrides: list[str]) -> dict[str, Any]:
+    """What the file and the catalog say, under the overrides."""
     subject = f"job {job}"
     fields = _read_fields(job, subject)
-    faults = [fault for override in overrides or [] for fault in _apply_override(fields, override)]
+    faults = [fault for override in overrides for fault in _apply_override(fields, override)]
     faults += _resolve_catalog_names(fields)
     if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
         raise PlanError(subject, faults + _validate(fields)[1])
-    return make_job(fields, subject)
+    return fields
 
 
 def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:

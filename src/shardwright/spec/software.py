@@ -69,6 +69,9 @@ class SoftwareSpec(Spec):
     message_split: bool = Field(True, description="tp ranks each send their part of a message.")
     tensor_overlap: bool = Field(False, description="Tensor-parallel collectives are hidden behind their products.")
     expert_overlap: bool = Field(False, description="Tokens travel to and from experts while others are computed.")
+    dispatch_bytes: Literal[1, 2] = Field(
+        2, description="Bytes of an element on its way to experts, kept there as it came; what comes back has 2."
+    )
     expert_dedupe: bool = Field(
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",

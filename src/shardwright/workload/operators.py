@@ -308,15 +308,19 @@ def route(c: Context) -> Operator:
 def trade(c: Context, name: str) -> Operator:
     """Tokens to their experts, or back: a permutation on each side of an all-to-all over ep.
 
-    Each token travels topk times. What arrives at the experts is kept as their input; what leaves them is not.
+    Each token travels topk times. What arrives at the experts is kept as their input; what leaves them is not. On the
+    way to experts, tokens forward and gradients backward, software may send 8 bits (arXiv 2412.19437, section 3.3.3).
     """
     s, cut = c.shape, c.cut
     assert s.experts is not None, "only a mixture of experts trades tokens"
     n = c.routed * s.hidden * s.experts.topk
     moved = n * HALF * np.where(cut.ep > 1, 4, 2)
-    kept = HALF * n if name == "dispatch" else 0.0
-    move = (Exchange("all_to_all", "ep", HALF * n * (cut.ep > 1)),)
-    return Operator(name, (), None, moved, moved, move, move, kept=kept)
+    there, back = (
+        (Exchange("all_to_all", "ep", size * n * (cut.ep > 1)),) for size in (c.software.dispatch_bytes, HALF)
+    )
+    if name == "dispatch":
+        return Operator(name, (), None, moved, moved, there, back, kept=c.software.dispatch_bytes * n)
+    return Operator(name, (), None, moved, moved, back, there)
 
 
 def experts(c: Context) -> list[Operator]:

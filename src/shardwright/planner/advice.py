@@ -1,0 +1,111 @@
+"""What a search has to tell: the best plans and their prices, why the best one is best, how the job's own fares."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwright.cost.calibration import Constants, pessimistic
+from shardwright.cost.memory import Memory
+from shardwright.cost.money import Money, step_money
+from shardwright.planner.constraints import Constraints
+from shardwright.planner.flips import Flip, flips
+from shardwright.planner.misfit import Misfit, misfit
+from shardwright.planner.objectives import Objective, best
+from shardwright.planner.price import room_bytes
+from shardwright.planner.reasons import Binding, Reason, binding, reasons
+from shardwright.planner.rules import Rule, rules_for
+from shardwright.planner.sample import Standing, standing
+from shardwright.planner.search import Candidate, Tally
+from shardwright.planner.space import SCHEDULES
+from shardwright.simulate.prices import Price, prices
+from shardwright.simulate.step import StepTime
+from shardwright.spec.job import JobSpec
+from shardwright.workload.shape import run_of
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A plan with its price: seconds of a step and where they go, the same under pessimistic constants, bytes of its
+    fullest rank, money."""
+
+    job: JobSpec
+    time: StepTime
+    cautious: StepTime
+    memory: Memory
+    money: Money
+    fits: bool
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """Throughput."""
+        return self.job.tokens_per_step / float(self.time.total) / self.job.plan.world
+
+
+@dataclass(frozen=True)
+class Own:
+    """The job's own plan: its price, where it stands in the space, and what keeps it from fitting."""
+
+    priced: Priced
+    standing: Standing
+    misfit: Misfit | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The best plans, best first; why the first is best; and the job's own.
+
+    `faster` would be the fastest if it fitted. `runner_up` is the second plan, and `flips` what would make it win.
+    """
+
+    job: JobSpec
+    plans: list[Priced]
+    tally: Tally
+    own: Own | None = None
+    faster: Candidate | None = None
+    flips: list[Flip] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
+    binding: Binding | None = None
+    rules: list[Rule] = field(default_factory=list)
+
+
+def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[Priced]:
+    """The prices of jobs' plans. KeyError says what is not known."""
+    runs = [run_of(job) for job in jobs]
+    found = []
+    for job, price, cautious in zip(jobs, prices(runs, constants), prices(runs, pessimistic()), strict=True):
+        if not isinstance(price, Price) or not isinstance(cautious, Price):
+            raise KeyError(price if isinstance(price, str) else cautious)
+        money = step_money(job.cluster, float(price.time.total), job.plan.world)
+        fits = bool(price.memory.process <= room_bytes(job))
+        found.append(Priced(job, price.time, cautious.time, price.memory, money, fits))
+    return found
+
+
+def advise(
+    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int, has_own: bool
+) -> Advice:
+    """Search, and say why. `has_own`: the job's plan is the user's own, to compare with."""
+    on, found = best(job, constraints, constants, objective, num_shown)
+    plans = priced([candidate.job for candidate in found.candidates], constants)
+    own = _own(job, constraints, constants) if has_own else None
+    faster = found.too_large[0] if found.too_large else None
+    if not plans:
+        return Advice(on, [], found.tally, own, faster)
+    first = plans[0].job
+    why = reasons(first, _schedules(constraints), constants)
+    runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
+    return Advice(
+        on, plans, found.tally, own, faster, runner_up, why, binding(plans[0].time, plans[0].memory, first, why),
+        rules_for(first),
+    )  # fmt: skip
+
+
+def _own(job: JobSpec, constraints: Constraints, constants: Constants) -> Own:
+    alone = priced([job], constants)[0]
+    token_s = float(alone.time.total) / job.tokens_per_step
+    return Own(
+        alone, standing(job, token_s, constraints, constants), misfit(job, _schedules(constraints), constants)
+    )  # fmt: skip
+
+
+def _schedules(constraints: Constraints) -> tuple[str, ...]:
+    return tuple(name for name in SCHEDULES if constraints.allows("schedule", name))

@@ -1,0 +1,119 @@
+"""Many plans at once: what they share in words, and a column of numbers for each of their degrees.
+
+A block is what the cost model prices in one call. Its words choose formulas (a schedule, a policy of recomputation) and
+its columns go into them.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import STAGES_PER_RANK, PlanSpec
+from shardwright.workload.shape import Run, cut_of, run_of
+
+Column = NDArray[Any]
+Columns = dict[str, Column]  # by name of a field of PlanSpec, and global_batch_size; all of one length
+
+# Numbers of a plan that say how its ranks stand and what each computes, and those that say who holds what.
+DEGREES = (
+    "global_batch_size", "tp", "pp", "cp", "dp", "ep", "expert_tp", "microbatch_size", "sequence_parallel",
+)  # fmt: skip
+SHARING = ("zero", "zero_ranks", "offload_optimizer", "offload_parameters")
+NUMBERS = (*DEGREES, "virtual_stages", *SHARING)
+# Of the rest of a plan, what a search neither changes nor forgets: it changes what travels, or only how.
+CARRIED = ("bucket_mib", "compress", "compress_rank", "compress_share", "compress_least")
+
+# Names of these numbers in the cut of a run; virtual stages depend on the schedule too.
+_OF_CUT = {name: name for name in (*DEGREES, *SHARING)} | {
+    "global_batch_size": "global_batch", "microbatch_size": "microbatch"
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Words:
+    """What of a plan is not a number, or chooses a formula. Fields are those of PlanSpec; `float8` is of precision."""
+
+    schedule: str = "1f1b"
+    recompute: str = "none"
+    recompute_operators: tuple[str, ...] = ("attention",)
+    recompute_every: int = 1
+    offload_activations: bool = False
+    cp_method: str = "ring"
+    dispatch: str = "direct"
+    float8: str = "none"
+
+    def fields(self) -> dict[str, Any]:
+        """Those of PlanSpec."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "float8"}
+        return found | {"recompute_operators": list(self.recompute_operators)}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Plans with the same words. Columns are those of NUMBERS, all of one length."""
+
+    words: Words
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.columns["dp"])
+
+    def where(self, mask: Column) -> "Block":
+        """Those of a mask, or of indices."""
+        return Block(self.words, taken(self.columns, mask))
+
+    def plan(self, index: int, job: JobSpec) -> JobSpec:
+        """The job under one of the plans. It is not checked again: the space holds legal plans only."""
+        row = {name: self.columns[name][index].item() for name in NUMBERS}
+        batch = row.pop("global_batch_size")
+        carried = {name: getattr(job.plan, name) for name in CARRIED}
+        if row["expert_tp"] == row["tp"]:
+            row["expert_tp"] = 0
+        row["offload_optimizer"] = float(row["offload_optimizer"])
+        plan = PlanSpec.model_validate(carried | self.words.fields() | row)
+        return job.model_copy(
+            update={
+                "plan": plan,
+                "batch": job.batch.model_copy(update={"global_batch_size": batch}),
+                "precision": job.precision.model_copy(update={"float8": self.words.float8}),
+            }
+        )
+
+    def run(self, job: JobSpec) -> Run:
+        """All plans as the cost model takes them: numbers of the cut are columns."""
+        columns = self.columns
+        template = job.model_copy(
+            update={
+                "plan": PlanSpec.model_validate(
+                    {name: getattr(job.plan, name) for name in CARRIED} | self.words.fields()
+                ),
+                "precision": job.precision.model_copy(update={"float8": self.words.float8}),
+            }
+        )
+        pieces = STAGES_PER_RANK.get(self.words.schedule, 1)
+        numbers: dict[str, Any] = {of_cut: columns[name] for name, of_cut in _OF_CUT.items()}
+        numbers["virtual"] = np.full_like(columns["dp"], pieces) if pieces else columns["virtual_stages"]
+        return replace(run_of(template), cut=replace(cut_of(template), **numbers))
+
+
+def taken(columns: Columns, rows: Column) -> Columns:
+    """Some rows of columns, by a mask or by indices."""
+    return {name: values[rows] for name, values in columns.items()}
+
+
+def crossed(columns: Columns, choices: Columns) -> Columns:
+    """Each row of the first with each row of the second."""
+    first = len(next(iter(columns.values())))
+    second = len(next(iter(choices.values())))
+    return {name: np.repeat(values, second) for name, values in columns.items()} | {
+        name: np.tile(values, first) for name, values in choices.items()
+    }
+
+
+def together(blocks: list[Block]) -> Block:
+    """Blocks of the same words as one; there is at least one."""
+    names = blocks[0].columns
+    return Block(blocks[0].words, {name: np.concatenate([block.columns[name] for block in blocks]) for name in names})

@@ -1,0 +1,144 @@
+"""Lower bounds on what a plan takes, from prices of plans that are cheaper: what they exclude need not be priced.
+
+A bound is admissible if no plan that it stands for is cheaper. Three relaxations give one:
+
+- The slowest rank of a pipeline takes at least as long as the mean one, and the mean one a pp-th of all layers. So
+  `mean_rank_token_s` prices the stage as if it were alone, without messages, replicas' communication or update; and
+  `with_bubble` adds the least bubble of a schedule.
+- Most schedules keep at least as many microbatches as 1F1B. So `activation_bytes` of 1F1B, with nothing sharded and
+  less all that sharding could save, is the least that they take.
+- Sharding and offloading move state and add communication, and change nothing else. So `unsharded_token_s` of a plan
+  with nothing sharded is the least of the same plan however it is sharded. To it comes the least that replicas exchange
+  below ZeRO-3 (`exchange_token_s`); under ZeRO-3 gathers hide behind computing, so `zero3_token_s` with nothing
+  computed again is the least with something.
+
+Time is by token, for plans may have different batches. tests/test_planner.py compares with what is priced.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.cost.calibration import Constants, rates_of, software_of
+from shardwright.cost.memory import Memory, peak_memory
+from shardwright.planner.block import SHARING, Block, Column, Columns, Words
+from shardwright.simulate.step import StepTime, step_time
+from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.workload.shape import run_of
+
+# Schedules that hide tokens' way to experts behind another microbatch.
+_PAIRED = ("dualpipe", "dualpipev")
+# A step is at least m + (p - 1) / v times what the mean rank takes for a microbatch.
+_DRAINED = ("1f1b", "gpipe", "sequential", "interleaved-1f1b", "looped-bfs")
+# No rank keeps fewer microbatches than under 1F1B.
+_KEEPS_MORE = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "dualpipe", "dualpipev")
+
+
+def plain(rows: Columns) -> Columns:
+    """Rows of degrees as plans with one stage a rank and nothing sharded."""
+    zeros = np.zeros_like(rows["dp"])
+    return rows | dict.fromkeys(SHARING, zeros) | {"virtual_stages": zeros + 1}
+
+
+def mean_rank_token_s(job: JobSpec, rows: Columns, words: Words, constants: Constants) -> tuple[Column, Column]:
+    """Seconds by token that the mean pipeline rank computes and communicates in a step, under any schedule.
+
+    The second is for schedules that hide tokens' way to experts.
+    """
+    time = _alone(job, rows, words, constants)
+    tokens = rows["global_batch_size"] * job.model.sequence * rows["pp"]
+    paired = (time.compute + time.again + time.tensor + time.context) / tokens
+    return paired + time.expert / tokens, paired
+
+
+def zero3_token_s(job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants) -> Column:
+    """The same under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those of a node."""
+    tokens = rows["global_batch_size"] * job.model.sequence * rows["pp"]
+    least = np.full(len(tokens), np.inf)
+    for over in (np.zeros_like(hybrid), hybrid):
+        time = _alone(job, rows | {"zero_ranks": over}, words, constants, zero=3)
+        least = np.minimum(least, time.compute + time.again + time.tensor + time.context + time.data)
+    return least / tokens
+
+
+def _alone(job: JobSpec, rows: Columns, words: Words, constants: Constants, zero: int = 0) -> StepTime:
+    """The step of a pipeline of one rank with all layers."""
+    one = np.ones_like(rows["pp"])
+    columns = plain(rows) | {"pp": one, "zero": zero * one}
+    if zero:
+        columns["zero_ranks"] = rows["zero_ranks"]
+    return step_time(Block(replace(words, schedule="1f1b"), columns).run(job), constants)
+
+
+def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Constants) -> Column:
+    """Least seconds by token that replicas exchange at the end of a step below ZeRO-3, over a node's where `hybrid`.
+
+    0 where the software hides it. Other stages a rank may leave it one layer less.
+    """
+    software = software_of(job.cluster.software)
+    if software.reduce_overlap or software.gather_overlap:
+        return np.zeros(len(rows["dp"]))
+    least = np.full(len(rows["dp"]), np.inf)
+    ones = np.ones_like(rows["dp"])
+    for zero, over in ((0 * ones, 0 * ones), (ones, 0 * ones), (ones, hybrid)):
+        columns = plain(rows) | {"zero": zero, "zero_ranks": over}
+        least = np.minimum(least, step_time(Block(Words(), columns).run(job), constants).data)
+    share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
+    return least * share / (rows["global_batch_size"] * job.model.sequence)
+
+
+def step_token_s(
+    job: JobSpec, rows: Columns, token_s: Column, constants: Constants, factor: Column | float = 1.0
+) -> tuple[Column, Column]:
+    """Least seconds by token of a whole step (below ZeRO-3, under ZeRO-3), from what its ranks take: `token_s`.
+
+    Rows have `exchange_s` and, as the mean rank's under ZeRO-3, `zero3_s`, which the bubble makes longer by `factor`.
+    To all comes what every step takes beside, and the share by which so many nodes make it longer.
+    """
+    rates = rates_of(run_of(job), constants)
+    beside_s = rates.step_s / (rows["global_batch_size"] * job.model.sequence)
+    longer = 1.0 + rates.jitter * math.log2(max(1.0, job.cluster.num_devices / rates.domain))
+    below = longer * (token_s + rows["exchange_s"] + beside_s)
+    return below, longer * (np.maximum(token_s, factor * rows["zero3_s"]) + beside_s)
+
+
+def is_paired(schedule: str) -> bool:
+    """Whether the second bound of `mean_rank_token_s` holds for a schedule."""
+    return schedule in _PAIRED
+
+
+def bubble_factor(columns: Columns, schedule: str, virtual: Column | int) -> Column:
+    """Least time of a step with its schedule's bubble, over the mean rank's; each has at most `virtual` stages."""
+    if schedule not in _DRAINED:
+        return np.ones(len(columns["dp"]))
+    num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
+    return np.asarray(1.0 + (columns["pp"] - 1) / (virtual * num_microbatches))
+
+
+def activation_bytes(job: JobSpec, rows: Columns, words: Words, constants: Constants) -> Column:
+    """Least bytes of a process under a schedule that keeps as much as 1F1B, however state is sharded.
+
+    Where layers do not divide evenly, other stages a rank may leave it one layer less.
+    """
+    pp, layers = rows["pp"], job.model.layers
+    memory = peak_memory(Block(replace(words, schedule="1f1b"), plain(rows)).run(job), constants)
+    return unsharded_bytes(memory) * (layers // pp) / -(-layers // pp)
+
+
+def unsharded_bytes(memory: Memory) -> Column:
+    """Least bytes of a process, however its state is sharded, from the memory of the plan with nothing sharded."""
+    return np.asarray(memory.process - memory.parameters - memory.gradients - memory.optimizer)
+
+
+def keeps_as_much(job: JobSpec, words: Words) -> bool:
+    """Whether `activation_bytes` holds for words. Layers must be alike, and what is computed again at once no less."""
+    has_smaller_stages = words.recompute == "stage" and words.schedule in STAGES_PER_RANK
+    return words.schedule in _KEEPS_MORE and not job.model.moe.experts and not has_smaller_stages
+
+
+def unsharded_token_s(job: JobSpec, block: Block, time: StepTime) -> Column:
+    """Least seconds by token of the plans of an unsharded block, however they are sharded, from its own times."""
+    parts = time.compute + time.again + time.tensor + time.context + time.expert + time.messages + time.bubble
+    return np.asarray(parts / (block.columns["global_batch_size"] * job.model.sequence))

@@ -1,0 +1,82 @@
+"""What the user fixes of a search: fields of the plan that stay, ranges of others, the batches to try."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.planner.block import NUMBERS, Words
+from shardwright.spec.base import PlanError
+
+_SEARCHED = tuple(
+    name for name in (*NUMBERS, *Words.__dataclass_fields__) if name not in ("global_batch_size", "float8")
+)
+_RANGES = ("microbatch_size", "tp", "pp", "cp", "dp", "ep", "virtual_stages")
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Fields of the plan that stay, and ranges of others (both ends included), by name without section.
+
+    `global_batch` is a range of sequences in a step, `float8` a recipe that may be chosen beside the job's precision.
+    """
+
+    keep: Mapping[str, Any] = field(default_factory=dict)
+    between: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    global_batch: tuple[int, int] | None = None
+    float8: str = "none"
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"plan.{name} is not searched, so it can't be kept; there are {', '.join(sorted(_SEARCHED))}"
+            for name in self.keep
+            if name not in _SEARCHED
+        ]
+        faults += [
+            f"plan.{name} has no range; there are {', '.join(sorted(_RANGES))}, and batch.global_batch_size"
+            for name in self.between
+            if name not in _RANGES
+        ]
+        if faults:
+            raise PlanError("what the search may choose", faults)
+
+    def allows(self, name: str, value: object) -> bool:
+        """Whether a field may have a value."""
+        if name in self.keep and self.keep[name] != value:
+            return False
+        low, high = self.between.get(name, (None, None))
+        return low is None or high is None or low <= value <= high  # type: ignore[operator]
+
+    def batches(self, given: int) -> list[int]:
+        """Global batches to try: the job's, or the range's lower end doubled until its upper end."""
+        if self.global_batch is None:
+            return [given]
+        low, high = self.global_batch
+        doubled = [low << n for n in range(max(1, (high // low).bit_length()))]
+        return sorted({size for size in (*doubled, high) if low <= size <= high})
+
+
+def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "none") -> Constraints:
+    """From "plan.tp=8" and "plan.microbatch_size=1,4". PlanError lists what can't be read."""
+    kept: dict[str, Any] = {}
+    ranges: dict[str, tuple[int, int]] = {}
+    faults = []
+    for text in keep:
+        name, _, value = text.partition("=")
+        if not name.startswith("plan.") or not value:
+            faults.append(f"--keep {text!r} is not of the form plan.field=value, such as plan.tp=8")
+            continue
+        try:
+            kept[name.removeprefix("plan.")] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            kept[name.removeprefix("plan.")] = value
+    for text in between:
+        name, _, ends = text.partition("=")
+        low, _, high = ends.partition(",")
+        if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high)):
+            faults.append(f"--between {text!r} is not of the form field=low,high, such as plan.microbatch_size=1,4")
+            continue
+        ranges[name.removeprefix("plan.")] = int(low), int(high)
+    if faults:
+        raise PlanError("what the search may choose", faults)
+    return Constraints(kept, ranges, ranges.pop("batch.global_batch_size", None), float8)

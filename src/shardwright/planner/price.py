@@ -1,0 +1,36 @@
+"""What each plan of a block takes: seconds and bytes by the cost model, and whether it fits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cost.calibration import Constants, device_of
+from shardwright.cost.memory import Memory, peak_memory
+from shardwright.planner.block import Block, Column
+from shardwright.simulate.step import StepTime, step_time
+from shardwright.spec.job import JobSpec
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds of a step by token."""
+
+    block: Block
+    time: StepTime
+    memory: Memory
+    token_s: Column
+    fits: Column
+
+
+def room_bytes(job: JobSpec) -> float:
+    """Bytes that a device of the cluster has."""
+    return device_of(job.cluster.device).memory_gib * 2**30
+
+
+def prices(job: JobSpec, block: Block, constants: Constants) -> Prices:
+    """Price a block. KeyError says what is not known."""
+    run = block.run(job)
+    time, memory = step_time(run, constants), peak_memory(run, constants)
+    tokens = block.columns["global_batch_size"] * job.model.sequence
+    fits = np.broadcast_to(memory.process <= room_bytes(job), tokens.shape)
+    return Prices(block, time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fits)

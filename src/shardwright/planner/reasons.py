@@ -1,0 +1,145 @@
+"""Why a plan is best, as inequalities: the plans beside it are priced, and the terms that decide are named.
+
+A term is a part of the step time (simulate/step.StepTime). A neighbour loses by terms that grow more than others
+shrink; one that does not fit loses by bytes.
+"""
+
+from dataclasses import dataclass
+
+from shardwright.cost.calibration import Constants
+from shardwright.cost.memory import Memory
+from shardwright.planner.neighbours import Neighbour, neighbours
+from shardwright.planner.price import room_bytes
+from shardwright.planner.traffic import Traffic, traffic
+from shardwright.simulate.prices import Price, prices
+from shardwright.simulate.step import StepTime
+from shardwright.spec.job import JobSpec
+from shardwright.workload.shape import run_of
+
+# Parts of a step, as they are told.
+PARTS = {
+    "compute": "computing", "again": "recomputing", "tensor": "tensor-parallel communication",
+    "context": "context-parallel communication", "expert": "expert-parallel communication",
+    "data": "data-parallel communication", "messages": "pipeline messages", "bubble": "bubble",
+    "optimizer": "optimizer", "host": "traffic with host memory", "other": "the rest",
+}  # fmt: skip
+_AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a field has its value and not another: seconds of a step that the other would take more, or bytes."""
+
+    field: str
+    value: object
+    other: object
+    slower_s: float
+    excess_bytes: float
+    text: str
+
+
+def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> list[Reason]:
+    """For each neighbour one: degrees first, of each field those that fit first, and of them the nearest in time."""
+    near = neighbours(job, schedules)
+    mine, *theirs = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
+    assert isinstance(mine, Price), "the plan itself has been priced before"
+    found = [
+        _reason(job, mine.time, neighbour, price)
+        for neighbour, price in zip(near, theirs, strict=True)
+        if isinstance(price, Price)
+    ]
+    order = list(dict.fromkeys(reason.field for reason in found))
+    return sorted(found, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
+
+
+def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reason:
+    time, memory = price.time, price.memory
+    excess = float(memory.process) - room_bytes(job)
+    slower = float(time.total - mine.total)
+    if excess > 0:
+        text = f"needs {memory.process / GIB:.1f} GiB, {excess / GIB:.1f} more than the device has, {_most(memory)}"
+        if slower < 0:
+            text += f"; it would be {-slower:.3g} s faster"
+    else:
+        text = _inequality(job, near.job, mine, time)
+    return Reason(near.field, _value(job, near.field), near.value, slower, max(0.0, excess), text)
+
+
+def _value(job: JobSpec, field: str) -> object:
+    """As neighbours name it."""
+    if field == "schedule" and job.plan.virtual_stages > 1:
+        return f"{job.plan.schedule} with virtual_stages {job.plan.virtual_stages}"
+    return getattr(job.plan, field)
+
+
+def _most(memory: Memory) -> str:
+    kinds = {
+        name: float(getattr(memory, name))
+        for name in ("parameters", "gradients", "optimizer", "activations", "working")
+    }
+    name = max(kinds, key=lambda kind: kinds[kind])
+    return f"of which {kinds[name] / GIB:.1f} are {name}"
+
+
+def _inequality(job: JobSpec, other: JobSpec, mine: StepTime, theirs: StepTime) -> str:
+    """ "0.30 s more tensor-parallel communication (...) > 0.10 s less bubble"."""
+    differences = {name: float(getattr(theirs, name) - getattr(mine, name)) for name in PARTS}
+    least = 0.02 * max(abs(float(theirs.total - mine.total)), 1e-9)
+    more = [n for n in sorted(differences, key=lambda n: -differences[n]) if differences[n] > least][:3]
+    less = [n for n in sorted(differences, key=lambda n: differences[n]) if differences[n] < -least][:3]
+    is_slower = theirs.total >= mine.total
+    first, second = (more, less) if is_slower else (less, more)
+    word = {True: "more", False: "less"}
+    left = " + ".join(f"{abs(differences[n]):.3g} s {word[is_slower]} {PARTS[n]}" for n in first)
+    right = " + ".join(f"{abs(differences[n]):.3g} s {word[not is_slower]} {PARTS[n]}" for n in second)
+    text = f"{left} > {right}" if left and right else left or right or "the same time"
+    grown = [name for name in more if name in _AXIS_OF_PART]
+    if grown:
+        text += f" ({_moved(job, other, _AXIS_OF_PART[grown[0]])})"
+    return text
+
+
+def _moved(job: JobSpec, other: JobSpec, axis: str) -> str:
+    before, after = traffic(run_of(job)).get(axis), traffic(run_of(other)).get(axis)
+    return f"{axis}: {_told(after)} a device and step, {_told(before)} before"
+
+
+def _told(moved: Traffic | None) -> str:
+    if moved is None or moved.sent_bytes == 0:
+        return "nothing"
+    where = f"across {moved.num_domains} nodes" if moved.num_domains > 1 else "within a node"
+    return f"{moved.sent_bytes / 1e9:,.3g} GB {where} at {moved.bytes_per_s / 1e9:,.3g} GB/s"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What limits a plan: shares of its step by part, the share of memory that it fills, and a sentence."""
+
+    shares: dict[str, float]
+    memory_share: float
+    text: str
+
+
+def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -> Binding:
+    """What binds: memory, if something faster does not fit; else the largest part beside computing."""
+    shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
+    room = room_bytes(job)
+    filled = float(memory.process) / room
+    faster = [reason for reason in found if reason.excess_bytes > 0 and reason.slower_s < 0]
+    waste = max((name for name in PARTS if name != "compute"), key=lambda name: shares[name])
+    parts = [
+        f"computing is {shares['compute']:.0%} of the step; the largest loss is {PARTS[waste]}, {shares[waste]:.1%}"
+    ]
+    if faster:
+        best = min(faster, key=lambda reason: reason.slower_s)
+        parts.append(
+            f"memory binds: {best.field} {best.other} would be {-best.slower_s:.3g} s faster and needs "
+            f"{best.excess_bytes / GIB:.1f} GiB more than there is"
+        )
+    else:
+        parts.append(
+            f"memory does not bind: {filled:.0%} of {room / GIB:.0f} GiB is used, and no plan beside this one that "
+            "needs more is faster"
+        )
+    return Binding(shares, filled, "; ".join(parts))

@@ -1,0 +1,313 @@
+"""The best plans of the whole space, by branch and bound.
+
+1. Price a first guess for all degrees: 1F1B with nothing or all computed again, and sharding that most often wins. What
+   fits of it sets marks: for each kind of plan its best time, and for all of them the time of the last kind shown.
+2. Bound each row of degrees under each policy of recomputation (`bounds.mean_rank_token_s`). What is above its mark,
+   goes.
+3. Make what is left into plans with their words and virtual stages, and price them with nothing sharded. What is above
+   its mark, or has no room for its activations however its state is sharded, goes.
+4. Price what is left with every way of sharding, and lower the marks as better plans are found. Plans that offload are
+   priced where the same plan without does not fit, for they are not faster.
+
+Shown are plans of different kinds: of those with the same tp, pp, cp and ep the fastest alone.
+"""
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shardwright.cost.calibration import Constants
+from shardwright.cost.memory import peak_memory
+from shardwright.planner import bounds
+from shardwright.planner.block import Block, Column, Columns, Words, taken, together
+from shardwright.planner.constraints import Constraints
+from shardwright.planner.price import prices, room_bytes
+from shardwright.planner.space import (
+    admits,
+    count_by_words,
+    degrees,
+    hybrid_ranks,
+    with_offload,
+    with_sharing,
+    with_words,
+    words_of,
+)
+from shardwright.simulate.step import step_time
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import STAGES_PER_RANK
+
+# Plans that are priced in one call, so that their columns stay in the cache of a core, before they are shared out; and
+# so few that a bound would take as long as their price.
+_ROWS = 2048
+_FEW = 128
+_KIND = ("tp", "pp", "cp", "ep")
+
+
+@dataclass
+class Tally:
+    """What a search did: plans of the space, bounds computed, plans priced in full, and those of them that fit."""
+
+    num_plans: int = 0
+    num_bounds: int = 0
+    num_priced: int = 0
+    num_fit: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One plan that was found: the job under it, its seconds by token and the bytes of its fullest rank's process."""
+
+    job: JobSpec
+    token_s: float
+    process_bytes: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The fastest plans that fit, each of another kind, fastest first; those that would be faster and do not fit,
+    fastest first; and how much was looked at."""
+
+    candidates: list[Candidate]
+    too_large: list[Candidate]
+    tally: Tally
+
+
+def search(
+    job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int = 16, room: float | None = None
+) -> Found:
+    """The fastest plans that fit in `room` bytes of a device, all of it where None, of `num_shown` kinds.
+
+    PlanError where the cluster is not known, or constraints leave nothing.
+    """
+    started = time.perf_counter()
+    _check(job)
+    rows = degrees(job, constraints)
+    if not len(rows["dp"]):
+        raise PlanError(
+            f"plans for {job.model.name} on {job.cluster.num_devices:,} devices",
+            [
+                f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of "
+                f"{job.batch.global_batch_size}, tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of "
+                f"{job.model.layers} to each stage; use another batch.global_batch_size, or keep less"
+            ],
+        )
+    found = _Search(job, constraints, constants, rows, num_shown, room_bytes(job) if room is None else room)
+    found.guess()
+    found.expand()
+    found.tally.seconds = time.perf_counter() - started
+    return Found(found.fastest(found.shown), found.fastest(found.too_large), found.tally)
+
+
+def _check(job: JobSpec) -> None:
+    faults = []
+    if job.cluster.parts:
+        faults.append(
+            "cluster.parts has devices of several kinds, and this search is of one; `shardwright layout JOB --search` "
+            "finds a plan for parts"
+        )
+    elif job.cluster.device == "unknown":
+        faults.append("cluster.device is unknown, so no plan has a price; set it to a device of the catalog")
+    if job.cluster.num_devices == 0:
+        faults.append(
+            "cluster.devices_per_node is 0, so nobody knows how many devices there are; set it, and cluster.nodes"
+        )
+    if faults:
+        raise PlanError(f"job {job.name}", faults)
+
+
+@dataclass
+class _Best:
+    """By kind the fastest plan so far: seconds by token, and where it is."""
+
+    token_s: Column
+    place: dict[int, tuple[Block, int, float]] = field(default_factory=dict)
+
+    def take(self, block: Block, token_s: Column, process: Column, chosen: Column) -> None:
+        """Plans of a block, of those at the indices `chosen`."""
+        chosen = chosen[np.argsort(token_s[chosen], kind="stable")]
+        kinds, first = np.unique(block.columns["kind"][chosen], return_index=True)
+        for kind, index in zip(kinds.tolist(), chosen[first].tolist(), strict=True):
+            if token_s[index] < self.token_s[kind]:
+                self.token_s[kind] = token_s[index]
+                self.place[kind] = block, index, float(process[index])
+
+
+class _Search:
+    """Marks that sink while plans are priced. Columns of its blocks have `kind` beside the numbers of a plan."""
+
+    def __init__(
+        self, job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, num_shown: int, room: float
+    ) -> None:
+        self.job, self.constraints, self.constants = job, constraints, constants
+        self.room = room
+        codes = np.zeros_like(rows["tp"])
+        for name in _KIND:
+            codes = codes * (1 << 15) + rows[name]
+        kinds, of_row = np.unique(codes, return_inverse=True)
+        self.rows = rows | {"kind": of_row.reshape(-1)}
+        self.words = words_of(job, constraints, rows)
+        self.tally = Tally(sum(count_by_words(job, constraints, rows).values()))
+        self.num_shown = min(num_shown, len(kinds))
+        self.shown = _Best(np.full(len(kinds), np.inf))
+        self.too_large = _Best(np.full(len(kinds), np.inf))
+
+    def marks(self, kind: Column) -> Column:
+        """Most seconds by token with which a plan of a kind may still be shown."""
+        last = np.partition(self.shown.token_s, self.num_shown - 1)[self.num_shown - 1]
+        return np.minimum(last, self.shown.token_s[kind])
+
+    def guess(self) -> None:
+        """Price some sharing of all degrees, to have marks."""
+        simple = [at for at in self.words if at.schedule == "1f1b" and at.recompute in ("none", "full")] or self.words
+        for at in (simple[0], simple[-1]):
+            block = with_words(self.job, self.constraints, self.rows, at)
+            allowed = [zero for zero in (1, 3, 2, 0) if self.constraints.allows("zero", zero)]
+            share = float(self.constraints.keep.get("offload_optimizer", 0.0))
+            columns = block.columns | {
+                "zero": np.full(len(block), allowed[0]), "offload_optimizer": np.full(len(block), share)
+            }  # fmt: skip
+            if "zero_ranks" not in self.constraints.keep and "offload_parameters" not in self.constraints.keep:
+                self._price(Block(at, columns))
+
+    def expand(self) -> None:
+        """All words, those with the lowest bound first."""
+        tasks: list[tuple[float, Words, Columns]] = []
+        least: dict[Words, Columns] = {}
+        for common, alike in self._by_bound().items():
+            method = Words(cp_method=common.cp_method, dispatch=common.dispatch, float8=common.float8)
+            if method not in least:  # computing nothing again is a bound on computing something again
+                least[method] = self._first_bounds(method)
+            rows = least[method]
+            if common != method:
+                rows = taken(rows, np.minimum(*self._least_s(rows, rows["paired_s"])) < self.marks(rows["kind"]))
+                if len(rows["dp"]):
+                    rows = self._bounded(rows, common)
+            tasks += [self._task(at, rows) for at in alike if len(rows["dp"])]
+        for _, at, rows in sorted(tasks, key=lambda task: task[0]):
+            rows = taken(rows, np.minimum(rows["below_s"], rows["gathered_s"]) < self.marks(rows["kind"]))
+            if len(rows["dp"]):
+                self._with_words(with_words(self.job, self.constraints, rows, at))
+
+    def _by_bound(self) -> dict[Words, list[Words]]:
+        """Words by what of them bounds depend on."""
+        found: dict[Words, list[Words]] = {}
+        for at in self.words:
+            found.setdefault(replace(at, schedule="1f1b"), []).append(at)
+        return found
+
+    def _first_bounds(self, method: Words) -> Columns:
+        """Rows that a method admits and their bounds, where nothing is computed again."""
+        rows = taken(self.rows, admits(self.job, self.rows, method))
+        zeros = np.zeros(len(rows["dp"]))
+        rows = self._bounded(rows | {"exchange_s": zeros, "zero3_s": zeros}, method)
+        rows = taken(rows, np.minimum(*self._least_s(rows, rows["paired_s"])) < self.marks(rows["kind"]))
+        if not len(rows["dp"]):
+            return rows
+        hybrid = hybrid_ranks(self.job, self.constraints, rows)
+        zero3_s = bounds.zero3_token_s(self.job, rows, method, hybrid, self.constants)
+        return rows | {
+            "zero3_s": zero3_s, "exchange_s": bounds.exchange_token_s(self.job, rows, hybrid, self.constants)
+        }  # fmt: skip
+
+    def _bounded(self, rows: Columns, words: Words) -> Columns:
+        """Rows with their bounds: for schedules of one microbatch and of paired ones, and in bytes."""
+        self.tally.num_bounds += len(rows["dp"])
+        mean_s, paired_s = bounds.mean_rank_token_s(self.job, rows, words, self.constants)
+        least_bytes = bounds.activation_bytes(self.job, rows, words, self.constants)
+        return rows | {"mean_s": mean_s, "paired_s": paired_s, "least_bytes": least_bytes}
+
+    def _least_s(self, rows: Columns, token_s: Column, factor: Column | float = 1.0) -> tuple[Column, Column]:
+        """(below ZeRO-3, under ZeRO-3) the least seconds by token of a step."""
+        return bounds.step_token_s(self.job, rows, token_s, self.constants, factor)
+
+    def _task(self, words: Words, rows: Columns) -> tuple[float, Words, Columns]:
+        """The least bound of the rows that words admit, and these."""
+        mean_s = rows["paired_s" if bounds.is_paired(words.schedule) else "mean_s"]
+        virtual = STAGES_PER_RANK.get(words.schedule, 1) or np.maximum(1, self.job.model.layers // rows["pp"])
+        factor = bounds.bubble_factor(rows, words.schedule, virtual)
+        below, gathered = self._least_s(rows, factor * mean_s, factor)
+        least = np.minimum(below, gathered)
+        is_possible = (least < self.marks(rows["kind"])) & admits(self.job, rows, words)
+        if bounds.keeps_as_much(self.job, words):
+            is_possible &= rows["least_bytes"] <= self.room
+        rows = taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
+        return float(least[is_possible].min(initial=np.inf)), words, rows
+
+    def _with_words(self, block: Block) -> None:
+        """Exclude what can't be shown of a block with nothing sharded, and price the rest."""
+        block = self._tightened(block)
+        least = np.minimum(block.columns["below_s"], block.columns["gathered_s"])
+        order = np.argsort(least, kind="stable")
+        if len(block) > _FEW:  # the first of each kind before the others, for they lower the marks
+            _, leaders = np.unique(block.columns["kind"][order], return_index=True)
+            order = np.concatenate([order[leaders], np.delete(order, leaders)])
+            sizes = [len(leaders), *[_ROWS] * (len(order) // _ROWS + 1)]
+        else:
+            sizes = [len(block)]
+        too_large: list[Block] = []
+        first = 0
+        for size in sizes:
+            now = order[first : first + size]
+            first += size
+            sharded = with_sharing(self.job, self.constraints, block.where(self._possible(block, now)))
+            too_large.append(self._price(self._still(sharded)))
+        self._price(with_offload(self.constraints, self._still(together(too_large))))
+
+    def _tightened(self, block: Block) -> Block:
+        """With bounds of the plans themselves: of their virtual stages, and where they are many, of their own price."""
+        columns, words = block.columns, block.words
+        if STAGES_PER_RANK.get(words.schedule, 1) == 0:
+            factor = bounds.bubble_factor(columns, words.schedule, columns["virtual_stages"])
+            below, gathered = self._least_s(columns, factor * columns["mean_s"], factor)
+            block = Block(words, columns | {"below_s": below, "gathered_s": gathered})
+            block = block.where(self._possible(block, np.arange(len(block))))
+        if len(block) <= _FEW:
+            return block
+        self.tally.num_bounds += len(block)
+        run = block.run(self.job)
+        unsharded_s = bounds.unsharded_token_s(self.job, block, step_time(run, self.constants))
+        below, gathered = self._least_s(block.columns, unsharded_s)
+        gathered = np.maximum(gathered, block.columns["gathered_s"])
+        fits = bounds.unsharded_bytes(peak_memory(run, self.constants)) <= self.room
+        block = Block(words, block.columns | {"below_s": below, "gathered_s": gathered}).where(fits)
+        return block.where(self._possible(block, np.arange(len(block))))
+
+    def _possible(self, block: Block, rows: Column) -> Column:
+        """Those of some rows that may still be shown."""
+        columns = taken(block.columns, rows)
+        return rows[np.minimum(columns["below_s"], columns["gathered_s"]) < self.marks(columns["kind"])]
+
+    def _still(self, block: Block) -> Block:
+        """Those of a sharded block that may still be shown."""
+        columns = block.columns
+        least = np.where(columns["zero"] == 3, columns["gathered_s"], columns["below_s"])
+        return block.where(least < self.marks(columns["kind"]))
+
+    def _price(self, block: Block) -> Block:
+        """Those that do not fit and would be shown if they did."""
+        if not len(block):
+            return block
+        found = prices(self.job, block, self.constants)
+        self.tally.num_priced += len(block)
+        fits = found.memory.process <= self.room
+        self.tally.num_fit += int(np.count_nonzero(fits))
+        marks = self.marks(block.columns["kind"])
+        process = np.broadcast_to(found.memory.process, found.token_s.shape)
+        self.shown.take(block, found.token_s, process, np.flatnonzero(fits & (found.token_s < marks)))
+        too_large = ~fits & (found.token_s < marks)
+        best = self.shown.token_s.min()
+        near = too_large & (process < 1.5 * self.room) & (found.token_s < best)
+        self.too_large.take(block, found.token_s, process, np.flatnonzero(near))
+        return block.where(too_large)
+
+    def fastest(self, best: _Best) -> list[Candidate]:
+        """Of the kinds that are shown the best plan, fastest first."""
+        kinds = sorted(best.place, key=lambda kind: float(best.token_s[kind]))[: self.num_shown]
+        return [
+            Candidate(block.plan(index, self.job), float(best.token_s[kind]), process)
+            for kind in kinds
+            for block, index, process in [best.place[kind]]
+        ]

@@ -1,0 +1,145 @@
+"""The search loses nothing: its bounds are below every price, and what it finds is the best of the whole space."""
+
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.cost.calibration import shipped
+from shardwright.planner import bounds
+from shardwright.planner.advice import priced
+from shardwright.planner.block import Block
+from shardwright.planner.constraints import Constraints, constraints_of
+from shardwright.planner.price import prices
+from shardwright.planner.search import search
+from shardwright.planner.space import all_plans, hybrid_ranks
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": {"layers": 6, "hidden": 4096, "heads": 32, "kv_heads": 4, "ffn": 11008, "vocab": 32000, "sequence": 4096},
+    "experts": {
+        "layers": 4, "hidden": 2048, "heads": 16, "kv_heads": 4, "ffn": 5632, "vocab": 32000, "sequence": 4096,
+        "moe": {"experts": 8, "ffn": 1408},
+    },
+}  # fmt: skip
+
+
+def small_job(model: str, width: int = 1) -> JobSpec:
+    """On two nodes of four devices; a model so many times wider fills more of them."""
+    fields = MODELS[model] | {name: width * MODELS[model][name] for name in ("hidden", "heads", "ffn")}
+    links = {"intra_node": {"bandwidth_gb_per_s": 300.0}, "inter_node": {"bandwidth_gb_per_s": 25.0}}
+    cluster = {"name": "small", "device": "a100-sxm-40g", "devices_per_node": 4, "nodes": 2} | links
+    return make_job(
+        {
+            "model": fields, "cluster": cluster, "plan": {"dp": 8}, "batch": {"global_batch_size": 8},
+            "precision": {"compute": "bf16"},
+        }
+    )  # fmt: skip
+
+
+def kind(plan: Any) -> tuple[int, ...]:
+    """What plans have in common of which one is shown."""
+    return plan.tp, plan.pp, plan.cp, plan.ep
+
+
+@pytest.mark.parametrize(("model", "width"), [("dense", 1), ("dense", 2), ("experts", 4)])
+def test_pruning_loses_nothing(model: str, width: int) -> None:
+    """The fastest plan that fits of each of the best kinds, as pricing every plan finds it."""
+    job = small_job(model, width)
+    constraints = constraints_of(["plan.cp_method=ring", "plan.dispatch=direct"], ["plan.virtual_stages=1,2"])
+    best: dict[tuple[int, ...], float] = defaultdict(lambda: np.inf)
+    num_plans = num_fit = 0
+    for block in all_plans(job, constraints):
+        priced = prices(job, block, shipped())
+        num_plans, num_fit = num_plans + len(block), num_fit + int(priced.fits.sum())
+        columns = (block.columns[name][priced.fits].tolist() for name in ("tp", "pp", "cp", "ep"))
+        for *at, token_s in zip(*columns, priced.token_s[priced.fits].tolist(), strict=True):
+            best[tuple(at)] = min(best[tuple(at)], token_s)
+    found = search(job, constraints, shipped(), num_shown=6)
+    expected = sorted(best.values())[:6]
+    assert [candidate.token_s for candidate in found.candidates] == pytest.approx(expected, rel=1e-12)
+    assert found.tally.num_plans == num_plans
+    assert found.tally.num_priced < num_plans / 2
+    assert (num_fit < num_plans) == (width > 1)
+
+
+@cache
+def blocks(model: str) -> list[Block]:
+    """The whole space of a small job."""
+    return all_plans(small_job(model), Constraints())
+
+
+@settings(max_examples=60, deadline=None)
+@given(model=st.sampled_from(list(MODELS)), data=st.data())
+def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
+    """Each bound, against what the plans that it stands for take."""
+    job = small_job(model)
+    block = data.draw(st.sampled_from(blocks(model)))
+    chosen = np.array(data.draw(st.lists(st.integers(0, len(block) - 1), min_size=1, max_size=20)))
+    block = block.where(chosen)
+    words, columns = block.words, block.columns
+    priced = prices(job, block, shipped())
+    below = priced.token_s * (1 + 1e-12)
+    hybrid = hybrid_ranks(job, Constraints(), columns)
+    rows = columns | {
+        "exchange_s": bounds.exchange_token_s(job, columns, hybrid, shipped()),
+        "zero3_s": bounds.zero3_token_s(
+            job,
+            columns,
+            replace(words, recompute="none", recompute_every=1, offload_activations=False),
+            hybrid,
+            shipped(),
+        ),
+    }
+    mean_s, paired_s = bounds.mean_rank_token_s(job, columns, words, shipped())
+    factor = bounds.bubble_factor(columns, words.schedule, columns["virtual_stages"])
+    least_s = factor * (paired_s if bounds.is_paired(words.schedule) else mean_s)
+    unsharded = Block(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
+    alone = prices(job, unsharded, shipped())
+    for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, alone.time)):
+        below_s, gathered_s = bounds.step_token_s(job, rows, token_s, shipped(), factor)
+        assert (np.where(columns["zero"] == 3, gathered_s, below_s) <= below).all()
+    assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()
+    if bounds.keeps_as_much(job, words):
+        assert (bounds.activation_bytes(job, columns, words, shipped()) <= priced.memory.process).all()
+
+
+def test_what_is_kept_is_kept_and_may_cost() -> None:
+    """A constraint holds in every plan that is found, and never makes the best one faster."""
+    job = small_job("dense")
+    free = search(job, constraints_of(["plan.cp=1", "plan.recompute=none"], []), shipped(), num_shown=3)
+    kept = search(
+        job,
+        constraints_of(["plan.cp=1", "plan.recompute=none", "plan.tp=4", "plan.zero=3"], ["plan.microbatch_size=2,4"]),
+        shipped(),
+    )
+    assert {c.job.plan.tp for c in kept.candidates} == {4} and {c.job.plan.zero for c in kept.candidates} == {3}
+    assert {c.job.plan.microbatch_size for c in kept.candidates} <= {2, 4}
+    assert kept.candidates[0].token_s >= free.candidates[0].token_s
+    assert len({kind(c.job.plan) for c in free.candidates}) == 3
+
+
+def test_what_has_no_price_or_no_plan_is_said() -> None:
+    """With a way out."""
+    job = small_job("dense")
+    unknown = job.model_copy(update={"cluster": job.cluster.model_copy(update={"device": "unknown"})})
+    with pytest.raises(PlanError, match=r"cluster\.device is unknown"):
+        search(unknown, Constraints(), shipped())
+    with pytest.raises(PlanError, match="none is legal"):
+        search(job, Constraints(keep={"tp": 3}), shipped())
+
+
+def test_the_shown_plan_costs_what_the_search_says() -> None:
+    """Prices of arrays and of one plan agree."""
+    constraints = constraints_of(["plan.recompute=selective", "plan.schedule=1f1b"], [])
+    for candidate in search(small_job("experts"), constraints, shipped(), num_shown=4).candidates:
+        (alone,) = priced([candidate.job], shipped())
+        assert float(alone.time.total) / candidate.job.tokens_per_step == pytest.approx(candidate.token_s, rel=1e-9)
+        assert float(alone.memory.process) == pytest.approx(candidate.process_bytes, rel=1e-9)

@@ -1,0 +1,72 @@
+"""A job's step simulated in full: it agrees with the closed forms where these are exact, and its parts add up."""
+
+from typing import Any
+
+import pytest
+
+from shardwright.cost.calibration import shipped
+from shardwright.simulate.played import played_step
+from shardwright.simulate.step import StepTime, step_time
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+from shardwright.workload.shape import run_of
+
+CONSTANTS = shipped()
+
+
+def job(link: float = 50.0, vocab: int = 512, batch: int = 64, software: str = "megatron-core", **plan: Any) -> JobSpec:
+    model = {
+        "layers": 16, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "gated_mlp": True, "vocab": vocab,
+        "sequence": 4096, "tied_embeddings": False,
+    }  # fmt: skip
+    cluster = {
+        "device": "h100-sxm", "devices_per_node": 8, "nodes": 4, "software": software,
+        "intra_node": {"bandwidth_gb_per_s": 450.0}, "inter_node": {"bandwidth_gb_per_s": link},
+    }  # fmt: skip
+    sections = {"model": model, "cluster": cluster, "plan": plan, "batch": {"global_batch_size": batch}}
+    return make_job(sections | {"precision": {"compute": "bf16"}})
+
+
+def parts(t: StepTime) -> float:
+    found = t.compute + t.again + t.tensor + t.context + t.expert + t.data + t.messages + t.bubble
+    return found + t.optimizer + t.host + t.other
+
+
+PLANS = [
+    {"schedule": "1f1b"}, {"schedule": "gpipe"}, {"schedule": "interleaved-1f1b", "virtual_stages": 2},
+    {"schedule": "zb-h1"}, {"schedule": "zb-h2"}, {"schedule": "dualpipe"}, {"schedule": "dualpipev"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan["schedule"])
+def test_equal_stages_wait_as_their_formula_says(plan: dict) -> None:
+    of = job(dp=4, tp=2, pp=4, link=1e6, **plan)
+    played, closed = played_step(of, CONSTANTS), step_time(run_of(of), CONSTANTS)
+    assert played.bubble == pytest.approx(closed.bubble, rel=0.02, abs=0.01 * closed.total)
+    assert played.compute == closed.compute
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"zero": 1}, {"zero": 2}, {"zero": 3}, {"recompute": "stage"}, {"layout": [2, 5, 5, 4]}, {"software": "nemo"},
+     {"schedule": "v-min"}, {"batch": 8}],
+    ids=str,
+)  # fmt: skip
+def test_parts_add_up_and_more_bandwidth_is_not_slower(plan: dict) -> None:
+    plan = {"vocab": 128256, "dp": 4, "tp": 2, "pp": 4} | plan
+    slow, fast = (played_step(job(link=link, **plan), CONSTANTS) for link in (10.0, 100.0))
+    for t in (slow, fast):
+        assert parts(t) == pytest.approx(t.total)
+        assert t.low < t.total < t.high
+        assert min(value for name, value in t.as_dict().items() if name != "again") >= 0
+    assert fast.total < slow.total
+
+
+def test_a_stage_that_runs_again_before_its_gradient_comes_waits_less() -> None:
+    of = job(dp=4, tp=2, pp=4, recompute="stage")
+    assert played_step(of, CONSTANTS).bubble < 0.8 * step_time(run_of(of), CONSTANTS).bubble
+
+
+def test_without_a_pipeline_nothing_is_played() -> None:
+    of = job(dp=16, tp=2)
+    assert played_step(of, CONSTANTS) == step_time(run_of(of), CONSTANTS)
