@@ -14,7 +14,7 @@ from shardwright.planner.price import room_bytes
 from shardwright.planner.reasons import Binding, Reason, binding, reasons
 from shardwright.planner.rules import Rule, rules_for
 from shardwright.planner.sample import Standing, standing
-from shardwright.planner.search import Candidate, Tally
+from shardwright.planner.search import Tally
 from shardwright.planner.space import SCHEDULES
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime
@@ -53,14 +53,13 @@ class Own:
 class Advice:
     """The best plans, best first; why the first is best; and the job's own.
 
-    `faster` would be the fastest if it fitted. `runner_up` is the second plan, and `flips` what would make it win.
+    `flips` is what would make the second plan win.
     """
 
     job: JobSpec
     plans: list[Priced]
     tally: Tally
     own: Own | None = None
-    faster: Candidate | None = None
     flips: list[Flip] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     binding: Binding | None = None
@@ -87,14 +86,13 @@ def advise(
     on, found = best(job, constraints, constants, objective, num_shown)
     plans = priced([candidate.job for candidate in found.candidates], constants)
     own = _own(job, constraints, constants) if has_own else None
-    faster = found.too_large[0] if found.too_large else None
     if not plans:
-        return Advice(on, [], found.tally, own, faster)
+        return Advice(on, [], found.tally, own)
     first = plans[0].job
     why = reasons(first, _schedules(constraints), constants)
     runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
     return Advice(
-        on, plans, found.tally, own, faster, runner_up, why, binding(plans[0].time, plans[0].memory, first, why),
+        on, plans, found.tally, own, runner_up, why, binding(plans[0].time, plans[0].memory, first, why),
         rules_for(first),
     )  # fmt: skip
 

@@ -103,13 +103,6 @@ def _best(advice: Advice) -> Iterator[str]:
     yield "Why not another\n" + "\n".join(_reason_lines(advice.reasons))
     if len(advice.plans) > 1:
         yield _filled(_runner_up(advice))
-    if advice.faster:
-        excess = advice.faster.process_bytes - device_of(advice.job.cluster.device).memory_gib * _GIB
-        step_s = advice.faster.token_s * advice.faster.job.tokens_per_step
-        yield _filled(
-            f"With {excess / _GIB:.1f} GiB more a device the fastest would be {plan_words(advice.faster.job.plan)}: "
-            f"{step_s:.3f} s."
-        )
     yield _filled(_caution(advice.plans))
     yield "Rules of thumb\n" + "\n".join(
         _filled(f"{'agrees  ' if rule.agrees else 'DIFFERS '}  {rule.name}: {rule.says} ({rule.source})", hang=12)
