@@ -39,6 +39,7 @@ def as_dict(plan: Priced) -> dict[str, Any]:
         "memory": {name: float(value) for name, value in memory.items()} | {"process": float(plan.memory.process)},
         "time": {name: float(value) for name, value in time.items() if name not in ("mfu", "hfu")},
         "fits": plan.fits,
+        "simulated": plan.simulated,
     }
 
 
@@ -97,6 +98,11 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
 def _best(advice: Advice) -> Iterator[str]:
     best = advice.plans[0]
     yield aligned(list(_rows(advice.plans)))
+    num_simulated = sum(plan.simulated for plan in advice.plans)
+    if num_simulated:
+        yield _filled(f"The first {num_simulated} were simulated in full, by their own programs.")
+    else:
+        yield _filled("Steps are by closed forms; --simulate N plays the N best plans' own programs.")
     yield "The best plan\n" + aligned(list(_breakdown(best)))
     if advice.binding:
         yield _filled(f"What binds: {advice.binding.text}.")
