@@ -11,6 +11,7 @@ import argparse
 import math
 import tomllib
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,59 +30,77 @@ PRIORS = tomllib.loads((HERE / "fit_priors.toml").read_text())
 ROBUST = 0.03  # residuals below this count by their square
 SHARES = {"A": 1.0, "B": 0.3}
 STRENGTH = 0.0005  # how much a prior counts beside all runs
+RENEWED = 4  # rounds with one Jacobian, which takes forty times as long as a round
 
 
-def fit(rows: list[Measured], start: dict[str, float], fixed: dict[str, float], rounds: int) -> dict[str, float]:
-    """Constants that predict the rows best."""
+@dataclass
+class Fit:
+    """Constants as logarithms, and how the logarithm of each row's predicted seconds changes with each of them."""
+
+    x: np.ndarray
+    jacobian: np.ndarray  # rows x constants
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """By name."""
+        return {name: math.exp(value) for name, value in zip(sorted(PRIORS), self.x, strict=True)}
+
+
+def fit(rows: list[Measured], start: Fit | None, at: np.ndarray, fixed: dict[str, float], rounds: int) -> Fit:
+    """Constants that predict the rows best, from `at`. The Jacobian of `start` is renewed after RENEWED rounds."""
     names = sorted(PRIORS)
     weights = weights_of(rows)
     prior = np.array([math.log(PRIORS[name]["value"]) for name in names])
     spread = np.array([math.log(PRIORS[name]["factor"]) for name in names])
-    x = np.array([math.log(start[name]) for name in names])
-
     generations = [
         ("common", device_of(row.run.device).generation, software_of(row.run.software).calibration) for row in rows
     ]
+    measured_s = np.array([row.step_s for row in rows])
 
-    def residuals(at: np.ndarray, which: np.ndarray | None = None) -> np.ndarray:
-        constants = fixed | {name: math.exp(value) for name, value in zip(names, at, strict=True)}
-        chosen = rows if which is None else [row for row, is_in in zip(rows, which, strict=True) if is_in]
-        return np.log(step_seconds(chosen, constants) / np.array([row.step_s for row in chosen]))
+    def residuals(x: np.ndarray, which: np.ndarray) -> np.ndarray:
+        constants = fixed | {name: math.exp(value) for name, value in zip(names, x, strict=True)}
+        chosen = [row for row, is_in in zip(rows, which, strict=True) if is_in]
+        return np.log(step_seconds(chosen, constants) / measured_s[which])
 
-    def loss(errors: np.ndarray, at: np.ndarray) -> float:
+    def loss(errors: np.ndarray, x: np.ndarray) -> float:
         big = np.abs(errors)
         cost = np.where(big < ROBUST, errors**2 / (2 * ROBUST), big - ROBUST / 2)
-        return float((weights * cost).sum() + STRENGTH * (((at - prior) / spread) ** 2).sum() / 2)
+        return float((weights * cost).sum() + STRENGTH * (((x - prior) / spread) ** 2).sum() / 2)
 
-    errors = residuals(x)
-    best = loss(errors, x)
-    damping = 1e-3
-    for _ in range(rounds):
-        jacobian = np.zeros((len(rows), len(names)))
+    def derivative(x: np.ndarray, errors: np.ndarray) -> np.ndarray:
+        found = np.zeros((len(rows), len(names)))
         for column, name in enumerate(names):
             moved = x.copy()
             moved[column] += 0.01
             concerned = np.array([name.split(".")[0] in of for of in generations])
             if concerned.any():
-                jacobian[concerned, column] = (residuals(moved, concerned) - errors[concerned]) / 0.01
+                found[concerned, column] = (residuals(moved, concerned) - errors[concerned]) / 0.01
+        return found
+
+    everything = np.ones(len(rows), bool)
+    x, errors = at, residuals(at, everything)
+    best, damping, age = loss(errors, at), 1e-3, 0
+    jacobian = start.jacobian if start else derivative(x, errors)
+    for number in range(rounds):
         w = weights / np.maximum(np.abs(errors), ROBUST)
         a = jacobian.T @ (w[:, None] * jacobian) + np.diag(STRENGTH / spread**2)
         b = jacobian.T @ (w * errors) + STRENGTH * (x - prior) / spread**2
+        gained = 0.0
         for _ in range(5):
             step = np.linalg.solve(a + damping * np.diag(np.diag(a)), b)
-            at = x - np.clip(step, -0.7, 0.7)
-            found = residuals(at)
-            now = loss(found, at)
-            if now < best:
+            moved = x - np.clip(step, -0.7, 0.7)
+            found = residuals(moved, everything)
+            if (now := loss(found, moved)) < best:
+                gained, x, errors, best, damping = best - now, moved, found, now, damping / 8
                 break
             damping = max(damping, 1e-3) * 8
-        else:
-            break
-        gained, x, errors, best, damping = best - now, at, found, now, damping / 8
+        age += 1
         print(f"loss {best:.5f}, damping {damping:g}", flush=True)
-        if gained < 1e-5:
+        if gained < 1e-5 and age == 1 and (number or not start):
             break
-    return {name: math.exp(value) for name, value in zip(names, x, strict=True)}
+        if gained < 1e-5 or age == RENEWED:
+            jacobian, damping, age = derivative(x, errors), 1e-3, 0
+    return Fit(x, jacobian)
 
 
 def step_seconds(rows: list[Measured], constants: dict[str, float]) -> np.ndarray:
@@ -122,7 +141,7 @@ def write(constants: dict[str, float]) -> None:
 def main() -> None:
     """Fit, and without each family."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--no-folds", action="store_true")
     parser.add_argument("--resume", action="store_true", help="begin where the shipped constants are")
     options = parser.parse_args()
@@ -133,7 +152,8 @@ def main() -> None:
     start = {name: entry["value"] for name, entry in PRIORS.items()}
     if options.resume:
         start |= {name: value for name, value in shipped().items() if name in PRIORS}
-    found = fit(rows, start, values, options.rounds)
+    best = fit(rows, None, np.array([math.log(start[name]) for name in sorted(PRIORS)]), values, options.rounds)
+    found = best.constants
     values["common.num_fitted"] = len(PRIORS)
     write(values | found)
     if options.no_folds:
@@ -141,8 +161,9 @@ def main() -> None:
     misses: list[tuple[float, float]] = []
     lines = ["# Written by benchmarks/fit_costs.py: constants fitted without each family of runs.\n"]
     for family in sorted({row.family for row in rows}):
+        is_other = np.array([row.family != family for row in rows])
         others = [row for row in rows if row.family != family]
-        left = fit(others, found, values, 6)
+        left = fit(others, Fit(best.x, best.jacobian[is_other]), best.x, values, options.rounds).constants
         mine = [row for row in rows if row.family == family and row.tier == "A"]
         ratios = np.array([row.step_s for row in mine]) / step_seconds(mine, values | left)
         misses += zip(ratios, weights_of(mine) if mine else [], strict=True)

@@ -7,12 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.cost.calibration import device_of, rates_of, shipped
-from shardwright.cost.collectives import Group, all_to_all_s, copies_sent, group_of, ring_s
+from shardwright.cost.collectives import all_to_all_s, copies_sent, ring_s
 from shardwright.cost.kernels import fill
 from shardwright.cost.memory import rank_memory
+from shardwright.cost.topology import Group, group_of
 from shardwright.simulate.step import step_time
 from shardwright.spec import catalog
-from shardwright.workload.shape import Cut, Experts, Run, Shape
+from shardwright.spec.load import load_job
+from shardwright.workload.shape import Cut, Experts, Run, Shape, run_of
 
 CONSTANTS = shipped()
 LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
@@ -132,3 +134,19 @@ def test_a_token_is_sent_to_a_domain_once(topk: int, domains: int) -> None:
     copies = copies_sent(topk, domains)
     assert min(1, domains / topk) * 0.6 < copies <= 1 + 1e-12
     assert topk * copies <= min(topk, domains) + 1e-9
+
+
+def test_tokens_that_may_reach_few_nodes_and_travel_in_8_bits_cost_less() -> None:
+    """DeepSeek-V3 (arXiv 2412.19437, sections 2.1.2 and 3.3.3): at most 4 of 8 nodes, and fp8 on the way there."""
+    run = run_of(load_job("deepseek-v3"))
+    experts = run.shape.experts
+    assert experts is not None and experts.reach == 0.5
+
+    def travel(run: Run) -> float:
+        return step_time(run, CONSTANTS).expert
+
+    anywhere = replace(run, shape=replace(run.shape, experts=replace(experts, reach=1.0)))
+    # Of 8 choices, evenly: 8 (1 - (7/8)^8) = 5.25 nodes of 8 are met, or 4 (1 - (3/4)^8) = 3.60 of 4.
+    assert travel(run) / travel(anywhere) == pytest.approx(3.60 / 5.25, rel=0.02)
+    wide = travel(replace(run, software="nemo")) / travel(run)  # also overlaps and dedupes, and sends 16 bits
+    assert wide == pytest.approx(4 / 3, rel=0.02)

@@ -1,12 +1,14 @@
 """The command `estimate` on clusters: time, money, energy, failures, and what is not known of them."""
 
 import json
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from shardwright.cli import cli
+from shardwright.simulate.step import StepTime
 
 
 def shown(job: str, *overrides: str, options: tuple[str, ...] = ()) -> str:
@@ -23,6 +25,14 @@ def found_of(job: str, *overrides: str) -> dict[str, Any]:
 def test_time_money_and_failures_of_a_known_cluster() -> None:
     found = found_of("llama3-405b-16k")
     assert sum(found["time"].values()) == pytest.approx(found["step_s"])
+    assert set(found["time"]) == {field.name for field in fields(StepTime)} - {
+        "total",
+        "slower",
+        "mfu",
+        "hfu",
+        "low",
+        "high",
+    }
     low, high = found["step_range_s"]
     assert low < found["step_s"] < high
     assert found["tokens_per_s_per_device"] == pytest.approx(2048 * 8192 / found["step_s"] / 16384)

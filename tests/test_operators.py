@@ -11,7 +11,7 @@ from shardwright.cost.calibration import shipped, software_of
 from shardwright.cost.memory import rank_memory
 from shardwright.spec import catalog
 from shardwright.spec.flops import flops_per_token
-from shardwright.spec.load import make_job
+from shardwright.spec.load import load_job, make_job
 from shardwright.spec.parameters import num_parameters
 from shardwright.workload.layers import chain_flops, chains, kept_bytes
 from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape, run_of, shape_of
@@ -112,3 +112,15 @@ def test_a_job_is_predicted_as_the_model_that_runs(name: str) -> None:
     shape = shape_of(job)
     assert shape.parameters == pytest.approx(num_parameters(job.model), rel=1e-2)
     assert shape.flops_per_token() == pytest.approx(flops_per_token(job.model), rel=1e-6)
+
+
+def test_recomputed_latent_attention_keeps_its_latents_alone() -> None:
+    """DeepSeek-V3 (arXiv 2412.19437, section 3.2.3) makes heads of latents again instead of keeping them."""
+    job = load_job("deepseek-v3")
+    run = run_of(job)
+    layer = chains(run.shape, run.cut, software_of(run.software))["dense"]
+    tokens, heads = 4096, 128
+    made = 2 * tokens * heads * (192 + 192 + 128)  # queries, keys and values
+    normal = 2 * tokens * (1536 + 512)
+    attended = tokens * heads * (2 * 128 + 4)  # and the softmax's sums
+    assert kept_bytes(layer, "none") - kept_bytes(layer, "attention") == pytest.approx(made + normal + attended)

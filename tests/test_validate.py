@@ -111,13 +111,49 @@ def test_what_notes_say_is_read() -> None:
     [
         ("someone, arXiv 2104.00001", "A100-80G", "megatron-2022"),
         ("someone, arXiv 2302.13971", "A100-80G", "flash-2023"),
-        ("someone, arXiv 2403.00001", "H100", "megatron-core"),
+        ("someone, arXiv 2407.00001", "H100", "large-2024"),
+        ("The Llama 3 herd of models, arXiv 2407.21783", "H100", "llama3"),
+        ("someone, 2022", "A100-80G", "megatron-2022"),
         ("someone", "V100-32G", "megatron-2021"),
+        ("someone, arXiv 2204.02311", "TPU v4", "xla+softmax"),
         ("NVIDIA NeMo", "H100", "nemo"),
+        ("Megatron-DeepSpeed with FlashAttention-2", "A100-80G", "megatron-deepspeed+flash2"),
+        ("arXiv 2104.04473 without FlashAttention", "A100-80G", "megatron-2021"),
+        ("arXiv 2407.00001, flash attention 3", "A100-80G", "large-2024"),
     ],
 )
 def test_software_of_unknown_code_is_that_of_its_time(source: str, device: str, software: str) -> None:
     assert measured(TODAY | {"source": source, "gpu": device}).run.software == software
+
+
+@pytest.mark.parametrize(
+    ("source", "software"),
+    [
+        ("arXiv 2104.04473, table 2", "deepspeed-2021"),
+        ("arXiv 2205.01068, metaseq", "fsdp-2022"),
+        ("someone, 2023", "fsdp-2023"),
+        ("someone, 2025", "fsdp-2024"),
+    ],
+)
+def test_software_that_shards_parameters_has_to_know_how(source: str, software: str) -> None:
+    row = TODAY | {"source": source, "tp": "1", "zero_stage": "3"}
+    assert measured(row).run.software == software
+
+
+def test_a_row_may_leave_out_what_has_a_sensible_reading() -> None:
+    said = {
+        "gpu": "V100 32GB",
+        "precision": "",
+        "schedule": "Interleaved 1F1B",
+        "pp": "2",
+        "tp": "1",
+        "gpus_per_node": "",
+    }
+    run = measured(TODAY | said).run
+    assert (run.cut.precision, run.cut.schedule, run.cut.virtual) == ("fp16", "interleaved-1f1b", 2)
+    assert run.devices_per_node == 8
+    assert measured(TODAY | {"gpu": "TPU v4", "gpus_per_node": "4"}).run.devices_per_node == 4096
+    assert measured(TODAY | {"gpu": "RTX 4090", "gpus_per_node": "", "gpus": "4"}).run.devices_per_node == 4
 
 
 def test_a_device_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,16 +162,65 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, left
     click.echo(json.dumps(found) if as_json else validation_text(found))
 
 
+def _search_options(command: Any) -> Any:
+    """What the search for plans may not choose."""
+    for option in (
+        click.option(
+            "--between", multiple=True, metavar="FIELD=LOW,HIGH",
+            help="A range for a degree, plan.microbatch_size or batch.global_batch_size; may be repeated.",
+        ),
+        click.option(
+            "--keep", multiple=True, metavar="plan.FIELD=VALUE", help="A field of the plan that stays; may be repeated."
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command(cls=JobCommand)
+@job_options
+@click.option(
+    "--search", is_flag=True,
+    help="Choose the rest of the plan too, with 1F1B: for clusters of parts, as plan does it for those of one kind.",
+)  # fmt: skip
+@_search_options
+@click.option(
+    "--toml", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write the job with the layout, for train and the other commands.",
+)  # fmt: skip
+def layout(
+    job: str, overrides: tuple[str, ...], as_json: bool, search: bool, keep: tuple[str, ...], between: tuple[str, ...],
+    toml: Path | None,
+) -> None:  # fmt: skip
+    """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
+
+    The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers.
+    """
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.constraints import constraints_of
+    from shardwright.planner.layout import best_layout
+    from shardwright.planner.mixed import best_mixed
+    from shardwright.report.layout import layout_dict, layout_text
+    from shardwright.report.toml import write_toml
+    from shardwright.spec.base import PlanError
+
+    try:
+        if search:
+            found = best_mixed(load_to_plan(job, overrides)[0], constraints_of(keep, between), shipped())
+        else:
+            found = best_layout(load(job, overrides), shipped())
+    except KeyError as error:
+        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    click.echo(json.dumps(layout_dict(found)) if as_json else layout_text(found))
+    if toml:
+        write_toml(toml, found.job)
+        click.echo(f"the job with the layout is in {toml}", err=True)
+
+
 @click.command(cls=JobCommand)
 @job_options
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Plans to show.")
-@click.option(
-    "--keep", multiple=True, metavar="plan.FIELD=VALUE", help="A field of the plan that stays; may be repeated."
-)
-@click.option(
-    "--between", multiple=True, metavar="FIELD=LOW,HIGH",
-    help="A range for a degree, plan.microbatch_size or batch.global_batch_size; may be repeated.",
-)  # fmt: skip
+@_search_options
 @click.option(
     "--float8", type=click.Choice(["none", "delayed", "tensorwise", "rowwise", "blockwise"]), default="none",
     show_default=True, help="A recipe of precision.float8 that the search may choose beside the job's own.",
@@ -222,4 +272,44 @@ def plan(
         sys.exit(1)
 
 
-COMMANDS = (estimate, plan, schedule, simulate, validate)
+@click.command(cls=JobCommand)
+@job_options
+@click.option(
+    "--devices", required=True, metavar="N,N,LOW-HIGH",
+    help="Sizes of the cluster, in devices: single ones, and ranges that are doubled from one end to the other.",
+)  # fmt: skip
+@click.option(
+    "--tokens", type=click.IntRange(min=1), default=None,
+    help="Tokens of the whole run, for days and for the critical batch.  [default: those of optimizer.steps]",
+)  # fmt: skip
+@_search_options
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a picture.")
+def scale(
+    job: str, overrides: tuple[str, ...], as_json: bool, devices: str, tokens: int | None, keep: tuple[str, ...],
+    between: tuple[str, ...], svg: Path | None,
+) -> None:  # fmt: skip
+    """Find the best plan of JOB at each size of its cluster, and say what more devices bring.
+
+    Strong scaling keeps the batch, weak scaling the batch of a device. Nodes are as in JOB's cluster.
+    """
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.batch import batch_limits
+    from shardwright.planner.constraints import constraints_of
+    from shardwright.planner.scaling import best_plan, scaling, sizes_of
+    from shardwright.report.scaling import scaling_dict, scaling_text
+    from shardwright.report.scaling_picture import scaling_picture
+    from shardwright.spec.base import PlanError
+
+    constraints, sizes = constraints_of(keep, between), sizes_of(devices)
+    spec, _ = load_to_plan(job, overrides)
+    limits = batch_limits(spec, tokens or 0)
+    try:
+        found = scaling(spec, sizes, limits, partial(best_plan, constraints=constraints), shipped())
+    except KeyError as error:
+        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    if svg:
+        svg.write_text(scaling_picture(spec, found), encoding="utf-8")
+    click.echo(json.dumps(scaling_dict(spec, found, limits)) if as_json else scaling_text(spec, found, limits))
+
+
+COMMANDS = (estimate, layout, plan, scale, schedule, simulate, validate)

@@ -4,14 +4,14 @@ A constant has a name such as "ampere.product": that of a generation of devices 
 own. What a generation does not say, common.toml says. A constant is never about a run.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.device_name import device_name
+from shardwright.spec.entry import read_entry
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.shape import Run
 
@@ -22,9 +22,8 @@ Constants = Mapping[str, float]
 def shipped() -> dict[str, float]:
     """All constants of the catalog, by generation and name."""
     found: dict[str, float] = {}
-    for file in catalog.names("calibrations"):
-        fields = catalog.read("calibrations", file)
-        found |= {f"{file}.{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)}
+    for name in catalog.names("calibrations"):
+        found |= _constants_in(name)
     return found
 
 
@@ -38,24 +37,33 @@ _PESSIMISTIC = "pessimistic."
 
 
 @lru_cache(maxsize=64)
+def _constants_in(name: str) -> dict[str, float]:
+    """The constants of one calibration, of the catalog or in a file of your own."""
+    fields = catalog.read("calibrations", name)
+    return {f"{name}.{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)}
+
+
+@lru_cache(maxsize=64)
 def device_of(name: str) -> DeviceSpec:
-    """A device by catalog name or alias. KeyError with a way out if there is none."""
-    known = catalog.names("devices")
-    if name not in known:
-        plain = _plain(name)
-        name = next((d for d in known if plain in map(_plain, catalog.read("devices", d).get("aliases", ()))), name)
-    return DeviceSpec.model_validate_json(json.dumps(catalog.read("devices", name)))
-
-
-def _plain(name: str) -> str:
-    """A name without what tables write in different ways: A100-80GB, a100 80G."""
-    return re.sub(r"[^a-z0-9]|(?<=[0-9]g)b", "", name.lower())
+    """A device by catalog name, by what tables of runs call it, or of a file of yours. KeyError with a way out."""
+    return read_entry("devices", name if catalog.is_file(name) else device_name(name), DeviceSpec)
 
 
 @lru_cache(maxsize=64)
 def software_of(name: str) -> SoftwareSpec:
-    """A generation of software by catalog name."""
-    return SoftwareSpec.model_validate_json(json.dumps(catalog.read("software", name)))
+    """Software by catalog name or of a file of yours; NAME+ATTENTION is that of the catalog with another attention."""
+    if catalog.is_file(name) or "+" not in name:
+        return read_entry("software", name, SoftwareSpec)
+    name, _, kernel = name.partition("+")
+    software = read_entry("software", name, SoftwareSpec)
+    fields: dict[str, object] = {"attention": kernel, "causal": kernel not in _SOFTMAX_BYTES}
+    if kernel in _SOFTMAX_BYTES and "softmax" not in software.model_fields_set:
+        fields["softmax"] = _SOFTMAX_BYTES[kernel]
+    return software.model_copy(update=fields)
+
+
+# Bytes by score, forward and backward, of code that has no softmax of its own: torch's operators, or fused in one.
+_SOFTMAX_BYTES = {"torch": (22.0, 22.0), "softmax": (4.0, 6.0)}
 
 
 def software_under(run: Run) -> SoftwareSpec:
@@ -108,6 +116,7 @@ class Rates:
     imbalance: float  # how much more the fullest expert rank has than the mean
     expert_exposed: float  # share of tokens' journeys that overlapping leaves
     tensor_factor: float  # how much longer than the links explain tensor-parallel collectives take
+    shard_factor: float  # the same of ZeRO-3's gathers and scatters
     flush_s: float  # what a step with a pipeline takes more
     turn_s: float  # what each replica takes to broadcast its part of the updated parameters
     low: float  # measured over predicted seconds: a tenth of all runs is below,
@@ -134,9 +143,11 @@ def constant(constants: Constants, generation: str, name: str) -> float:
 
     KeyError names what is missing and where it belongs.
     """
+    of_file = _constants_in(generation) if catalog.is_file(generation) else {}
     for key in (f"{generation}.{name}", f"common.{name}"):
-        if key in constants:
-            return constants[key]
+        for given in (constants, of_file):
+            if key in given:
+                return given[key]
     raise KeyError(f"no calibration {name!r} for {generation!r}; add it to catalog/calibrations/{generation}.toml")
 
 
@@ -167,7 +178,8 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         flops=flops, flops_product=product, memory=device.memory_gb_per_s * 1e9 * of("memory"),
         link=node * of("link"), network=(run.network_bytes_per_s or of("network_default")) * of("network"),
         domain=max(1, run.devices_per_node), multiprocessors=device.multiprocessors,
-        link_latency_s=of("link_latency_s"), network_latency_s=of("network_latency_s"), gap_s=of("gap_s"),
+        link_latency_s=run.node_latency_s or of("link_latency_s"),
+        network_latency_s=run.network_latency_s or of("network_latency_s"), gap_s=of("gap_s"),
         attention_forward=attention, attention_backward=attention * of("attention_backward"),
         attention_half=of("attention_half"), inner_half=of("inner_half"), misaligned=of("misaligned"),
         element_bytes=run.cut.element_bytes, host=device.host_gb_per_s * 1e9 * of("host"),
@@ -175,5 +187,6 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         jitter=of("jitter"), imbalance=of("imbalance"), cast=of("cast"),
         low=of("low"), high=of("high"),
         expert_exposed=of("expert_exposed"),
-        tensor_factor=its("tensor_factor"), flush_s=its("flush_s"), turn_s=its("turn_s"),
+        tensor_factor=its("tensor_factor"), shard_factor=its("shard_factor"),
+        flush_s=its("flush_s"), turn_s=its("turn_s"),
     )  # fmt: skip

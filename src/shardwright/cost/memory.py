@@ -21,7 +21,7 @@ from shardwright.workload.ranks import Ranks, all_ranks, different_ranks
 from shardwright.workload.shape import Cut, Run, local_cuts
 
 MOMENTS = 2 * FLOAT32
-_ONE_BY_ONE = ("none", "stage", "selective", "matmul")  # what runs again is used up operator by operator, or by stage
+_ONE_BY_ONE = ("none", "selective", "matmul")  # policies whose operators run again one by one, and are used at once
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,13 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks) -> Memory:
     away, working, stage_again, num_layers = zero, zero, zero, zero
     for (kind, policy), count in zip(ranks.kinds, ranks.layers, strict=True):
         mine = np.broadcast_to(kept_bytes(pieces[kind], policy), local.tp.shape)[which]
-        # While it runs again a layer keeps all.
-        again = np.where(count > 0, kept_bytes(pieces[kind], "none")[which] - mine, 0.0)
-        stage_again = stage_again + (again * count / cut.virtual if policy == "stage" else 0.0)
-        working = np.maximum(working, again if policy not in _ONE_BY_ONE else 0.0)
+        if policy not in _ONE_BY_ONE:  # while it runs again a layer, or a stage, keeps all
+            again = np.where(count > 0, kept_bytes(pieces[kind], "none")[which] - mine, 0.0)
+            stage_again = stage_again + (again * count / cut.virtual if policy == "stage" else 0.0)
+            working = np.maximum(working, again if policy != "stage" else 0.0)
         kept, num_layers = kept + count * mine, num_layers + count
-        # Two layers' inputs are on the device for what is on its way to the host or back.
-        sent = np.maximum(0, count - 2) * mine * cut.offload_activations
-        away = away + sent
+        if np.any(cut.offload_activations):  # two layers' inputs are on their way there or back
+            away = away + np.maximum(0, count - 2) * mine * cut.offload_activations
     alive = in_flight(cut.schedule, cut.pp, ranks.rank, cut.num_microbatches, cut.virtual, cut.extra_warmup)
     activations = (kept - away) * alive + ranks.head * np.asarray(kept_bytes(pieces["head"], "none"))[which]
     working = np.maximum(working, stage_again)
@@ -97,12 +96,12 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks) -> Memory:
     generation = device_of(run.device).generation
     lost = constant(constants, generation, "memory_lost") * (activations + working)
     overhead = constant(constants, generation, "context_bytes") + lost
-    parameters, gradients, optimizer, host = _state(cut, software, held)
+    parameters, gradients, optimizer, host = _state(cut, software, held if shape.experts else held[:1])
     return Memory(parameters, gradients, optimizer, activations, working, overhead, host + away * alive)
 
 
-def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, Array]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Bytes of (parameters, gradients, optimizer, what the host holds), of common elements and of routed experts'.
+def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, ...]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Bytes of (parameters, gradients, optimizer, what the host holds) of common elements, and routed experts' if any.
 
     Float32 parameters are updated themselves, others have a copy in float32. In stage 3 that copy is the parameters.
     The host has a gradient for each element that it updates (Ren et al. 2021, arXiv 2101.06840, section 4.1).
@@ -112,21 +111,21 @@ def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, Array]) -> tuple
     optimizer: Numbers = 0.0
     host: Numbers = 0.0
     stage = cut.zero
-    copy = FLOAT32 if cut.element_bytes < FLOAT32 else 0
-    for elements, ranks in zip(held, (cut.shard_ranks, cut.expert_shard_ranks), strict=True):
-        share = elements / ranks
-        masters = np.where(stage == 3, MOMENTS, copy + MOMENTS + software.step_bytes)
-        updated = masters * np.where(stage > 0, share, elements)
-        own = np.where(stage == 3, FLOAT32 * share, cut.element_bytes * elements)
-        optimizer = optimizer + updated * (1 - cut.offload_optimizer)
-        parameters = parameters + own * (1 - cut.offload_parameters)
-        gradients = gradients + np.where(
-            stage == 3, FLOAT32 * share, software.gradient_bytes * np.where(stage == 2, share, elements)
-        )
+    element = cut.element_bytes if software.masters else FLOAT32
+    copy = FLOAT32 if element < FLOAT32 else 0
+    for elements, ranks in zip(held, (cut.shard_ranks, cut.expert_shard_ranks), strict=False):
+        # Bytes by element.
+        share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
+        own = np.where(stage == 3, FLOAT32 * share, element)
+        gradient = np.where(stage == 3, FLOAT32, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
+        updated = np.where(stage == 3, MOMENTS, copy + MOMENTS + software.step_bytes) * updated_share
         if cut.compress in KEEPS_ERROR:
-            gradients = gradients + FLOAT32 * elements * (cut.replicas > 1)
-        hosted = FLOAT32 * np.where(stage > 0, share, elements) + updated
-        host = host + hosted * cut.offload_optimizer + own * cut.offload_parameters
+            gradient = gradient + FLOAT32 * (cut.replicas > 1)
+        parameters = parameters + elements * (own * (1 - cut.offload_parameters))
+        gradients = gradients + elements * gradient
+        optimizer = optimizer + elements * (updated * (1 - cut.offload_optimizer))
+        hosted = (FLOAT32 * updated_share + updated) * cut.offload_optimizer + own * cut.offload_parameters
+        host = host + elements * hosted
     return parameters, gradients, optimizer, host
 
 

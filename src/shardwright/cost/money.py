@@ -73,4 +73,5 @@ def _device(cluster: ClusterSpec) -> DeviceSpec | None:
 
 
 def _subject(cluster: ClusterSpec) -> str:
-    return "cluster.device, which is unknown," if cluster.device == "unknown" else f"a {cluster.device}"
+    device = _device(cluster)
+    return f"a {device.name}" if device else "cluster.device, which is unknown,"

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.calibration import Rates, known_host
-from shardwright.cost.collectives import Group, all_to_all_s, ring_s
+from shardwright.cost.collectives import all_to_all_s, ring_s
 from shardwright.cost.stage import Groups, PieceTime, beside
+from shardwright.cost.topology import Group
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.compress import Collective, scattered, summed
@@ -37,18 +38,20 @@ class Replicas:
     pace: PieceTime  # of the rank that sets the pace: what the last backward and the next forward hide
 
     @classmethod
-    def of(cls, run: Run, software: SoftwareSpec, rates: Rates, ranks: Ranks, pace: PieceTime) -> "Replicas":
+    def of(
+        cls, run: Run, software: SoftwareSpec, rates: Rates, groups: Groups, ranks: Ranks, pace: PieceTime
+    ) -> "Replicas":
         """Of plans in arrays."""
-        return cls(
-            run, software, rates, Groups.of(run.cut, rates.domain), ranks, ranks.parameters(run.shape, run.cut), pace
-        )
+        return cls(run, software, rates, groups, ranks, ranks.parameters(run.shape, run.cut), pace)
 
     def exchanged_s(self) -> tuple[Numbers, Numbers, Numbers]:
         """Seconds of (reducing gradients, the last bucket of them, gathering parameters) by themselves, by rank."""
         cut, rates, groups = self.run.cut, self.rates, self.groups
         reduce_s, last_s, gather_s = 0.0, 0.0, rates.turn_s * groups.shard.size * (cut.zero > 0)
-        shards = (groups.shard, groups.copies), (groups.expert_shard, groups.expert_copies)
-        for (shard, copies), elements in zip(shards, self.held, strict=True):
+        shards = [(groups.shard, groups.copies, self.held[0])]
+        if self.run.shape.experts:
+            shards.append((groups.expert_shard, groups.expert_copies, self.held[1]))
+        for shard, copies, elements in shards:
             more_s, one_s = self._reduced(shard, copies, elements)
             reduce_s, last_s = reduce_s + more_s, last_s + one_s
             gather_s = gather_s + ring_s(rates, shard, cut.element_bytes * elements * (cut.zero > 0))
@@ -79,7 +82,9 @@ class Replicas:
         size = software.reduce_bytes * elements / buckets
         is_whole = (cut.zero == 0) | (software.reduce_whole & (copies.size == 1))
         # A shard's gradients are also summed over its copies.
-        one = ring_s(rates, shard, size, np.where(is_whole, 2, 1)) + ring_s(rates, copies, size / shard.size, 2)
+        one = ring_s(rates, shard, size, np.where(is_whole, 2, 1))
+        if np.any(copies.size > 1):
+            one = one + ring_s(rates, copies, size / shard.size, 2)
         return buckets * one, one
 
     def _compressed_s(self, shard: Group, copies: Group, elements: Array) -> Numbers:
@@ -114,9 +119,8 @@ class Replicas:
         """The two gradients of a table that the first and the last rank share are summed."""
         run, cut = self.run, self.run.cut
         size = self.software.reduce_bytes * run.shape.vocab * run.shape.hidden / cut.tp
-        pair = Group(2, np.where(cut.world <= self.rates.domain, 2, 1))
-        is_apart = ~np.any(self.ranks.embedding & self.ranks.head, axis=0)
-        return ring_s(self.rates, pair, size * (run.shape.tied & is_apart), 2)
+        pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
+        return ring_s(self.rates, pair, size * (run.shape.tied & self.ranks.are_tables_apart), 2)
 
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.

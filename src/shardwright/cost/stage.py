@@ -7,13 +7,14 @@ from operator import add
 import numpy as np
 
 from shardwright.cost.calibration import Constants, Rates, constant, device_of, known_host, rates_of, software_under
-from shardwright.cost.collectives import Group, all_to_all_s, copies_sent, group_of, ring_pass_s, ring_s
+from shardwright.cost.collectives import all_to_all_s, copies_sent, ring_pass_s, ring_s
 from shardwright.cost.kernels import operator_s
+from shardwright.cost.topology import Group, group_of
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import Chain, chains, kept_bytes, share_run_again
 from shardwright.workload.operators import Exchange
-from shardwright.workload.shape import Cut, Run
+from shardwright.workload.shape import Run
 
 
 @dataclass(frozen=True)
@@ -83,24 +84,31 @@ class Groups:
     tp: Group
     cp: Group
     ep: Group
+    pp: Group
     shard: Group
     copies: Group
     expert_shard: Group
     expert_copies: Group
 
     @classmethod
-    def of(cls, cut: Cut, domain: int) -> "Groups":
-        """Of a plan; `domain` devices share fast links."""
+    def of(cls, run: Run) -> "Groups":
+        """Of a plan on its cluster."""
+        cut, copies = run.cut, run.cut.num_copies
         inner = cut.expert_tp * cut.ep
         shard, expert_shard = cut.shard_ranks, cut.expert_shard_ranks
+
+        def group(size: Numbers, stride: Numbers) -> Group:
+            return group_of(size, stride, max(1, run.devices_per_node), run.topology)
+
         return cls(
-            tp=group_of(cut.tp, 1, domain),
-            cp=group_of(cut.cp, cut.tp, domain),
-            ep=group_of(cut.ep, cut.expert_tp, domain),
-            shard=group_of(shard, cut.tp, domain),
-            copies=group_of(cut.num_copies * cut.replicas // shard, cut.tp * shard, domain),
-            expert_shard=group_of(expert_shard, inner, domain),
-            expert_copies=group_of(cut.num_copies * cut.expert_replicas // expert_shard, inner * expert_shard, domain),
+            tp=group(cut.tp, 1),
+            cp=group(cut.cp, cut.tp),
+            ep=group(cut.ep, cut.expert_tp),
+            pp=group(cut.pp, cut.world // cut.pp),
+            shard=group(shard, cut.tp),
+            copies=group(copies * cut.replicas // shard, cut.tp * shard),
+            expert_shard=group(expert_shard, inner),
+            expert_copies=group(copies * cut.expert_replicas // expert_shard, inner * expert_shard),
         )
 
 
@@ -132,7 +140,7 @@ class Costing:
         left = np.where(software.tensor_overlap & np.asarray(cut.sequence_parallel), exposed, 1.0)
         is_narrow = cut.precision in ("fp8", "mxfp8", "nvfp4")
         rates = rates_of(run, constants)
-        groups = Groups.of(cut, rates.domain)
+        groups = Groups.of(run)
         return cls(run, software, rates, groups, chains(run.shape, cut, software), left, is_narrow)
 
     def exchange_s(self, exchange: Exchange) -> Numbers:
@@ -142,8 +150,9 @@ class Costing:
             return ring_pass_s(rates, group, exchange.size)
         if exchange.axis == "ep":
             copies: Numbers = 1.0
-            if self.software.expert_dedupe and self.run.shape.experts:
-                copies = copies_sent(self.run.shape.experts.topk, group.domains)
+            of = self.run.shape.experts
+            if self.software.expert_dedupe and of:  # groups of experts are laid over domains
+                copies = copies_sent(of.topk, np.maximum(1, of.reach * group.domains))
             return all_to_all_s(rates, group, exchange.size, copies) * rates.imbalance
         if exchange.kind == "all_to_all":
             return all_to_all_s(rates, group, exchange.size)
@@ -221,10 +230,16 @@ class Costing:
         ):
             elements = elements * (cut.zero == 3)
             gradients = self.software.reduce_bytes * elements
-            gather += ring_s(rates, shard, cut.element_bytes * elements)
+            gather += self._pieces_s(shard, cut.element_bytes * elements)
             if np.any(cut.offload_parameters):
                 gather += self._host_s(cut.element_bytes * elements / shard.size * np.asarray(cut.offload_parameters))
-            scatter += ring_s(rates, shard, gradients) + ring_s(rates, copies, gradients / shard.size, 2)
-        first = beside(rates, gather, piece.forward)
-        second = beside(rates, gather + scatter, piece.backward)
+            scatter += self._pieces_s(shard, gradients) + ring_s(rates, copies, gradients / shard.size, 2)
+        hidden = float(self.software.shard_overlap)
+        first = beside(rates, gather, hidden * piece.forward)
+        second = beside(rates, gather + scatter, hidden * piece.backward)
         return PieceTime(shard=first + second, exposed_forward=first)
+
+    def _pieces_s(self, shard: Group, size_bytes: Numbers) -> Numbers:
+        """A layer's shards gathered or scattered: all at once, or tensor by tensor."""
+        pieces = self.software.shard_pieces
+        return self.rates.shard_factor * pieces * ring_s(self.rates, shard, size_bytes / pieces)

@@ -9,11 +9,12 @@ import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-from shardwright.cost.calibration import device_of, peak_flops, software_of
-from shardwright.spec import catalog
+from shardwright.cost.calibration import device_of, peak_flops
+from shardwright.measure.software import software_of_row
+from shardwright.measure.stated import stated_flops
+from shardwright.spec.cluster import DeviceSpec
 from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape
 
 Row = Mapping[str, str]
@@ -86,9 +87,13 @@ def run_of_row(row: Row) -> Run:
     if device == "H100" and "HBM2e" in row.get("notes", ""):
         device = "H100-96G"
     spec = device_of(device)
+    shape, cut = shape_of_row(row), cut_of_row(row, spec)
+    # Links of a rack or a pod reach beyond a host, and devices without links of their own share one.
+    node = _int(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, cut.world))
+    node = max(node, spec.link_domain) if spec.link_domain > 8 else node
     return Run(
-        shape_of_row(row), cut_of_row(row), spec.name, software_of_row(row),
-        _int(row, "gpus_per_node", spec.link_domain), _float(row, "intra_bw") * 1e9, _float(row, "inter_bw") * 1e9,
+        shape, cut, spec.name, software_of_row(row, cut), node, _float(row, "intra_bw") * 1e9,
+        _float(row, "inter_bw") * 1e9,
     )  # fmt: skip
 
 
@@ -119,12 +124,28 @@ def shape_of_row(row: Row) -> Shape:
 
 
 # What tables call a schedule, where it is not plan.schedule's name.
-_SCHEDULES = {"none": "sequential", "interleaved": "interleaved-1f1b", "zb-1p": "zb-h1", "zb-2p": "zb-h2"}
+_SCHEDULES = {
+    "none": "sequential", "interleaved": "interleaved-1f1b", "1f1b-interleaved": "interleaved-1f1b", "zb-1p": "zb-h1",
+    "zb-2p": "zb-h2", "zb1p": "zb-h1", "zb2p": "zb-h2", "pipedream-flush": "1f1b",
+}  # fmt: skip
 
-_PRECISIONS = {"fp32": "float32"}
+
+def _schedule(row: Row, pp: int) -> str:
+    """The schedule in plan.schedule's words; 1F1B, interleaved where stages are, if the row says nothing."""
+    said = re.sub(r"[\s_]+", "-", (row.get("schedule") or "").strip().lower())
+    if not said:
+        return "sequential" if pp == 1 else "interleaved-1f1b" if _int(row, "vp", 1) > 1 else "1f1b"
+    return _SCHEDULES.get(said, said)
 
 
-def cut_of_row(row: Row) -> Cut:
+def _virtual(row: Row, schedule: str, pp: int) -> int:
+    """Stages of a rank. An interleaved schedule that does not say has one for each of its layers, as large runs do."""
+    if schedule == "interleaved-1f1b" and not row.get("vp"):
+        return max(1, round(_needed(row, "layers") / pp))
+    return _int(row, "vp", 1) or 1
+
+
+def cut_of_row(row: Row, device: DeviceSpec) -> Cut:
     """The plan."""
     notes = row.get("notes", "")
     tp, pp, cp, ep = (_int(row, axis, 1) or 1 for axis in ("tp", "pp", "cp", "ep"))
@@ -134,16 +155,29 @@ def cut_of_row(row: Row) -> Cut:
     some = re.search(r"only (\d+) of \d+ layers", notes)
     if (recompute == "selective" and "op-level" in notes) or "selective op" in notes:
         recompute = "matmul"
-    precision = row.get("precision") or "bf16"
-    schedule = row.get("schedule") or ("1f1b" if pp > 1 else "sequential")
+    schedule = _schedule(row, pp)
     policies = (recompute,) * int(some[1]) + ("none",) * (_needed(row, "layers") - int(some[1])) if some else ()
     return Cut(
-        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=1, virtual=_int(row, "vp", 1) or 1,
-        schedule=_SCHEDULES.get(schedule, schedule),
+        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=1, virtual=_virtual(row, schedule, pp),
+        schedule=schedule,
         sequence_parallel=row.get("sp") == "1" and tp > 1, zero=_int(row, "zero_stage"), zero_ranks=_shared(notes),
         microbatch=microbatch, global_batch=_int(row, "gbs") or dp * microbatch,
-        recompute=recompute, policies=policies, precision=_PRECISIONS.get(precision, precision),
+        recompute=recompute, policies=policies, precision=_precision(row.get("precision") or "", device),
     )  # fmt: skip
+
+
+# Number types as tables write them; the first that is there counts.
+_PRECISIONS = {
+    "nvfp4": "nvfp4", "mxfp8": "mxfp8", "fp8": "fp8", "float8": "fp8", "fp32": "float32", "float32": "float32",
+    "fp16": "fp16", "float16": "fp16", "half": "fp16",
+}  # fmt: skip
+
+
+def _precision(said: str, device: DeviceSpec) -> str:
+    """The number type of the products: bf16 where a row does not say another, or fp16 where a device has no bf16."""
+    plain = said.lower().replace("bfloat16", "bf16")
+    found = next((name for word, name in _PRECISIONS.items() if word in plain), "bf16")
+    return "fp16" if found == "bf16" and "bfloat16" not in device.peak_tflops else found
 
 
 def _shared(notes: str) -> int:
@@ -154,36 +188,6 @@ def _shared(notes: str) -> int:
     return 0
 
 
-@lru_cache(maxsize=1)
-def _patterns() -> list[tuple[int, str, re.Pattern[str]]]:
-    found = []
-    for name in catalog.names("software"):
-        spec = software_of(name)
-        found += [(spec.precedence, name, re.compile(pattern)) for pattern in spec.matches]
-    return sorted(found, key=lambda entry: -entry[0])
-
-
-def software_of_row(row: Row) -> str:
-    """The generation of software whose patterns match what is said about a run; else the usual one of its devices."""
-    said = " ".join(row.get(name) or "" for name in ("source", "model", "notes"))
-    for _, name, pattern in _patterns():
-        if pattern.search(said):
-            return name
-    if paper := re.search(r"\b(\d{4})\.\d{4,5}\b", said):  # year and month of a preprint
-        return _software_of_month(int(paper[1]))
-    by_device = {"volta": "megatron-2021", "ampere": "flash-2023"}
-    return by_device.get(device_of(row["gpu"]).generation, "megatron-core")
-
-
-def _software_of_month(month: int) -> str:
-    """What most code had at a time, as YYMM: FlashAttention came in 2205, its version 2 in 2307, after some months."""
-    if month < 2101:
-        return "megatron-2021"
-    if month < 2209:
-        return "megatron-2022"
-    return "flash-2023" if month < 2310 else "megatron-core"
-
-
 def _step_s(row: Row, run: Run | None) -> float:
     """Seconds of a step as measured; 0 where the row gives no rate that can be converted."""
     if row.get("step_time_s"):
@@ -191,18 +195,11 @@ def _step_s(row: Row, run: Run | None) -> float:
     if run is None:
         return 0.0
     tokens, gpus = float(run.cut.global_batch * run.shape.sequence), _int(row, "gpus") or int(run.cut.world)
+    flops = tokens * stated_flops(row.get("flops_convention") or "", run, 1e9 * _float(row, "params_b"))
     if row.get("tokens_per_s_per_gpu"):
         return tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)
     if row.get("tflops_per_gpu"):
-        return tokens * _stated_flops(row, run) / (float(row["tflops_per_gpu"]) * 1e12 * gpus)
+        return flops / (float(row["tflops_per_gpu"]) * 1e12 * gpus)
     if row.get("mfu") and row.get("flops_convention"):
-        return tokens * _stated_flops(row, run) / (float(row["mfu"]) * peak_flops(run) * gpus)
+        return flops / (float(row["mfu"]) * peak_flops(run) * gpus)
     return 0.0
-
-
-def _stated_flops(row: Row, run: Run) -> float:
-    """FLOPs of a token as the source counts them."""
-    convention = row.get("flops_convention", "")
-    counts_again = re.search(r"recompute|hardware", convention) and not re.search(r"no recompute", convention)
-    flops = run.shape.flops_per_token(causal="causal" in convention)
-    return flops * (4 / 3 if counts_again and run.cut.recompute == "full" else 1.0)

@@ -42,25 +42,29 @@ class Predicted:
 
 
 def predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
-    """Time and memory of each row; one that can't be predicted says why."""
+    """Time and memory of each row; one that can't be predicted says why.
+
+    What does not say what it recomputes is taken to recompute the least that fits, or all.
+    """
     priced = _priced({n: row.run for n, row in enumerate(rows) if row.run}, constants)
-    # What does not say what it recomputes is taken to recompute whatever fits.
-    unsure = [n for n, of in priced.items() if not isinstance(of, str) and not rows[n].knows_recompute]
-    unsure = [n for n in unsure if not _fits(rows[n], priced[n])]
-    again = _priced({n: _recomputed(rows[n]) for n in unsure}, constants)
+    fits = {n: _fits(rows[n], of) for n, of in priced.items() if not isinstance(of, str)}
+    runs = {n: rows[n].run for n in fits}
+    for policy in ("selective", "full"):
+        unsure = {n: _recomputed(rows[n], policy) for n in fits if not fits[n] and not rows[n].knows_recompute}
+        for n, of in _priced(unsure, constants).items():
+            assert isinstance(of, Price), "a run that is priced with less memory is priced with more"
+            fits[n] = _fits(rows[n], of)
+            if not rows[n].says_recompute:
+                priced[n], runs[n] = of, unsure[n]
     found = []
     for n, row in enumerate(rows):
-        price = priced.get(n, row.reason)
-        if isinstance(price, str):
-            found.append(Predicted(row, None, 0.0, None, price))
+        price, run = priced.get(n, row.reason), runs.get(n)
+        if isinstance(price, str) or run is None:
+            found.append(Predicted(row, None, 0.0, None, str(price)))
             continue
-        fits, run = _fits(row, price) or (n in again and _fits(row, again[n])), row.run
-        if n in again and not row.says_recompute:
-            price, run = again[n], _recomputed(row)
-        assert isinstance(price, Price) and run is not None, "a run that is priced with less memory is priced with more"
         memory = rank_memory(run, constants)[-1] if row.of_last_rank else price.memory
         seen = memory.process if row.sees_device else memory.total
-        found.append(Predicted(row, price.time, float(seen) / GB, fits, ""))
+        found.append(Predicted(row, price.time, float(seen) / GB, fits[n], ""))
     return found
 
 
@@ -68,10 +72,10 @@ def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | 
     return dict(zip(runs, prices(list(runs.values()), constants), strict=True))
 
 
-def _recomputed(row: Measured) -> Run:
-    """The run of a row with every layer computed again."""
+def _recomputed(row: Measured, policy: str) -> Run:
+    """The run of a row with every layer computed again as far as a policy says."""
     assert row.run is not None, "only what can be priced is recomputed"
-    return replace(row.run, cut=replace(row.run.cut, recompute="full", policies=()))
+    return replace(row.run, cut=replace(row.run.cut, recompute=policy, policies=()))
 
 
 def _fits(row: Measured, price: Price | str) -> bool:

@@ -14,7 +14,8 @@ from shardwright.cost.failures import (
 )
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.money import Money, money_gaps, step_money
-from shardwright.simulate.step import StepTime, step_time
+from shardwright.simulate.played import played_step
+from shardwright.simulate.step import StepTime
 from shardwright.spec.job import JobSpec
 from shardwright.spec.parameters import num_parameters
 from shardwright.workload.shape import run_of
@@ -53,9 +54,12 @@ class Estimate:
 
 
 def estimate(job: JobSpec) -> Estimate:
-    """Predict the job's plan on its cluster. KeyError says which number of its device is not known."""
+    """Predict the job's plan on its cluster, its step simulated in full.
+
+    KeyError says which number of its device is not known, ValueError what contradicts itself.
+    """
     run, cluster = run_of(job), job.cluster
-    step = step_time(run, shipped())
+    step = played_step(job, shipped())
     written = checkpoint_bytes(num_parameters(job.model), job.precision.compute_bytes)
     reliability = reliability_of(cluster, job.plan.world, written)
     return Estimate(

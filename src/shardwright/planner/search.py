@@ -101,7 +101,12 @@ def search(
 
 def _check(job: JobSpec) -> None:
     faults = []
-    if job.cluster.device == "unknown":
+    if job.cluster.parts:
+        faults.append(
+            "cluster.parts has devices of several kinds, and this search is of one; `shardwright layout JOB --search` "
+            "finds a plan for parts"
+        )
+    elif job.cluster.device == "unknown":
         faults.append("cluster.device is unknown, so no plan has a price; set it to a device of the catalog")
     if job.cluster.num_devices == 0:
         faults.append(

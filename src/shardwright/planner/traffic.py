@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shardwright.cost.calibration import device_of, software_of
-from shardwright.cost.collectives import group_of
+from shardwright.cost.topology import group_of
 from shardwright.workload.layers import chains
 from shardwright.workload.operators import HALF
 from shardwright.workload.shape import Run

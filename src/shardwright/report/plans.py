@@ -12,6 +12,7 @@ from shardwright.planner.advice import Advice, Own, Priced
 from shardwright.planner.misfit import Misfit
 from shardwright.planner.reasons import PARTS, Reason
 from shardwright.report.table import aligned
+from shardwright.spec.notes import job_notes
 from shardwright.spec.plan import PlanSpec
 
 _WIDTH = 118
@@ -93,6 +94,7 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
         yield from _best(advice)
     if advice.own:
         yield from _own(advice.own, advice.plans)
+    yield from (_filled(f"Note: {note}.") for note in job_notes(job))
 
 
 def _best(advice: Advice) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import textwrap
 from typing import Any
 
+from shardwright.cost.calibration import software_of
 from shardwright.planner.estimate import Estimate
 from shardwright.report.table import aligned
 from shardwright.spec.job import JobSpec
@@ -19,6 +20,7 @@ PARTS = {
     "messages": "messages of the pipeline",
     "bubble": "bubble",
     "optimizer": "optimizer",
+    "host": "on the way to host memory and there",
     "other": "host, jitter, norm of gradients",
 }
 
@@ -62,23 +64,24 @@ def _speed(job: JobSpec, found: Estimate) -> str:
     return _wrapped(
         f"A step of {job.tokens_per_step:,} tokens takes {_span(step.total)}; four of five lie between "
         f"{_span(step.low)} and {_span(step.high)}. That is {found.tokens_per_s_per_device:,.0f} tokens a second and "
-        f"device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of {found.peak_flops / 1e12:,.0f} TFLOP/s. "
-        f"Under the cluster's software ({job.cluster.software}) the fullest process needs "
+        f"device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of {_rounded(found.peak_flops / 1e12)} "
+        f"TFLOP/s. Under the cluster's software ({software_of(job.cluster.software).name}) the fullest process needs "
         f"{amount(int(found.memory.process))}."
     )
 
 
 def _parts(found: Estimate) -> str:
-    rows = [["of a step", "seconds", ""]]
+    unit, name = (1.0, "seconds") if found.step.total >= 1.0 else (1e-3, "milliseconds")
+    rows = [["of a step", name, ""]]
     for part, words in PARTS.items():
         seconds = getattr(found.step, part)
         if seconds > 0.0005 * found.step.total:
-            rows.append([words, f"{seconds:.3f}", f"{100 * seconds / found.step.total:.1f} %"])
+            rows.append([words, f"{seconds / unit:.3f}", f"{100 * seconds / found.step.total:.1f} %"])
     return aligned(rows)
 
 
 def _money(job: JobSpec, found: Estimate) -> str:
-    tokens = f"{job.optimizer.steps * job.tokens_per_step:.3g}".replace("e+", "e")
+    tokens = f"{job.optimizer.steps * job.tokens_per_step:.3g}".replace("e+0", "e").replace("e+", "e")
     columns = {
         "a step": (found.step_money, found.step.total),
         "1e12 tokens": (found.of_steps(found.num_steps_of_many), found.num_steps_of_many * found.wall_s),
@@ -109,8 +112,8 @@ def _failures(found: Estimate) -> str:
 
 
 def _span(seconds: float) -> str:
-    """ "6.75 s", "12 min", "4.2 h", "93.8 days"."""
-    for limit, unit, name in ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
+    """ "66.4 ms", "6.75 s", "12 min", "4.2 h", "93.8 days"."""
+    for limit, unit, name in ((0.1, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
         if seconds < limit:
             return f"{seconds / unit:.3g} {name}"
     return f"{seconds / 86400:,.1f} days"

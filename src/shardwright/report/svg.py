@@ -1,7 +1,7 @@
 """What SVG pictures of runs share: the frame, colours that are legible in light and dark, text, and line charts."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -17,6 +17,8 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neu
 .ground { fill: #161a21; stroke: #2a303b } .name { fill: #e7eaf0 } .quiet { fill: #97a1b2 }
 .grid { stroke: #252b35 } .mark { stroke: #667085 } .frame { stroke: #3d4656 }
 }"""
+
+_ABOVE = 0.02  # of a step of the axis that a line may be above its top
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,17 @@ def px(value: float) -> str:
 
 def line_chart(
     title: str, box: Box, lines: Sequence[Line], most: float, mark: float | None = None,
-    form: Callable[[float], str] = "{:g}".format,
+    form: Callable[[float], str] = "{:g}".format, ticks: Mapping[float, str] | None = None,
 ) -> list[str]:  # fmt: skip
-    """Lines in a box, y from 0 to at least `most`, with a title above, x below and a dashed line at `mark`."""
+    """Lines in a box, y from 0 to at least `most`, with a title above, x below and a dashed line at `mark`.
+
+    `ticks` says what is written below which x, instead of round numbers.
+    """
     xs = [x for line in lines for x, _ in line.points]
     first, last = min(xs), max(xs)
     highest = max(most, *(y for line in lines for _, y in line.points))
     step = nice_step(highest / 4)
-    num_steps = math.ceil(highest / step - 1e-9)
+    num_steps = math.ceil(highest / step - _ABOVE)
     top = num_steps * step
 
     def across(x: float) -> float:
@@ -97,7 +102,10 @@ def line_chart(
         y = down(n * step)
         parts.append(f'<line class="grid" x1="{px(box.left)}" x2="{px(box.right)}" y1="{px(y)}" y2="{px(y)}"/>')
         parts.append(text(box.left - 6, y + 4, form(n * step), anchor="end"))
-    parts += x_axis(box, first, last)
+    if ticks is None:
+        parts += x_axis(box, first, last)
+    else:
+        parts += [text(across(x), box.bottom + 15, words, anchor="middle") for x, words in ticks.items()]
     if mark is not None:
         y = down(mark)
         parts.append(

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwright.cost.calibration import Constants
 from shardwright.cost.replicas import Replicas
-from shardwright.cost.stage import Costing, PieceTime
+from shardwright.cost.stage import Costing, Groups, PieceTime
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
@@ -96,15 +96,18 @@ class _Stages:
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
         rates, size = costing.rates, message_bytes(replace(run, cut=cut), costing.software)
-        is_near = bool(cut.world[0] <= rates.domain)
-        ends = Replicas.of(replace(run, cut=cut), costing.software, rates, stages, PieceTime())
+        groups = Groups.of(replace(run, cut=cut))
+        pipeline = groups.pp
+        is_near = bool(pipeline.domains[0] == 1)
+        ends = Replicas.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())
         reduce_s, _, gather_s = ends.exchanged_s()
         are_beside = costing.software.reduce_overlap or run.cut.zero >= 2
         return cls(
             forward=_by_stage(forward),
             input_grad=_by_stage(seconds.total - forward - seconds.weight_grad),
             weight_grad=_by_stage(seconds.weight_grad),
-            transfer_s=float(size[0]) / (rates.link if is_near else rates.network),
+            transfer_s=float(size[0])
+            / (rates.link if is_near else rates.network / float(np.ravel(pipeline.stretch)[0])),
             latency_s=rates.link_latency_s if is_near else rates.network_latency_s,
             reduce=_by_stage(reduce_s) if are_beside else (),
             gather=_by_stage(gather_s) if run.cut.zero == 3 else (),

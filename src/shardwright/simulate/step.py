@@ -15,7 +15,7 @@ from shardwright.cost.calibration import Constants, Rates, peak_flops
 from shardwright.cost.collectives import message_s
 from shardwright.cost.pipeline import bubble
 from shardwright.cost.replicas import Replicas
-from shardwright.cost.stage import Costing, PieceTime
+from shardwright.cost.stage import Costing, Groups, PieceTime
 from shardwright.schedule.generate import GENERATORS, training_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.spec.plan import STAGES_PER_RANK
@@ -67,6 +67,7 @@ class _Steps:
     software: SoftwareSpec
     rates: Rates
     ranks: Ranks
+    groups: Groups
     pace: PieceTime
     whole: PieceTime
 
@@ -85,7 +86,7 @@ def step_time(run: Run, constants: Constants) -> StepTime:
         raise ValueError(f"schedule {run.cut.schedule!r} is not known; there are {', '.join(GENERATORS)}")
     steps = _steps(replace(run, cut=run.cut.as_arrays()), constants)
     cut, rates, pace, m = steps.cut, steps.rates, steps.pace, steps.cut.num_microbatches
-    ends = Replicas.of(steps.run, steps.software, rates, steps.ranks, pace)
+    ends = Replicas.of(steps.run, steps.software, rates, steps.groups, steps.ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
     other = rates.step_s + rates.flush_s * (cut.pp > 1)
@@ -124,7 +125,9 @@ def _steps(run: Run, constants: Constants) -> _Steps:
     by_rank = sum(count * totals[piece] for piece, count in held.items())
     slowest = np.argmax(by_rank, axis=0), np.arange(len(which))
     pace = _together([pieces[piece].at(which).times(count[slowest]) for piece, count in held.items()])
-    return _Steps(run, costing.software, costing.rates, ranks, pace, whole)
+    if not shape.experts:  # what replicas do takes longest where there is most
+        ranks = ranks.fullest(shape, cut)
+    return _Steps(run, costing.software, costing.rates, ranks, Groups.of(run), pace, whole)
 
 
 def _together(pieces: list[PieceTime]) -> PieceTime:
@@ -180,7 +183,7 @@ def _messages(steps: _Steps) -> Numbers:
     """
     cut, rates = steps.cut, steps.rates
     p, v, m = cut.pp, cut.virtual, cut.num_microbatches
-    one = message_s(rates, message_bytes(steps.run, steps.software), cut.world <= rates.domain)
+    one = message_s(rates, steps.groups.pp, message_bytes(steps.run, steps.software))
     ends = 2 * one * (p - 1)
     if cut.schedule in STAGES_PER_RANK:
         seconds = ends + 2 * one * v * m * (rates.leak if steps.software.message_overlap else 1.0)

@@ -4,14 +4,18 @@ What only the machine can answer (free memory, CUDA devices, files) is checked w
 here is arithmetic on the job and needs nothing else.
 """
 
-from shardwright.spec import catalog
 from shardwright.spec.check_context import context_faults
 from shardwright.spec.check_experts import expert_faults
+from shardwright.spec.check_parts import part_faults
 from shardwright.spec.check_recompute import recompute_faults
+from shardwright.spec.check_topology import topology_faults
+from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.entry import entry_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import ep_ranks_of_node
 from shardwright.spec.model import all_divisors, nearest_divisors
 from shardwright.spec.plan import PlanSpec
+from shardwright.spec.software import SoftwareSpec
 
 
 def job_faults(job: JobSpec) -> list[str]:
@@ -27,6 +31,8 @@ def job_faults(job: JobSpec) -> list[str]:
         *recompute_faults(job.plan, job.model.layers),
         *_batch_faults(job),
         *_cluster_faults(job),
+        *topology_faults(job.cluster),
+        *part_faults(job),
         *_optimizer_faults(job),
         *_compress_faults(job),
     ]
@@ -199,17 +205,9 @@ def _batch_faults(job: JobSpec) -> list[str]:
 
 def _cluster_faults(job: JobSpec) -> list[str]:
     cluster, plan = job.cluster, job.plan
-    faults = []
-    if cluster.device != "unknown" and cluster.device not in catalog.names("devices"):
-        faults.append(
-            f"cluster.device {cluster.device!r} is not in the catalog of devices; "
-            + catalog.did_you_mean(cluster.device, catalog.names("devices"))
-        )
-    if cluster.software not in catalog.names("software"):
-        faults.append(
-            f"cluster.software {cluster.software!r} is not in the catalog of software; "
-            + catalog.did_you_mean(cluster.software, catalog.names("software"))
-        )
+    faults = entry_faults("cluster.software", "software", cluster.software, SoftwareSpec)
+    if cluster.device != "unknown":
+        faults += entry_faults("cluster.device", "devices", cluster.device, DeviceSpec)
     if cluster.num_devices and plan.world != cluster.num_devices:
         rest = plan.tp * plan.pp * plan.cp
         way_out = (
@@ -217,9 +215,11 @@ def _cluster_faults(job: JobSpec) -> list[str]:
             if cluster.num_devices % rest == 0
             else f"use degrees whose product is {cluster.num_devices}"
         )
+        nodes = [(part.nodes, part.devices_per_node) for part in cluster.parts]
+        nodes = nodes or [(cluster.nodes, cluster.devices_per_node)]
+        devices = " + ".join(f"{num_nodes} nodes x {each} devices" for num_nodes, each in nodes)
         faults.append(
-            f"{plan.degrees} = {plan.world} ranks, and cluster "
-            f"{cluster.name!r} has {cluster.nodes} nodes x {cluster.devices_per_node} devices = "
+            f"{plan.degrees} = {plan.world} ranks, and cluster {cluster.name!r} has {devices} = "
             f"{cluster.num_devices}; {way_out}"
         )
     return faults

@@ -13,7 +13,37 @@ class LinkSpec(Spec):
     bandwidth_gb_per_s: Annotated[float, Field(gt=0)] = Field(
         10.0, description="Bandwidth of one device in one direction, in 1e9 bytes per second."
     )
-    latency_us: Annotated[float, Field(ge=0)] = Field(10.0, description="Latency of one message, in microseconds.")
+    latency_us: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="Latency of one message, in microseconds; 0 is that of the device's calibration.",
+    )
+
+
+class LevelSpec(Spec):
+    """One level of switches above the nodes, as of a fat tree (Leiserson 1985)."""
+
+    devices: Annotated[int, Field(gt=0)] = Field(description="Devices below one switch of this level.")
+    share: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="Bandwidth upward, as a share of what the devices below have: 1 / 7 where it is 7 times "
+        "oversubscribed.",
+    )
+
+
+class TopologySpec(Spec):
+    """How nodes, or the devices of a torus, are joined."""
+
+    levels: list[LevelSpec] = Field(
+        default_factory=list, description="Levels of switches above the nodes, lowest first; none is a full fat tree."
+    )
+    rails: Annotated[int, Field(ge=0)] = Field(
+        0, description="Network ports of a node, each of inter_node's bandwidth; 0 is one for each device."
+    )
+    torus: list[Annotated[int, Field(gt=0)]] = Field(
+        default_factory=list,
+        description="Devices along each axis of a 2-D or 3-D torus, in which intra_node's bandwidth is that of all "
+        "links of a device; plan axes lie in it in the order tp, cp, dp, pp.",
+    )
 
 
 class DeviceSpec(Spec):
@@ -44,7 +74,9 @@ class DeviceSpec(Spec):
         0.0, description="Peak bandwidth of that memory by device, in 1e9 bytes per second; 0 is unknown."
     )
     generation: str = Field(
-        "", description="Name of the calibration whose efficiencies hold for it: that of its architecture."
+        "",
+        description="Calibration whose efficiencies hold for it: the name of its architecture, or the path of a TOML "
+        "file like the catalog's.",
     )
     aliases: list[str] = Field(default_factory=list, description="What tables of measured runs call it.")
     cuda_names: list[str] = Field(
@@ -67,21 +99,51 @@ class DeviceSpec(Spec):
     )
 
 
-class ClusterSpec(Spec):
-    """Nodes of equal devices. `this-machine` is whatever the command runs on."""
+class PartSpec(Spec):
+    """Nodes of equal devices within a cluster of several kinds."""
 
-    name: str = Field("this-machine", description="Catalog name, or any name for your own cluster.")
-    device: str = Field("unknown", description="Catalog name of the device; unknown means: look when the run starts.")
+    device: str = Field(description="Catalog name of the part's device.")
+    devices_per_node: Annotated[int, Field(gt=0)] = Field(description="Devices in a node of the part.")
+    nodes: Annotated[int, Field(gt=0)] = Field(1, description="Nodes of the part.")
+    intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one of its nodes.")
+    inter_node: LinkSpec = Field(LinkSpec(), description="Link between its nodes.")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the part."""
+        return self.devices_per_node * self.nodes
+
+
+class ClusterSpec(Spec):
+    """Nodes of equal devices, or parts of them. `this-machine` is whatever the command runs on."""
+
+    name: str = Field(
+        "this-machine",
+        description="Catalog name, the path of a TOML file like the catalog's, or any name for your own cluster.",
+    )
+    device: str = Field(
+        "unknown",
+        description="Catalog name of the device, or the path of a TOML file like the catalog's; unknown means: look "
+        "when the run starts.",
+    )
     devices_per_node: Annotated[int, Field(ge=0)] = Field(
         0, description="Devices in a node; 0 means as many as this machine can host."
     )
     nodes: Annotated[int, Field(gt=0)] = Field(1, description="Number of nodes.")
     software: str = Field(
         "megatron-core",
-        description="Generation of training software whose kernels and overlaps predictions count on; catalog name.",
+        description="Generation of training software whose kernels and overlaps predictions count on; catalog name, or "
+        "the path of a TOML file like the catalog's.",
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
+    topology: TopologySpec = Field(TopologySpec(), description="How nodes are joined.")
+    parts: list[PartSpec] = Field(
+        default_factory=list,
+        description="Parts with devices of different kinds, in the order of their ranks: each with device, "
+        "devices_per_node, nodes, intra_node and inter_node. A pipeline stage lies within one part. Leave device, "
+        "devices_per_node and nodes of the cluster out then.",
+    )
     told_devices: Annotated[int, Field(ge=0)] = Field(
         0,
         description="Devices that the plan is said to use; predictions note where its degrees do not make so many. 0 "
@@ -117,4 +179,8 @@ class ClusterSpec(Spec):
     @property
     def num_devices(self) -> int:
         """Devices in all; 0 when this machine decides."""
-        return self.devices_per_node * self.nodes
+        return sum(part.num_devices for part in self.parts) or self.devices_per_node * self.nodes
+
+    def alone(self, part: PartSpec) -> "ClusterSpec":
+        """A part as a cluster of its own."""
+        return self.model_copy(update={name: getattr(part, name) for name in PartSpec.model_fields} | {"parts": []})

@@ -5,16 +5,19 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from shardwright.spec import catalog
 from shardwright.spec.base import PlanError
 from shardwright.spec.check import job_faults
+from shardwright.spec.describe import described
 from shardwright.spec.job import JobSpec
 
 # A TOMLDecodeError is a ValueError. The others are for numbers too long and nesting too deep for Python.
 _TOML_ERRORS = (ValueError, RecursionError)
+
+# Fields of a job that name an entry of the catalog, or a file of your own.
+_NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
 
 
 def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
@@ -67,7 +70,7 @@ def _validate(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
         # By way of JSON, in which pydantic's strict mode accepts a list for a list and an int for a float.
         return JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True), []
     except ValidationError as error:
-        return JobSpec(), [_describe(details) for details in error.errors()]
+        return JobSpec(), described(error, JobSpec)
 
 
 def _read_fields(job: str, subject: str) -> dict[str, Any]:
@@ -97,11 +100,16 @@ def _read_toml(job: str) -> dict[str, Any]:
     except IsADirectoryError:
         raise ValueError(f"{job} is a folder; name the TOML file in it") from None
     try:
-        return {"name": path.stem} | tomllib.loads(contents.decode("utf-8-sig"))
+        fields = tomllib.loads(contents.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{job} is not UTF-8 text (byte {error.start}); a job is a TOML file") from None
     except _TOML_ERRORS as error:
         raise ValueError(f"{job} is not valid TOML: {error}; mend that line") from None
+    for section, field in _NAMING:
+        given = fields.get(section)
+        if isinstance(given, dict) and field in given:
+            given[field] = catalog.found_from(path, given[field])
+    return {"name": path.stem} | fields
 
 
 def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
@@ -131,8 +139,16 @@ def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
         given = fields.get(section)
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
             continue
-        if given["name"] in catalog.names(kind):  # type: ignore[arg-type]
-            fields[section] = _laid_over(catalog.read(kind, given["name"]), given)  # type: ignore[arg-type]
+        name = given["name"]
+        if catalog.is_file(name):
+            try:
+                found = catalog.read(kind, name)  # type: ignore[arg-type]
+            except ValueError as error:
+                faults.append(f"{section}.name: {error}")
+            else:
+                fields[section] = _laid_over(found, given) | {"name": found["name"]}
+        elif name in catalog.names(kind):  # type: ignore[arg-type]
+            fields[section] = _laid_over(catalog.read(kind, name), given)  # type: ignore[arg-type]
         elif len(given) == 1:  # a name and nothing else can only mean the catalog
             hint = catalog.did_you_mean(given["name"], catalog.names(kind))  # type: ignore[arg-type]
             faults.append(
@@ -151,45 +167,3 @@ def _laid_over(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         if isinstance(old, dict) and isinstance(new, dict)
     }
     return fields | given | sections
-
-
-def _describe(details: ErrorDetails) -> str:
-    """One fault of pydantic's in our words: where, what was given, what is asked for, a way out."""
-    where = ".".join(str(part) for part in details["loc"])
-    given = details["input"]
-    if details["type"] == "extra_forbidden":
-        section = _section(details["loc"][:-1])
-        known = sorted(section.model_fields) if section else []
-        kind = "section" if section is JobSpec else "field"
-        return f"{where} is not a known {kind}; {catalog.did_you_mean(str(details['loc'][-1]), known)}"
-    if details["type"] == "model_type":
-        first = next(iter((_section(details["loc"]) or JobSpec).model_fields))
-        example = f"{where}.{first}" + (f" = {_short(given)}" if first == "name" and isinstance(given, str) else "")
-        return f"{where} = {_short(given)}: it should be a section; set fields in it, such as {example}"
-    message = details["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:].replace("Input should", "it should")
-    message = message.replace("input should", "it should")
-    field = _field_help(details["loc"])
-    return f"{where} = {_short(given)}: {message}{f' ({field})' if field else ''}"
-
-
-def _short(value: object) -> str:
-    text = str(value) if isinstance(value, float) else json.dumps(value, default=str)  # TOML has nan, not NaN
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _section(location: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The spec class that a location such as ("plan",) is in."""
-    section: Any = JobSpec
-    for part in location:
-        field = section.model_fields.get(part)
-        section = field.annotation if field else None
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            return None
-    return section  # type: ignore[no-any-return]
-
-
-def _field_help(location: tuple[int | str, ...]) -> str:
-    section = _section(location[:-1])
-    field = section.model_fields.get(str(location[-1])) if section else None
-    return (field.description or "").rstrip(".") if field else ""

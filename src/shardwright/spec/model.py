@@ -16,7 +16,10 @@ Count = Annotated[int, Field(gt=0, le=10**12)]
 class ModelSpec(Spec):
     """Shape of a decoder. The defaults of `kind` fields are Llama's; see catalog/models for GPT's."""
 
-    name: str = Field("custom", description="Catalog name, or any name for your own shape.")
+    name: str = Field(
+        "custom",
+        description="Catalog name, the path of a TOML file like the catalog's, or any name for your own shape.",
+    )
     layers: Count = Field(4, description="Number of transformer blocks.")
     hidden: Count = Field(128, description="Width of the residual stream.")
     heads: Count = Field(8, description="Number of query heads.")

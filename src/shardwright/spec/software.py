@@ -56,11 +56,22 @@ class SoftwareSpec(Spec):
     reduce_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient on its way.")
     reduce_whole: bool = Field(False, description="ZeRO-1 sums gradients on every rank, as without it.")
     reduce_overlap: bool = Field(False, description="Gradients are reduced during the last backward.")
+    masters: bool = Field(
+        True,
+        description="Parameters in 16 bits have a copy in float32; if not, they are in float32 and cast where used.",
+    )
+    shard_overlap: bool = Field(True, description="ZeRO-3 gathers a layer's parameters while another one computes.")
+    shard_pieces: Annotated[int, Field(gt=0)] = Field(
+        1, description="Collectives in which ZeRO-3 gathers a layer's parameters."
+    )
     gather_overlap: bool = Field(False, description="Updated parameters are gathered during the next forward.")
     message_overlap: bool = Field(False, description="Messages of the pipeline pass while others compute.")
     message_split: bool = Field(True, description="tp ranks each send their part of a message.")
     tensor_overlap: bool = Field(False, description="Tensor-parallel collectives are hidden behind their products.")
     expert_overlap: bool = Field(False, description="Tokens travel to and from experts while others are computed.")
+    dispatch_bytes: Literal[1, 2] = Field(
+        2, description="Bytes of an element on its way to experts, kept there as it came; what comes back has 2."
+    )
     expert_dedupe: bool = Field(
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",

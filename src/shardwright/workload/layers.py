@@ -16,9 +16,9 @@ Chain = tuple[Operator, ...]
 
 def attention_block(c: Context) -> list[Operator]:
     """Norm, query, key and value, rotation, attention, output, sum."""
-    make = op.latent_queries_keys_values if c.shape.latent else op.queries_keys_values
+    made = [op.latents(c), op.heads_of_latents(c)] if c.shape.latent else [op.queries_keys_values(c)]
     return [
-        op.norm(c, "attention norm"), op.enter(c, "attention enter"), make(c), op.rotate(c), op.attention(c),
+        op.norm(c, "attention norm"), op.enter(c, "attention enter"), *made, op.rotate(c), op.attention(c),
         op.output(c), op.leave(c, "attention leave"), op.join(c, "attention join"),
     ]  # fmt: skip
 
@@ -60,8 +60,8 @@ def chains(shape: Shape, cut: Cut, software: SoftwareSpec) -> dict[str, Chain]:
 # By the name of what a plan recomputes: the operators here that run again, and those whose result it then need not
 # keep. The result of a norm is kept as the input of the products behind it.
 _RUN_AGAIN = {
-    "norm": ("attention norm", "mlp norm"), "qkv": ("qkv",), "attention": ("rotary", "attention"), "up": ("up",),
-    "activation": ("activation",),
+    "norm": ("attention norm", "mlp norm"), "qkv": ("qkv",), "attention": ("heads", "rotary", "attention"),
+    "up": ("up",), "activation": ("activation",),
 }  # fmt: skip
 _NOT_KEPT = _RUN_AGAIN | {"norm": ("attention enter", "mlp enter")}
 

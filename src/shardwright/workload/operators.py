@@ -176,27 +176,28 @@ def queries_keys_values(c: Context) -> Operator:
     return Operator("qkv", (Product(c.tokens, s.hidden, columns),), kept=kept, kept_result=kept)
 
 
-def latent_queries_keys_values(c: Context) -> Operator:
-    """Query, key and value through low ranks; the down projections are on every tp rank."""
+def latents(c: Context) -> Operator:
+    """The small vectors that heads are made from, on every tp rank; without low-rank queries also the queries."""
     s, t, m = c.shape, c.cut.tp, c.shape.latent
-    assert m is not None, "only latent attention has low ranks"
+    assert m is not None, "only latent attention has latents"
+    low = m.query_rank + m.key_rank + m.rotary
+    columns = m.query_rank or s.heads * (m.plain + m.rotary) // t
+    products = (Product(c.tokens, s.hidden, columns), Product(c.tokens, s.hidden, m.key_rank + m.rotary))
+    kept = HALF * c.tokens * low
+    return Operator("qkv", products, kept=kept, kept_result=kept)
+
+
+def heads_of_latents(c: Context) -> Operator:
+    """Norms of the latents, and the products that make query, key and value of a rank's heads."""
+    s, t, m = c.shape, c.cut.tp, c.shape.latent
+    assert m is not None, "only latent attention has latents"
     widths = m.plain + m.rotary
-    products = []
-    if m.query_rank:
-        products += [
-            Product(c.tokens, s.hidden, m.query_rank), Product(c.tokens, m.query_rank, s.heads * widths // t),
-        ]  # fmt: skip
-    else:
-        products.append(Product(c.tokens, s.hidden, s.heads * widths // t))
-    products += [
-        Product(c.tokens, s.hidden, m.key_rank + m.rotary),
-        Product(c.tokens, m.key_rank, s.heads * (m.plain + m.value) // t),
-    ]  # fmt: skip
-    low = 2 * (m.query_rank + m.key_rank) + m.rotary
-    made = s.heads // t * (2 * widths + m.value)
-    traffic = c.tokens * (low * (c.software.norm[0] + HALF))
-    kept = HALF * c.tokens * (low + made)
-    return Operator("qkv", tuple(products), None, traffic, 2 * traffic, kept=kept, kept_result=kept)
+    queries = (Product(c.tokens, m.query_rank, s.heads * widths // t),) if m.query_rank else ()
+    products = (*queries, Product(c.tokens, m.key_rank, s.heads * (m.plain + m.value) // t))
+    low = m.query_rank + m.key_rank
+    traffic = c.tokens * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
+    kept = HALF * c.tokens * (low + s.heads // t * (2 * widths + m.value))
+    return Operator("heads", products, None, traffic, 2 * traffic, kept=kept, kept_result=kept)
 
 
 def rotate(c: Context) -> Operator:
@@ -307,15 +308,19 @@ def route(c: Context) -> Operator:
 def trade(c: Context, name: str) -> Operator:
     """Tokens to their experts, or back: a permutation on each side of an all-to-all over ep.
 
-    Each token travels topk times. What arrives at the experts is kept as their input; what leaves them is not.
+    Each token travels topk times. What arrives at the experts is kept as their input; what leaves them is not. On the
+    way to experts, tokens forward and gradients backward, software may send 8 bits (arXiv 2412.19437, section 3.3.3).
     """
     s, cut = c.shape, c.cut
     assert s.experts is not None, "only a mixture of experts trades tokens"
     n = c.routed * s.hidden * s.experts.topk
     moved = n * HALF * np.where(cut.ep > 1, 4, 2)
-    kept = HALF * n if name == "dispatch" else 0.0
-    move = (Exchange("all_to_all", "ep", HALF * n * (cut.ep > 1)),)
-    return Operator(name, (), None, moved, moved, move, move, kept=kept)
+    there, back = (
+        (Exchange("all_to_all", "ep", size * n * (cut.ep > 1)),) for size in (c.software.dispatch_bytes, HALF)
+    )
+    if name == "dispatch":
+        return Operator(name, (), None, moved, moved, there, back, kept=c.software.dispatch_bytes * n)
+    return Operator(name, (), None, moved, moved, back, there)
 
 
 def experts(c: Context) -> list[Operator]:

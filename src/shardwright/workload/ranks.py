@@ -75,13 +75,17 @@ def _different(
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of pipelines as arrays of shape (ranks, plans): numbers of layers by kind, of embeddings and of heads."""
+    """Ranks of pipelines as arrays of shape (ranks, plans): numbers of layers by kind, of embeddings and of heads.
+
+    `are_tables_apart` says by plan whether embedding and head are on different ranks.
+    """
 
     kinds: tuple[LayerKind, ...]
     rank: Array
     layers: tuple[Array, ...]
     embedding: Array
     head: Array
+    are_tables_apart: Array
 
     @classmethod
     def of(cls, kinds: tuple[LayerKind, ...], pipelines: list[list[Held]], which: Array) -> "Ranks":
@@ -95,7 +99,18 @@ class Ranks:
             for ranks in pipelines
         ]
         rank, embedding, head, *layers = np.array(table).T[:, :, which]
-        return cls(tuple(dict.fromkeys(kinds)), rank, tuple(layers), embedding, head)
+        apart = ~np.any(embedding & head, axis=0)
+        return cls(tuple(dict.fromkeys(kinds)), rank, tuple(layers), embedding, head, apart)
+
+    def fullest(self, shape: Shape, cut: Cut) -> "Ranks":
+        """Of each plan the rank alone that holds most elements, where there are no experts."""
+        most = np.argmax(self.parameters(shape, cut)[0], axis=0)[None]
+
+        def of(values: Array) -> Array:
+            return np.take_along_axis(values, most, 0)
+
+        layers = tuple(of(count) for count in self.layers)
+        return replace(self, rank=of(self.rank), layers=layers, embedding=of(self.embedding), head=of(self.head))
 
     def parameters(self, shape: Shape, cut: Cut) -> tuple[Array, Array]:
         """(elements that all tokens use, elements of routed experts) that each rank holds."""

@@ -5,8 +5,10 @@ can say more than our runtime executes (mixtures of experts, latent attention), 
 too.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,8 @@ from shardwright.workload.recompute import meet_budget
 class Experts:
     """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of `shared_ffn`.
 
-    The first `dense_layers` have none, and of the others the last of every `every` has some.
+    The first `dense_layers` have none, and of the others the last of every `every` has some. A token chooses among a
+    `reach` of them, where its gate limits the groups of experts.
     """
 
     num: int
@@ -31,6 +34,7 @@ class Experts:
     shared_ffn: int = 0
     dense_layers: int = 0
     every: int = 1
+    reach: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -178,17 +182,17 @@ class Cut:
         """Bytes of a weight or an activation in forward and backward."""
         return 4 if self.precision == "float32" else 2
 
-    @property
+    @cached_property
     def world(self) -> Numbers:
         """Number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
-    @property
+    @cached_property
     def replicas(self) -> Numbers:
         """Ranks that sum the same gradients."""
         return self.dp * self.cp
 
-    @property
+    @cached_property
     def expert_replicas(self) -> Numbers:
         """Ranks that hold the same part of the same experts."""
         return np.maximum(1, self.replicas * self.tp // (self.ep * self.expert_tp))
@@ -198,17 +202,17 @@ class Cut:
         """How often a pipeline holds each stage: a bidirectional one twice."""
         return 2 if self.schedule == "dualpipe" else 1
 
-    @property
+    @cached_property
     def shard_ranks(self) -> Numbers:
         """Ranks that share one set of ZeRO's shards, those of both copies of a stage."""
         return _sharing(self, self.replicas) * self.num_copies
 
-    @property
+    @cached_property
     def expert_shard_ranks(self) -> Numbers:
         """The same of experts."""
         return _sharing(self, self.expert_replicas) * self.num_copies
 
-    @property
+    @cached_property
     def num_microbatches(self) -> Numbers:
         """Forward passes of one rank in a step. The last ones of a batch that does not divide are full here."""
         return np.maximum(1, -(-self.global_batch // (self.dp * self.microbatch)))
@@ -272,10 +276,19 @@ def _sharing(cut: Cut, replicas: Numbers) -> Numbers:
 
 
 @dataclass(frozen=True)
+class Topology:
+    """What joins nodes: levels of switches as (devices below one, share of bandwidth upward), or a torus's axes."""
+
+    levels: tuple[tuple[int, float], ...] = ()
+    torus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Run:
     """What is predicted: a model under a plan on devices, with a generation of software.
 
-    Bandwidths are in bytes a second, of one device in one direction, as the maker states them; 0 is unknown.
+    Bandwidths are in bytes a second, of one device in one direction, as the maker states them; 0 is unknown. So are
+    latencies, in seconds. `devices_per_node` devices share the links of a node, rack or torus.
     """
 
     shape: Shape
@@ -285,6 +298,9 @@ class Run:
     devices_per_node: int
     node_bytes_per_s: float
     network_bytes_per_s: float
+    node_latency_s: float = 0.0
+    network_latency_s: float = 0.0
+    topology: Topology = Topology()
 
 
 def shape_of(job: JobSpec) -> Shape:
@@ -294,7 +310,7 @@ def shape_of(job: JobSpec) -> Shape:
     if m.moe.experts:
         experts = Experts(
             m.moe.experts, m.moe.num_chosen, m.moe.ffn_size(m.ffn_size), m.moe.shared_size(m.ffn_size),
-            m.moe.first_dense, m.moe.every,
+            m.moe.first_dense, m.moe.every, m.moe.groups_kept / m.moe.num_groups,
         )  # fmt: skip
     if m.is_latent:
         low = m.latent
@@ -340,7 +356,12 @@ def cut_of(job: JobSpec) -> Cut:
 def run_of(job: JobSpec) -> Run:
     """A job on its cluster."""
     cluster = job.cluster
+    inner, outer, of = cluster.intra_node, cluster.inter_node, cluster.topology
+    together = math.prod(of.torus) if of.torus else cluster.devices_per_node or job.plan.world
+    ports = of.rails / together if of.rails and not of.torus else 1.0
     return Run(
-        shape_of(job), cut_of(job), cluster.device, cluster.software, cluster.devices_per_node or job.plan.world,
-        cluster.intra_node.bandwidth_gb_per_s * 1e9, cluster.inter_node.bandwidth_gb_per_s * 1e9,
+        shape_of(job), cut_of(job), cluster.device, cluster.software, together,
+        inner.bandwidth_gb_per_s * 1e9, ports * outer.bandwidth_gb_per_s * 1e9,
+        inner.latency_us * 1e-6, outer.latency_us * 1e-6,
+        Topology(tuple((level.devices, level.share) for level in of.levels), tuple(of.torus)),
     )  # fmt: skip

@@ -1,11 +1,19 @@
-"""Named models, clusters, devices and jobs, a TOML file each."""
+"""Named models, clusters, devices and jobs, a TOML file each; and files of your own in their place.
+
+Wherever a catalog name is asked for, the path of a TOML file with the same fields may stand. What that file names in
+turn (the device of a cluster, the calibration of a device) is found from its own folder.
+"""
 
 import difflib
 import tomllib
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 Kind = Literal["models", "clusters", "devices", "jobs", "software", "calibrations"]
+
+# Fields of an entry that name another one.
+_NAMING = ("device", "software", "generation", "calibration")
 
 
 def names(kind: Kind) -> list[str]:
@@ -14,12 +22,37 @@ def names(kind: Kind) -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
+def is_file(name: str) -> bool:
+    """Whether a name is the path of a file rather than the name of an entry."""
+    return name.endswith(".toml")
+
+
 def read(kind: Kind, name: str) -> dict[str, Any]:
-    """The fields of one entry, its name among them. KeyError with the nearest names if there is none."""
+    """The fields of one entry, its name among them. KeyError with the nearest names if there is none.
+
+    ValueError says what is wrong with a file of yours.
+    """
+    if is_file(name):
+        return _read_file(Path(name))
     if name not in names(kind):
         raise KeyError(f"{name!r} is not in the catalog of {kind}; {did_you_mean(name, names(kind))}")
     text = (resources.files(__package__) / kind / f"{name}.toml").read_text(encoding="utf-8")
     return {"name": name} | tomllib.loads(text)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        fields = {"name": path.stem} | tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror} (looked from {Path.cwd()}); check the path") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deep
+        raise ValueError(f"{path} is not valid TOML: {error}; mend that line") from None
+    return fields | {key: found_from(path, fields[key]) for key in _NAMING if key in fields}
+
+
+def found_from(file: Path, name: Any) -> Any:
+    """A name that `file` mentions; the path of another file is taken from the folder of the first."""
+    return str((file.parent / name).resolve()) if isinstance(name, str) and is_file(name) else name
 
 
 def did_you_mean(word: str, known: list[str]) -> str:

@@ -1,0 +1,113 @@
+"""The best layout of a job's plan: how many layers each stage holds, and in which order the parts of a cluster stand.
+
+The layout is plan.layout, which the runtime runs; the order is that of cluster.parts, whose nodes come in rank order.
+"""
+
+from dataclasses import dataclass
+from itertools import permutations
+
+from shardwright.cost.calibration import Constants
+from shardwright.planner.chunks import best_chunks
+from shardwright.planner.pieces import Seat, Stages, stages_of
+from shardwright.planner.pieces_of import seats
+from shardwright.planner.stages import best_stages
+from shardwright.schedule.placement import in_line, placement_of
+from shardwright.simulate.step import step_time
+from shardwright.spec.base import PlanError
+from shardwright.spec.cluster import PartSpec
+from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import PlanSpec
+from shardwright.workload.shape import run_of
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A job with its best layout. `devices` by pipeline rank; `step_s` of a step, with all that is not the pipeline's.
+
+    `even` is what the layout without a thought costs, layers spread evenly: None where it does not fit.
+    """
+
+    job: JobSpec
+    stages: Stages
+    devices: tuple[str, ...]
+    step_s: float
+    even: Stages | None
+
+
+def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
+    """The fastest layout that fits, over all orders of the cluster's parts.
+
+    PlanError if none fits, or the plan has more stages than the model layers; KeyError says what is not known.
+    """
+    if job.cluster.device == "unknown" and not job.cluster.parts:
+        raise PlanError(
+            f"a layout of job {job.name}",
+            ["cluster.device is unknown, so no layer has a price; set it to a device of the catalog"],
+        )
+    found: LaidOut | None = None
+    faults: dict[str, None] = {}
+    for parts in _orders(job):
+        try:
+            laid = _laid_out(job, parts, constants)
+        except ValueError as error:
+            faults[str(error)] = None
+            continue
+        if found is None or laid.step_s < found.step_s:
+            found = laid
+    if found is None:
+        raise PlanError(f"a layout of job {job.name}", list(faults))
+    return found
+
+
+def _orders(job: JobSpec) -> list[list[PartSpec]]:
+    """Orders of the parts that differ; none but [] where devices are of one kind."""
+    found: list[list[PartSpec]] = []
+    for order in permutations(job.cluster.parts):
+        if list(order) not in found:
+            found.append(list(order))
+    return found
+
+
+def _laid_out(job: JobSpec, parts: list[PartSpec], constants: Constants) -> LaidOut:
+    job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"parts": parts})})
+    plan, m = job.plan, job.num_microbatches
+    placement = placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
+    alone = _alone(job)
+    by_part = [seats(run_of(part), plan, constants) for part in alone]
+    where = part_of_rank(plan, parts)
+    mine = [by_part[part][rank] for rank, part in enumerate(where)]
+    stages = best_stages(mine, m) if placement == in_line(plan.pp) else best_chunks(mine, placement, m)
+    layout = plan.model_copy(update={"layout": list(stages.layout)})
+    laid = job.model_copy(update={"plan": layout})
+    even = stages_of(plan.model_copy(update={"layout": []}).stage_layers(job.model.layers), mine, placement, m)
+    devices = tuple(alone[part].cluster.device for part in where)
+    return LaidOut(laid, stages, devices, _step_s(laid, stages, constants), even if _fits(even, mine) else None)
+
+
+def _alone(job: JobSpec) -> list[JobSpec]:
+    """The job on each of the cluster's parts, were it a cluster of its own; on the cluster if it is all of one kind."""
+    clusters = [job.cluster.alone(part) for part in job.cluster.parts] or [job.cluster]
+    return [job.model_copy(update={"cluster": cluster}) for cluster in clusters]
+
+
+def part_of_rank(plan: PlanSpec, parts: list[PartSpec]) -> list[int]:
+    """By pipeline rank, the part that its devices are of. Parts hold whole stages (spec/check_parts.py)."""
+    stage = plan.dp * plan.cp * plan.tp
+    return [number for number, part in enumerate(parts) for _ in range(part.num_devices // stage)] or [0] * plan.pp
+
+
+def _fits(stages: Stages, mine: list[Seat]) -> bool:
+    return all(taken <= seat.memory_bytes for taken, seat in zip(stages.rank_bytes, mine, strict=True))
+
+
+def _step_s(job: JobSpec, stages: Stages, constants: Constants) -> float:
+    """Seconds of a step. On parts of several kinds: the pipeline, and what comes besides on the part where that takes
+    longest: messages, gradients, update, jitter."""
+    if not job.cluster.parts:
+        return step_time(run_of(job), constants).total
+    most = 0.0
+    for alone in _alone(job):
+        time = step_time(run_of(alone), constants)
+        data = 0.0 if job.plan.zero == 3 else time.data  # in stage 3 it is in what a stage takes
+        most = max(most, time.messages + data + time.optimizer + time.host + time.other)
+    return stages.pipeline_s + most

@@ -1,0 +1,207 @@
+"""A model over a range of cluster sizes: the best plan at each, and what more devices bring.
+
+Strong scaling keeps the job's global batch, weak scaling its batch for each device. Efficiency is throughput for each
+device over that of the smallest size at which the model fits; memory efficiency is what the devices of that size hold
+together over what those of another hold: 1 where all that is held is shared among more devices, 1/2 where twice as many
+hold all of it twice.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardwright.cost.calibration import Constants, shipped
+from shardwright.cost.memory import peak_memory
+from shardwright.cost.money import Money, step_money
+from shardwright.planner.batch import BatchLimits
+from shardwright.planner.constraints import Constraints
+from shardwright.planner.search import search
+from shardwright.simulate.step import step_time
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.workload.shape import run_of
+
+# Given a job on a cluster: the same with the best plan, or None if none fits.
+Choose = Callable[[JobSpec], JobSpec | None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best plan at one size. Seconds of a step, bytes on the rank that needs most, money of a step."""
+
+    num_devices: int
+    job: JobSpec
+    step_s: float
+    mfu: float
+    peak_bytes: float
+    money: Money
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all devices."""
+        return self.job.tokens_per_step / self.step_s
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """Of one."""
+        return self.tokens_per_s / self.num_devices
+
+    @property
+    def step_usd(self) -> float | None:
+        """US dollars of a step; None where no price is known."""
+        return None if self.money.usd is None else float(self.money.usd)
+
+    @property
+    def usd_per_billion_tokens(self) -> float | None:
+        """US dollars of 1e9 tokens; None where no price is known."""
+        return None if self.step_usd is None else self.step_usd / self.job.tokens_per_step * 1e9
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """One kind of scaling. `points` are of the sizes at which a plan fits, smallest first; `run_tokens` is the range of
+    tokens that a run takes at the batch of each; `misfits` are the other sizes."""
+
+    kind: str  # strong or weak
+    points: tuple[Point, ...]
+    run_tokens: tuple[tuple[float, float], ...]
+    misfits: tuple[int, ...]
+
+    def efficiency(self, point: Point) -> float:
+        """Throughput for each device, over that at the smallest size."""
+        return point.tokens_per_s_per_device / self.points[0].tokens_per_s_per_device
+
+    def memory_efficiency(self, point: Point) -> float:
+        """Bytes on all devices at the smallest size, over those at this one."""
+        first = self.points[0]
+        return first.num_devices * first.peak_bytes / (point.num_devices * point.peak_bytes)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For JSON, a row a size."""
+        found = []
+        for point, tokens in zip(self.points, self.run_tokens, strict=True):
+            days = [total / point.tokens_per_s / 86400 for total in tokens]
+            usd = point.usd_per_billion_tokens
+            found.append(
+                {
+                    "devices": point.num_devices,
+                    "global_batch_size": point.job.batch.global_batch_size,
+                    "plan": point.job.plan.model_dump(),
+                    "step_s": point.step_s,
+                    "tokens_per_s": point.tokens_per_s,
+                    "tokens_per_s_per_device": point.tokens_per_s_per_device,
+                    "mfu": point.mfu,
+                    "efficiency": self.efficiency(point),
+                    "peak_bytes": point.peak_bytes,
+                    "memory_efficiency": self.memory_efficiency(point),
+                    "step": asdict(point.money),
+                    "usd_per_billion_tokens": usd,
+                    "run_tokens": list(tokens),
+                    "run_days": days,
+                    "run_usd": None if usd is None else [usd * total / 1e9 for total in tokens],
+                }
+            )
+        return found
+
+
+def scaling(
+    job: JobSpec, sizes: Sequence[int], limits: BatchLimits, choose: Choose, constants: Constants
+) -> tuple[Scaling, Scaling]:
+    """(strong, weak) over so many devices. The batch of the job on its own cluster is what weak scaling keeps.
+
+    PlanError if a size is not of whole nodes or no size fits; KeyError says what is not known.
+    """
+    sizes = sorted(set(sizes))
+    faults = [fault for size in sizes for fault in size_faults(job, size)]
+    if faults:
+        raise PlanError(f"sizes of the cluster of job {job.name}", faults)
+    own = job.cluster.num_devices
+    best: dict[tuple[int, int], JobSpec | None] = {}  # both kinds meet at the job's own size
+    of_kind = []
+    for kind in ("strong", "weak"):
+        points, tokens, misfits = [], [], []
+        for size in sizes:
+            batch = job.batch.global_batch_size
+            if kind == "weak":
+                batch = max(1, round(batch * size / own))
+            if (size, batch) not in best:
+                best[size, batch] = choose(at_size(job, size, batch))
+            chosen = best[size, batch]
+            if chosen is None:
+                misfits.append(size)
+                continue
+            points.append(_point(chosen, size, constants))
+            tokens.append(limits.rebatched_tokens(chosen.tokens_per_step))
+        of_kind.append(Scaling(kind, tuple(points), tuple(tokens), tuple(misfits)))
+    if not any(found.points for found in of_kind):
+        raise PlanError(
+            f"job {job.name} at other sizes",
+            [f"no plan fits on {devices_text(sizes)}; take more of them, or ones with more memory"],
+        )
+    strong, weak = of_kind
+    return strong, weak
+
+
+def sizes_of(text: str) -> list[int]:
+    """Sizes from "8,16,48" or "64-1024", which is doubled from one end to the other. PlanError says what is wrong."""
+    found, faults = [], []
+    for part in text.split(","):
+        low, dash, high = (word.strip() for word in part.partition("-"))
+        if not low.isdecimal() or int(low) == 0 or (dash and not (high.isdecimal() and int(high) >= int(low))):
+            faults.append(f"--devices {part!r} is neither a number of devices nor a range, such as 8,16,32 or 64-1024")
+            continue
+        size = int(low)
+        found.append(size)
+        while dash and 2 * size <= int(high):
+            size *= 2
+            found.append(size)
+    if faults:
+        raise PlanError("sizes of the cluster", faults)
+    return sorted(set(found))
+
+
+def devices_text(sizes: Sequence[int]) -> str:
+    """ "1 device", "8, 16 devices"."""
+    return f"{', '.join(f'{size:,}' for size in sizes)} device{'' if list(sizes) == [1] else 's'}"
+
+
+def best_plan(job: JobSpec, constraints: Constraints) -> JobSpec | None:
+    """The job under the fastest plan that fits; None if none does, or no plan is legal on its cluster."""
+    try:
+        found = search(job, constraints, shipped(), num_shown=1)
+    except PlanError:
+        return None
+    return found.candidates[0].job if found.candidates else None
+
+
+def size_faults(job: JobSpec, num_devices: int) -> list[str]:
+    """What keeps the job's kind of cluster from having so many devices."""
+    cluster, each = job.cluster, job.cluster.devices_per_node
+    if cluster.parts:
+        return ["cluster.parts has devices of several kinds, and sizes are of one; name one part as the cluster"]
+    if cluster.device == "unknown" or each == 0:
+        return [
+            "cluster.device or cluster.devices_per_node is not said, so nothing has a price; set both, or a cluster of "
+            "the catalog"
+        ]
+    if num_devices > each and num_devices % each:
+        return [
+            f"{num_devices} devices are not whole nodes of {each} ({num_devices} / {each} = {num_devices / each:.2f}); "
+            f"use {num_devices // each * each} or {(num_devices // each + 1) * each}"
+        ]
+    return []
+
+
+def at_size(job: JobSpec, num_devices: int, global_batch_size: int) -> JobSpec:
+    """The job on a cluster of its kind with so many devices; its plan is still that of the old one."""
+    each = min(job.cluster.devices_per_node, num_devices)
+    cluster = job.cluster.model_copy(update={"devices_per_node": each, "nodes": num_devices // each})
+    batch = job.batch.model_copy(update={"global_batch_size": global_batch_size})
+    return job.model_copy(update={"cluster": cluster, "batch": batch})
+
+
+def _point(job: JobSpec, num_devices: int, constants: Constants) -> Point:
+    run = run_of(job)
+    time, memory = step_time(run, constants), peak_memory(run, constants)
+    money = step_money(job.cluster, time.total, num_devices)
+    return Point(num_devices, job, time.total, time.mfu, memory.process, money)

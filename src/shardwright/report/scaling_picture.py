@@ -1,0 +1,78 @@
+"""A picture of how a model scales: speed-up, efficiency, memory and price over sizes of the cluster."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from shardwright.cost.calibration import device_of
+from shardwright.planner.scaling import Point, Scaling
+from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, text
+from shardwright.spec.job import JobSpec
+
+_WIDTH, _LEFT, _GAP = 920.0, 66.0, 86.0
+_HIGH, _ROW = 180.0, 262.0
+_MOST_TICKS = 7
+
+
+def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
+    """The SVG document. A kind of scaling in which nothing fits is left out."""
+    drawn = [found for found in scalings if found.points]
+    sizes = sorted({point.num_devices for found in drawn for point in found.points})
+    label = f"{job.model.name} on {sizes[0]:,} to {sizes[-1]:,} {job.cluster.device}"
+    wide = (_WIDTH - _LEFT - _GAP - 24) / 2
+    boxes = [Box(_LEFT + n % 2 * (wide + _GAP), 112 + n // 2 * _ROW, wide, _HIGH) for n in range(4)]
+    ticks = {math.log2(size): f"{size:,}" for size in sizes[:: -(-len(sizes) // _MOST_TICKS)]}
+    room = device_of(job.cluster.device).memory_gib
+
+    def lines(value: Callable[[Scaling, Point], float]) -> list[Line]:
+        return [
+            Line(_name(found), [(math.log2(p.num_devices), value(found, p)) for p in found.points], colour)
+            for found, colour in zip(drawn, LINE_COLOURS, strict=False)
+        ]
+
+    first = min(found.points[0].num_devices for found in drawn)
+    ideal = Line("in proportion", [(math.log2(s), math.log2(s / first)) for s in sizes], "#98a2b3", is_dashed=True)
+    faster = [ideal, *lines(lambda found, p: max(0.0, math.log2(p.tokens_per_s / found.points[0].tokens_per_s)))]
+    parts = [
+        text(20, 30, label, "name", 15),
+        text(20, 49, "the best plan at each size; speed-up and efficiency beside the smallest size that fits", size=12),
+        *legend(_LEFT, 76, [*faster[1:], ideal]),
+        *line_chart("speed-up: tokens a second", boxes[0], faster, 1.0, form=_times, ticks=ticks),
+        *line_chart(
+            "efficiency: tokens a second of a device", boxes[1], lines(Scaling.efficiency), 1.0, 1.0, _percent, ticks
+        ),
+        *line_chart(
+            f"memory of the fullest device, GiB (dotted: the {room:g} there are)", boxes[2],
+            lines(lambda _, p: p.peak_bytes / 2**30), room, room, ticks=ticks,
+        ),
+        *_price(boxes[3], drawn, lines, ticks),
+    ]  # fmt: skip
+    for box in boxes:
+        parts.append(text(box.left + box.width / 2, box.bottom + 34, "devices", anchor="middle"))
+    return document(label, _WIDTH, boxes[-1].bottom + 56, parts)
+
+
+def _price(
+    box: Box, drawn: Sequence[Scaling], lines: Callable[[Callable[[Scaling, Point], float]], list[Line]],
+    ticks: dict[float, str],
+) -> list[str]:  # fmt: skip
+    """Dollars by token, or device-hours where no price is known."""
+    if drawn[0].points[0].usd_per_billion_tokens is None:
+        title = "device-hours of 1e9 tokens"
+        of = lines(lambda _, p: 1e9 / p.tokens_per_s_per_device / 3600)
+    else:
+        title = "US dollars of 1e9 tokens"
+        of = lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
+    return line_chart(title, box, of, 0.0, form="{:,g}".format, ticks=ticks)
+
+
+def _name(found: Scaling) -> str:
+    return {"strong": "strong: the same batch", "weak": "weak: the batch grows"}[found.kind]
+
+
+def _times(doublings: float) -> str:
+    """Whole doublings alone have a round factor."""
+    return f"{2 ** round(doublings):,} x" if abs(doublings - round(doublings)) < 1e-9 else ""
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,34 @@
+"""One device or generation of software, from the catalog or from a file of your own, checked field by field."""
+
+import json
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from shardwright.spec import catalog
+from shardwright.spec.base import PlanError, Spec
+from shardwright.spec.describe import described
+
+Entry = TypeVar("Entry", bound=Spec)
+
+
+def read_entry(kind: catalog.Kind, name: str, spec: type[Entry]) -> Entry:
+    """The entry `name` as a `spec`. KeyError if the catalog has none; PlanError with all that is wrong with a file."""
+    try:
+        return spec.model_validate_json(json.dumps(catalog.read(kind, name), default=str), strict=True)
+    except ValidationError as error:
+        raise PlanError(name, described(error, spec)) from None
+    except ValueError as error:
+        raise PlanError(name, [str(error)]) from None
+
+
+def entry_faults(field: str, kind: catalog.Kind, name: str, spec: type[Spec]) -> list[str]:
+    """What is wrong with the entry that a field of a job names."""
+    if not catalog.is_file(name) and name not in catalog.names(kind):
+        hint = catalog.did_you_mean(name, catalog.names(kind))
+        return [f"{field} {name!r} is not in the catalog of {kind}; {hint}"]
+    try:
+        read_entry(kind, name, spec)
+    except PlanError as error:
+        return [f"{field} {name}: {fault}" for fault in error.faults]
+    return []

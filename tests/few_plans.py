@@ -1,0 +1,29 @@
+"""A chooser of plans for tests: the fastest of a handful that fits, priced one by one."""
+
+from itertools import product
+
+from shardwright.cost.calibration import device_of, shipped
+from shardwright.cost.memory import peak_memory
+from shardwright.schedule.job import plan_faults
+from shardwright.simulate.step import step_time
+from shardwright.spec.check import job_faults
+from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import PlanSpec
+from shardwright.workload.shape import run_of
+
+
+def best_of_few(job: JobSpec) -> JobSpec | None:
+    """The job under the fastest of few plans; None if none fits."""
+    constants, found = shipped(), []
+    devices = job.cluster.num_devices
+    for tp, pp, again in product((1, 8), (1, 2, 4, 8), ("none", "full")):
+        if devices % (tp * pp):
+            continue
+        plan = PlanSpec(dp=devices // (tp * pp), tp=tp, pp=pp, sequence_parallel=tp > 1, zero=1, recompute=again)  # type: ignore[arg-type]
+        planned = job.model_copy(update={"plan": plan})
+        if job_faults(planned) or plan_faults(planned):
+            continue
+        run = run_of(planned)
+        if peak_memory(run, constants).process <= device_of(run.device).memory_gib * 2**30:
+            found.append((step_time(run, constants).total, planned))
+    return min(found, key=lambda pair: pair[0])[1] if found else None

@@ -1,0 +1,146 @@
+"""A device, a model, a cluster, software and a calibration of one's own: TOML files, no code."""
+
+import json
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from shardwright.cli import cli
+from shardwright.cli_job import load
+from shardwright.spec.base import PlanError
+
+CHIP = """
+memory_gib = 64.0
+peak_tflops = { float32 = 50.0, bfloat16 = 400.0 }
+memory_gb_per_s = 3000.0
+multiprocessors = 100
+link_gb_per_s = 200.0
+link_domain = 4
+generation = "calibrations/mine.toml"
+usd_per_hour = 1.5
+power_w = 300.0
+hours_between_failures = 1000.0
+source = "a datasheet"
+"""
+CLUSTER = """
+device = "chip.toml"
+software = "software/mine.toml"
+devices_per_node = 4
+nodes = 2
+checkpoint_gb_per_s = 10.0
+
+[intra_node]
+bandwidth_gb_per_s = 200.0
+
+[inter_node]
+bandwidth_gb_per_s = 25.0
+"""
+MODEL = """
+layers = 8
+hidden = 1024
+heads = 16
+vocab = 32000
+sequence = 2048
+"""
+JOB = """
+[model]
+name = "own/model.toml"
+
+[cluster]
+name = "own/cluster.toml"
+
+[plan]
+dp = 4
+tp = 2
+sequence_parallel = true
+
+[batch]
+global_batch_size = 16
+
+[precision]
+compute = "bf16"
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job that names files beside it, which name others beside them."""
+    own = tmp_path / "own"
+    for folder in ("calibrations", "software"):
+        (own / folder).mkdir(parents=True)
+    files = {"own/chip": CHIP, "own/cluster": CLUSTER, "own/model": MODEL, "job": JOB}
+    files["own/calibrations/mine"] = "product = 0.5"
+    for name, text in files.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    catalog = resources.files("shardwright.spec.catalog")
+    shutil.copy(str(catalog / "software" / "megatron-core.toml"), own / "software" / "mine.toml")
+    return tmp_path / "job.toml"
+
+
+def found(job: Path, *overrides: str) -> dict[str, Any]:
+    words = [part for override in overrides for part in ("--set", override)]
+    done = CliRunner().invoke(cli, ["estimate", str(job), "--json", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+def test_all_is_priced_from_files(job: Path) -> None:
+    before = found(job)
+    assert before["device_memory_bytes"] == 64 * 2**30
+    assert (load(str(job), ()).model.name, load(str(job), ()).cluster.name) == ("model", "cluster")
+    assert before["cost_per_step"] == pytest.approx(1.5 * 8 * before["step_s"] / 3600)
+    assert before["goodput"] is not None and before["gaps"] == []
+
+
+def test_a_calibration_of_ones_own_counts(job: Path) -> None:
+    slow = found(job)["time"]["compute"]
+    better = job.parent / "own" / "calibrations" / "better.toml"
+    better.write_text("product = 0.9")
+    chip = job.parent / "own" / "chip2.toml"
+    chip.write_text(CHIP.replace("mine.toml", "better.toml"))
+    fast = found(job, f"cluster.device={chip}")["time"]["compute"]
+    assert 0.5 < fast / slow < 0.8
+    # What the file leaves out is common to all.
+    better.rename(job.parent / "own" / "calibrations" / "empty.toml").write_text("")
+    chip3 = job.parent / "own" / "chip3.toml"
+    chip3.write_text(CHIP.replace("mine.toml", "empty.toml"))
+    common = found(job, f"cluster.device={chip3}")["time"]["compute"]
+    assert fast < common < slow
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "fault"),
+    [
+        ("own/chip", CHIP.replace("memory_gib = 64.0", ""), "memory_gib is missing; set it"),
+        ("own/chip", CHIP + "bandwidth = 3", "bandwidth is not a known field; "),
+        (
+            "own/chip",
+            CHIP.replace("power_w = 300.0", 'power_w = "300"'),
+            'power_w = "300": it should be a valid number',
+        ),
+        ("own/chip", "memory_gib = ", "is not valid TOML"),
+        ("own/chip", None, "can't be read: No such file"),
+        ("own/model", None, "model.name: "),
+        ("own/model", "hidden = 0", "model.hidden = 0: it should be greater than 0"),
+        ("own/cluster", 'device = "no.toml"', "cluster.device "),
+        ("own/software/mine", "", "source is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(job: Path, file: str, text: str | None, fault: str) -> None:
+    path = job.parent / f"{file}.toml"
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    with pytest.raises(PlanError) as refusal:
+        load(str(job), ())
+    assert any(fault in line for line in refusal.value.faults), refusal.value.faults
+
+
+def test_a_path_on_the_command_line_is_found_from_here(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(job.parent / "own")
+    assert load("quickstart", ("model.name=model.toml",)).model.hidden == 1024

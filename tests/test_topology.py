@@ -1,0 +1,128 @@
+"""Groups cross the links that they cross: switches above the nodes, rails, the rings of a torus."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.cost.calibration import rates_of, shipped
+from shardwright.cost.collectives import all_to_all_s, ring_pass_s, ring_s
+from shardwright.cost.topology import Group, group_of
+from shardwright.simulate.step import step_time
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+from shardwright.workload.shape import Cut, Run, Shape, Topology, run_of
+
+CONSTANTS = shipped()
+LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
+RUN = Run(LLAMA, Cut(dp=8, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+RATES = rates_of(RUN, CONSTANTS)
+BIG = 1e13  # bytes, so that latency is nothing
+
+POWERS = st.sampled_from([1, 2, 4, 8, 16, 64])
+CUTS = st.builds(
+    Cut, dp=POWERS, tp=st.sampled_from([1, 2, 8]), pp=st.sampled_from([1, 2, 4]), cp=st.sampled_from([1, 2]),
+    zero=st.sampled_from([0, 1, 3]), global_batch=st.just(128),
+)  # fmt: skip
+COLLECTIVES = (ring_s, all_to_all_s, ring_pass_s)
+
+
+def seconds(run: Run) -> float:
+    return step_time(run, CONSTANTS).total
+
+
+@settings(max_examples=40, deadline=None)
+@given(CUTS, st.sampled_from([(32, 1.0), (64, 1.0)]))
+def test_a_level_that_is_not_oversubscribed_is_a_flat_network(cut: Cut, level: tuple[int, float]) -> None:
+    run = replace(RUN, cut=cut)
+    assert seconds(replace(run, topology=Topology((level,)))) == pytest.approx(seconds(run), rel=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CUTS, st.sampled_from([0.1, 0.25, 0.5]))
+def test_more_bandwidth_upward_is_never_slower(cut: Cut, share: float) -> None:
+    flat = replace(RUN, cut=cut)
+    wide, narrow = (replace(flat, topology=Topology(((32, s),))) for s in (2 * share, share))
+    assert seconds(flat) <= seconds(wide) <= seconds(narrow)
+    if cut.world <= 32:  # nothing passes that switch
+        assert seconds(flat) == seconds(narrow)
+
+
+@given(POWERS, POWERS)
+def test_a_ring_leaves_a_switch_once(size: int, stride: int) -> None:
+    """Groups of one kind fill a switch: each has its part of the links upward for what passes a rank once."""
+    group = group_of(size, stride, 8, Topology(((32, 0.25),)))
+    expected = BIG * (size - 1) / size
+    passed = [expected / RATES.link] if group.inside > 1 else []
+    if size * stride > 8 and size > 1:
+        passed.append(expected / RATES.network / group.inside)
+    if size * stride > 32 and size > 1:
+        passed.append(expected / RATES.network / (max(1, 32 // stride) * 0.25))
+    assert ring_s(RATES, group, BIG) == pytest.approx(max(passed, default=0.0), rel=1e-3)
+
+
+@given(POWERS, POWERS, st.sampled_from([Topology(), Topology(((32, 0.5),)), Topology(torus=(4, 4, 4))]))
+def test_one_rank_communicates_nothing(stride: int, domain: int, topology: Topology) -> None:
+    group = group_of(1, stride, domain, topology)
+    assert [float(collective(RATES, group, 1e9)) for collective in COLLECTIVES] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "links"),
+    [(4, 1, 2), (4, 4, 2), (4, 16, 2), (16, 1, 4), (16, 4, 4), (64, 1, 6), (2, 1, 1), (2, 4, 1), (8, 1, 3)],
+)
+def test_a_group_on_a_torus_gets_its_rings(size: int, stride: int, links: int) -> None:
+    """A full axis of 4 is a ring, both ways; a part of one is a line; several axes carry a part each."""
+    group = group_of(size, stride, 64, Topology(torus=(4, 4, 4)))
+    one = RATES.link / 6
+    assert ring_s(RATES, group, BIG) == pytest.approx(BIG * (size - 1) / size / (links * one), rel=1e-3)
+
+
+def test_an_all_to_all_on_a_torus_is_bound_by_its_bisection() -> None:
+    """On a ring of n, half of what n / 2 ranks send crosses 2 links each way: size n / 8 a link."""
+    group = group_of(16, 1, 256, Topology(torus=(16, 16)))
+    assert all_to_all_s(RATES, group, BIG) == pytest.approx(BIG * 16 / 8 / (RATES.link / 4), rel=1e-3)
+
+
+def test_pods_of_a_torus_are_joined_by_a_network() -> None:
+    group = group_of(128, 1, 64, Topology(torus=(4, 4, 4)))
+    assert (int(group.domains), int(group.inside)) == (2, 64)
+    assert ring_s(RATES, group, BIG) > ring_s(RATES, Group(64, 64, lanes=group.lanes), BIG)
+
+
+def job(**cluster: Any) -> JobSpec:
+    base = {"device": "h100-sxm", "devices_per_node": 8, "nodes": 8}
+    sections = {"cluster": base | cluster, "plan": {"dp": 64}, "batch": {"global_batch_size": 64}}
+    return make_job(sections | {"precision": {"compute": "bf16"}})
+
+
+def test_a_job_says_what_joins_its_nodes() -> None:
+    found = run_of(job(topology={"levels": [{"devices": 32, "share": 0.5}]}))
+    assert found.topology == Topology(((32, 0.5),))
+    links = {"inter_node": {"bandwidth_gb_per_s": 50.0, "latency_us": 7.0}}
+    whole, half = (run_of(job(**links, topology={"rails": rails})) for rails in (0, 4))
+    assert half.network_bytes_per_s == whole.network_bytes_per_s / 2
+    assert rates_of(whole, CONSTANTS).network_latency_s == pytest.approx(7e-6)
+    assert rates_of(RUN, CONSTANTS).network_latency_s == CONSTANTS["common.network_latency_s"]
+    torus = run_of(job(topology={"torus": [4, 4, 4]}))
+    assert (torus.devices_per_node, torus.topology.torus) == (math.prod((4, 4, 4)), (4, 4, 4))
+
+
+def test_what_does_not_fit_together_is_said() -> None:
+    with pytest.raises(PlanError, match=r"levels\[0\].devices 12 is no multiple .*12 / 8 = 1.50"):
+        job(topology={"levels": [{"devices": 12}]})
+    with pytest.raises(PlanError, match=r"torus 3 x 3 = 9 devices does not divide the cluster's 64"):
+        job(topology={"torus": [3, 3]})
+
+
+def test_one_of_the_stages_below_a_switch_sends_upward() -> None:
+    """16 stages of 1,024 ranks on pods of 3,072, seven times oversubscribed: three share what one of them needs."""
+    topology = Topology(levels=((3072, 1 / 7),))
+    group = group_of(16, 1024, 8, topology)
+    assert group.stretch == pytest.approx(1 + 5 / 15 * (7 / 3 - 1))
+    assert group.narrowest == pytest.approx(3 / 7)
+    assert group_of(3, 1024, 8, topology).stretch == 1  # all in one pod
