@@ -75,18 +75,33 @@ def _alone(job: JobSpec, rows: Columns, words: Words, constants: Constants, zero
 def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Constants) -> Column:
     """Least seconds by token that replicas exchange at the end of a step below ZeRO-3, over a node's where `hybrid`.
 
-    0 where the software hides it. Other stages a rank may leave it one layer less.
+    Where the software hides it, what it slows the computing by. Other stages a rank may leave it one layer less.
     """
     software = software_of(job.cluster.software)
-    if software.reduce_overlap or software.gather_overlap:
-        return np.zeros(len(rows["dp"]))
     least = np.full(len(rows["dp"]), np.inf)
     ones = np.ones_like(rows["dp"])
     for zero, over in ((0 * ones, 0 * ones), (ones, 0 * ones), (ones, hybrid)):
         columns = plain(rows) | {"zero": zero, "zero_ranks": over}
         least = np.minimum(least, step_time(Block(Words(), columns).run(job), constants).data)
     share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
+    if software.reduce_overlap or software.gather_overlap:
+        share = share * rates_of(run_of(job), constants).leak
     return least * share / (rows["global_batch_size"] * job.model.sequence)
+
+
+def turn_token_s(job: JobSpec, rows: Columns, constants: Constants) -> Column:
+    """Seconds by token of the messages of each stage that a rank has, where it has several."""
+    words, plans = Words("interleaved-1f1b"), plain(rows)
+    once, twice = (
+        step_time(Block(words, plans | {"virtual_stages": plans["virtual_stages"] * v}).run(job), constants).messages
+        for v in (1, 2)
+    )
+    return np.asarray((twice - once) / (rows["global_batch_size"] * job.model.sequence))
+
+
+def messages_token_s(rows: Columns, schedule: str, virtual: Column | int) -> Column:
+    """Least seconds by token of a schedule's messages; rows have `turn_s`."""
+    return rows["turn_s"] * virtual if schedule in STAGES_PER_RANK else 0.0 * rows["turn_s"]
 
 
 def step_token_s(
@@ -130,6 +145,18 @@ def activation_bytes(job: JobSpec, rows: Columns, words: Words, constants: Const
 def unsharded_bytes(memory: Memory) -> Column:
     """Least bytes of a process, however its state is sharded, from the memory of the plan with nothing sharded."""
     return np.asarray(memory.process - memory.parameters - memory.gradients - memory.optimizer)
+
+
+def state_bytes(columns: Columns) -> tuple[Column, Column]:
+    """Least bytes of a process (with all of its optimizer state in host memory, with none), from its unsharded parts.
+
+    Columns have `rest_bytes`, `parameters_bytes`, `gradients_bytes` and `optimizer_bytes` of the plan with nothing
+    sharded.
+    """
+    zero = columns["zero"]
+    held = columns["parameters_bytes"] * (zero < 3) + columns["gradients_bytes"] * (zero < 2)
+    least = columns["rest_bytes"] + held
+    return least, least + columns["optimizer_bytes"] * (zero < 1)
 
 
 def keeps_as_much(job: JobSpec, words: Words) -> bool:
