@@ -147,6 +147,14 @@ def test_what_has_no_price_or_no_plan_is_said() -> None:
         search(job, Constraints(keep={"tp": 3}), shipped())
 
 
+def test_a_method_that_no_degrees_admit_is_passed_over() -> None:
+    """On one node no token can go once to each of several."""
+    job = small_job("experts")
+    job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"nodes": 1})})
+    constraints = constraints_of(["plan.recompute=none", "plan.schedule=1f1b", "plan.cp=1"], [])
+    assert {c.job.plan.dispatch for c in search(job, constraints, shipped()).candidates} == {"direct"}
+
+
 def test_the_shown_plan_costs_what_the_search_says() -> None:
     """Prices of arrays and of one plan agree."""
     constraints = constraints_of(["plan.recompute=selective", "plan.schedule=1f1b"], [])
