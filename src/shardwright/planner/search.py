@@ -178,6 +178,8 @@ class _Search:
             if method not in least:  # computing nothing again is a bound on computing something again
                 least[method] = self._first_bounds(method)
             rows = least[method]
+            if not len(rows["dp"]):
+                continue
             if common != method:
                 rows = taken(rows, np.minimum(*self._least_s(rows, rows["paired_s"])) < self.marks(rows["kind"]))
                 if len(rows["dp"]):
@@ -198,6 +200,8 @@ class _Search:
     def _first_bounds(self, method: Words) -> Columns:
         """Rows that a method admits and their bounds, where nothing is computed again."""
         rows = taken(self.rows, admits(self.job, self.rows, method))
+        if not len(rows["dp"]):
+            return rows
         zeros = np.zeros(len(rows["dp"]))
         rows = self._bounded(rows | {"exchange_s": zeros, "zero3_s": zeros, "turn_s": zeros}, method)
         rows = taken(rows, np.minimum(*self._least_s(rows, rows["paired_s"])) < self.marks(rows["kind"]))
