@@ -1,5 +1,6 @@
 """Small jobs on made-up tokens, and the steps that tests run on them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
-from shardwright.train.build import build
+from shardwright.train.build import Replica, build
 from shardwright.train.step import train_step
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -99,8 +100,12 @@ def made_up_tokens(job: JobSpec, step: int) -> torch.Tensor:
 
 
 def record(mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
-    """Train some steps; what this rank then holds, gradients of the last step included."""
-    replica = build(job, mesh)
+    """Train some steps; what this rank then holds."""
+    return record_with(build(job, mesh), mesh, job, num_steps)
+
+
+def record_with(replica: Replica, mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
+    """Train a replica that was just built, and take its record."""
     share = job.batch.global_batch_size // job.plan.dp
     steps = []
     for step in range(num_steps):
@@ -113,12 +118,33 @@ def record(mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
     return Record(steps, boxes)
 
 
+_remembered: dict[tuple[Callable[..., Any], str, tuple[Any, ...]], list[Any]] = {}
+
+
+def remembered(job: JobSpec, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What `function(mesh, job, *args)` gives on every rank of the job, from one run. Nobody may change it.
+
+    For what many tests compare with.
+    """
+    from ranks import run_on_mesh
+
+    key = function, job.model_dump_json(), args
+    if key not in _remembered:
+        _remembered[key] = run_on_mesh(job, function, job, *args)
+    return _remembered[key]
+
+
+def by_one_rank(job: JobSpec, function: Callable[..., Any], *args: Any) -> Any:
+    """The same of the job on one rank, in this process."""
+    (result,) = remembered(job.as_one_rank(), function, *args)
+    return result
+
+
 def against_one_rank(job: JobSpec, num_steps: int = 3) -> Verdict:
     """Run a plan on Gloo ranks, and one rank in this process, and compare."""
     from ranks import run_on_mesh
 
-    one = run_on_mesh(job.as_one_rank(), record, job.as_one_rank(), num_steps)[0]
-    return compare(run_on_mesh(job, record, job, num_steps), one)
+    return compare(run_on_mesh(job, record, job, num_steps), by_one_rank(job, record, num_steps))
 
 
 def shapes() -> Any:

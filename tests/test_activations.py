@@ -61,6 +61,11 @@ def input_of(job: JobSpec, stage: DecoderStage) -> Tensor:
     return stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
 
 
+def saved_by_layers(mesh: Mesh, jobs: list[JobSpec]) -> list[int]:
+    """Of jobs with the same mesh."""
+    return [saved_by_layer(mesh, job) for job in jobs]
+
+
 def saved_by_layer(mesh: Mesh, job: JobSpec) -> int:
     stage = build(job, mesh).stages[0]
     x = input_of(job, stage)
@@ -77,12 +82,20 @@ def test_layer_on_one_rank(kind: str, shape: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("policy", ["none", "cheap", "all", "full"])
 @pytest.mark.parametrize("kind", ["llama", "gpt", *ATTENTIONS])
-def test_layer_on_two_ranks(kind: str, policy: str, sequence_parallel: bool) -> None:
-    job = shaped(kind, "wide", POLICIES[policy], tp=2, sequence_parallel=sequence_parallel)
-    expected = layer_of(job).kept_bytes(frozenset(POLICIES[policy]))
-    assert run_on_mesh(job, saved_by_layer, job) == [expected, expected]
+def test_layer_on_two_ranks(kind: str, sequence_parallel: bool) -> None:
+    cases = [(kind, policy) for policy in ("none", "cheap", "all", "full")]
+    check_layers(cases, tp=2, sequence_parallel=sequence_parallel)
+
+
+def check_layers(cases: list[tuple[str, str]], **plan: Any) -> None:
+    """Of kinds under policies, in layers of shape "wide", one after the other on the same ranks."""
+    jobs = [shaped(kind, "wide", POLICIES[policy], **plan) for kind, policy in cases]
+    expected = [
+        layer_of(job).kept_bytes(frozenset(POLICIES[policy])) for job, (_, policy) in zip(jobs, cases, strict=True)
+    ]
+    for rank, measured in enumerate(run_on_mesh(jobs[0], saved_by_layers, jobs)):
+        assert dict(zip(cases, measured, strict=True)) == dict(zip(cases, expected, strict=True)), f"rank {rank}"
 
 
 CONTEXT = {
@@ -96,10 +109,8 @@ CONTEXT = {
 @pytest.mark.parametrize("plan", CONTEXT)
 def test_layer_over_ranks_that_share_sequences(plan: str) -> None:
     """Each kind with one plan after the other would be many: policies and kinds go round within a plan."""
-    for kind, policy in (("llama", "none"), ("gpt", "none"), ("plain-grouped", "attention"), ("biased-rotary", "all")):
-        job = shaped(kind, "wide", POLICIES[policy], **CONTEXT[plan])
-        expected = layer_of(job).kept_bytes(frozenset(POLICIES[policy]))
-        assert set(run_on_mesh(job, saved_by_layer, job)) == {expected}, kind
+    cases = [("llama", "none"), ("gpt", "none"), ("plain-grouped", "attention"), ("biased-rotary", "all")]
+    check_layers(cases, **CONTEXT[plan])
 
 
 @pytest.mark.parametrize("plan", [{}, *({"cp": 2, "cp_method": m, "pp": 2} for m in ("ring", "ulysses"))])

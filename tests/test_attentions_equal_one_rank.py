@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from cases import ATTENTIONS, against_one_rank, record, small_job
+from cases import ATTENTIONS, against_one_rank, record, remembered, small_job
 from ranks import run_on_mesh
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
-from test_layer_recompute import assert_same_bits, with_dropout
+from test_layer_recompute import NUM_STEPS, assert_same_bits, of_four_microbatches
 
 PLANS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2},
@@ -30,7 +30,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_plan_equals_one_rank(kind: str, plan: str) -> None:
     fields = PLANS[plan]
-    verdict = against_one_rank(with_dropout(small_job(kind, **fields), 0.1))
+    verdict = against_one_rank(of_four_microbatches(kind, **fields), NUM_STEPS)
     if "tp" not in fields and "dp" not in fields:
         assert verdict.bitwise
     assert verdict.max_loss_difference <= 2e-6
@@ -43,8 +43,8 @@ def test_plan_equals_one_rank(kind: str, plan: str) -> None:
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_recomputed_has_the_same_bits(kind: str, plan: str, policy: str) -> None:
     fields = PLANS.get(plan, {})
-    kept, again = (with_dropout(small_job(kind, **fields, **how), 0.1) for how in ({}, POLICIES[policy]))
-    assert_same_bits(run_on_mesh(again, record, again, 2), run_on_mesh(kept, record, kept, 2))
+    kept, again = (of_four_microbatches(kind, **fields, **how) for how in ({}, POLICIES[policy]))
+    assert_same_bits(run_on_mesh(again, record, again, NUM_STEPS), remembered(kept, record, NUM_STEPS))
 
 
 def moved(mesh: Mesh, job: JobSpec) -> dict[str, tuple[int, int]]:

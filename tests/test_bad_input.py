@@ -631,5 +631,8 @@ def test_ranks_of_another_launcher_that_do_not_fit_the_plan(here: Path) -> None:
         "3 ranks were started, and the plan needs dp 2 x tp 2 x pp 2 = 8; start 8, or change the plan"
     ]
     assert json.loads((here / "run" / "failures" / "rank0.json").read_text())["kind"] == "input"
-    done = run_process("train", "job.toml", RANK="1", **seat)
+    # As `python -m shardwright`, but not as long as the first one may take to speak.
+    soon = "from shardwright import cli; cli.SPEAKING_S = 0.1; cli.main()"
+    command = [sys.executable, "-c", soon, "train", "job.toml"]
+    done = subprocess.run(command, env=os.environ | seat | {"RANK": "1"}, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import made_up_tokens, record, small_job
+from cases import against_one_rank, made_up_tokens, small_job
 from ranks import run_on_mesh
-from shardwright.measure.verify import compare
 from shardwright.model.dropout import LEVELS, Dropout, kept_elements
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.parallel.mesh import Mesh, make_mesh
@@ -43,8 +42,7 @@ def with_dropout(job: JobSpec) -> JobSpec:
 def test_plan_drops_what_one_rank_drops(name: str) -> None:
     kind, fields, is_bitwise = PLANS[name]
     job = with_dropout(small_job(kind, **fields))
-    one = run_on_mesh(job.as_one_rank(), record, job.as_one_rank(), 3)[0]
-    verdict = compare(run_on_mesh(job, record, job, 3), one)
+    verdict = against_one_rank(job)
     assert verdict.bitwise or not is_bitwise
     assert verdict.max_loss_difference <= 2e-6
     assert verdict.max_grad_norm_relative_difference <= 1e-6

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, record, small_job
+from cases import by_one_rank, made_up_tokens, record, record_with, small_job
 from ranks import run_on_mesh
 from shardwright.measure.verify import Record, compare
 from shardwright.parallel.mesh import Mesh
@@ -14,7 +14,7 @@ from shardwright.schedule.job import job_program
 from shardwright.schedule.lives import Buffer, peak, peak_activations
 from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
-from shardwright.train.step import evaluate, train_step
+from shardwright.train.step import evaluate
 
 # Those that run every stage's backwards, and its weight gradients, in the order of the microbatches.
 IN_ORDER = ("sequential", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
@@ -23,7 +23,7 @@ LOOPED = ("interleaved-1f1b", "looped-bfs", "auto")
 
 
 def job_for(schedule: str, pp: int, kind: str = "llama", **fields: Any) -> JobSpec:
-    plan = {"pp": pp, "schedule": schedule, "layers": 2 * pp, "batch": 4 * pp * fields.get("dp", 1)} | fields
+    plan = {"pp": pp, "schedule": schedule, "layers": 2 * pp, "batch": 3 * pp * fields.get("dp", 1)} | fields
     if schedule in LOOPED:
         plan["virtual_stages"] = 2
     return small_job(kind, **plan)
@@ -31,11 +31,10 @@ def job_for(schedule: str, pp: int, kind: str = "llama", **fields: Any) -> JobSp
 
 def run_and_watch(mesh: Mesh, job: JobSpec) -> tuple[Record, list[str], tuple[int, int], float]:
     """What was trained, done and kept in the last of two steps, and an evaluation afterwards."""
-    trained = record(mesh, job, 2)
     replica = build(job, mesh)
+    trained = record_with(replica, mesh, job, 2)
     share = job.batch.global_batch_size // job.plan.dp
     mine = slice(mesh.dp.index * share, (mesh.dp.index + 1) * share)
-    train_step(job, replica, mesh, 0, made_up_tokens(job, 0)[mine])
     performed = [str(entry.action) for entry in replica.executor.performed]
     peaks = replica.executor.peak_alive, replica.executor.peak_inputs
     assert all(stage.deferred.num_kept() == 0 for stage in replica.stages.values())
@@ -43,8 +42,7 @@ def run_and_watch(mesh: Mesh, job: JobSpec) -> tuple[Record, list[str], tuple[in
 
 
 def check(job: JobSpec, bitwise: bool) -> None:
-    one_job = job.as_one_rank()
-    one, _, _, one_evaluation = run_on_mesh(one_job, run_and_watch, one_job)[0]
+    one, _, _, one_evaluation = by_one_rank(job, run_and_watch)
     results = run_on_mesh(job, run_and_watch, job, timeout_s=120)
     verdict = compare([trained for trained, _, _, _ in results], one)
     if bitwise:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, record, small_job
+from cases import made_up_tokens, record, remembered, small_job
 from ranks import run_on_mesh
 from shardwright.measure.verify import Record
 from shardwright.parallel.mesh import Mesh
@@ -36,6 +36,14 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
+NUM_STEPS = 2  # the second is of weights that the first has moved
+
+
+def of_four_microbatches(kind: str, **plan: Any) -> JobSpec:
+    """With dropout, whose masks differ from step to step and from microbatch to microbatch."""
+    return with_dropout(small_job(kind, batch=4, **plan), 0.1)
+
+
 def with_dropout(job: JobSpec, rate: float) -> JobSpec:
     return job.model_copy(update={"model": job.model.model_copy(update={"dropout": rate})})
 
@@ -47,16 +55,6 @@ def assert_same_bits(ours: list[Record], others: list[Record]) -> None:
         assert all(torch.equal(a, b) for (_, a), (_, b) in zip(mine.boxes, other.boxes, strict=True))
 
 
-_kept_all: dict[tuple[str, str], list[Record]] = {}
-
-
-def without_recomputation(kind: str, plan: str) -> list[Record]:
-    if (kind, plan) not in _kept_all:
-        job = with_dropout(small_job(kind, **PLANS[plan]), 0.1)
-        _kept_all[kind, plan] = run_on_mesh(job, record, job, 3)
-    return _kept_all[kind, plan]
-
-
 def cases() -> list[tuple[str, str, str]]:
     """Every policy with every plan for Llama; for GPT each policy on one rank, and each plan with two policies."""
     gpt = [(plan, policy) for plan in PLANS for policy in POLICIES if plan == "one" or policy in ("full", "cheap")]
@@ -65,16 +63,17 @@ def cases() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("kind", "plan", "policy"), cases())
 def test_same_bits_as_without(kind: str, plan: str, policy: str) -> None:
-    job = with_dropout(small_job(kind, **PLANS[plan], **POLICIES[policy]), 0.1)
-    assert_same_bits(run_on_mesh(job, record, job, 3), without_recomputation(kind, plan))
+    job = of_four_microbatches(kind, **PLANS[plan], **POLICIES[policy])
+    kept = of_four_microbatches(kind, **PLANS[plan])
+    assert_same_bits(run_on_mesh(job, record, job, NUM_STEPS), remembered(kept, record, NUM_STEPS))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_beside_a_forward_that_communicates(sequence_parallel: bool) -> None:
     """DualPipeV runs a forward and a backward at once. What is recomputed communicates too, as part of the backward."""
     fields = {"pp": 2, "tp": 2, "schedule": "dualpipev", "sequence_parallel": sequence_parallel}
-    kept, again = (small_job(**fields, recompute=how) for how in ("none", "full"))
-    assert_same_bits(run_on_mesh(again, record, again, 3), run_on_mesh(kept, record, kept, 3))
+    kept, again = (small_job(batch=6, **fields, recompute=how) for how in ("none", "full"))
+    assert_same_bits(run_on_mesh(again, record, again, NUM_STEPS), run_on_mesh(kept, record, kept, NUM_STEPS))
 
 
 def collectives(mesh: Mesh, job: JobSpec) -> int:

@@ -1,22 +1,30 @@
 """The best layout of a job: the pieces agree with the cost model, and what comes out is a legal plan."""
 
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.memory import rank_memory
+from shardwright.planner.constraints import constraints_of
 from shardwright.planner.layout import best_layout
+from shardwright.planner.mixed import best_mixed
 from shardwright.planner.pieces import stages_of
 from shardwright.planner.pieces_of import seats
+from shardwright.planner.search import search
 from shardwright.report.layout import layout_dict, layout_text
+from shardwright.report.toml import write_toml
 from shardwright.schedule.job import plan_faults
 from shardwright.schedule.placement import placement_of
 from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.check import job_faults
 from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
+from shardwright.spec.load import load_job, make_job
+from shardwright.spec.plan import PlanSpec
 from shardwright.workload.shape import run_of
 
 CONSTANTS = shipped()
@@ -120,3 +128,34 @@ def test_a_cluster_of_two_equal_parts_is_one_cluster() -> None:
 def test_what_fits_under_no_layout_is_refused() -> None:
     with pytest.raises(PlanError, match="no cut of 32 layers into 4 stages fits"):
         best_layout(job(plan={"tp": 4, "pp": 4, "microbatch_size": 64}), CONSTANTS)
+
+
+def test_the_best_plan_on_parts_is_among_the_best_of_all(tmp_path: Path) -> None:
+    """Beside every plan of a small space laid out; and read back from the file that says it."""
+    given = mixed(("a100-sxm-80g", 1), ("v100-sxm-32g", 1))
+    batch = given.batch.model_copy(update={"global_batch_size": 32})
+    given = given.model_copy(update={"batch": batch})
+    kept = [
+        "plan.recompute=selective",
+        "plan.cp=1",
+        "plan.zero=1",
+        "plan.offload_optimizer=0",
+        "plan.microbatch_size=1",
+    ]
+    constraints = constraints_of(kept, ["plan.pp=2,4"])
+    found, steps = best_mixed(given, constraints, CONSTANTS), []
+    for tp, pp, is_sequence in product((1, 2, 4, 8), (2, 4), (False, True)):
+        if tp * pp > 16 or (is_sequence and tp == 1):
+            continue
+        fields: dict[str, Any] = {"dp": 16 // (tp * pp), "tp": tp, "pp": pp, "sequence_parallel": is_sequence}
+        planned = given.model_copy(update={"plan": PlanSpec(zero=1, recompute="selective", **fields)})
+        if not job_faults(planned) and not plan_faults(planned):
+            with suppress(PlanError):
+                steps.append(best_layout(planned, CONSTANTS).step_s)
+    assert len(steps) > 6
+    assert found.step_s <= min(steps) * (1 + 1e-9)  # the space recomputes other operators too
+    write_toml(tmp_path / "job.toml", found.job)
+    again = load_job(str(tmp_path / "job.toml"))
+    assert (again.plan, again.cluster) == (found.job.plan, found.job.cluster)
+    with pytest.raises(PlanError, match="layout JOB --search"):
+        search(given, constraints, CONSTANTS)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cases import made_up_tokens, record, small_job
+from cases import by_one_rank, made_up_tokens, record, small_job
 from ranks import run_on_mesh
 from shardwright.measure.activations import LiveBytes
 from shardwright.measure.verify import compare
@@ -100,7 +100,7 @@ def test_any_schedule(schedule: str) -> None:
     found = choices(job)
     assert all(choice.peak_bytes <= choice.limit_bytes for choice in found)
     assert len({policy for choice in found for policy in choice.policies.values()}) > 1
-    one = run_on_mesh(job.as_one_rank(), record, job.as_one_rank(), 2)[0]
+    one = by_one_rank(job, record, 2)
     assert compare(run_on_mesh(job, record, meet_budget(job), 2), one).bitwise
 
 

@@ -21,6 +21,7 @@ from shardwright.planner.space import all_plans, hybrid_ranks
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
+from shardwright.spec.plan import STAGES_PER_RANK
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"layers": 6, "hidden": 4096, "heads": 32, "kv_heads": 4, "ffn": 11008, "vocab": 32000, "sequence": 4096},
@@ -89,19 +90,33 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     below = priced.token_s * (1 + 1e-12)
     hybrid = hybrid_ranks(job, Constraints(), columns)
     rows = columns | {
+        "turn_s": bounds.turn_token_s(job, columns, shipped()),
         "exchange_s": bounds.exchange_token_s(job, columns, hybrid, shipped()),
-        "zero3_s": bounds.mean_rank_token_s(job, columns, replace(words, recompute="none"), shipped(), zero=3)[1],
+        "zero3_s": bounds.zero3_token_s(
+            job,
+            columns,
+            replace(words, recompute="none", recompute_every=1, offload_activations=False),
+            hybrid,
+            shipped(),
+        ),
     }
     mean_s, paired_s = bounds.mean_rank_token_s(job, columns, words, shipped())
     factor = bounds.bubble_factor(columns, words.schedule, columns["virtual_stages"])
+    virtual = STAGES_PER_RANK.get(words.schedule, 1) or columns["virtual_stages"]
     least_s = factor * (paired_s if bounds.is_paired(words.schedule) else mean_s)
+    least_s = least_s + bounds.messages_token_s(rows, words.schedule, virtual)
     unsharded = Block(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
     alone = prices(job, unsharded, shipped())
     for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, alone.time)):
         below_s, gathered_s = bounds.step_token_s(job, rows, token_s, shipped(), factor)
         assert (np.where(columns["zero"] == 3, gathered_s, below_s) <= below).all()
     assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()
-    if bounds.keeps_as_much(job, words.schedule):
+    held = {"rest_bytes": bounds.unsharded_bytes(alone.memory), "parameters_bytes": alone.memory.parameters}
+    held |= {"gradients_bytes": alone.memory.gradients, "optimizer_bytes": alone.memory.optimizer}
+    least_bytes, without_offload = bounds.state_bytes(columns | held)
+    is_kept = columns["offload_optimizer"] == 0
+    assert (np.where(is_kept, without_offload, least_bytes) <= priced.memory.process * (1 + 1e-12)).all()
+    if bounds.keeps_as_much(job, words):
         assert (bounds.activation_bytes(job, columns, words, shipped()) <= priced.memory.process).all()
 
 

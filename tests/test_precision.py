@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import record, small_job
-from ranks import run_on_mesh
+from cases import record, remembered, small_job
 from shardwright.measure.verify import Record
 from shardwright.schedule.job import plan_faults
 from shardwright.spec.job import JobSpec
@@ -28,7 +27,7 @@ def job_in(precision: dict[str, Any], kind: str = "llama", batch: int = 4, **pla
 
 
 def train(job: JobSpec, steps: int = 10) -> list[Record]:
-    return run_on_mesh(job, record, job, steps)
+    return remembered(job, record, steps)
 
 
 def assert_same_bits(mine: list[Record], expected: list[Record]) -> None:

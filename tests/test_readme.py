@@ -19,13 +19,18 @@ SHORT = (
     "--set optimizer.steps=3 --set optimizer.warmup_steps=1 --set optimizer.learning_rate=2e-4 --set run.eval_every=0 "
     "--set run.eval_batches=1 --set run.sample_tokens=4"
 )
+# Where nothing is compared, half the batch.
+SMALL = "--set batch.global_batch_size=16"
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
 
-COMMANDS = [line for block in blocks("sh") for line in block.splitlines()]
+SHOWN = [line for block in blocks("sh") for line in block.splitlines()]
+# `make train` runs it, and so it is not run once more.
+MADE = "shardwright verify quickstart --steps 5"
+COMMANDS = [command for command in SHOWN if command != MADE]
 
 
 def shortened(command: str, folder: Path) -> list[str]:
@@ -45,7 +50,9 @@ def shortened(command: str, folder: Path) -> list[str]:
     takes_a_job = (
         re.match(r"(shardwright|torchrun .* -m shardwright) (train|verify) ", command) and "--help" not in command
     )
-    return shlex.split(f"{command} {extra}" if takes_a_job else command)
+    if takes_a_job:
+        command += f" {extra} {SMALL}" if " train " in command else f" {extra}"
+    return shlex.split(command)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -53,7 +60,7 @@ def test_command(command: str, tmp_path: Path) -> None:
     words = shortened(command, tmp_path)
     if not words[0].startswith("make"):
         words[0] = str(BIN / words[0])
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
     if words[1:3] == ["train", "quickstart-moe"]:
@@ -66,6 +73,13 @@ def test_make_test_runs_the_whole_suite() -> None:
     for part in ("ruff check", "ruff format --check", "mypy", "lint-imports", "pytest"):
         assert part in done.stdout
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_make_train_runs_a_command_of_the_readme() -> None:
+    words = ["make", "-n", "-o", f"{BIN.parent}/installed", f"VENV={BIN.parent}", "train"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert MADE in SHOWN
+    assert f"{BIN}/{MADE}" in [line.strip() for line in done.stdout.splitlines()]
 
 
 def test_make_help_lists_the_targets() -> None:

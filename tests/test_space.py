@@ -78,7 +78,7 @@ def standing_for(plan: PlanSpec, has_experts: bool) -> PlanSpec:
 @st.composite
 def plans(draw: st.DrawFn) -> PlanSpec:
     """Any plan over four ranks of those fields that are searched, legal or not."""
-    degree = (st.sampled_from((1, 2)),)
+    degree = st.sampled_from((1, 2, 4))
     tp, pp, cp = draw(degree), draw(degree), draw(degree)
     words = draw(st.sampled_from(RECOMPUTE)).fields() | {"schedule": draw(st.sampled_from(SCHEDULES))}
     numbers = {

@@ -1,6 +1,5 @@
 """Descriptions: the catalog, reading and overriding, defaults, and the arithmetic of meshes, stages and FLOPs."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from shardwright.report.toml import write_toml
 from shardwright.spec import catalog
-from shardwright.spec.base import PlanError, Spec
+from shardwright.spec.base import PlanError
 from shardwright.spec.check import job_faults
 from shardwright.spec.cluster import ClusterSpec, DeviceSpec
 from shardwright.spec.fields import job_fields
@@ -28,20 +28,6 @@ from shardwright.spec.model import (
 )
 from shardwright.spec.plan import PlanSpec, split_evenly
 from shardwright.spec.precision import PrecisionSpec
-
-
-def as_toml(job: JobSpec) -> str:
-    """A whole job as a TOML file."""
-    return "\n".join(_toml_lines("", job))
-
-
-def _toml_lines(table: str, spec: Spec) -> list[str]:
-    values = [f"{name} = {json.dumps(value)}" for name, value in spec if not isinstance(value, Spec)]
-    lines = [f"[{table}]", *values] if table else values
-    for name, value in spec:
-        if isinstance(value, Spec):
-            lines += _toml_lines(f"{table}.{name}" if table else name, value)
-    return lines
 
 
 def catalog_model(name: str) -> ModelSpec:
@@ -107,7 +93,7 @@ def test_the_default_job_can_run() -> None:
 @pytest.mark.parametrize("name", catalog.names("jobs"))
 def test_a_job_survives_being_written_as_toml(name: str, tmp_path: Path) -> None:
     job = load_job(name)
-    (tmp_path / "job.toml").write_text(as_toml(job))
+    write_toml(tmp_path / "job.toml", job)
     assert load_job(str(tmp_path / "job.toml")) == job
 
 

@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cli_job import load
+from shardwright.planner.advice import Advice
+from shardwright.planner.search import Tally
+from shardwright.report.plans import plans_text
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.notes import job_notes
 from shardwright.spec.parameters import num_parameters
@@ -55,3 +58,9 @@ def test_devices_that_the_degrees_do_not_make(told: int, way_out: str) -> None:
 def test_what_the_runtime_lacks_is_a_note() -> None:
     (note,) = job_notes(load("deepseek-v3", ()))
     assert note.startswith("this runtime can't run it: precision.float8")
+
+
+def test_plan_says_it_too() -> None:
+    job = load(JOB, ("cluster.told_devices=64",))
+    (note,) = job_notes(job)
+    assert f"Note: {note}." in " ".join(plans_text(Advice(job, [], Tally())).split())

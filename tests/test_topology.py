@@ -117,3 +117,12 @@ def test_what_does_not_fit_together_is_said() -> None:
         job(topology={"levels": [{"devices": 12}]})
     with pytest.raises(PlanError, match=r"torus 3 x 3 = 9 devices does not divide the cluster's 64"):
         job(topology={"torus": [3, 3]})
+
+
+def test_one_of_the_stages_below_a_switch_sends_upward() -> None:
+    """16 stages of 1,024 ranks on pods of 3,072, seven times oversubscribed: three share what one of them needs."""
+    topology = Topology(levels=((3072, 1 / 7),))
+    group = group_of(16, 1024, 8, topology)
+    assert group.stretch == pytest.approx(1 + 5 / 15 * (7 / 3 - 1))
+    assert group.narrowest == pytest.approx(3 / 7)
+    assert group_of(3, 1024, 8, topology).stretch == 1  # all in one pod

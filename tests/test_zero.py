@@ -15,8 +15,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "dp2": {"dp": 2},
     "dp4": {"dp": 4},
     "small-buckets": {"dp": 2, "bucket_mib": 0.01},
-    "tp2": {"dp": 2, "tp": 2},
-    "sp2": {"dp": 2, "tp": 2, "sequence_parallel": True},
+    # Each layer and microbatch is many collectives over tp: two of each here.
+    "tp2": {"dp": 2, "tp": 2, "microbatch_size": 2, "layers": 2},
+    "sp2": {"dp": 2, "tp": 2, "sequence_parallel": True, "microbatch_size": 2, "layers": 2},
     "pp2": {"dp": 2, "pp": 2},
     "interleaved": {"dp": 2, "pp": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2},
     "zb-v": {"dp": 2, "pp": 2, "schedule": "zb-v"},

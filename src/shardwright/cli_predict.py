@@ -25,6 +25,16 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     show_estimate(spec, as_json)
 
 
+@click.command(cls=JobCommand)
+@job_options
+def explain(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
+    spec = load(job, overrides)
+    from shardwright.report.story import show_story
+
+    show_story(spec, as_json)
+
+
 def _drawing_options(command: Any) -> Any:
     """Where a timeline goes."""
     file = click.Path(dir_okay=False, path_type=Path)
@@ -179,22 +189,42 @@ def _search_options(command: Any) -> Any:
 
 @click.command(cls=JobCommand)
 @job_options
-def layout(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+@click.option(
+    "--search", is_flag=True,
+    help="Choose the rest of the plan too, with 1F1B: for clusters of parts, as plan does it for those of one kind.",
+)  # fmt: skip
+@_search_options
+@click.option(
+    "--toml", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write the job with the layout, for train and the other commands.",
+)  # fmt: skip
+def layout(
+    job: str, overrides: tuple[str, ...], as_json: bool, search: bool, keep: tuple[str, ...], between: tuple[str, ...],
+    toml: Path | None,
+) -> None:  # fmt: skip
     """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
 
     The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers.
     """
-    spec = load(job, overrides)
     from shardwright.cost.calibration import shipped
+    from shardwright.planner.constraints import constraints_of
     from shardwright.planner.layout import best_layout
+    from shardwright.planner.mixed import best_mixed
     from shardwright.report.layout import layout_dict, layout_text
+    from shardwright.report.toml import write_toml
     from shardwright.spec.base import PlanError
 
     try:
-        found = best_layout(spec, shipped())
+        if search:
+            found = best_mixed(load_to_plan(job, overrides)[0], constraints_of(keep, between), shipped())
+        else:
+            found = best_layout(load(job, overrides), shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     click.echo(json.dumps(layout_dict(found)) if as_json else layout_text(found))
+    if toml:
+        write_toml(toml, found.job)
+        click.echo(f"the job with the layout is in {toml}", err=True)
 
 
 @click.command(cls=JobCommand)
@@ -210,6 +240,11 @@ def layout(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     help="time: the fastest step; cost: the fewest dollars by token, on some of the nodes; devices: the fewest nodes "
     "for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
 )  # fmt: skip
+@click.option(
+    "--simulate", "simulated", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+    help="Simulate the N best plans in full, by their own programs, and order them anew: 1 s each for 16 pipeline "
+    "ranks, 10 s for 64.",
+)  # fmt: skip
 @click.option("--tokens", type=float, default=0.0, help="Tokens to train on within --days.")
 @click.option("--days", type=float, default=0.0, help="Days for --tokens.")
 @click.option(
@@ -218,7 +253,7 @@ def layout(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
 )  # fmt: skip
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
-    float8: str, objective: str, tokens: float, days: float, toml: Path | None,
+    float8: str, objective: str, simulated: int, tokens: float, days: float, toml: Path | None,
 ) -> None:  # fmt: skip
     """Find the best plans for JOB's model, batch and cluster, and say why they are.
 
@@ -236,7 +271,7 @@ def plan(
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
     spec, has_own = load_to_plan(job, overrides)
     try:
-        advice = advise(spec, constraints, shipped(), wanted, top, has_own)
+        advice = advise(spec, constraints, shipped(), wanted, top, has_own, simulated)
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     show_plans(advice, as_json)
@@ -287,4 +322,4 @@ def scale(
     click.echo(json.dumps(scaling_dict(spec, found, limits)) if as_json else scaling_text(spec, found, limits))
 
 
-COMMANDS = (estimate, layout, plan, scale, schedule, simulate, validate)
+COMMANDS = (estimate, explain, layout, plan, scale, schedule, simulate, validate)

@@ -111,11 +111,12 @@ def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, ...]) -> tuple[N
     optimizer: Numbers = 0.0
     host: Numbers = 0.0
     stage = cut.zero
-    copy = FLOAT32 if cut.element_bytes < FLOAT32 else 0
+    element = cut.element_bytes if software.masters else FLOAT32
+    copy = FLOAT32 if element < FLOAT32 else 0
     for elements, ranks in zip(held, (cut.shard_ranks, cut.expert_shard_ranks), strict=False):
         # Bytes by element.
         share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
-        own = np.where(stage == 3, FLOAT32 * share, cut.element_bytes)
+        own = np.where(stage == 3, FLOAT32 * share, element)
         gradient = np.where(stage == 3, FLOAT32, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
         updated = np.where(stage == 3, MOMENTS, copy + MOMENTS + software.step_bytes) * updated_share
         if cut.compress in KEEPS_ERROR:

@@ -54,11 +54,14 @@ class Group:
 
     @property
     def stretch(self) -> Numbers:
-        """How much longer than over a full port messages between neighbours take, in the mean over their borders."""
+        """How much longer than over a full port messages between neighbours take, in the mean over their borders.
+
+        Of the `below` ranks below a switch one sends upward, and has the share of all of them.
+        """
         found: Numbers = 1.0
         for below, share in self.upper:
             crossing = (-(-self.size // below) - 1) / np.maximum(1, self.size - 1)
-            found = np.maximum(found, 1 + crossing * (1 / share - 1))
+            found = np.maximum(found, 1 + crossing * (1 / np.minimum(1, below * share) - 1))
         return found
 
     @property
@@ -66,7 +69,7 @@ class Group:
         """Share of a port's bandwidth that a ring's slowest step has, for which all others wait."""
         found: Numbers = 1.0
         for below, share in self.upper:
-            found = np.where(below < self.size, np.minimum(found, share), found)
+            found = np.where(below < self.size, np.minimum(found, below * share), found)
         return found
 
 

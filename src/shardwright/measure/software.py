@@ -25,7 +25,10 @@ def software_of_row(row: Mapping[str, str], cut: Cut) -> str:
     said = " ".join(row.get(name) or "" for name in ("source", "model", "notes"))
     generation = device_of(row["gpu"]).generation
     named = next((name for _, name, pattern in _patterns() if pattern.search(said)), "")
-    name = named or usual_software(generation, cut, month_of(said, generation))
+    month = month_of(said, row.get("source") or "", generation)
+    name = named or usual_software(generation, cut, month)
+    if name == "megatron-deepspeed" and month >= FLASH_2:  # it followed Megatron-LM
+        name = "large-2024"
     if cut.zero == 3 and name in ("megatron-2021", "megatron-2022"):  # which has no ZeRO-3, but DeepSpeed had
         name = "deepspeed-2021"
     kernel = _attention(said)
@@ -45,11 +48,11 @@ def _patterns() -> list[tuple[int, str, re.Pattern[str]]]:
     return sorted(found, key=lambda entry: -entry[0])
 
 
-def month_of(said: str, generation: str) -> int:
-    """When a run was published, as YYMM: by the number of its preprint, else by a year, else by its devices."""
+def month_of(said: str, source: str, generation: str) -> int:
+    """When a run was published, as YYMM: by the number of its preprint, else its source's year, else its devices."""
     if paper := re.search(r"\b(\d{2}(?:0[1-9]|1[0-2]))\.\d{4,5}\b", said):
         return int(paper[1])
-    if years := re.findall(r"\b20([12]\d)\b", said):
+    if years := re.findall(r"\b20([12]\d)\b", source):
         return 100 * int(max(years)) + 6
     return _ERA.get(generation, _TODAY)
 

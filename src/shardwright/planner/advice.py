@@ -1,7 +1,7 @@
 """What a search has to tell: the best plans and their prices, why the best one is best, how the job's own fares."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardwright.cost.calibration import Constants, pessimistic
 from shardwright.cost.memory import Memory
@@ -14,8 +14,9 @@ from shardwright.planner.price import room_bytes
 from shardwright.planner.reasons import Binding, Reason, binding, reasons
 from shardwright.planner.rules import Rule, rules_for
 from shardwright.planner.sample import Standing, standing
-from shardwright.planner.search import Candidate, Tally
+from shardwright.planner.search import Tally
 from shardwright.planner.space import SCHEDULES
+from shardwright.simulate.played import played_step
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime
 from shardwright.spec.job import JobSpec
@@ -25,7 +26,7 @@ from shardwright.workload.shape import run_of
 @dataclass(frozen=True)
 class Priced:
     """A plan with its price: seconds of a step and where they go, the same under pessimistic constants, bytes of its
-    fullest rank, money."""
+    fullest rank, money. `simulated`: by its own program, not by closed forms."""
 
     job: JobSpec
     time: StepTime
@@ -33,6 +34,7 @@ class Priced:
     memory: Memory
     money: Money
     fits: bool
+    simulated: bool = False
 
     @property
     def tokens_per_s_per_device(self) -> float:
@@ -53,14 +55,13 @@ class Own:
 class Advice:
     """The best plans, best first; why the first is best; and the job's own.
 
-    `faster` would be the fastest if it fitted. `runner_up` is the second plan, and `flips` what would make it win.
+    `flips` is what would make the second plan win.
     """
 
     job: JobSpec
     plans: list[Priced]
     tally: Tally
     own: Own | None = None
-    faster: Candidate | None = None
     flips: list[Flip] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
     binding: Binding | None = None
@@ -81,22 +82,35 @@ def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[Priced]:
 
 
 def advise(
-    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int, has_own: bool
-) -> Advice:
-    """Search, and say why. `has_own`: the job's plan is the user's own, to compare with."""
+    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int, has_own: bool,
+    num_simulated: int = 0,
+) -> Advice:  # fmt: skip
+    """Search, and say why. `has_own`: the job's plan is the user's own, to compare with.
+
+    The first `num_simulated` plans are simulated in full, by their own programs, and ordered anew.
+    """
     on, found = best(job, constraints, constants, objective, num_shown)
     plans = priced([candidate.job for candidate in found.candidates], constants)
+    played = [_played(plan, constants) for plan in plans[:num_simulated]]
+    played.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
+    plans = played + plans[num_simulated:]
     own = _own(job, constraints, constants) if has_own else None
-    faster = found.too_large[0] if found.too_large else None
     if not plans:
-        return Advice(on, [], found.tally, own, faster)
+        return Advice(on, [], found.tally, own)
     first = plans[0].job
     why = reasons(first, _schedules(constraints), constants)
     runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
     return Advice(
-        on, plans, found.tally, own, faster, runner_up, why, binding(plans[0].time, plans[0].memory, first, why),
+        on, plans, found.tally, own, runner_up, why, binding(plans[0].time, plans[0].memory, first, why),
         rules_for(first),
     )  # fmt: skip
+
+
+def _played(plan: Priced, constants: Constants) -> Priced:
+    """The plan with the time of its own program, simulated."""
+    time = played_step(plan.job, constants)
+    money = step_money(plan.job.cluster, float(time.total), plan.job.plan.world)
+    return replace(plan, time=time, money=money, simulated=True)
 
 
 def _own(job: JobSpec, constraints: Constraints, constants: Constants) -> Own:

@@ -9,7 +9,7 @@ A bound is admissible if no plan that it stands for is cheaper. Three relaxation
   less all that sharding could save, is the least that they take.
 - Sharding and offloading move state and add communication, and change nothing else. So `unsharded_token_s` of a plan
   with nothing sharded is the least of the same plan however it is sharded. To it comes the least that replicas exchange
-  below ZeRO-3 (`exchange_token_s`); under ZeRO-3 gathers hide behind computing, so `mean_rank_token_s` with nothing
+  below ZeRO-3 (`exchange_token_s`); under ZeRO-3 gathers hide behind computing, so `zero3_token_s` with nothing
   computed again is the least with something.
 
 Time is by token, for plans may have different batches. tests/test_planner.py compares with what is priced.
@@ -25,6 +25,7 @@ from shardwright.cost.memory import Memory, peak_memory
 from shardwright.planner.block import SHARING, Block, Column, Columns, Words
 from shardwright.simulate.step import StepTime, step_time
 from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.workload.shape import run_of
 
 # Schedules that hide tokens' way to experts behind another microbatch.
@@ -41,36 +42,66 @@ def plain(rows: Columns) -> Columns:
     return rows | dict.fromkeys(SHARING, zeros) | {"virtual_stages": zeros + 1}
 
 
-def mean_rank_token_s(
-    job: JobSpec, rows: Columns, words: Words, constants: Constants, zero: int = 0
-) -> tuple[Column, Column]:
+def mean_rank_token_s(job: JobSpec, rows: Columns, words: Words, constants: Constants) -> tuple[Column, Column]:
     """Seconds by token that the mean pipeline rank computes and communicates in a step, under any schedule.
 
     The second is for schedules that hide tokens' way to experts.
     """
-    columns = plain(rows) | {"pp": np.ones_like(rows["pp"]), "zero": np.full_like(rows["pp"], zero)}
-    time = step_time(Block(replace(words, schedule="1f1b"), columns).run(job), constants)
+    time = _alone(job, rows, words, constants)
     tokens = rows["global_batch_size"] * job.model.sequence * rows["pp"]
-    gathers = time.data if zero == 3 else 0.0
-    paired = (time.compute + time.again + time.tensor + time.context + gathers) / tokens
+    paired = (time.compute + time.again + time.tensor + time.context) / tokens
     return paired + time.expert / tokens, paired
+
+
+def zero3_token_s(job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants) -> Column:
+    """The same under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those of a node."""
+    tokens = rows["global_batch_size"] * job.model.sequence * rows["pp"]
+    least = np.full(len(tokens), np.inf)
+    for over in (np.zeros_like(hybrid), hybrid):
+        time = _alone(job, rows | {"zero_ranks": over}, words, constants, zero=3)
+        least = np.minimum(least, time.compute + time.again + time.tensor + time.context + time.data)
+    return least / tokens
+
+
+def _alone(job: JobSpec, rows: Columns, words: Words, constants: Constants, zero: int = 0) -> StepTime:
+    """The step of a pipeline of one rank with all layers."""
+    one = np.ones_like(rows["pp"])
+    columns = plain(rows) | {"pp": one, "zero": zero * one}
+    if zero:
+        columns["zero_ranks"] = rows["zero_ranks"]
+    return step_time(Block(replace(words, schedule="1f1b"), columns).run(job), constants)
 
 
 def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Constants) -> Column:
     """Least seconds by token that replicas exchange at the end of a step below ZeRO-3, over a node's where `hybrid`.
 
-    0 where the software hides it. Other stages a rank may leave it one layer less.
+    Where the software hides it, what it slows the computing by. Other stages a rank may leave it one layer less.
     """
     software = software_of(job.cluster.software)
-    if software.reduce_overlap or software.gather_overlap:
-        return np.zeros(len(rows["dp"]))
     least = np.full(len(rows["dp"]), np.inf)
     ones = np.ones_like(rows["dp"])
     for zero, over in ((0 * ones, 0 * ones), (ones, 0 * ones), (ones, hybrid)):
         columns = plain(rows) | {"zero": zero, "zero_ranks": over}
         least = np.minimum(least, step_time(Block(Words(), columns).run(job), constants).data)
     share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
+    if software.reduce_overlap or software.gather_overlap:
+        share = share * rates_of(run_of(job), constants).leak
     return least * share / (rows["global_batch_size"] * job.model.sequence)
+
+
+def turn_token_s(job: JobSpec, rows: Columns, constants: Constants) -> Column:
+    """Seconds by token of the messages of each stage that a rank has, where it has several."""
+    words, plans = Words("interleaved-1f1b"), plain(rows)
+    once, twice = (
+        step_time(Block(words, plans | {"virtual_stages": plans["virtual_stages"] * v}).run(job), constants).messages
+        for v in (1, 2)
+    )
+    return np.asarray((twice - once) / (rows["global_batch_size"] * job.model.sequence))
+
+
+def messages_token_s(rows: Columns, schedule: str, virtual: Column | int) -> Column:
+    """Least seconds by token of a schedule's messages; rows have `turn_s`."""
+    return rows["turn_s"] * virtual if schedule in STAGES_PER_RANK else 0.0 * rows["turn_s"]
 
 
 def step_token_s(
@@ -116,9 +147,22 @@ def unsharded_bytes(memory: Memory) -> Column:
     return np.asarray(memory.process - memory.parameters - memory.gradients - memory.optimizer)
 
 
-def keeps_as_much(job: JobSpec, schedule: str) -> bool:
-    """Whether `activation_bytes` holds for a schedule: layers must also be alike."""
-    return schedule in _KEEPS_MORE and not job.model.moe.experts
+def state_bytes(columns: Columns) -> tuple[Column, Column]:
+    """Least bytes of a process (with all of its optimizer state in host memory, with none), from its unsharded parts.
+
+    Columns have `rest_bytes`, `parameters_bytes`, `gradients_bytes` and `optimizer_bytes` of the plan with nothing
+    sharded.
+    """
+    zero = columns["zero"]
+    held = columns["parameters_bytes"] * (zero < 3) + columns["gradients_bytes"] * (zero < 2)
+    least = columns["rest_bytes"] + held
+    return least, least + columns["optimizer_bytes"] * (zero < 1)
+
+
+def keeps_as_much(job: JobSpec, words: Words) -> bool:
+    """Whether `activation_bytes` holds for words. Layers must be alike, and what is computed again at once no less."""
+    has_smaller_stages = words.recompute == "stage" and words.schedule in STAGES_PER_RANK
+    return words.schedule in _KEEPS_MORE and not job.model.moe.experts and not has_smaller_stages
 
 
 def unsharded_token_s(job: JobSpec, block: Block, time: StepTime) -> Column:

@@ -67,11 +67,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Found:
-    """The fastest plans that fit, each of another kind, fastest first; those that would be faster and do not fit,
-    fastest first; and how much was looked at."""
+    """The fastest plans that fit, each of another kind, fastest first; and how much was looked at."""
 
     candidates: list[Candidate]
-    too_large: list[Candidate]
     tally: Tally
 
 
@@ -98,12 +96,17 @@ def search(
     found.guess()
     found.expand()
     found.tally.seconds = time.perf_counter() - started
-    return Found(found.fastest(found.shown), found.fastest(found.too_large), found.tally)
+    return Found(found.fastest(), found.tally)
 
 
 def _check(job: JobSpec) -> None:
     faults = []
-    if job.cluster.device == "unknown":
+    if job.cluster.parts:
+        faults.append(
+            "cluster.parts has devices of several kinds, and this search is of one; `shardwright layout JOB --search` "
+            "finds a plan for parts"
+        )
+    elif job.cluster.device == "unknown":
         faults.append("cluster.device is unknown, so no plan has a price; set it to a device of the catalog")
     if job.cluster.num_devices == 0:
         faults.append(
@@ -147,7 +150,6 @@ class _Search:
         self.tally = Tally(sum(count_by_words(job, constraints, rows).values()))
         self.num_shown = min(num_shown, len(kinds))
         self.shown = _Best(np.full(len(kinds), np.inf))
-        self.too_large = _Best(np.full(len(kinds), np.inf))
 
     def marks(self, kind: Column) -> Column:
         """Most seconds by token with which a plan of a kind may still be shown."""
@@ -197,15 +199,17 @@ class _Search:
         """Rows that a method admits and their bounds, where nothing is computed again."""
         rows = taken(self.rows, admits(self.job, self.rows, method))
         zeros = np.zeros(len(rows["dp"]))
-        rows = self._bounded(rows | {"exchange_s": zeros, "zero3_s": zeros}, method)
+        rows = self._bounded(rows | {"exchange_s": zeros, "zero3_s": zeros, "turn_s": zeros}, method)
         rows = taken(rows, np.minimum(*self._least_s(rows, rows["paired_s"])) < self.marks(rows["kind"]))
         if not len(rows["dp"]):
             return rows
-        _, zero3_s = bounds.mean_rank_token_s(self.job, rows, method, self.constants, zero=3)
         hybrid = hybrid_ranks(self.job, self.constraints, rows)
+        zero3_s = bounds.zero3_token_s(self.job, rows, method, hybrid, self.constants)
         return rows | {
-            "zero3_s": zero3_s, "exchange_s": bounds.exchange_token_s(self.job, rows, hybrid, self.constants)
-        }  # fmt: skip
+            "zero3_s": zero3_s,
+            "exchange_s": bounds.exchange_token_s(self.job, rows, hybrid, self.constants),
+            "turn_s": bounds.turn_token_s(self.job, rows, self.constants),
+        }
 
     def _bounded(self, rows: Columns, words: Words) -> Columns:
         """Rows with their bounds: for schedules of one microbatch and of paired ones, and in bytes."""
@@ -221,12 +225,15 @@ class _Search:
     def _task(self, words: Words, rows: Columns) -> tuple[float, Words, Columns]:
         """The least bound of the rows that words admit, and these."""
         mean_s = rows["paired_s" if bounds.is_paired(words.schedule) else "mean_s"]
-        virtual = STAGES_PER_RANK.get(words.schedule, 1) or np.maximum(1, self.job.model.layers // rows["pp"])
-        factor = bounds.bubble_factor(rows, words.schedule, virtual)
-        below, gathered = self._least_s(rows, factor * mean_s, factor)
+        pieces = STAGES_PER_RANK.get(words.schedule, 1)
+        factor = bounds.bubble_factor(
+            rows, words.schedule, pieces or np.maximum(1, self.job.model.layers // rows["pp"])
+        )
+        messages_s = bounds.messages_token_s(rows, words.schedule, pieces or 2)
+        below, gathered = self._least_s(rows, factor * mean_s + messages_s, factor)
         least = np.minimum(below, gathered)
         is_possible = (least < self.marks(rows["kind"])) & admits(self.job, rows, words)
-        if bounds.keeps_as_much(self.job, words.schedule):
+        if bounds.keeps_as_much(self.job, words):
             is_possible &= rows["least_bytes"] <= self.room
         rows = taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
         return float(least[is_possible].min(initial=np.inf)), words, rows
@@ -248,15 +255,18 @@ class _Search:
             now = order[first : first + size]
             first += size
             sharded = with_sharing(self.job, self.constraints, block.where(self._possible(block, now)))
-            too_large.append(self._price(self._still(sharded)))
+            sharded, offloaded = self._with_room(self._still(sharded))
+            too_large += [offloaded, self._price(sharded)]
         self._price(with_offload(self.constraints, self._still(together(too_large))))
 
     def _tightened(self, block: Block) -> Block:
         """With bounds of the plans themselves: of their virtual stages, and where they are many, of their own price."""
         columns, words = block.columns, block.words
         if STAGES_PER_RANK.get(words.schedule, 1) == 0:
-            factor = bounds.bubble_factor(columns, words.schedule, columns["virtual_stages"])
-            below, gathered = self._least_s(columns, factor * columns["mean_s"], factor)
+            virtual = columns["virtual_stages"]
+            factor = bounds.bubble_factor(columns, words.schedule, virtual)
+            messages_s = bounds.messages_token_s(columns, words.schedule, virtual)
+            below, gathered = self._least_s(columns, factor * columns["mean_s"] + messages_s, factor)
             block = Block(words, columns | {"below_s": below, "gathered_s": gathered})
             block = block.where(self._possible(block, np.arange(len(block))))
         if len(block) <= _FEW:
@@ -266,8 +276,13 @@ class _Search:
         unsharded_s = bounds.unsharded_token_s(self.job, block, step_time(run, self.constants))
         below, gathered = self._least_s(block.columns, unsharded_s)
         gathered = np.maximum(gathered, block.columns["gathered_s"])
-        fits = bounds.unsharded_bytes(peak_memory(run, self.constants)) <= self.room
-        block = Block(words, block.columns | {"below_s": below, "gathered_s": gathered}).where(fits)
+        memory = peak_memory(run, self.constants)
+        held = {
+            "rest_bytes": bounds.unsharded_bytes(memory), "parameters_bytes": memory.parameters,
+            "gradients_bytes": memory.gradients, "optimizer_bytes": memory.optimizer,
+        }  # fmt: skip
+        block = Block(words, block.columns | {"below_s": below, "gathered_s": gathered} | held)
+        block = block.where(held["rest_bytes"] <= self.room)
         return block.where(self._possible(block, np.arange(len(block))))
 
     def _possible(self, block: Block, rows: Column) -> Column:
@@ -281,6 +296,13 @@ class _Search:
         least = np.where(columns["zero"] == 3, columns["gathered_s"], columns["below_s"])
         return block.where(least < self.marks(columns["kind"]))
 
+    def _with_room(self, block: Block) -> tuple[Block, Block]:
+        """Those of a sharded block that may fit as they are, and those that may if they offload."""
+        if "rest_bytes" not in block.columns:
+            return block, block.where(np.zeros(len(block), dtype=bool))
+        least, as_it_is = bounds.state_bytes(block.columns)
+        return block.where(as_it_is <= self.room), block.where((least <= self.room) & (as_it_is > self.room))
+
     def _price(self, block: Block) -> Block:
         """Those that do not fit and would be shown if they did."""
         if not len(block):
@@ -292,14 +314,11 @@ class _Search:
         marks = self.marks(block.columns["kind"])
         process = np.broadcast_to(found.memory.process, found.token_s.shape)
         self.shown.take(block, found.token_s, process, np.flatnonzero(fits & (found.token_s < marks)))
-        too_large = ~fits & (found.token_s < marks)
-        best = self.shown.token_s.min()
-        near = too_large & (process < 1.5 * self.room) & (found.token_s < best)
-        self.too_large.take(block, found.token_s, process, np.flatnonzero(near))
-        return block.where(too_large)
+        return block.where(~fits & (found.token_s < marks))
 
-    def fastest(self, best: _Best) -> list[Candidate]:
+    def fastest(self) -> list[Candidate]:
         """Of the kinds that are shown the best plan, fastest first."""
+        best = self.shown
         kinds = sorted(best.place, key=lambda kind: float(best.token_s[kind]))[: self.num_shown]
         return [
             Candidate(block.plan(index, self.job), float(best.token_s[kind]), process)

@@ -23,7 +23,10 @@ from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.sequence import chunks_per_rank
 
-SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "gpipe")
+SCHEDULES = (
+    "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev", "gpipe",
+    "looped-bfs", "sequential",
+)  # fmt: skip
 CONTEXT_METHODS = ("ring", "all-gather", "ulysses")
 
 # What is computed again, least first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section

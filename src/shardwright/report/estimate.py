@@ -5,21 +5,23 @@ And, where the cluster's device is known, time, MFU, money, energy and time lost
 
 import json
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cost.calibration import device_of
-from shardwright.planner.estimate import Estimate, estimate
-from shardwright.report.price import price_dict, price_text
 from shardwright.report.table import aligned
 from shardwright.schedule.job import job_program
 from shardwright.spec import catalog
+from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.entry import read_entry
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory, amount
 from shardwright.spec.notes import job_notes
 from shardwright.spec.parameters import num_active_parameters, num_parameters, stage_parameters
 from shardwright.workload.memory import job_memory
+
+if TYPE_CHECKING:
+    from shardwright.planner.estimate import Estimate
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "total")
 
@@ -30,10 +32,12 @@ def show_estimate(job: JobSpec, as_json: bool) -> None:
     click.echo(json.dumps(_as_dict(job, memory, priced)) if as_json else _text(job, memory, priced))
 
 
-def _priced(job: JobSpec) -> Estimate | str:
+def _priced(job: JobSpec) -> "Estimate | str":
     """What the plan takes; or why that is not known, and what to set."""
     if job.cluster.device == "unknown":
         return "Time, money and energy are not said: set cluster.device, and the bandwidths of the cluster's links."
+    from shardwright.planner.estimate import estimate  # it takes numpy, and the account of memory does not
+
     try:
         return estimate(job)
     except (KeyError, ValueError) as error:
@@ -44,12 +48,15 @@ def device_memory_bytes(job: JobSpec) -> int | None:
     """Memory of the cluster's device; None where the job does not say which it is."""
     if job.cluster.device == "unknown":
         return None
-    return int(device_of(job.cluster.device).memory_gib * 2**30)
+    return int(_device(job).memory_gib * 2**30)
 
 
-def _as_dict(job: JobSpec, memory: list[RankMemory], priced: Estimate | str) -> dict[str, Any]:
+def _device(job: JobSpec) -> DeviceSpec:
+    return read_entry("devices", job.cluster.device, DeviceSpec)
+
+
+def _as_dict(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> dict[str, Any]:
     limit = device_memory_bytes(job)
-    found = {"not_priced": priced} if isinstance(priced, str) else price_dict(job, priced)
     return {
         "job": job.name,
         "parameters": num_parameters(job.model),
@@ -58,11 +65,27 @@ def _as_dict(job: JobSpec, memory: list[RankMemory], priced: Estimate | str) -> 
         "device_memory_bytes": limit,
         "fits": None if limit is None else all(rank.total_bytes <= limit for rank in memory),
         "notes": job_notes(job),
-        **found,
+        **_takes_dict(job, priced),
     }
 
 
-def _text(job: JobSpec, memory: list[RankMemory], priced: Estimate | str) -> str:
+def _takes_dict(job: JobSpec, priced: "Estimate | str") -> dict[str, Any]:
+    if isinstance(priced, str):
+        return {"not_priced": priced}
+    from shardwright.report.price import price_dict
+
+    return price_dict(job, priced)
+
+
+def _takes_text(job: JobSpec, priced: "Estimate | str") -> str:
+    if isinstance(priced, str):
+        return textwrap.fill(priced, 110)
+    from shardwright.report.price import price_text
+
+    return price_text(job, priced)
+
+
+def _text(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> str:
     plan = job.plan
     placement = job_program(job).placement
     kinds = [*KINDS, "host"] if any(of_rank.host_bytes for of_rank in memory) else KINDS
@@ -93,7 +116,7 @@ def _text(job: JobSpec, memory: list[RankMemory], priced: Estimate | str) -> str
         "process and its libraries come on top. The last column is parameters, gradients and optimizer state by the "
         "parameters of the rank's stages."
     )
-    takes = textwrap.fill(priced, 110) if isinstance(priced, str) else price_text(job, priced)
+    takes = _takes_text(job, priced)
     notes = [textwrap.fill(f"Note: {note}.", 110) for note in job_notes(job)]
     return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), _verdict(job, memory), takes, *notes])
 
@@ -108,7 +131,7 @@ def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
         known = ", ".join(catalog.names("devices"))
         return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
     largest = max(memory, key=lambda rank: rank.total_bytes)
-    device = f"{device_of(job.cluster.device).name} with {amount(limit)}"
+    device = f"{_device(job).name} with {amount(limit)}"
     where = f"pp rank {memory.index(largest)} needs {amount(largest.total_bytes)}"
     left = limit - largest.total_bytes
     if left < 0:

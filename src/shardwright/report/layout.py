@@ -4,15 +4,18 @@ import textwrap
 from typing import Any
 
 from shardwright.planner.layout import LaidOut
+from shardwright.report.plans import plan_words
 from shardwright.report.table import aligned
 from shardwright.schedule.placement import placement_of
 
 
 def layout_dict(found: LaidOut) -> dict[str, Any]:
     """For `--json`. Seconds of a step and of one microbatch by rank, bytes by rank."""
+    job = found.job
     return {
+        "plan": job.plan.model_dump(),
         "layout": list(found.stages.layout),
-        "parts": [part.model_dump() for part in found.job.cluster.parts],
+        "parts": [part.model_dump() for part in job.cluster.parts],
         "devices": list(found.devices),
         "step_s": found.step_s,
         "pipeline_s": found.stages.pipeline_s,
@@ -35,9 +38,9 @@ def layout_text(found: LaidOut) -> str:
              f"{stages.rank_bytes[rank] / 2**30:.1f} GiB"]
         )  # fmt: skip
     heading = (
-        f"{job.name}: {job.model.layers} layers on {job.plan.num_stages} stages, {job.plan.schedule}, "
-        f"{job.num_microbatches} microbatches. A step takes {found.step_s:.3g} s, {stages.pipeline_s:.3g} s of it in "
-        f"the pipeline, whose slowest rank takes {100 * stages.imbalance:.1f} % longer than the mean. "
+        f"{job.name}: {job.model.layers} layers on {job.plan.num_stages} stages; {plan_words(job.plan)}. A step takes "
+        f"{found.step_s:.3g} s, {stages.pipeline_s:.3g} s of it in the pipeline, whose slowest rank takes "
+        f"{100 * stages.imbalance:.1f} % longer than the mean. "
     )
     order = [part.device for part in job.cluster.parts]
     told = [f"plan.layout = {list(stages.layout)}"]

@@ -12,6 +12,7 @@ from shardwright.planner.advice import Advice, Own, Priced
 from shardwright.planner.misfit import Misfit
 from shardwright.planner.reasons import PARTS, Reason
 from shardwright.report.table import aligned
+from shardwright.spec.notes import job_notes
 from shardwright.spec.plan import PlanSpec
 
 _WIDTH = 118
@@ -39,6 +40,7 @@ def as_dict(plan: Priced) -> dict[str, Any]:
         "memory": {name: float(value) for name, value in memory.items()} | {"process": float(plan.memory.process)},
         "time": {name: float(value) for name, value in time.items() if name not in ("mfu", "hfu")},
         "fits": plan.fits,
+        "simulated": plan.simulated,
     }
 
 
@@ -92,24 +94,23 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
         yield from _best(advice)
     if advice.own:
         yield from _own(advice.own, advice.plans)
+    yield from (_filled(f"Note: {note}.") for note in job_notes(job))
 
 
 def _best(advice: Advice) -> Iterator[str]:
     best = advice.plans[0]
     yield aligned(list(_rows(advice.plans)))
+    num_simulated = sum(plan.simulated for plan in advice.plans)
+    if num_simulated:
+        yield _filled(f"The first {num_simulated} were simulated in full, by their own programs.")
+    else:
+        yield _filled("Steps are by closed forms; --simulate N plays the N best plans' own programs.")
     yield "The best plan\n" + aligned(list(_breakdown(best)))
     if advice.binding:
         yield _filled(f"What binds: {advice.binding.text}.")
     yield "Why not another\n" + "\n".join(_reason_lines(advice.reasons))
     if len(advice.plans) > 1:
         yield _filled(_runner_up(advice))
-    if advice.faster:
-        excess = advice.faster.process_bytes - device_of(advice.job.cluster.device).memory_gib * _GIB
-        step_s = advice.faster.token_s * advice.faster.job.tokens_per_step
-        yield _filled(
-            f"With {excess / _GIB:.1f} GiB more a device the fastest would be {plan_words(advice.faster.job.plan)}: "
-            f"{step_s:.3f} s."
-        )
     yield _filled(_caution(advice.plans))
     yield "Rules of thumb\n" + "\n".join(
         _filled(f"{'agrees  ' if rule.agrees else 'DIFFERS '}  {rule.name}: {rule.says} ({rule.source})", hang=12)

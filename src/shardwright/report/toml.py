@@ -28,5 +28,9 @@ def _section(name: str, values: dict[str, Any]) -> Iterator[str]:
 
 
 def _toml(value: object) -> str:
-    """JSON's numbers, strings, booleans and lists of them are TOML's."""
+    """JSON's numbers, strings and booleans are TOML's, and tables within lists are inline."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(of)}" for key, of in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value)

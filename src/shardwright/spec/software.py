@@ -56,6 +56,10 @@ class SoftwareSpec(Spec):
     reduce_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient on its way.")
     reduce_whole: bool = Field(False, description="ZeRO-1 sums gradients on every rank, as without it.")
     reduce_overlap: bool = Field(False, description="Gradients are reduced during the last backward.")
+    masters: bool = Field(
+        True,
+        description="Parameters in 16 bits have a copy in float32; if not, they are in float32 and cast where used.",
+    )
     shard_overlap: bool = Field(True, description="ZeRO-3 gathers a layer's parameters while another one computes.")
     shard_pieces: Annotated[int, Field(gt=0)] = Field(
         1, description="Collectives in which ZeRO-3 gathers a layer's parameters."

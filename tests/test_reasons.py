@@ -1,0 +1,170 @@
+"""What `shardwright plan` says of a plan is what the cost model says, and what it writes can be read."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shardwright.cli import cli
+from shardwright.cost.calibration import pessimistic, shipped
+from shardwright.planner.advice import advise, priced
+from shardwright.planner.constraints import constraints_of
+from shardwright.planner.flips import flips
+from shardwright.planner.misfit import misfit
+from shardwright.planner.objectives import Objective, best, node_counts, on_nodes
+from shardwright.planner.price import room_bytes
+from shardwright.planner.reasons import reasons
+from shardwright.planner.rules import rules_for
+from shardwright.planner.sample import standing
+from shardwright.report.toml import write_toml
+from shardwright.schedule.job import plan_faults
+from shardwright.simulate.step import step_time
+from shardwright.spec.base import PlanError
+from shardwright.spec.check import job_faults
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import load_job
+from shardwright.workload.shape import run_of
+from test_planner import small_job
+
+QUICK = constraints_of(["plan.recompute=none", "plan.cp=1", "plan.schedule=1f1b"], [])
+
+
+def job_with(width: int = 1, **plan: object) -> JobSpec:
+    """The small dense job under a plan."""
+    job = small_job("dense", width)
+    job = job.model_copy(update={"plan": job.plan.model_copy(update=plan)})
+    assert job_faults(job) + plan_faults(job) == []
+    return job
+
+
+def test_reasons_add_up() -> None:
+    """Each neighbour is legal and priced, and the difference is what the text's terms come to."""
+    job = job_with(dp=2, tp=2, pp=2, sequence_parallel=True, zero=1)
+    found = reasons(job, ("1f1b", "zb-h1"), shipped())
+    assert {"tp", "pp", "zero", "schedule", "recompute", "microbatch_size", "sequence_parallel"} <= {
+        r.field for r in found
+    }
+    mine = float(step_time(run_of(job), shipped()).total)
+    zero = next(r for r in found if r.field == "zero" and r.other == 3)
+    other = job.model_copy(update={"plan": job.plan.model_copy(update={"zero": 3})})
+    assert zero.slower_s == pytest.approx(float(step_time(run_of(other), shipped()).total) - mine)
+    assert "data-parallel" in zero.text
+    wide = misfit(job_with(2, dp=8), ("1f1b",), shipped())
+    assert wide is not None
+    wide_reasons = reasons(wide.nearest[0].job, ("1f1b",), shipped())
+    assert any(r.excess_bytes > 0 and "GiB" in r.text for r in wide_reasons)
+
+
+def test_a_flip_is_where_two_plans_are_equally_fast() -> None:
+    """At the factor that is named the runner-up is as fast, to a thirtieth of the factor."""
+    fast, slow = (job_with(dp=4, tp=2, sequence_parallel=True, zero=1), job_with(dp=8, zero=3))
+    plans = sorted((fast, slow), key=lambda job: float(step_time(run_of(job), shipped()).total))
+    found = {flip.name: flip for flip in flips(plans[0], plans[1], shipped())}
+    flip = found["network bandwidth"]
+    at, before = (
+        [float(step_time(replace(run_of(job), network_bytes_per_s=factor * 25e9), shipped()).total) for job in plans]
+        for factor in (flip.factor, flip.factor**0.8)
+    )
+    assert at[1] <= at[0] and before[1] > before[0]
+    assert flips(plans[1], plans[0], shipped()) == []
+
+
+def test_a_plan_that_does_not_fit_is_told_by_rank_and_kind_and_has_neighbours_that_fit() -> None:
+    """The nearest plans do fit, and one of them is one change away."""
+    job = job_with(2, dp=8)
+    found = misfit(job, ("1f1b",), shipped())
+    assert found is not None and found.excess_bytes > 0 and found.num_ranks == 1
+    assert found.memory.process == pytest.approx(room_bytes(job) + found.excess_bytes)
+    assert found.nearest and all(near.price.memory.process <= room_bytes(job) for near in found.nearest)
+    assert misfit(found.nearest[0].job, ("1f1b",), shipped()) is None
+
+
+def test_pessimistic_prices_are_no_lower() -> None:
+    """Each constant at its unfavourable end makes every part of a step longer, or as long."""
+    job = job_with(dp=2, tp=2, pp=2, sequence_parallel=True, zero=1)
+    likely, worst = (step_time(run_of(job), constants) for constants in (shipped(), pessimistic()))
+    for part in ("compute", "tensor", "data", "messages", "bubble", "other"):
+        assert getattr(worst, part) >= getattr(likely, part)
+    assert likely.total < worst.total < 1.5 * likely.total
+
+
+def test_rules_tell_a_good_plan_from_a_bad_one() -> None:
+    """A plan that breaks them differs where it does."""
+    good = rules_for(job_with(dp=2, tp=4, sequence_parallel=True, zero=1))
+    bad = rules_for(job_with(dp=1, tp=4, pp=2, zero=0, recompute="full", microbatch_size=8))
+    assert all(rule.agrees for rule in good if rule.name != "as little model parallelism as memory allows")
+    broken = {rule.name for rule in bad if not rule.agrees}
+    assert {"sequence parallel wherever there is tp", "recompute no more than memory needs"} <= broken
+    assert "four microbatches a stage, or stages interleaved" in broken
+
+
+def test_objectives() -> None:
+    """Fewer nodes are cheaper; a deadline takes as many as it needs; room costs at most a twentieth."""
+    job = job_with(dp=8)
+    cheap, found = best(job, QUICK, shipped(), Objective("cost"), 1)
+    fast = best(job, QUICK, shipped(), Objective(), 1)[1].candidates[0]
+    assert cheap.cluster.nodes * found.candidates[0].token_s <= job.cluster.nodes * fast.token_s
+    one = best(on_nodes(job, 1), QUICK, shipped(), Objective(), 1)[1].candidates[0].token_s
+    days = 1e9 * one / 86400
+    assert best(job, QUICK, shipped(), Objective("devices", 1e9, 1.01 * days), 1)[0].cluster.nodes == 1
+    assert best(job, QUICK, shipped(), Objective("devices", 1e9, 0.9 * days), 1)[0].cluster.nodes == 2
+    with pytest.raises(PlanError, match="days for 1e"):
+        best(job, QUICK, shipped(), Objective("devices", 1e9, days / 100), 1)
+    roomy = best(job, QUICK, shipped(), Objective("memory"), 1)[1].candidates[0]
+    assert roomy.process_bytes <= fast.process_bytes and roomy.token_s <= 1.05 * fast.token_s
+    assert node_counts(10) == [1, 2, 3, 4, 6, 8, 10]
+
+
+def test_where_a_plan_stands() -> None:
+    """None of a sample is faster than the best; about half is faster than the median."""
+    job = job_with(dp=8)
+    token_s = best(job, QUICK, shipped(), Objective(), 1)[1].candidates[0].token_s
+    assert standing(job, token_s, QUICK, shipped()).share_faster == 0.0
+    assert standing(job, 1e9, QUICK, shipped()).share_faster == 1.0
+
+
+def test_the_command_prints_a_list_and_writes_a_job(tmp_path: Path) -> None:
+    """JSON best first, and a TOML that loads with the best plan in it."""
+    source, target = tmp_path / "job.toml", tmp_path / "best.toml"
+    write_toml(source, job_with(2, dp=8))
+    options = [
+        "--json",
+        "--top",
+        "3",
+        "--toml",
+        str(target),
+        "--keep",
+        "plan.cp=1",
+        "--keep",
+        "plan.recompute=none",
+        "--keep",
+        "plan.schedule=1f1b",
+    ]
+    done = CliRunner().invoke(cli, ["plan", str(source), *options], catch_exceptions=False)
+    assert done.exit_code == 0
+    plans = json.loads(done.stdout)
+    keys = {"plan", "step_s", "tokens_per_s_per_device", "mfu", "hfu", "cost_per_step", "memory", "time", "fits"}
+    assert len(plans) == 3 and all(keys <= set(plan) for plan in plans)
+    assert [plan["step_s"] for plan in plans] == sorted(plan["step_s"] for plan in plans)
+    assert load_job(str(target)).plan.model_dump() == plans[0]["plan"]
+    text = CliRunner().invoke(cli, ["plan", str(source), *options[5:]], catch_exceptions=False).stdout
+    for heading in (
+        "The best plan",
+        "What binds",
+        "Why not another",
+        "Rules of thumb",
+        "It does not fit",
+        "pessimistic",
+    ):
+        assert heading in text
+
+
+def test_simulated_plans_come_first_by_their_own_time() -> None:
+    """The programs of the best plans are played, and ordered by what that says."""
+    found = advise(job_with(dp=8), QUICK, shipped(), Objective(), 4, False, num_simulated=2)
+    first, second, *_ = found.plans
+    assert first.simulated and second.simulated and not found.plans[2].simulated
+    assert first.time.total <= second.time.total
+    assert priced([first.job], shipped())[0].job == first.job
