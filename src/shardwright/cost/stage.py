@@ -225,6 +225,8 @@ class Costing:
         """An operator's collectives, with what of each is not hidden."""
         found = []
         for exchange in exchanges:
+            if not np.any(exchange.size):  # no plan has it
+                continue
             seconds = self.exchange_s(exchange)
             exposed = seconds
             if exchange.kind == "ring":  # the next keys come while these are used
