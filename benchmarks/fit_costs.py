@@ -30,7 +30,7 @@ PRIORS = tomllib.loads((HERE / "fit_priors.toml").read_text())
 ROBUST = 0.03  # residuals below this count by their square
 SHARES = {"A": 1.0, "B": 0.3}
 STRENGTH = 0.0005  # how much a prior counts beside all runs
-RENEWED = 4  # rounds with one Jacobian, which takes forty times as long as a round
+RENEWED = 4  # rounds with one Jacobian, which takes forty times as long as a round; families left out share it
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Fit:
 
 
 def fit(rows: list[Measured], start: Fit | None, at: np.ndarray, fixed: dict[str, float], rounds: int) -> Fit:
-    """Constants that predict the rows best, from `at`. The Jacobian of `start` is renewed after RENEWED rounds."""
+    """Constants that predict the rows best, from `at`, with the Jacobian of `start` if that is given."""
     names = sorted(PRIORS)
     weights = weights_of(rows)
     prior = np.array([math.log(PRIORS[name]["value"]) for name in names])
@@ -96,9 +96,9 @@ def fit(rows: list[Measured], start: Fit | None, at: np.ndarray, fixed: dict[str
             damping = max(damping, 1e-3) * 8
         age += 1
         print(f"loss {best:.5f}, damping {damping:g}", flush=True)
-        if gained < 1e-5 and age == 1 and (number or not start):
+        if gained < 1e-5 and (start or age == 1):
             break
-        if gained < 1e-5 or age == RENEWED:
+        if not start and number + 1 < rounds and (gained < 1e-5 or age == RENEWED):
             jacobian, damping, age = derivative(x, errors), 1e-3, 0
     return Fit(x, jacobian)
 

@@ -13,6 +13,7 @@ from shardwright.cost.memory import peak_memory, rank_memory
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import step_time
 from shardwright.workload.arrays import distinct
+from shardwright.workload.ranks import all_ranks, different_ranks
 from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape, stacked
 
 CONSTANTS = shipped()
@@ -66,6 +67,43 @@ def test_the_peak_is_of_the_rank_that_needs_most(shape: Shape, numbers: dict, wo
     ranks = rank_memory(run, CONSTANTS)
     assert len(ranks) == run.cut.pp
     assert peak_memory(run, CONSTANTS).process == max(rank.process for rank in ranks)
+
+
+@given(
+    st.sampled_from([LLAMA, MOE]), st.lists(DEGREES, min_size=1, max_size=4),
+    st.sampled_from(["1f1b", "interleaved-1f1b", "zb-v", "dualpipe"]),
+)  # fmt: skip
+def test_ranks_that_differ_stand_for_all(shape: Shape, degrees: list[dict], schedule: str) -> None:
+    """Each kind is there once for every plan, with the first of its ranks; shorter pipelines repeat one."""
+    virtual = {"1f1b": 1, "zb-v": 2, "dualpipe": 1}.get(schedule, 3)
+    cuts = [Cut(schedule=schedule, **numbers | {"virtual": virtual}) for numbers in degrees]
+    found = different_ranks(shape, stacked(cuts))
+    for n, cut in enumerate(cuts):
+        every = all_ranks(shape, cut.as_arrays())
+        first: dict[tuple, int] = {}
+        for rank, *held in zip(
+            *(a[:, 0].tolist() for a in (every.rank, every.embedding, every.head, *every.layers)), strict=True
+        ):
+            first.setdefault(tuple(held), rank)
+        kinds = zip(*(a[:, n].tolist() for a in (found.rank, found.embedding, found.head, *found.layers)), strict=True)
+        assert {tuple(held): rank for rank, *held in kinds} == first
+
+
+def test_tables_lie_where_the_first_and_the_last_stage_do() -> None:
+    """In a V both are on rank 0; DualPipe has them on both ends, and a rank has one table where they are tied."""
+    tables = {}
+    for schedule, virtual in (("1f1b", 1), ("zb-v", 2), ("dualpipe", 1)):
+        ranks = all_ranks(GPT, Cut(schedule=schedule, pp=4, virtual=virtual).as_arrays())
+        tables[schedule] = (ranks.embedding[:, 0].tolist(), ranks.head[:, 0].tolist())
+        layers = sum(count[:, 0].sum() for count in ranks.layers)
+        assert layers == GPT.layers * (2 if schedule == "dualpipe" else 1)
+        elements = ranks.parameters(GPT, Cut(pp=4).as_arrays())[0][0, 0]
+        of_layers = ranks.layers[0][0, 0] * GPT.layer_parameters(0)[0]
+        assert elements - of_layers == GPT.vocab * GPT.hidden
+        assert bool(ranks.are_tables_apart[0]) == (schedule == "1f1b")
+    assert tables["1f1b"] == ([1, 0, 0, 0], [0, 0, 0, 1])
+    assert tables["zb-v"] == ([1, 0, 0, 0], [1, 0, 0, 0])
+    assert tables["dualpipe"] == ([1, 0, 0, 1], [1, 0, 0, 1])
 
 
 @given(st.lists(st.tuples(*3 * [st.integers(0, 2**40) | st.integers(0, 3)]), min_size=1, max_size=40))

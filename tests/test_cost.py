@@ -89,6 +89,23 @@ def test_more_microbatches_hide_the_bubble() -> None:
     assert shares == sorted(shares, reverse=True)
 
 
+def test_shards_that_nothing_hides_are_waited_for() -> None:
+    """DeepSpeed's ZeRO-3 of 2021 had Megatron-LM's kernels, but gathered tensor by tensor and prefetched nothing."""
+    run = replace(RUN, device="a100-sxm-80g", network_bytes_per_s=25e9, cut=Cut(dp=512, zero=3, global_batch=512))
+    hidden, waited = (step_time(replace(run, software=name), CONSTANTS) for name in ("megatron-2021", "deepspeed-2021"))
+    rate = 0.9 <= waited.compute / hidden.compute <= 1.1  # its calibration has no slower products
+    assert rate and waited.data > 2.7 * hidden.data > 0
+    assert step_time(replace(run, software="deepspeed-2021", cut=replace(run.cut, dp=1)), CONSTANTS).data == 0
+
+
+@pytest.mark.parametrize(("software", "by_element"), [("megatron-core", 2 + 4 + 12), ("fsdp-2024", 4 + 4 + 8)])
+def test_state_by_element(software: str, by_element: int) -> None:
+    """A copy in float32 beside 16-bit parameters, or parameters in float32 that are cast where they are used."""
+    memory = rank_memory(replace(RUN, software=software, cut=Cut()), CONSTANTS)[0]
+    state = memory.parameters + memory.gradients + memory.optimizer
+    assert state == pytest.approx(by_element * LLAMA.parameters, rel=1e-3)
+
+
 def test_unknown_numbers_say_what_to_add() -> None:
     with pytest.raises(KeyError, match="float8"):
         step_time(replace(RUN, device="a100-sxm-80g", cut=replace(RUN.cut, precision="fp8")), CONSTANTS)

@@ -119,6 +119,9 @@ def test_sizes_that_can_not_be() -> None:
         scaling(given, [8, 12], batch_limits(given), best_of_few, shipped())
     with pytest.raises(PlanError, match="no plan fits on 1 device;"):
         scaling(given, [1], batch_limits(given), best_of_few, shipped())
+    pod = job(topology={"torus": [4, 4, 2]})
+    with pytest.raises(PlanError, match=r"16 devices are not whole copies of cluster.topology.torus 4 x 4 x 2 = 32"):
+        scaling(pod, [16, 32], batch_limits(pod), best_of_few, shipped())
     unknown = given.model_copy(update={"cluster": given.cluster.model_copy(update={"device": "unknown"})})
     with pytest.raises(PlanError, match=r"cluster\.device"):
         scaling(unknown, [8], batch_limits(given), best_of_few, shipped())

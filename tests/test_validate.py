@@ -53,13 +53,14 @@ def test_headline_figures(found: dict) -> None:
 def test_families_left_out(found: dict) -> None:
     crossed = found["cross_validated"]
     assert set(crossed["by_family"]) == set(found["by_family"])
-    assert found["median_ape"] < crossed["median_ape"] <= 0.1
+    assert found["median_ape"] < crossed["median_ape"] <= 0.07
+    assert all(family["median_ape"] <= 0.1 for family in crossed["by_family"].values())
 
 
 def test_order_within_sweeps(found: dict) -> None:
     assert found["order"]["zb"]["kendall_tau"] >= 0.85
-    assert found["order"]["aleph"]["kendall_tau"] >= 0.7
-    assert all(family["regret"] <= 0.04 for family in found["order"].values())
+    assert found["order"]["aleph"]["kendall_tau"] >= 0.75
+    assert all(family["regret"] <= 0.03 for family in found["order"].values())
 
 
 def test_every_row_is_written_with_its_parts(found: dict) -> None:

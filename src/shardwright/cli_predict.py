@@ -25,6 +25,16 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     show_estimate(spec, as_json)
 
 
+@click.command(cls=JobCommand)
+@job_options
+def explain(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
+    spec = load(job, overrides)
+    from shardwright.report.story import show_story
+
+    show_story(spec, as_json)
+
+
 def _drawing_options(command: Any) -> Any:
     """Where a timeline goes."""
     file = click.Path(dir_okay=False, path_type=Path)
@@ -312,4 +322,4 @@ def scale(
     click.echo(json.dumps(scaling_dict(spec, found, limits)) if as_json else scaling_text(spec, found, limits))
 
 
-COMMANDS = (estimate, layout, plan, scale, schedule, simulate, validate)
+COMMANDS = (estimate, explain, layout, plan, scale, schedule, simulate, validate)

@@ -70,6 +70,10 @@ class KernelTime:
             self.forward + other.forward, self.input_grad + other.input_grad, self.weight_grad + other.weight_grad
         )
 
+    def times(self, factor: float) -> "KernelTime":
+        """All of them longer by a factor."""
+        return KernelTime(factor * self.forward, factor * self.input_grad, factor * self.weight_grad)
+
 
 def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narrow: bool) -> KernelTime:
     """All kernels of an operator. `is_narrow`: its products with weights are computed in fp8 or fp4."""

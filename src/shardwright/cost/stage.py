@@ -1,6 +1,6 @@
 """What one microbatch costs on one pipeline rank: its layers' kernels and what of their collectives nothing hides."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import add
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from shardwright.cost.calibration import Constants, Rates, constant, device_of, known_host, rates_of, software_under
 from shardwright.cost.collectives import all_to_all_s, copies_sent, ring_pass_s, ring_s
-from shardwright.cost.kernels import operator_s
+from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.topology import Group, group_of
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import Chain, chains, kept_bytes, share_run_again
-from shardwright.workload.operators import Exchange
+from shardwright.workload.operators import Exchange, Operator
 from shardwright.workload.shape import Run
 
 
@@ -74,6 +74,39 @@ class PieceTime:
 
 
 @dataclass(frozen=True)
+class ExchangeTime:
+    """Seconds of one collective by itself, and of them those that nothing hides."""
+
+    exchange: Exchange
+    seconds: Numbers
+    exposed: Numbers
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """Seconds of an operator's kernels and of its collectives; `repeated` is the share of its forward that is computed
+    again."""
+
+    operator: Operator
+    kernels: KernelTime
+    repeated: float
+    forward: tuple[ExchangeTime, ...]
+    backward: tuple[ExchangeTime, ...]
+
+    def as_piece(self) -> PieceTime:
+        """The operator as a piece of its own."""
+        exposed: dict[str, Numbers] = dict.fromkeys(("tp", "cp", "ep"), 0.0)
+        for times, exchanges in ((1 + self.repeated, self.forward), (1.0, self.backward)):
+            for of in exchanges:
+                exposed[of.exchange.axis] += times * of.exposed
+        k, flops = self.kernels, self.operator.flops
+        return PieceTime(
+            k.forward, k.input_grad, k.weight_grad, self.repeated * k.forward, exposed["tp"], exposed["cp"],
+            exposed["ep"], 0.0, 0.0, sum(of.exposed for of in self.forward), flops, self.repeated * flops,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Groups:
     """The groups of ranks of each axis, by where they lie: tp fastest, then cp, dp, pp; ep folds dp x cp x tp.
 
@@ -117,6 +150,7 @@ def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
     return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
 
 
+LAYERS = ("dense", "experts")  # kinds of pieces that are layers
 _ROUTED = ("up", "activation", "down")
 
 
@@ -159,50 +193,52 @@ class Costing:
         factor = rates.tensor_factor if exchange.axis == "tp" else 1.0
         return ring_s(rates, group, exchange.size, 2 if exchange.kind == "all_reduce" else 1) * factor
 
-    def piece(self, kind: str, policy: str = "none") -> PieceTime:
-        """One layer of a kind that recomputes what a policy says, the embedding or the head."""
+    def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
+        """What a piece consists of, in its order: a layer of a kind that recomputes what a policy says, the embedding
+        or the head."""
         rates = self.rates
-        is_layer = kind in ("dense", "experts")
-        found = PieceTime()
         for operator in self.chains[kind]:
-            t = operator_s(rates, self.software, operator, self.is_narrow and is_layer)
+            t = operator_s(rates, self.software, operator, self.is_narrow and kind in LAYERS)
             more = rates.imbalance if kind == "experts" and operator.name in _ROUTED else 1.0
-            repeated = share_run_again(operator, policy)
-            exposed = {"tp": 0.0, "cp": 0.0, "ep": 0.0}
             ahead = self._exposed(operator.forward, t.forward)
             behind = self._exposed(operator.backward, t.input_grad + t.weight_grad)
-            for axis in exposed:
-                exposed[axis] = (1 + repeated) * ahead.get(axis, 0.0) + behind.get(axis, 0.0)
-            found += PieceTime(
-                more * t.forward, more * t.input_grad, more * t.weight_grad, repeated * more * t.forward,
-                exposed["tp"], exposed["cp"], exposed["ep"], 0.0, 0.0, sum(ahead.values()), operator.flops,
-                repeated * operator.flops,
-            )  # fmt: skip
-        if is_layer:
-            forward, backward = (rates.gap_s * count for count in self.software.kernels)
-            is_repeated = policy in ("full", "stage")
-            found += PieceTime(forward=forward, input_grad=backward, again=forward if is_repeated else 0.0)
-            if np.any(self.run.cut.offload_activations):
-                found += self._sent_away(found, kind, policy)
+            yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, behind)
+
+    def gaps(self, kind: str, policy: str = "none") -> PieceTime:
+        """Between the kernels of a piece."""
+        if kind not in LAYERS:
+            return PieceTime()
+        forward, backward = (self.rates.gap_s * count for count in self.software.kernels)
+        is_repeated = policy in ("full", "stage")
+        return PieceTime(forward=forward, input_grad=backward, again=forward if is_repeated else 0.0)
+
+    def piece(self, kind: str, policy: str = "none") -> PieceTime:
+        """One layer of a kind that recomputes what a policy says, the embedding or the head."""
+        found = self.gaps(kind, policy)
+        for operator in self.operators(kind, policy):
+            found += operator.as_piece()
+        if kind in LAYERS and np.any(self.run.cut.offload_activations):
+            found += self._sent_away(found, kind, policy)
         return found + self._shard(found, kind) if np.any(self.run.cut.zero == 3) else found
 
-    def _exposed(self, exchanges: tuple[Exchange, ...], compute_s: Numbers) -> dict[str, Numbers]:
-        """What of an operator's collectives is not hidden, by axis."""
-        found: dict[str, Numbers] = {}
+    def _exposed(self, exchanges: tuple[Exchange, ...], compute_s: Numbers) -> tuple[ExchangeTime, ...]:
+        """An operator's collectives, with what of each is not hidden."""
+        found = []
         for exchange in exchanges:
             seconds = self.exchange_s(exchange)
+            exposed = seconds
             if exchange.kind == "ring":  # the next keys come while these are used
-                seconds = beside(self.rates, seconds, compute_s)
+                exposed = beside(self.rates, seconds, compute_s)
             elif exchange.axis == "cp":
                 pass
             elif exchange.axis == "tp":
-                seconds = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
+                exposed = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
             elif self.run.cut.schedule.startswith("dualpipe"):  # another microbatch computes meanwhile
-                seconds = seconds * self.rates.leak
+                exposed = seconds * self.rates.leak
             elif self.software.expert_overlap:
-                seconds = seconds * self.rates.expert_exposed
-            found[exchange.axis] = found.get(exchange.axis, 0.0) + seconds
-        return found
+                exposed = seconds * self.rates.expert_exposed
+            found.append(ExchangeTime(exchange, seconds, exposed))
+        return tuple(found)
 
     def _sent_away(self, piece: PieceTime, kind: str, policy: str) -> PieceTime:
         """What a layer keeps goes to the host beside its forward, and comes back beside a backward."""
@@ -221,7 +257,7 @@ class Costing:
         """
         shape, cut, rates, groups = self.run.shape, self.run.cut, self.rates, self.groups
         common, routed = shape.vocab * shape.hidden, 0
-        if kind in ("dense", "experts"):
+        if kind in LAYERS:
             common, routed = shape.kind_parameters(kind)
         gather, scatter = 0.0, 0.0
         for elements, shard, copies in (

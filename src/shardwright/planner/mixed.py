@@ -6,6 +6,7 @@ layers so that all take equally long take r / sum(r_i / T_i). The first ones in 
 1F1B is tried, for which a layout is exact.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from shardwright.spec.job import JobSpec
 
 _LAID_OUT = 24  # plans that are laid out and fit
 _TRIED = 80  # plans that are laid out at most
+_ALIKE = 4  # of them, that have the same degrees: the others hardly differ
 _SPARE = 1.1  # memory that an estimate may be above what there is: a layout can take layers from a full rank
 
 
@@ -72,8 +74,12 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
                 ideal_s = _ideal_s(job, block, constants)
                 first = np.argsort(ideal_s, kind="stable")[:_TRIED]
                 found += [(float(ideal_s[n]), int(n), block) for n in first if np.isfinite(ideal_s[n])]
+    seen = Counter[tuple[int, ...]]()
     for _, index, block in sorted(found, key=lambda entry: entry[0]):
-        yield block.plan(index, job)
+        alike = tuple(int(block.columns[name][index]) for name in ("tp", "pp", "cp", "dp", "ep"))
+        seen[alike] += 1
+        if seen[alike] <= _ALIKE:
+            yield block.plan(index, job)
 
 
 def _ideal_s(job: JobSpec, block: Block, constants: Constants) -> Column:

@@ -6,6 +6,7 @@ together over what those of another hold: 1 where all that is held is shared amo
 hold all of it twice.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -183,6 +184,13 @@ def size_faults(job: JobSpec, num_devices: int) -> list[str]:
         return [
             "cluster.device or cluster.devices_per_node is not said, so nothing has a price; set both, or a cluster of "
             "the catalog"
+        ]
+    torus = cluster.topology.torus
+    if torus and num_devices % math.prod(torus):
+        size, axes = math.prod(torus), " x ".join(map(str, torus))
+        return [
+            f"{num_devices} devices are not whole copies of cluster.topology.torus {axes} = {size} ("
+            f"{num_devices} / {size} = {num_devices / size:.2f}); use a multiple of {size}, or a smaller torus"
         ]
     if num_devices > each and num_devices % each:
         return [

@@ -46,7 +46,7 @@ def traffic(run: Run) -> dict[str, Traffic]:
     fast = run.node_bytes_per_s or device_of(run.device).link_gb_per_s * 1e9
     found = {}
     for axis, size in sizes.items():
-        group = group_of(size, strides[axis], max(1, run.devices_per_node))
+        group = group_of(size, strides[axis], max(1, run.devices_per_node), run.topology)
         domains = int(group.domains)
         found[axis] = Traffic(sent[axis], domains, run.network_bytes_per_s if domains > 1 else fast)
     return found

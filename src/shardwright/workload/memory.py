@@ -6,6 +6,8 @@ says which). Activations are what autograd keeps of all microbatches in flight; 
 is not counted.
 """
 
+from collections.abc import Sequence
+
 from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.versions import stashed_versions
@@ -21,10 +23,11 @@ from shardwright.workload.state import UnitState, rank_state
 _FLOAT = 4  # bytes of a master weight, and of each of Adam's two moments
 
 
-def job_memory(job: JobSpec) -> list[RankMemory]:
-    """By pipeline rank, of the tensor-parallel rank that holds most: index 0 has the longer share of every split."""
+def job_memory(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMemory]:
+    """By pipeline rank, of all of them or of `ranks`; and of the tensor-parallel rank that holds most: index 0 has the
+    longer share of every split."""
     program = job_program(job, _num_steps(job))
-    return [rank_memory(job, program, rank) for rank in range(job.plan.pp)]
+    return [rank_memory(job, program, rank) for rank in (range(job.plan.pp) if ranks is None else ranks)]
 
 
 def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> RankMemory:

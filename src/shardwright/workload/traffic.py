@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.schedule.job import job_program
+from shardwright.schedule.schedule import Program
 from shardwright.spec.job import JobSpec
 from shardwright.workload.replay import replay
 from shardwright.workload.state import rank_state
@@ -39,7 +40,11 @@ def replica_traffic(job: JobSpec, pp_rank: int, tp_index: int = 0) -> dict[str, 
     For schedules that drain. The axes are "dp", or "dp cp" where cp is not 1, and "edp" for experts; where sharding is
     hybrid "dp shards" and "dp copies" and so on.
     """
-    program = job_program(job)
+    return program_traffic(job, job_program(job), pp_rank, tp_index)
+
+
+def program_traffic(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> dict[str, Traffic]:
+    """The same, where the job's program is there already."""
     assert program.weights == "current", "a schedule that does not drain has no single step"
     held = rank_state(job, program, pp_rank, tp_index)
     found = replay(job, program, pp_rank, held)

@@ -1,0 +1,45 @@
+"""Bytes that a rank sends in a collective, within its domain of fast links and out of it.
+
+By the algorithms whose seconds are in collectives.py: rings, and all-to-alls that send directly.
+"""
+
+from dataclasses import dataclass
+
+from shardwright.cost.topology import Group
+
+
+@dataclass(frozen=True)
+class SentBytes:
+    """What one rank of a group sends, on average over the ranks of its domain."""
+
+    inside: float = 0.0
+    between: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Over all links."""
+        return self.inside + self.between
+
+    def times(self, count: float) -> "SentBytes":
+        """So many times."""
+        return SentBytes(count * self.inside, count * self.between)
+
+    def __add__(self, other: "SentBytes") -> "SentBytes":
+        return SentBytes(self.inside + other.inside, self.between + other.between)
+
+
+def ring_sent(group: Group, full_bytes: float, rounds: int = 1) -> SentBytes:
+    """A ring: (n - 1) / n of the tensor in each round (Thakur et al. 2005, section 3); an all-reduce is two. Of its n
+    hops one leaves each domain, if there are several."""
+    n, domains = float(group.size), float(group.domains)
+    moved = rounds * full_bytes * (n - 1) / n
+    between = moved * domains / n if domains > 1 else 0.0
+    return SentBytes(moved - between, between)
+
+
+def all_to_all_sent(group: Group, full_bytes: float, copies: float = 1.0) -> SentBytes:
+    """An n-th to each other rank; of what goes to other domains, `copies` of it, and if that is less than all of it,
+    what comes into a domain is spread there."""
+    n, inside = float(group.size), float(group.inside)
+    near = full_bytes * (inside - 1) / (inside if copies < 1 else n)
+    return SentBytes(near, copies * full_bytes * (n - inside) / n)

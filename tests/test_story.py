@@ -1,0 +1,329 @@
+"""The story of a step adds up: its seconds to the prediction's, its bytes to what ranks count."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cases import EXPERTS, KINDS, made_up_tokens, small_job
+from ranks import run_on_mesh
+from shardwright.cli import cli
+from shardwright.cost.sent import ring_sent
+from shardwright.cost.topology import Group
+from shardwright.parallel.mesh import Mesh
+from shardwright.planner.groups import groups_of_rank_0, rank_order
+from shardwright.planner.portions import portions
+from shardwright.planner.story import Story, tell
+from shardwright.report.story import story_text
+from shardwright.report.story_dict import story_dict
+from shardwright.schedule.job import job_program, plan_faults
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+from shardwright.spec.mesh import MeshShape
+from shardwright.train.build import build
+from shardwright.train.step import train_step
+from shardwright.workload.attention import context_bytes
+from shardwright.workload.expert import ExpertRanks, expected_counts, sent_direct
+from shardwright.workload.recompute import meet_budget
+from shardwright.workload.traffic import replica_traffic, wire_bytes
+
+LLAMA = {
+    "layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 4096, "vocab": 32000, "sequence": 2048,
+}  # fmt: skip
+MOE = {"experts": 16, "top_k": 2, "ffn": 1024, "shared_experts": 1, "first_dense": 2}
+BIG = """
+name = "big"
+[model]
+name = "llama3-8b"
+[cluster]
+device = "h100-sxm"
+devices_per_node = 8
+nodes = 128
+intra_node = { bandwidth_gb_per_s = 450 }
+inter_node = { bandwidth_gb_per_s = 50 }
+[plan]
+dp = 32
+tp = 8
+pp = 4
+zero = 1
+sequence_parallel = true
+[batch]
+global_batch_size = 1024
+[precision]
+compute = "bf16"
+"""
+
+
+def job_of(plan: dict[str, Any], moe: dict[str, Any] | None = None, batch: int = 32, **more: Any) -> JobSpec:
+    """On H100s, eight a node, where one node is enough or some are filled."""
+    world = plan.get("dp", 1) * plan.get("tp", 1) * plan.get("pp", 1) * plan.get("cp", 1)
+    cluster = {"device": "h100-sxm", "devices_per_node": min(8, world), "nodes": max(1, world // 8)}
+    links = {"intra_node": {"bandwidth_gb_per_s": 450}, "inter_node": {"bandwidth_gb_per_s": 50}}
+    job = make_job(
+        {
+            "name": "made", "model": LLAMA | ({"moe": moe} if moe else {}), "plan": plan,
+            "cluster": cluster | links, "batch": {"global_batch_size": batch}, "precision": {"compute": "bf16"},
+            **more,
+        }
+    )  # fmt: skip
+    if faults := plan_faults(job):
+        raise PlanError("job", faults)
+    return meet_budget(job)
+
+
+PLANS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "one": ({}, None),
+    "3d": ({"dp": 2, "tp": 4, "pp": 2, "sequence_parallel": True, "zero": 1}, None),
+    "no sp": ({"dp": 4, "tp": 2}, None),
+    "recompute": ({"dp": 4, "tp": 2, "recompute": "full", "microbatch_size": 2}, None),
+    "zero 3": ({"dp": 16, "zero": 3}, None),
+    "hybrid": ({"dp": 16, "zero": 2, "zero_ranks": 8}, None),
+    "cp": ({"dp": 2, "cp": 4, "tp": 2, "sequence_parallel": True, "zero": 1}, None),
+    "experts": ({"dp": 16, "ep": 16, "zero": 1}, MOE),
+    "folded": ({"dp": 8, "tp": 2, "ep": 8, "expert_tp": 1, "sequence_parallel": True, "pp": 2}, MOE),
+    "dualpipe": ({"dp": 2, "ep": 2, "pp": 4, "schedule": "dualpipev"}, MOE),
+    "interleaved": ({"dp": 2, "pp": 4, "schedule": "interleaved-1f1b", "virtual_stages": 2}, None),
+}
+
+
+def near(value: float) -> Any:
+    return pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+def exposed(story: Story, *axes: str) -> float:
+    return sum(c.exposed_s or 0.0 for c in story.crossings if c.axis.split(" ")[0] in axes)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_seconds_add_up_to_the_prediction(name: str) -> None:
+    """Operators to computing, collectives to what is exposed, each by the axis that they cross."""
+    story = tell(job_of(*PLANS[name]))
+    step = story.step
+    assert step is not None
+    m = story.job.num_microbatches
+    counts = [(story.pieces.get((piece.kind, piece.policy), 0), piece) for piece in story.passes]
+    assert m * sum(n * ((p.forward_s or 0) + (p.backward_s or 0)) for n, p in counts) == near(step.compute)
+    assert m * sum(n * (p.again_s or 0) for n, p in counts) == near(step.again)
+    assert exposed(story, "tp") == near(step.tensor)
+    assert exposed(story, "cp") == near(step.context)
+    assert exposed(story, "ep") == near(step.expert)
+    assert exposed(story, "pp") == near(step.messages)
+    assert exposed(story, "dp", "edp", "ends") == near(step.data)
+    for crossing in story.crossings:
+        assert crossing.seconds is not None and crossing.seconds > 0 and crossing.calls > 0
+    assert (step.again > 0) == (name == "recompute")
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_bytes_of_replicas_are_those_that_are_predicted(name: str) -> None:
+    story = tell(job_of(*PLANS[name]))
+    found = {f"{c.kind} {c.axis}": (c.calls, c.full_bytes) for c in story.crossings if "dp" in c.axis}
+    expected = replica_traffic(story.job, story.rank)
+    assert found == {key: (moved.calls, moved.payload_bytes) for key, moved in expected.items()}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_replicas_send_is_what_rings_send(name: str) -> None:
+    story = tell(job_of(*PLANS[name]))
+    sizes = {group.axis: len(group.ranks) for group in story.groups}
+    sent = sum(c.sent.total for c in story.crossings if "dp" in c.axis)
+    assert sent == pytest.approx(wire_bytes(replica_traffic(story.job, story.rank), sizes))
+
+
+@given(st.sampled_from([2, 4, 8, 16, 64]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2]))
+def test_a_ring_leaves_each_node_once(size: int, inside: int, rounds: int) -> None:
+    inside = min(size, inside)
+    sent = ring_sent(Group(size, inside), 1.0, rounds)
+    assert sent.total == pytest.approx(rounds * (size - 1) / size)
+    assert sent.between == pytest.approx(0.0 if inside == size else sent.total / inside)
+
+
+def counted(mesh: Mesh, job: JobSpec) -> dict[str, dict[str, int]]:
+    replica = build(job, mesh)
+    share = job.batch.global_batch_size // job.plan.dp
+    for step in range(2):
+        mesh.ledger.clear()
+        train_step(job, replica, mesh, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share])
+    return mesh.ledger.table()
+
+
+@pytest.mark.parametrize("plan", [{"tp": 2, "sequence_parallel": True, "dp": 2}, {"tp": 2, "pp": 2}])
+def test_bytes_are_those_that_ranks_count(plan: dict[str, Any]) -> None:
+    """Of layers, head, messages and replicas all; what the story leaves out are sums of a few numbers a token (the
+    loss), of norms' gradients and of squared norms, and the gather of the embedding's gradient."""
+    job = small_job(**plan, microbatch_size=2, batch=4 * plan.get("dp", 1))
+    story = tell(job)
+    table = run_on_mesh(job, counted, job)[0]
+    told: dict[str, list[float]] = {}
+    for c in story.crossings:
+        entry = told.setdefault(f"{c.kind} {c.axis}", [0.0, 0.0])
+        entry[0], entry[1] = entry[0] + c.calls, entry[1] + c.full_bytes
+    hidden_states = 16 * 2 * 32 * 4
+    if job.plan.sequence_parallel:
+        told["all_gather tp"][0] += job.num_microbatches
+        told["all_gather tp"][1] += job.num_microbatches * hidden_states
+    assert set(told) == (
+        {"all_gather tp", "reduce_scatter tp", "all_reduce dp"} if job.plan.dp > 1 else {"all_reduce tp", "send pp"}
+    )
+    for key, (calls, size) in told.items():
+        assert table[key] == {"count": calls, "bytes": size}, key
+
+
+def test_keys_and_values_go_round_as_often_as_ranks_count() -> None:
+    job = small_job(cp=4, tp=2, sequence_parallel=True, microbatch_size=2, batch=4)
+    (forward,) = (c for c in tell(job).crossings if c.axis == "cp" and c.phase == "forward")
+    assert forward.sent.total == job.model.layers * job.num_microbatches * context_bytes(job)
+
+
+def test_tokens_travel_as_expected() -> None:
+    job = job_of(*PLANS["experts"])
+    (there,) = (c for c in tell(job).crossings if c.axis == "ep" and c.phase == "forward")
+    ranks = ExpertRanks(16, 16, 8)
+    counts, _ = expected_counts(ranks, job.model.sequence, 2)
+    (mine, *_) = sent_direct(counts, ranks, row_bytes=2 * job.model.hidden, is_backward=True)
+    times = there.calls / 2  # dispatch and combine
+    assert there.sent.inside == pytest.approx(times * mine.inside_bytes)
+    assert there.sent.between == pytest.approx(times * mine.between_bytes)
+
+
+def test_experts_have_homes() -> None:
+    placement = tell(job_of(*PLANS["folded"])).experts
+    assert placement is not None
+    assert [home[:3] for home in placement.homes] == [(2 * i, 2 * i + 1, i) for i in range(8)]
+    rows = placement.num_tokens * 2  # top 2
+    assert (placement.num_tokens, placement.num_rows) == (1024, rows)  # of 2048, shared by 2 ranks of tp
+    assert placement.num_stay == rows / 8 and placement.rows_of_expert == rows / 2
+
+
+degrees = st.sampled_from([1, 2, 4])
+
+
+@settings(max_examples=60, deadline=None)
+@given(degrees, degrees, degrees, degrees, degrees, st.booleans())
+def test_groups_are_those_of_the_mesh(dp: int, tp: int, pp: int, cp: int, ep: int, whole: bool) -> None:
+    fields = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "sequence_parallel": True, "expert_tp": int(whole)}
+    try:
+        job = small_job("mixtral", batch=16, **fields)
+    except PlanError:
+        return
+    for group in groups_of_rank_0(job, job_program(job).placement):
+        of_experts = group.axis in ("ep", "edp")
+        shape = MeshShape.of_experts(job.plan) if of_experts else MeshShape.of(job.plan)
+        lines = shape.lines(*group.axis.split(" "))
+        assert list(group.ranks) == next(line for line in lines if 0 in line)
+        assert group.num_groups == len(lines)
+    order = rank_order(job).removeprefix("rank = ")
+    for rank in range(job.plan.world):
+        assert eval(order.replace("x", "*"), dict(MeshShape.of(job.plan).coordinates(rank))) == rank
+
+
+def test_groups_of_a_pipeline_that_holds_stages_twice() -> None:
+    job = small_job(dp=2, pp=2, schedule="dualpipe", batch=8)
+    (replicas,) = (g for g in groups_of_rank_0(job, job_program(job).placement) if g.axis == "dp")
+    assert sorted(replicas.ranks) == MeshShape.of(job.plan).mirrored("dp")[0]
+
+
+@given(degrees, degrees, st.sampled_from([1, 2]), degrees, st.booleans())
+def test_portions_multiply_to_the_batch(dp: int, tp: int, cp: int, micro: int, sp: bool) -> None:
+    job = small_job(dp=dp, tp=tp, cp=cp, microbatch_size=micro, sequence_parallel=sp, batch=32)
+    found = portions(job)
+    for whole, part in pairwise(found):
+        if part.of != "tp rank, in products":
+            assert part.num_parts * part.num_tokens == whole.num_tokens
+    assert found[0].num_tokens == job.tokens_per_step
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "sequential": {}, "gpipe": {}, "1f1b": {}, "interleaved-1f1b": {"virtual_stages": 2},
+    "looped-bfs": {"virtual_stages": 2}, "zb-h1": {}, "zb-h2": {}, "zb-v": {}, "v-half": {}, "v-min": {},
+    "dualpipe": {}, "dualpipev": {}, "pipedream": {}, "pipedream-2bw": {}, "auto": {},
+}  # fmt: skip
+CHOICES = st.fixed_dictionaries(
+    {
+        "dp": st.sampled_from([1, 2]), "tp": st.sampled_from([1, 2]), "cp": st.sampled_from([1, 2]),
+        "zero": st.integers(0, 3), "sequence_parallel": st.booleans(),
+        "recompute": st.sampled_from(["none", "stage", "full", "selective"]),
+        "microbatch_size": st.sampled_from([1, 2]),
+        "compress": st.sampled_from(["none", "int8", "powersgd", "topk", "bf16"]),
+        "cp_method": st.sampled_from(["ring", "all-gather", "ulysses"]), "ep": st.sampled_from([1, 2]),
+        "expert_tp": st.sampled_from([0, 1]), "offload_optimizer": st.sampled_from([0.0, 0.5]),
+        "zero_ranks": st.sampled_from([0, 2]),
+    }
+)  # fmt: skip
+ANY_KIND = st.sampled_from([*KINDS, "qwen", "latent", "latent-plain-queries", "mixtral", "deepseek", "switch"])
+
+
+def tell_whole(job: JobSpec) -> None:
+    story = tell(job)
+    text, found = story_text(story), story_dict(story)
+    assert "Where every tensor lies" in text and json.loads(json.dumps(found))["job"] == job.name
+
+
+@settings(max_examples=120, deadline=None)
+@given(ANY_KIND, st.sampled_from(sorted(SCHEDULES)), CHOICES, st.booleans(), st.sampled_from(["none", "rowwise"]))
+def test_every_plan_has_a_story(kind: str, schedule: str, plan: dict[str, Any], timed: bool, float8: str) -> None:
+    if kind not in EXPERTS:
+        plan |= {"ep": 1, "expert_tp": 0}
+    if not plan["sequence_parallel"]:
+        plan["expert_tp"] = 0
+    if plan["zero"] == 0 or plan["dp"] == 1:
+        plan["zero_ranks"] = 0
+    plan["pp"] = 1 if schedule == "sequential" else 2
+    try:
+        job = small_job(kind, batch=16, **(plan | {"schedule": schedule} | SCHEDULES[schedule]))
+        job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"clip_grad_norm": 0.0})})
+        if timed:
+            cluster = job.cluster.model_copy(update={"device": "h100-sxm"})
+            precision = job.precision.model_copy(update={"compute": "bf16", "float8": float8})
+            job = make_job(job.model_copy(update={"cluster": cluster, "precision": precision}).model_dump())
+    except PlanError:
+        return
+    if not plan_faults(job):
+        tell_whole(job)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_has_a_story(schedule: str) -> None:
+    plan = {"pp": 1 if schedule == "sequential" else 2, "dp": 2, "schedule": schedule} | SCHEDULES[schedule]
+    job = job_of(plan, optimizer={"clip_grad_norm": 0.0})
+    tell_whole(job)
+
+
+@pytest.mark.parametrize("job", ["quickstart", "quickstart-gpt", "quickstart-moe", "quickstart-deepseek"])
+def test_command_tells_bytes_where_the_device_is_not_known(job: str) -> None:
+    done = CliRunner().invoke(cli, ["explain", job])
+    assert done.exit_code == 0, done.output
+    assert "cluster.device is unknown; set it to one of" in " ".join(done.output.split())
+    assert "KiB" in done.output and "GSPMD" in done.output
+    found = json.loads(CliRunner().invoke(cli, ["explain", job, "--json"]).output)
+    assert found["step"] is None and "cluster.device" in found["untimed"]
+    assert all(c["full_bytes"] > 0 and c["seconds"] is None for c in found["crossings"])
+
+
+def test_command_on_a_big_job(tmp_path: Any) -> None:
+    file = tmp_path / "big.toml"
+    file.write_text(BIG)
+    found = json.loads(CliRunner().invoke(cli, ["explain", str(file), "--json"]).output)
+    assert found["step"]["total"] > 0 and found["step"]["mfu"] < 1
+    by_axis = {group["axis"]: group for group in found["groups"]}
+    assert by_axis["tp"]["ranks"] == list(range(8)) and set(by_axis["tp"]["nodes"]) == {0}
+    assert by_axis["dp"]["ranks"][:3] == [0, 8, 16] and by_axis["dp"]["nodes"] == list(range(32))
+    sent = {c["axis"]: c["sent"] for c in found["crossings"]}
+    assert sent["tp"]["between"] == 0 and sent["dp"]["inside"] == 0
+    text = CliRunner().invoke(cli, ["explain", str(file)]).output
+    for said in ("ZeRO 1: ", "all_gather over tp of 64 MiB", "MFU", "rank = (pp x 32 + dp) x 8 + tp", "bubble"):
+        assert said in text, said
+
+
+@pytest.mark.parametrize("job", ["llama3-405b-16k", "deepseek-v3"])
+def test_command_on_jobs_of_the_catalog(job: str) -> None:
+    done = CliRunner().invoke(cli, ["explain", job, "--json"])
+    found = json.loads(done.output)
+    assert found["step"]["total"] > 0
+    assert sum(c["exposed_s"] for c in found["crossings"]) < found["step"]["total"]
+    assert all(group["ranks"][0] == 0 for group in found["groups"])
