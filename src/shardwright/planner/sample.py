@@ -15,8 +15,8 @@ from shardwright.planner.price import prices
 from shardwright.planner.space import count_by_words, degrees, with_offload, with_sharing, with_words
 from shardwright.spec.job import JobSpec
 
-_NUM_WORDS = 32
-_NUM_PLANS = 256  # of each of these words
+_NUM_WORDS = 16
+_NUM_PLANS = 512  # of each of these words
 _SEED = 0
 
 
