@@ -290,7 +290,7 @@ def test_a_long_value_is_shortened(refused: Refused) -> None:
         ),
         (
             ["cluster.device=h100"],
-            "cluster.device 'h100' is not in the catalog of devices; did you mean h100-sxm?",
+            "cluster.device 'h100' is not in the catalog of devices; did you mean h100-sxm or h100-nvl?",
             ["cluster.device=h100-sxm"],
         ),
         (

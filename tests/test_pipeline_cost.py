@@ -4,7 +4,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardwright.cost.pipeline import bubble, in_flight
+from shardwright.cost.pipeline import bubble, in_flight, num_reductions
+from shardwright.schedule.action import Kind
+from shardwright.schedule.gather import reduce_by_run
 from shardwright.schedule.generate import schedule_faults, training_program
 from shardwright.schedule.lives import peak_activations
 from shardwright.schedule.placement import placement_of
@@ -72,3 +74,15 @@ def test_extra_forwards_are_kept(extra: int) -> None:
 def test_stages_lie_where_the_program_has_them(name: str) -> None:
     program = training_program(name, 4, 16, chunks(name, 2))
     assert placement_of(name, 4, chunks(name, 2)).holders == program.placement.holders
+
+
+@pytest.mark.parametrize("name", WITHIN)
+@pytest.mark.parametrize("p", [2, 4])
+def test_sharded_gradients_are_reduced_as_often_as_the_program_does(name: str, p: int) -> None:
+    m, v = 8 * p, chunks(name, 3)
+    if schedule_faults(name, p, m, v):
+        pytest.skip("not a shape of this schedule")
+    program = reduce_by_run(training_program(name, p, m, v))
+    stages = 2 if name == "dualpipe" else program.num_stages / p
+    counted = max(sum(action.kind is Kind.REDUCE for action in row) / stages for row in program.ranks)
+    assert float(num_reductions(name, p, m)) == pytest.approx(counted, rel=0.15 if STAGES_PER_RANK.get(name) else 1e-9)

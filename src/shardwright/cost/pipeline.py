@@ -41,6 +41,23 @@ def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers, 
     return np.where(p == 1, 1.0, alive)
 
 
+def num_reductions(schedule: str, p: Numbers, m: Numbers) -> Numbers:
+    """How often a rank reduces all of its gradients in a step where they are sharded (ZeRO-2): they can't wait whole.
+
+    They are reduced after each stretch of backwards of one stage (schedule/gather.py): once where a rank has one stage
+    or stays with each until its last microbatch, every p microbatches where it passes through them in turn, and with
+    almost every microbatch where two stages alternate. A model in one piece reduces after each microbatch; DualPipe,
+    whose copies end at different moments, at the end.
+    """
+    if schedule == "interleaved-1f1b":
+        among = np.ceil(m / p)
+    elif schedule in ("zb-v", "v-half", "v-min", "dualpipev"):
+        among = 1.0 * m
+    else:
+        among = 1.0
+    return np.where((p == 1) & (schedule != "dualpipe"), m, among)
+
+
 def bubble(schedule: str, p: Numbers, m: Numbers, v: Numbers, f: Numbers, i: Numbers, w: Numbers) -> Numbers:
     """How long each rank idles in a step, in the unit of F, I and W. ValueError if there is no formula."""
     b = i + w

@@ -6,6 +6,7 @@ import numpy as np
 
 from shardwright.cost.calibration import Rates, known_host
 from shardwright.cost.collectives import all_to_all_s, ring_s
+from shardwright.cost.pipeline import num_reductions
 from shardwright.cost.stage import Groups, PieceTime, beside
 from shardwright.cost.topology import Group
 from shardwright.spec.software import SoftwareSpec
@@ -61,13 +62,15 @@ class Replicas:
         """Communication that nothing hides: gradients, and updated parameters; of the rank that takes longest."""
         cut, software, rates = self.run.cut, self.software, self.rates
         reduce_s, last_s, gather_s = self.exchanged_s()
+        early_s = (num_reductions(cut.schedule, cut.pp, cut.num_microbatches) - 1) * reduce_s * (cut.zero == 2)
         if software.reduce_overlap:
             left = beside(rates, reduce_s, self.pace.backward)
             # The last bucket is full when the backward ends.
             reduce_s = np.maximum(left, last_s) if cut.bucket_bytes else left
         if software.gather_overlap:
             gather_s = beside(rates, gather_s, self.pace.forward)
-        seconds = np.max(reduce_s + gather_s, axis=0) + self._tied_s()
+        early_s = beside(rates, early_s, (cut.num_microbatches - 1) * self.pace.total)
+        seconds = np.max(early_s + reduce_s + gather_s, axis=0) + self._tied_s()
         return np.where((cut.zero == 3) & (cut.replicas > 1), 0.0, seconds)
 
     def _reduced(self, shard: Group, copies: Group, elements: Array) -> tuple[Numbers, Numbers]:

@@ -131,7 +131,7 @@ class ClusterSpec(Spec):
     )
     nodes: Annotated[int, Field(gt=0)] = Field(1, description="Number of nodes.")
     software: str = Field(
-        "megatron-core",
+        "large-2024",
         description="Generation of training software whose kernels and overlaps predictions count on; catalog name, or "
         "the path of a TOML file like the catalog's.",
     )
