@@ -1,6 +1,6 @@
 """Fit the constants of the cost model to the published runs, and again without each family.
 
-    python benchmarks/fit_costs.py                 # writes catalog/calibrations/*.toml and left-out.toml
+    python benchmarks/fit_costs.py                 # writes catalog/calibrations/*.toml and catalog/left_out.toml
 
 Maximum a posteriori by Gauss-Newton on the logarithms: each constant has a prior (its value in PRIORS, known to a
 factor) and each run's residual is log(predicted / measured), with weights as benchmarks/truth/README.md scores them.
@@ -168,7 +168,7 @@ def main() -> None:
         ratios = np.array([row.step_s for row in mine]) / step_seconds(mine, values | left)
         misses += zip(ratios, weights_of(mine) if mine else [], strict=True)
         lines.append(f"\n[{family}]\n" + "".join(f'"{k}" = {v:.4g}\n' for k, v in sorted(left.items())))
-    (HERE / "truth" / "left_out.toml").write_text("".join(lines))
+    (CATALOG.parent / "left_out.toml").write_text("".join(lines))
     # Of runs from families that were not fitted to, four of five lie within this range.
     ratios, weights = zip(*misses, strict=True)
     values |= {"common.low": percentile(ratios, weights, 0.1), "common.high": percentile(ratios, weights, 0.9)}

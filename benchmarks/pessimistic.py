@@ -5,10 +5,9 @@
 A planner's best plan exploits the errors of its model, so it is priced again with these. Run it after fit_costs.py.
 """
 
-import tomllib
 from pathlib import Path
 
-from shardwright.cost.calibration import shipped
+from shardwright.cost.calibration import left_out, shipped
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "src/shardwright/spec/catalog/calibrations/pessimistic.toml"
@@ -32,8 +31,7 @@ def unfavourable(fitted: dict[str, float], folds: dict[str, dict[str, float]]) -
 
 def main() -> None:
     """Write the file."""
-    folds = tomllib.loads((HERE / "truth/left_out.toml").read_text())
-    found = unfavourable(shipped(), folds)
+    found = unfavourable(shipped(), left_out())
     lines = [f'"{name}" = {value:.4g}' for name, value in found.items()]
     TARGET.write_text("\n".join(["# Written by benchmarks/pessimistic.py.", *lines]) + "\n")
 

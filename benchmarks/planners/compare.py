@@ -7,7 +7,6 @@ Prints the tables of README.md. Each planner gets what the table of runs says: s
 
 import argparse
 import csv
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from answer import RUNS, Answer, Planner, asked
 from to_calculon import Calculon
 from to_llm_analysis import LLMAnalysis
 
-from shardwright.cost.calibration import shipped
+from shardwright.cost.calibration import left_out, shipped
 from shardwright.measure.runs import Measured, read_runs
 from shardwright.measure.score import percentile, weighted_mean, weights_of
 from shardwright.measure.validate import BASELINE_EFFICIENCY, RANKED, Predicted, order, predict
@@ -46,7 +45,7 @@ class Line:
         return all(self.answers[planner].step_s for planner in planners)
 
 
-def our_answers(rows: list[Measured], left_out: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Answer]]:
+def our_answers(rows: list[Measured], others: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Answer]]:
     """By row: what we say with the shipped constants and with those fitted without its family, and the baseline."""
     found: dict[str, dict[str, Answer]] = {row.id: {} for row in rows}
     for said in predict(rows, shipped()):
@@ -54,7 +53,7 @@ def our_answers(rows: list[Measured], left_out: Mapping[str, Mapping[str, float]
         found[said.row.id][OURS] = as_answer(said)
         found[said.row.id][CONSTANT] = Answer(executed_s / BASELINE_EFFICIENCY, 0.0, said.reason)
     for family in {row.family for row in rows}:
-        constants = shipped() | dict(left_out.get(family, {}))
+        constants = shipped() | dict(others.get(family, {}))
         for said in predict([row for row in rows if row.family == family], constants):
             found[said.row.id][LEFT_OUT] = as_answer(said)
     return found
@@ -68,9 +67,8 @@ def as_answer(said: Predicted) -> Answer:
 
 def read_lines(runs: Path, planners: Mapping[str, Planner]) -> list[Line]:
     """Every row of the headline: tier A, measured, not repeated by newer software."""
-    left_out = tomllib.loads((runs.parent / "left_out.toml").read_text(encoding="utf-8"))
     rows = [row for row in read_runs(runs) if row.tier == "A" and row.is_latest and row.step_s]
-    ours = our_answers(rows, left_out)
+    ours = our_answers(rows, left_out())
     return [Line(row, {name: asked(planner, row) for name, planner in planners.items()} | ours[row.id]) for row in rows]
 
 

@@ -143,27 +143,19 @@ def simulate(
     "--oom", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
     help="Plans that ran out of memory.  [default: oom.csv beside RUNS]",
 )  # fmt: skip
-@click.option(
-    "--left-out", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="Constants fitted without each family.  [default: left_out.toml beside RUNS]",
-)  # fmt: skip
-def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, left_out: Path | None) -> None:
+def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> None:
     """Predict every measured run in RUNS, a CSV file, and say how far off the predictions are.
 
     Columns are those of benchmarks/truth/README.md.
     """
-    import tomllib
-
     from shardwright.measure.validate import validate as compare
     from shardwright.report.validation import validation_text, write_rows
     from shardwright.spec.base import PlanError
 
     beside = runs.parent / "oom.csv"
     oom = oom or (beside if beside.exists() and beside != runs else None)
-    left_out = left_out or runs.parent / "left_out.toml"
-    folds = tomllib.loads(left_out.read_text(encoding="utf-8")) if left_out.exists() else {}
     try:
-        found = compare(runs, oom, folds)
+        found = compare(runs, oom)
     except ValueError as error:
         raise PlanError(f"file {runs}", [str(error)]) from None
     lines = found.pop("predictions")

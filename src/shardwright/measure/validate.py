@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.cost.calibration import Constants, device_of, shipped
+from shardwright.cost.calibration import Constants, device_of, left_out, shipped
 from shardwright.cost.memory import rank_memory
 from shardwright.measure.runs import Measured, read_runs
 from shardwright.measure.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
@@ -83,8 +83,8 @@ def _fits(row: Measured, price: Price | str) -> bool:
     return bool(price.memory.process <= device_of(row.run.device).memory_gib * 2**30)
 
 
-def validate(runs: Path, out_of_memory: Path | None, left_out: Mapping[str, Constants]) -> dict[str, Any]:
-    """All scores. `left_out` has, by family, constants that were fitted without it."""
+def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
+    """All scores."""
     constants = shipped()
     rows = predict(read_runs(runs), constants)
     headline = [p for p in rows if p.ratio and p.row.tier == "A" and p.row.is_latest]
@@ -100,7 +100,7 @@ def validate(runs: Path, out_of_memory: Path | None, left_out: Mapping[str, Cons
     found["fit"] = _fit(rows, others)
     kept = [p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest]
     found["order"] = order([(p.row, p.ratio * p.row.step_s) for p in kept])
-    found["cross_validated"] = _cross_validated(headline, left_out)
+    found["cross_validated"] = _cross_validated(headline)
     found["fitted_constants"] = int(constants["common.num_fitted"])
     found["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
     found["predictions"] = [_line(p) for p in rows]
@@ -206,10 +206,10 @@ def order(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]
     return found
 
 
-def _cross_validated(headline: list[Predicted], left_out: Mapping[str, Constants]) -> dict[str, Any]:
+def _cross_validated(headline: list[Predicted]) -> dict[str, Any]:
     """The same scores where each family is predicted by constants fitted without it."""
     again: list[Predicted] = []
-    for family, constants in left_out.items():
+    for family, constants in left_out().items():
         again += predict([p.row for p in headline if p.row.family == family], shipped() | dict(constants))
     if not again:
         return {}

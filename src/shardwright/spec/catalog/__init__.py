@@ -40,6 +40,15 @@ def read(kind: Kind, name: str) -> dict[str, Any]:
     return {"name": name} | tomllib.loads(text)
 
 
+def read_left_out() -> dict[str, dict[str, float]]:
+    """left_out.toml: by family of published runs, constants of calibrations fitted without it."""
+    text = (resources.files(__package__) / "left_out.toml").read_text(encoding="utf-8")
+    return {
+        family: {name: float(value) for name, value in constants.items()}
+        for family, constants in tomllib.loads(text).items()
+    }
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         fields = {"name": path.stem} | tomllib.loads(path.read_text(encoding="utf-8-sig"))
