@@ -20,6 +20,7 @@ from shardwright.report.story_passes import passes_text, piece_name, pieces_text
 from shardwright.report.table import aligned
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import amount
+from shardwright.spec.notes import job_notes
 from shardwright.spec.parameters import num_active_parameters, num_parameters
 
 _WIDTH = 110
@@ -66,7 +67,7 @@ def _heading(story: Story) -> str:
         )
     else:
         line += f" Bytes are told, and no times: {story.untimed}."
-    return _says(line)
+    return "\n\n".join([_says(line), *(_says(f"Note: {note}.") for note in job_notes(job))])
 
 
 def _batch(story: Story) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Any
 from shardwright.planner.passes import OperatorPass, PiecePass
 from shardwright.planner.story import Story
 from shardwright.report.layout_table import layout_dict
+from shardwright.spec.notes import job_notes
 
 
 def story_dict(story: Story) -> dict[str, Any]:
@@ -13,6 +14,7 @@ def story_dict(story: Story) -> dict[str, Any]:
     step = story.step
     return {
         "job": story.job.name,
+        "notes": job_notes(story.job),
         "plan": story.job.plan.model_dump(),
         "untimed": story.untimed,
         "batch": [asdict(portion) for portion in story.portions],
