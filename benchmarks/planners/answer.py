@@ -62,3 +62,20 @@ def write_answers(open_planner: Callable[[Path], Planner], option: str) -> None:
         answer = asked(planner, row)
         numbers = ["", ""] if answer.reason else [f"{answer.step_s:.6g}", f"{answer.memory_gb:.5g}"]
         table.writerow([row.id, *numbers, answer.reason])
+
+
+def said_by_neither(run: Run) -> dict[str, bool]:
+    """What the input of neither planner can say, and whether a run does without it."""
+    cut = run.cut
+    return {
+        "no latent attention": run.shape.latent is None,
+        "no context parallelism": cut.cp == 1,
+        "no ZeRO shards among a part of the replicas": not cut.zero or cut.zero_ranks in (0, cut.dp),
+        f"no {cut.precision} products beside 16-bit parameters": cut.precision in ("bf16", "fp16"),
+        "no recomputation by operator": cut.recompute != "matmul",
+        "no recomputation of some layers only": not cut.policies,
+        "no uneven stages": not cut.layout,
+        f"{cut.global_batch} sequences are not whole microbatches of {cut.microbatch} on {cut.dp} replicas": not (
+            cut.global_batch % (cut.dp * cut.microbatch)
+        ),
+    }

@@ -14,7 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from answer import Answer, refuse, write_answers
+from answer import Answer, refuse, said_by_neither, write_answers
 
 from shardwright.cost.calibration import software_of
 from shardwright.workload.shape import Run
@@ -33,23 +33,13 @@ def faults_of(run: Run) -> list[str]:
     known = {
         f"no system file for {run.device}": run.device in SYSTEMS,
         "no mixture of experts": shape.experts is None,
-        "no latent attention": shape.latent is None,
         "no grouped-query attention": shape.kv_heads == shape.heads,
         "no gated MLP": not shape.gated,
         f"no {software.attention} kernel: attention's scores are always kept in memory": software.attention
         in ("torch", "softmax"),
-        "no context parallelism": cut.cp == 1,
         f"no ZeRO-{cut.zero}": cut.zero <= 1,
-        "no ZeRO shards among a part of the replicas": not cut.zero or cut.zero_ranks in (0, cut.dp),
         f"no {cut.schedule} schedule": cut.schedule in SCHEDULES,
-        f"no {cut.precision} products beside 16-bit parameters": cut.precision in ("bf16", "fp16"),
-        "no recomputation by operator": cut.recompute != "matmul",
-        "no recomputation of some layers only": not cut.policies,
-        "no uneven stages": not cut.layout,
-        f"{cut.global_batch} sequences are not whole microbatches of {cut.microbatch} on {cut.dp} replicas": not (
-            cut.global_batch % (cut.dp * cut.microbatch)
-        ),
-    }
+    } | said_by_neither(run)
     return [fault for fault, can_say in known.items() if not can_say]
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from answer import Answer, refuse, write_answers
+from answer import Answer, refuse, said_by_neither, write_answers
 
 from shardwright.cost.calibration import software_of
 from shardwright.workload.shape import Run
@@ -33,19 +33,9 @@ def faults_of(run: Run) -> list[str]:
     known = {
         f"no GPU file for {run.device}": run.device in GPUS,
         "no mixture of experts: FLOPs are those of one dense MLP": shape.experts is None,
-        "no latent attention": shape.latent is None,
         "only heads that together are as wide as the hidden state": shape.head_dim * shape.heads == shape.hidden,
-        "no context parallelism": cut.cp == 1,
-        "no ZeRO shards among a part of the replicas": not cut.zero or cut.zero_ranks in (0, cut.dp),
         f"no {cut.schedule} schedule": cut.schedule in UNTOLD,
-        f"no {cut.precision} products beside 16-bit parameters": cut.precision in ("bf16", "fp16"),
-        "no recomputation by operator": cut.recompute != "matmul",
-        "no recomputation of some layers only": not cut.policies,
-        "no uneven stages": not cut.layout,
-        f"{cut.global_batch} sequences are not whole microbatches of {cut.microbatch} on {cut.dp} replicas": not (
-            cut.global_batch % (cut.dp * cut.microbatch)
-        ),
-    }
+    } | said_by_neither(run)
     return [fault for fault, can_say in known.items() if not can_say]
 
 
