@@ -203,7 +203,7 @@ def test_experts_have_homes() -> None:
 degrees = st.sampled_from([1, 2, 4])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(degrees, degrees, degrees, degrees, degrees, st.booleans())
 def test_groups_are_those_of_the_mesh(dp: int, tp: int, pp: int, cp: int, ep: int, whole: bool) -> None:
     fields = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "sequence_parallel": True, "expert_tp": int(whole)}
@@ -264,7 +264,7 @@ def tell_whole(job: JobSpec) -> None:
     assert "Where every tensor lies" in text and json.loads(json.dumps(found))["job"] == job.name
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(ANY_KIND, st.sampled_from(sorted(SCHEDULES)), CHOICES, st.booleans(), st.sampled_from(["none", "rowwise"]))
 def test_every_plan_has_a_story(kind: str, schedule: str, plan: dict[str, Any], timed: bool, float8: str) -> None:
     if kind not in EXPERTS:
