@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cost.calibration import shipped
+from shardwright.cost.calibration import rates_of, shipped
 from shardwright.planner import bounds
 from shardwright.planner.advice import priced
 from shardwright.planner.block import Block
@@ -22,6 +22,7 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.workload.shape import run_of
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"layers": 6, "hidden": 4096, "heads": 32, "kv_heads": 4, "ffn": 11008, "vocab": 32000, "sequence": 4096},
@@ -110,7 +111,7 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     unsharded = Block(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
     alone = prices(job, unsharded, shipped())
     for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, alone.time)):
-        below_s, gathered_s = bounds.step_token_s(job, rows, token_s, shipped(), factor)
+        below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates_of(run_of(job), shipped()), factor)
         assert (np.where(columns["zero"] == 3, gathered_s, below_s) <= below).all()
     assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()
     held = {"rest_bytes": bounds.unsharded_bytes(alone.memory), "parameters_bytes": alone.memory.parameters}
