@@ -22,6 +22,7 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.workload.memo import Memo
 from shardwright.workload.shape import run_of
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -60,8 +61,9 @@ def test_pruning_loses_nothing(model: str, width: int) -> None:
     )
     best: dict[tuple[int, ...], float] = defaultdict(lambda: np.inf)
     num_plans = num_fit = 0
+    memo = Memo()
     for block in all_plans(job, constraints):
-        priced = prices(job, block, shipped())
+        priced = prices(job, block, shipped(), memo)
         num_plans, num_fit = num_plans + len(block), num_fit + int(priced.fits.sum())
         columns = (block.columns[name][priced.fits].tolist() for name in ("tp", "pp", "cp", "ep"))
         for *at, token_s in zip(*columns, priced.token_s[priced.fits].tolist(), strict=True):
