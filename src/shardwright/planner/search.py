@@ -222,7 +222,9 @@ class _Search:
         """Rows with their bounds: for schedules of one microbatch and of paired ones, and in bytes."""
         self.tally.num_bounds += len(rows["dp"])
         mean_s, paired_s = bounds.mean_rank_token_s(self.job, rows, words, self.constants, self.memo)
-        least_bytes = bounds.activation_bytes(self.job, rows, words, self.constants, self.memo)
+        least_bytes = np.zeros_like(mean_s)
+        if bounds.keeps_as_much(self.job, words):
+            least_bytes = bounds.activation_bytes(self.job, rows, words, self.constants, self.memo)
         return rows | {"mean_s": mean_s, "paired_s": paired_s, "least_bytes": least_bytes}
 
     def _least_s(self, rows: Columns, token_s: Column, factor: Column | float = 1.0) -> tuple[Column, Column]:
