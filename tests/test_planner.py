@@ -125,6 +125,19 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
         assert (bounds.activation_bytes(job, columns, words, shipped()) <= priced.memory.process).all()
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_a_memo_changes_no_price(model: str) -> None:
+    """Plans of many words priced with one memo, as each block alone."""
+    job, memo, random = small_job(model), Memo(), np.random.default_rng(0)
+    found = blocks(model)
+    for index in random.choice(len(found), 50, replace=False).tolist():
+        block = found[index].where(random.integers(0, len(found[index]), 20))
+        alone, remembered = prices(job, block, shipped()), prices(job, block, shipped(), memo)
+        for fresh, old in ((alone.time, remembered.time), (alone.memory, remembered.memory)):
+            for name, value in fresh.as_dict().items():
+                assert np.array_equal(value, old.as_dict()[name]), (name, block.words)
+
+
 def test_what_is_kept_is_kept_and_may_cost() -> None:
     """A constraint holds in every plan that is found, and never makes the best one faster."""
     job = small_job("dense")
