@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cost.calibration import shipped
+from shardwright.cost.calibration import rates_of, shipped
 from shardwright.planner import bounds
 from shardwright.planner.advice import priced
 from shardwright.planner.block import Block
@@ -22,6 +22,8 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.workload.memo import Memo
+from shardwright.workload.shape import run_of
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"layers": 6, "hidden": 4096, "heads": 32, "kv_heads": 4, "ffn": 11008, "vocab": 32000, "sequence": 4096},
@@ -59,8 +61,9 @@ def test_pruning_loses_nothing(model: str, width: int) -> None:
     )
     best: dict[tuple[int, ...], float] = defaultdict(lambda: np.inf)
     num_plans = num_fit = 0
+    memo = Memo()
     for block in all_plans(job, constraints):
-        priced = prices(job, block, shipped())
+        priced = prices(job, block, shipped(), memo)
         num_plans, num_fit = num_plans + len(block), num_fit + int(priced.fits.sum())
         columns = (block.columns[name][priced.fits].tolist() for name in ("tp", "pp", "cp", "ep"))
         for *at, token_s in zip(*columns, priced.token_s[priced.fits].tolist(), strict=True):
@@ -110,7 +113,7 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     unsharded = Block(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
     alone = prices(job, unsharded, shipped())
     for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, alone.time)):
-        below_s, gathered_s = bounds.step_token_s(job, rows, token_s, shipped(), factor)
+        below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates_of(run_of(job), shipped()), factor)
         assert (np.where(columns["zero"] == 3, gathered_s, below_s) <= below).all()
     assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()
     held = {"rest_bytes": bounds.unsharded_bytes(alone.memory), "parameters_bytes": alone.memory.parameters}
@@ -120,6 +123,19 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     assert (np.where(is_kept, without_offload, least_bytes) <= priced.memory.process * (1 + 1e-12)).all()
     if bounds.keeps_as_much(job, words):
         assert (bounds.activation_bytes(job, columns, words, shipped()) <= priced.memory.process).all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_memo_changes_no_price(model: str) -> None:
+    """Plans of many words priced with one memo, as each block alone."""
+    job, memo, random = small_job(model), Memo(), np.random.default_rng(0)
+    found = blocks(model)
+    for index in random.choice(len(found), 50, replace=False).tolist():
+        block = found[index].where(random.integers(0, len(found[index]), 20))
+        alone, remembered = prices(job, block, shipped()), prices(job, block, shipped(), memo)
+        for fresh, old in ((alone.time, remembered.time), (alone.memory, remembered.memory)):
+            for name, value in fresh.as_dict().items():
+                assert np.array_equal(value, old.as_dict()[name]), (name, block.words)
 
 
 def test_what_is_kept_is_kept_and_may_cost() -> None:

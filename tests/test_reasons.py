@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from shardwright.cli import cli
 from shardwright.cost.calibration import pessimistic, shipped
-from shardwright.planner.advice import advise, priced
+from shardwright.planner.advice import best_plans, priced
 from shardwright.planner.constraints import constraints_of
 from shardwright.planner.flips import flips
 from shardwright.planner.misfit import misfit
@@ -163,7 +163,7 @@ def test_the_command_prints_a_list_and_writes_a_job(tmp_path: Path) -> None:
 
 def test_simulated_plans_come_first_by_their_own_time() -> None:
     """The programs of the best plans are played, and ordered by what that says."""
-    found = advise(job_with(dp=8), QUICK, shipped(), Objective(), 4, False, num_simulated=2)
+    found = best_plans(job_with(dp=8), QUICK, shipped(), Objective(), 4, num_simulated=2)
     first, second, *_ = found.plans
     assert first.simulated and second.simulated and not found.plans[2].simulated
     assert first.time.total <= second.time.total

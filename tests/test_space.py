@@ -66,7 +66,7 @@ def standing_for(plan: PlanSpec, has_experts: bool) -> PlanSpec:
         same |= {"sequence_parallel": False}
     if plan.cp == 1:
         same |= {"cp_method": "ring"}
-    if plan.ep * plan.expert_tp_size <= 2:
+    if plan.ep == 1 or plan.ep * plan.expert_tp_size <= 2:  # one rank trades with no other, or those of one node
         same |= {"dispatch": "direct"}
     if plan.expert_tp_size == plan.tp or not has_experts:
         same |= {"expert_tp": 0}
@@ -98,7 +98,7 @@ def test_every_plan_of_the_space_is_legal_and_none_is_there_twice(model: str) ->
     """All of what the space has, on few devices."""
     job, seen = small_job(model), []
     for block in all_plans(job, Constraints()):
-        for index in range(0, len(block), 23):
+        for index in range(0, len(block), 61):
             found = block.plan(index, job)
             assert job_faults(found) + plan_faults(found) == []
             assert key(found.plan) == keys(block)[index]
@@ -107,7 +107,7 @@ def test_every_plan_of_the_space_is_legal_and_none_is_there_twice(model: str) ->
 
 
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(plan=plans())
 def test_what_the_space_leaves_out_is_refused(model: str, plan: PlanSpec) -> None:
     """A legal plan is in the space, itself or as another that is the same; any other is not."""

@@ -252,7 +252,7 @@ def plan(
     Every legal plan is considered. JOB's own plan, if it has one, is compared with what is found.
     """
     from shardwright.cost.calibration import shipped
-    from shardwright.planner.advice import advise
+    from shardwright.planner.advice import best_plans, explained
     from shardwright.planner.constraints import constraints_of
     from shardwright.planner.objectives import NAMES, Objective
     from shardwright.report.plans import show_plans
@@ -263,7 +263,9 @@ def plan(
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
     spec, has_own = load_to_plan(job, overrides)
     try:
-        advice = advise(spec, constraints, shipped(), wanted, top, has_own, simulated)
+        advice = best_plans(spec, constraints, shipped(), wanted, top, simulated)
+        if not as_json:
+            advice = explained(advice, spec if has_own else None, constraints, shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     show_plans(advice, as_json)

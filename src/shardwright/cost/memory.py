@@ -7,6 +7,7 @@ is lost between blocks.
 """
 
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -16,9 +17,10 @@ from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers, only, picked
 from shardwright.workload.compress import KEEPS_ERROR
 from shardwright.workload.layers import chains, kept_bytes
+from shardwright.workload.memo import Memo
 from shardwright.workload.operators import FLOAT32, Context, logits
-from shardwright.workload.ranks import Ranks, all_ranks, different_ranks
-from shardwright.workload.shape import Cut, Run, local_cuts
+from shardwright.workload.ranks import LayerKind, Ranks, all_ranks
+from shardwright.workload.shape import Cut, Run, layer_columns
 
 MOMENTS = 2 * FLOAT32
 _ONE_BY_ONE = ("none", "selective", "matmul")  # policies whose operators run again one by one, and are used at once
@@ -51,10 +53,14 @@ class Memory:
         return asdict(self) | {"total": self.total}
 
 
-def peak_memory(run: Run, constants: Constants) -> Memory:
-    """Of the pipeline rank that needs most; arrays where the plan's numbers are. KeyError says what is not known."""
+def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Memory:
+    """Of the pipeline rank that needs most; arrays where the plan's numbers are.
+
+    `memo` has what was computed before. KeyError says what is not known.
+    """
     cut = run.cut.as_arrays()
-    memory = _on_ranks(replace(run, cut=cut), constants, different_ranks(run.shape, cut))
+    memo = memo or Memo()
+    memory = _on_ranks(replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo)
     most = np.argmax(memory.process, axis=0)
     memory = picked(memory, (most, np.arange(len(most))))
     return only(memory) if run.cut.is_single else memory
@@ -63,34 +69,36 @@ def peak_memory(run: Run, constants: Constants) -> Memory:
 def rank_memory(run: Run, constants: Constants) -> list[Memory]:
     """Of each pipeline rank of one plan. KeyError says what is not known."""
     cut = run.cut.as_arrays()
-    memory = _on_ranks(replace(run, cut=cut), constants, all_ranks(run.shape, cut))
+    memory = _on_ranks(replace(run, cut=cut), constants, all_ranks(run.shape, cut), Memo())
     return [only(picked(memory, rank)) for rank in range(int(cut.pp[0]))]
 
 
-def _on_ranks(run: Run, constants: Constants, ranks: Ranks) -> Memory:
+def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memory:
     """In arrays of shape (ranks, plans)."""
     software, cut, shape = software_under(run), run.cut, run.shape
-    local, which = local_cuts(cut)
-    pieces, context = chains(shape, local, software), Context(shape, local, software)
-    kept = (software.stage_kept * context.residual)[which]
+    words = replace(cut.words, schedule="1f1b")  # of which it does not depend
+    residual, loss, of_head, *of_kinds = memo.rows(
+        "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
+    )
+    kept = software.stage_kept * residual
     if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
-        kept = kept + (cut.element_bytes * context.residual)[which] * cut.virtual
-    zero = np.zeros(len(which))
+        kept = kept + cut.element_bytes * residual * cut.virtual
+    zero = np.zeros(len(residual))
     away, working, stage_again, num_layers = zero, zero, zero, zero
-    for (kind, policy), count in zip(ranks.kinds, ranks.layers, strict=True):
-        mine = np.broadcast_to(kept_bytes(pieces[kind], policy), local.tp.shape)[which]
+    for index, ((_, policy), count) in enumerate(zip(ranks.kinds, ranks.layers, strict=True)):
+        mine, whole = of_kinds[2 * index : 2 * index + 2]
         if policy not in _ONE_BY_ONE:  # while it runs again a layer, or a stage, keeps all
-            again = np.where(count > 0, kept_bytes(pieces[kind], "none")[which] - mine, 0.0)
+            again = np.where(count > 0, whole - mine, 0.0)
             stage_again = stage_again + (again * count / cut.virtual if policy == "stage" else 0.0)
             working = np.maximum(working, again if policy != "stage" else 0.0)
         kept, num_layers = kept + count * mine, num_layers + count
         if np.any(cut.offload_activations):  # two layers' inputs are on their way there or back
             away = away + np.maximum(0, count - 2) * mine * cut.offload_activations
     alive = in_flight(cut.schedule, cut.pp, ranks.rank, cut.num_microbatches, cut.virtual, cut.extra_warmup)
-    activations = (kept - away) * alive + ranks.head * np.asarray(kept_bytes(pieces["head"], "none"))[which]
+    activations = (kept - away) * alive + ranks.head * of_head
     working = np.maximum(working, stage_again)
     # In 16 bits and in float32, with their gradient.
-    working = np.maximum(working, ranks.head * (logits(context) * software.logit_peak)[which])
+    working = np.maximum(working, ranks.head * loss)
     held = ranks.parameters(shape, cut)
     working = working + _gathered(run, software, sum(held), np.maximum(1, num_layers))
     generation = device_of(run.device).generation
@@ -98,6 +106,17 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks) -> Memory:
     overhead = constant(constants, generation, "context_bytes") + lost
     parameters, gradients, optimizer, host = _state(cut, software, held if shape.experts else held[:1])
     return Memory(parameters, gradients, optimizer, activations, working, overhead, host + away * alive)
+
+
+def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
+    """Bytes, one below the other, (values, plans): the residual stream's elements instead, what the loss needs at once,
+    what the head keeps, and of each kind of layer what it keeps under its policy and with nothing computed again."""
+    software = software_under(run)
+    pieces, context = chains(run.shape, run.cut, software), Context(run.shape, run.cut, software)
+    values = [context.residual, logits(context) * software.logit_peak, kept_bytes(pieces["head"], "none")]
+    for kind, policy in kinds:
+        values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none")]
+    return np.stack([np.broadcast_to(value, run.cut.tp.shape) for value in values])
 
 
 def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, ...]) -> tuple[Numbers, Numbers, Numbers, Numbers]:

@@ -1,7 +1,7 @@
 """What one microbatch costs on one pipeline rank: its layers' kernels and what of their collectives nothing hides."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add
 
 import numpy as np
@@ -56,6 +56,14 @@ class PieceTime:
             self.forward, self.input_grad, self.weight_grad, self.again, self.tensor, self.context, self.expert,
             self.shard, self.host, self.exposed_forward, self.flops, self.flops_again,
         )  # fmt: skip
+
+    def gathered(self, rates: Rates, software: SoftwareSpec, gather: Numbers, scatter: Numbers) -> "PieceTime":
+        """The piece under ZeRO-3: its parameters are gathered before they are used, forward and backward, and gradients
+        scattered after. The two are seconds of these by themselves; the rest of the piece may hide them."""
+        hidden = float(software.shard_overlap)
+        first = beside(rates, gather, hidden * self.forward)
+        second = beside(rates, gather + scatter, hidden * self.backward)
+        return replace(self, shard=self.shard + first + second, exposed_forward=self.exposed_forward + first)
 
     @property
     def exposed(self) -> Numbers:
@@ -214,12 +222,19 @@ class Costing:
 
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
         """One layer of a kind that recomputes what a policy says, the embedding or the head."""
+        found = self.whole_piece(kind, policy)
+        return (
+            found.gathered(self.rates, self.software, *self.shard_s(kind)) if np.any(self.run.cut.zero == 3) else found
+        )
+
+    def whole_piece(self, kind: str, policy: str = "none") -> PieceTime:
+        """The same where the rank has all of its parameters."""
         found = self.gaps(kind, policy)
         for operator in self.operators(kind, policy):
             found += operator.as_piece()
         if kind in LAYERS and np.any(self.run.cut.offload_activations):
             found += self._sent_away(found, kind, policy)
-        return found + self._shard(found, kind) if np.any(self.run.cut.zero == 3) else found
+        return found
 
     def _exposed(self, exchanges: tuple[Exchange, ...], compute_s: Numbers) -> tuple[ExchangeTime, ...]:
         """An operator's collectives, with what of each is not hidden."""
@@ -252,8 +267,8 @@ class Costing:
         """Seconds between device and host. KeyError if the link is not known."""
         return size_bytes / known_host(self.run, self.rates).host
 
-    def _shard(self, piece: PieceTime, kind: str) -> PieceTime:
-        """ZeRO-3: parameters are gathered before they are used, forward and backward, and gradients scattered after.
+    def shard_s(self, kind: str) -> tuple[Numbers, Numbers]:
+        """ZeRO-3: seconds of (gathering the parameters of a piece, scattering their gradients) by themselves.
 
         Shards that are kept on the host come from there before each gather.
         """
@@ -272,10 +287,7 @@ class Costing:
             if np.any(cut.offload_parameters):
                 gather += self._host_s(cut.element_bytes * elements / shard.size * np.asarray(cut.offload_parameters))
             scatter += self._pieces_s(shard, gradients) + ring_s(rates, copies, gradients / shard.size, 2)
-        hidden = float(self.software.shard_overlap)
-        first = beside(rates, gather, hidden * piece.forward)
-        second = beside(rates, gather + scatter, hidden * piece.backward)
-        return PieceTime(shard=first + second, exposed_forward=first)
+        return gather, scatter
 
     def _pieces_s(self, shard: Group, size_bytes: Numbers) -> Numbers:
         """A layer's shards gathered or scattered: all at once, or tensor by tensor."""

@@ -81,11 +81,11 @@ def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[Priced]:
     return found
 
 
-def advise(
-    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int, has_own: bool,
+def best_plans(
+    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int,
     num_simulated: int = 0,
 ) -> Advice:  # fmt: skip
-    """Search, and say why. `has_own`: the job's plan is the user's own, to compare with.
+    """Search, and price what is found; `explained` says why.
 
     The first `num_simulated` plans are simulated in full, by their own programs, and ordered anew.
     """
@@ -93,17 +93,20 @@ def advise(
     plans = priced([candidate.job for candidate in found.candidates], constants)
     played = [_played(plan, constants) for plan in plans[:num_simulated]]
     played.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
-    plans = played + plans[num_simulated:]
-    own = _own(job, constraints, constants) if has_own else None
+    return Advice(on, played + plans[num_simulated:], found.tally)
+
+
+def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, constants: Constants) -> Advice:
+    """The same with what it has to say; `given` is the job if its plan is the user's own, to compare with."""
+    plans = advice.plans
+    advice = replace(advice, own=None if given is None else _own(given, constraints, constants))
     if not plans:
-        return Advice(on, [], found.tally, own)
+        return advice
     first = plans[0].job
     why = reasons(first, _schedules(constraints), constants)
     runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
-    return Advice(
-        on, plans, found.tally, own, runner_up, why, binding(plans[0].time, plans[0].memory, first, why),
-        rules_for(first),
-    )  # fmt: skip
+    binds = binding(plans[0].time, plans[0].memory, first, why)
+    return replace(advice, flips=runner_up, reasons=why, binding=binds, rules=rules_for(first))
 
 
 def _played(plan: Priced, constants: Constants) -> Priced:

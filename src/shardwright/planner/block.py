@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK, PlanSpec
-from shardwright.workload.shape import Run, cut_of, run_of
+from shardwright.workload.shape import Run, run_of
 
 Column = NDArray[Any]
 Columns = dict[str, Column]  # by name of a field of PlanSpec, and global_batch_size; all of one length
@@ -96,7 +96,8 @@ class Block:
         pieces = STAGES_PER_RANK.get(self.words.schedule, 1)
         numbers: dict[str, Any] = {of_cut: columns[name] for name, of_cut in _OF_CUT.items()}
         numbers["virtual"] = np.full_like(columns["dp"], pieces) if pieces else columns["virtual_stages"]
-        return replace(run_of(template), cut=replace(cut_of(template), **numbers))
+        run = run_of(template)
+        return replace(run, cut=replace(run.cut, **numbers).as_arrays())
 
 
 def taken(columns: Columns, rows: Column) -> Columns:

@@ -20,12 +20,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.cost.calibration import Constants, rates_of, software_of
+from shardwright.cost.calibration import Constants, Rates, rates_of, software_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.planner.block import SHARING, Block, Column, Columns, Words
 from shardwright.simulate.step import StepTime, step_time
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.workload.memo import Memo
 from shardwright.workload.shape import run_of
 
 # Schedules that hide tokens' way to experts behind another microbatch.
@@ -42,37 +43,45 @@ def plain(rows: Columns) -> Columns:
     return rows | dict.fromkeys(SHARING, zeros) | {"virtual_stages": zeros + 1}
 
 
-def mean_rank_token_s(job: JobSpec, rows: Columns, words: Words, constants: Constants) -> tuple[Column, Column]:
+def mean_rank_token_s(
+    job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo | None = None
+) -> tuple[Column, Column]:
     """Seconds by token that the mean pipeline rank computes and communicates in a step, under any schedule.
 
     The second is for schedules that hide tokens' way to experts.
     """
-    time = _alone(job, rows, words, constants)
+    time = _alone(job, rows, words, constants, memo)
     tokens = rows["global_batch_size"] * job.model.sequence * rows["pp"]
     paired = (time.compute + time.again + time.tensor + time.context) / tokens
     return paired + time.expert / tokens, paired
 
 
-def zero3_token_s(job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants) -> Column:
+def zero3_token_s(
+    job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants, memo: Memo | None = None
+) -> Column:
     """The same under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those of a node."""
     tokens = rows["global_batch_size"] * job.model.sequence * rows["pp"]
     least = np.full(len(tokens), np.inf)
     for over in (np.zeros_like(hybrid), hybrid):
-        time = _alone(job, rows | {"zero_ranks": over}, words, constants, zero=3)
+        time = _alone(job, rows | {"zero_ranks": over}, words, constants, memo, zero=3)
         least = np.minimum(least, time.compute + time.again + time.tensor + time.context + time.data)
     return least / tokens
 
 
-def _alone(job: JobSpec, rows: Columns, words: Words, constants: Constants, zero: int = 0) -> StepTime:
+def _alone(
+    job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo | None = None, zero: int = 0
+) -> StepTime:
     """The step of a pipeline of one rank with all layers."""
     one = np.ones_like(rows["pp"])
     columns = plain(rows) | {"pp": one, "zero": zero * one}
     if zero:
         columns["zero_ranks"] = rows["zero_ranks"]
-    return step_time(Block(replace(words, schedule="1f1b"), columns).run(job), constants)
+    return step_time(Block(replace(words, schedule="1f1b"), columns).run(job), constants, memo)
 
 
-def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Constants) -> Column:
+def exchange_token_s(
+    job: JobSpec, rows: Columns, hybrid: Column, constants: Constants, memo: Memo | None = None
+) -> Column:
     """Least seconds by token that replicas exchange at the end of a step below ZeRO-3, over a node's where `hybrid`.
 
     Where the software hides it, what it slows the computing by. Other stages a rank may leave it one layer less.
@@ -82,18 +91,20 @@ def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Con
     ones = np.ones_like(rows["dp"])
     for zero, over in ((0 * ones, 0 * ones), (ones, 0 * ones), (ones, hybrid)):
         columns = plain(rows) | {"zero": zero, "zero_ranks": over}
-        least = np.minimum(least, step_time(Block(Words(), columns).run(job), constants).data)
+        least = np.minimum(least, step_time(Block(Words(), columns).run(job), constants, memo).data)
     share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
     if software.reduce_overlap or software.gather_overlap:
         share = share * rates_of(run_of(job), constants).leak
     return least * share / (rows["global_batch_size"] * job.model.sequence)
 
 
-def turn_token_s(job: JobSpec, rows: Columns, constants: Constants) -> Column:
+def turn_token_s(job: JobSpec, rows: Columns, constants: Constants, memo: Memo | None = None) -> Column:
     """Seconds by token of the messages of each stage that a rank has, where it has several."""
     words, plans = Words("interleaved-1f1b"), plain(rows)
     once, twice = (
-        step_time(Block(words, plans | {"virtual_stages": plans["virtual_stages"] * v}).run(job), constants).messages
+        step_time(
+            Block(words, plans | {"virtual_stages": plans["virtual_stages"] * v}).run(job), constants, memo
+        ).messages
         for v in (1, 2)
     )
     return np.asarray((twice - once) / (rows["global_batch_size"] * job.model.sequence))
@@ -105,14 +116,13 @@ def messages_token_s(rows: Columns, schedule: str, virtual: Column | int) -> Col
 
 
 def step_token_s(
-    job: JobSpec, rows: Columns, token_s: Column, constants: Constants, factor: Column | float = 1.0
+    job: JobSpec, rows: Columns, token_s: Column, rates: Rates, factor: Column | float = 1.0
 ) -> tuple[Column, Column]:
     """Least seconds by token of a whole step (below ZeRO-3, under ZeRO-3), from what its ranks take: `token_s`.
 
     Rows have `exchange_s` and, as the mean rank's under ZeRO-3, `zero3_s`, which the bubble makes longer by `factor`.
     To all comes what every step takes beside, and the share by which so many nodes make it longer.
     """
-    rates = rates_of(run_of(job), constants)
     beside_s = rates.step_s / (rows["global_batch_size"] * job.model.sequence)
     longer = 1.0 + rates.jitter * math.log2(max(1.0, job.cluster.num_devices / rates.domain))
     below = longer * (token_s + rows["exchange_s"] + beside_s)
@@ -132,13 +142,15 @@ def bubble_factor(columns: Columns, schedule: str, virtual: Column | int) -> Col
     return np.asarray(1.0 + (columns["pp"] - 1) / (virtual * num_microbatches))
 
 
-def activation_bytes(job: JobSpec, rows: Columns, words: Words, constants: Constants) -> Column:
+def activation_bytes(
+    job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo | None = None
+) -> Column:
     """Least bytes of a process under a schedule that keeps as much as 1F1B, however state is sharded.
 
     Where layers do not divide evenly, other stages a rank may leave it one layer less.
     """
     pp, layers = rows["pp"], job.model.layers
-    memory = peak_memory(Block(replace(words, schedule="1f1b"), plain(rows)).run(job), constants)
+    memory = peak_memory(Block(replace(words, schedule="1f1b"), plain(rows)).run(job), constants, memo)
     return unsharded_bytes(memory) * (layers // pp) / -(-layers // pp)
 
 

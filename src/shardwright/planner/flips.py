@@ -48,6 +48,9 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
         times = max(1, round(factor))
         return replace(run, cut=replace(run.cut, global_batch=times * best.batch.global_batch_size)), constants
 
+    best_s, other_s = (float(step_time(run, constants).total) for run in runs)
+    if other_s <= best_s:
+        return []
     cases = (
         ("network bandwidth", network, cluster.inter_node.bandwidth_gb_per_s, "GB/s a device", False),
         ("bandwidth within a node", node, cluster.intra_node.bandwidth_gb_per_s, "GB/s a device", False),
@@ -74,8 +77,6 @@ def _crossing(
         best, other = (float(step_time(*change(run, factor)).total) for run in runs)
         return other - best
 
-    if behind(1.0) <= 0.0:
-        return None
     ends = [end for end in (_MOST, 1.0 / _MOST) if (end > 1.0 or not only_more) and behind(end) < 0.0]
     found = []
     for end in ends:

@@ -9,6 +9,7 @@ from shardwright.cost.memory import Memory, peak_memory
 from shardwright.planner.block import Block, Column
 from shardwright.simulate.step import StepTime, step_time
 from shardwright.spec.job import JobSpec
+from shardwright.workload.memo import Memo
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ def room_bytes(job: JobSpec) -> float:
     return device_of(job.cluster.device).memory_gib * 2**30
 
 
-def prices(job: JobSpec, block: Block, constants: Constants) -> Prices:
-    """Price a block. KeyError says what is not known."""
+def prices(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Prices:
+    """Price a block. `memo` has what was computed before with these constants. KeyError says what is not known."""
     run = block.run(job)
-    time, memory = step_time(run, constants), peak_memory(run, constants)
+    time, memory = step_time(run, constants, memo), peak_memory(run, constants, memo)
     tokens = block.columns["global_batch_size"] * job.model.sequence
     fits = np.broadcast_to(memory.process <= room_bytes(job), tokens.shape)
     return Prices(block, time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fits)

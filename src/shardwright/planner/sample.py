@@ -14,6 +14,7 @@ from shardwright.planner.constraints import Constraints
 from shardwright.planner.price import prices
 from shardwright.planner.space import count_by_words, degrees, with_offload, with_sharing, with_words
 from shardwright.spec.job import JobSpec
+from shardwright.workload.memo import Memo
 
 _NUM_WORDS = 16
 _NUM_PLANS = 512  # of each of these words
@@ -38,11 +39,12 @@ def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: 
     drawn = (np.arange(_NUM_WORDS) + random.random(_NUM_WORDS)) / _NUM_WORDS * ends[-1]
     words, times = np.unique(np.searchsorted(ends, drawn, side="right"), return_counts=True)
     num_drawn = num_fit = num_faster = 0
+    memo = Memo()
     for index, how_often in zip(words.tolist(), times.tolist(), strict=True):
         block = with_words(job, constraints, rows, list(counts)[index])
         chosen = random.integers(0, len(block), 4 * _NUM_PLANS)
         block = _drawn(job, constraints, block.where(chosen), random, _NUM_PLANS * how_often)
-        found = prices(job, block, constants)
+        found = prices(job, block, constants, memo)
         num_drawn += len(block)
         num_fit += int(found.fits.sum())
         num_faster += int((found.fits & (found.token_s < token_s)).sum())

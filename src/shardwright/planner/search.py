@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardwright.cost.calibration import Constants
+from shardwright.cost.calibration import Constants, rates_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner import bounds
 from shardwright.planner.block import Block, Column, Columns, Words, taken, together
@@ -37,6 +37,8 @@ from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.workload.memo import Memo
+from shardwright.workload.shape import run_of
 
 # Plans that are priced in one call, so that their columns stay in the cache of a core, before they are shared out; and
 # so few that a bound would take as long as their price.
@@ -140,7 +142,8 @@ class _Search:
         self, job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, num_shown: int, room: float
     ) -> None:
         self.job, self.constraints, self.constants = job, constraints, constants
-        self.room = room
+        self.room, self.memo = room, Memo()
+        self.rates = rates_of(run_of(job), constants)
         codes = np.zeros_like(rows["tp"])
         for name in _KIND:
             codes = codes * (1 << 15) + rows[name]
@@ -208,23 +211,25 @@ class _Search:
         if not len(rows["dp"]):
             return rows
         hybrid = hybrid_ranks(self.job, self.constraints, rows)
-        zero3_s = bounds.zero3_token_s(self.job, rows, method, hybrid, self.constants)
+        zero3_s = bounds.zero3_token_s(self.job, rows, method, hybrid, self.constants, self.memo)
         return rows | {
             "zero3_s": zero3_s,
-            "exchange_s": bounds.exchange_token_s(self.job, rows, hybrid, self.constants),
-            "turn_s": bounds.turn_token_s(self.job, rows, self.constants),
+            "exchange_s": bounds.exchange_token_s(self.job, rows, hybrid, self.constants, self.memo),
+            "turn_s": bounds.turn_token_s(self.job, rows, self.constants, self.memo),
         }
 
     def _bounded(self, rows: Columns, words: Words) -> Columns:
         """Rows with their bounds: for schedules of one microbatch and of paired ones, and in bytes."""
         self.tally.num_bounds += len(rows["dp"])
-        mean_s, paired_s = bounds.mean_rank_token_s(self.job, rows, words, self.constants)
-        least_bytes = bounds.activation_bytes(self.job, rows, words, self.constants)
+        mean_s, paired_s = bounds.mean_rank_token_s(self.job, rows, words, self.constants, self.memo)
+        least_bytes = np.zeros_like(mean_s)
+        if bounds.keeps_as_much(self.job, words):
+            least_bytes = bounds.activation_bytes(self.job, rows, words, self.constants, self.memo)
         return rows | {"mean_s": mean_s, "paired_s": paired_s, "least_bytes": least_bytes}
 
     def _least_s(self, rows: Columns, token_s: Column, factor: Column | float = 1.0) -> tuple[Column, Column]:
         """(below ZeRO-3, under ZeRO-3) the least seconds by token of a step."""
-        return bounds.step_token_s(self.job, rows, token_s, self.constants, factor)
+        return bounds.step_token_s(self.job, rows, token_s, self.rates, factor)
 
     def _task(self, words: Words, rows: Columns) -> tuple[float, Words, Columns]:
         """The least bound of the rows that words admit, and these."""
@@ -277,10 +282,10 @@ class _Search:
             return block
         self.tally.num_bounds += len(block)
         run = block.run(self.job)
-        unsharded_s = bounds.unsharded_token_s(self.job, block, step_time(run, self.constants))
+        unsharded_s = bounds.unsharded_token_s(self.job, block, step_time(run, self.constants, self.memo))
         below, gathered = self._least_s(block.columns, unsharded_s)
         gathered = np.maximum(gathered, block.columns["gathered_s"])
-        memory = peak_memory(run, self.constants)
+        memory = peak_memory(run, self.constants, self.memo)
         held = {
             "rest_bytes": bounds.unsharded_bytes(memory), "parameters_bytes": memory.parameters,
             "gradients_bytes": memory.gradients, "optimizer_bytes": memory.optimizer,
@@ -311,7 +316,7 @@ class _Search:
         """Those that do not fit and would be shown if they did."""
         if not len(block):
             return block
-        found = prices(self.job, block, self.constants)
+        found = prices(self.job, block, self.constants, self.memo)
         self.tally.num_priced += len(block)
         fits = found.memory.process <= self.room
         self.tally.num_fit += int(np.count_nonzero(fits))

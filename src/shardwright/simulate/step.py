@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from shardwright.cost.calibration import Constants, Rates, peak_flops
+from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of, software_under
 from shardwright.cost.collectives import message_s
 from shardwright.cost.pipeline import bubble
 from shardwright.cost.replicas import Replicas
@@ -20,9 +20,10 @@ from shardwright.schedule.generate import GENERATORS, training_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload.arrays import Numbers, only
-from shardwright.workload.ranks import Ranks, different_ranks, layer_kinds
-from shardwright.workload.shape import Cut, Run, local_cuts
+from shardwright.workload.arrays import Array, Numbers, only
+from shardwright.workload.memo import Memo
+from shardwright.workload.ranks import Ranks, layer_kinds
+from shardwright.workload.shape import Cut, Run, layer_columns, shard_columns
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,14 @@ class _Steps:
         return self.run.cut
 
 
-def step_time(run: Run, constants: Constants) -> StepTime:
-    """Predict a step; arrays where the plan's numbers are.
+def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepTime:
+    """Predict a step; arrays where the plan's numbers are. `memo` has what was computed before with these constants.
 
     KeyError says what is not known, ValueError what contradicts itself.
     """
     if run.cut.schedule not in GENERATORS:
         raise ValueError(f"schedule {run.cut.schedule!r} is not known; there are {', '.join(GENERATORS)}")
-    steps = _steps(replace(run, cut=run.cut.as_arrays()), constants)
+    steps = _steps(replace(run, cut=run.cut.as_arrays()), constants, memo or Memo())
     cut, rates, pace, m = steps.cut, steps.rates, steps.pace, steps.cut.num_microbatches
     ends = Replicas.of(steps.run, steps.software, rates, steps.groups, steps.ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
@@ -106,32 +107,62 @@ def step_time(run: Run, constants: Constants) -> StepTime:
     return only(found) if run.cut.is_single else found
 
 
-def _steps(run: Run, constants: Constants) -> _Steps:
+def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     """What a microbatch costs: layers once for each that differs, ranks by what they hold. Numbers are arrays."""
     shape, cut = run.shape, run.cut
-    local, which = local_cuts(cut)
-    costing = Costing.of(replace(run, cut=local), constants)
-    ranks = different_ranks(shape, cut)
+    ranks = memo.ranks(shape, cut)
     tables = {("embedding", "none"): ranks.embedding, ("head", "none"): ranks.head}
     # Of a bidirectional pipeline's two copies a microbatch meets one.
     held = {
         piece: count / cut.num_copies
         for piece, count in (dict(zip(ranks.kinds, ranks.layers, strict=True)) | tables).items()
     }
-    pieces = {piece: costing.piece(*piece) for piece in held}
+    software, rates = software_under(run), rates_of(run, constants)
+    times = _piece_times(run, constants, memo, tuple(held))
+    by_rank = sum(count * PieceTime(*of).total for count, of in zip(held.values(), times, strict=True))
+    slowest = np.argmax(by_rank, axis=0), np.arange(len(cut.pp))
+    pace: Numbers = sum(count[slowest] * of for count, of in zip(held.values(), times, strict=True))
     counts = Counter([*layer_kinds(shape, cut), *tables])
-    whole = _together([pieces[piece].times(count) for piece, count in counts.items()]).at(which)
-    totals = {piece: np.asarray(of.total)[which] for piece, of in pieces.items()}
-    by_rank = sum(count * totals[piece] for piece, count in held.items())
-    slowest = np.argmax(by_rank, axis=0), np.arange(len(which))
-    pace = _together([pieces[piece].at(which).times(count[slowest]) for piece, count in held.items()])
+    whole: Numbers = sum(counts[piece] * of for piece, of in zip(held, times, strict=True))
     if not shape.experts:  # what replicas do takes longest where there is most
         ranks = ranks.fullest(shape, cut)
-    return _Steps(run, costing.software, costing.rates, ranks, Groups.of(run), pace, whole)
+    return _Steps(run, software, rates, ranks, Groups.of(run), PieceTime(*pace), PieceTime(*whole))
 
 
-def _together(pieces: list[PieceTime]) -> PieceTime:
-    return sum(pieces, start=PieceTime())
+def _piece_times(run: Run, constants: Constants, memo: Memo, pieces: tuple[tuple[str, str], ...]) -> list[Array]:
+    """The fields of each piece's PieceTime, in shape (fields, plans)."""
+    cut = run.cut
+
+    def whole(run: Run) -> Array:
+        costing = Costing.of(run, constants)
+        return _rows(run, [costing.whole_piece(*piece).values() for piece in pieces])
+
+    # Of the schedule it matters whether another microbatch computes meanwhile.
+    paired = "dualpipe" if run.shape.experts and cut.schedule.startswith("dualpipe") else "1f1b"
+    words = replace(cut.words, schedule=paired)
+    times = list(memo.rows("piece", run, words, layer_columns, whole).reshape(len(pieces), -1, len(cut.tp)))
+    if not np.any(cut.zero == 3):
+        return times
+
+    kinds = tuple(dict.fromkeys(kind for kind, _ in pieces))
+
+    def sharded(run: Run) -> Array:
+        costing = Costing.of(run, constants)
+        return _rows(run, [costing.shard_s(kind) for kind in kinds])
+
+    copied = "dualpipe" if cut.num_copies == 2 else "1f1b"
+    words = replace(words, schedule=copied, recompute="none", policies=(), cp_method="ring")
+    shards = memo.rows("shard", run, words, shard_columns, sharded).reshape(len(kinds), 2, -1)
+    software, rates = software_under(run), rates_of(run, constants)
+    return [
+        np.stack(PieceTime(*of).gathered(rates, software, *shards[kinds.index(kind)]).values())
+        for (kind, _), of in zip(pieces, times, strict=True)
+    ]
+
+
+def _rows(run: Run, values: list[tuple[Numbers, ...]]) -> Array:
+    """All of some values, one below the other: (values, plans)."""
+    return np.stack([np.broadcast_to(value, run.cut.tp.shape) for of in values for value in of])
 
 
 # Schedules whose bubble is that a microbatch passes all other ranks, and whose order is not made for equal stages.

@@ -4,9 +4,9 @@ Of the ranks of a pipeline few differ: by a layer more or less, by embedding and
 computed for these few, for all plans at once, in arrays of shape (kinds of ranks, plans).
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -20,6 +20,11 @@ LayerKind = tuple[str, str]  # dense or experts, and what it recomputes
 
 def layer_kinds(shape: Shape, cut: Cut) -> tuple[LayerKind, ...]:
     """The kind of each layer of the model."""
+    return _layer_kinds(shape, cut.words)
+
+
+@lru_cache(maxsize=256)
+def _layer_kinds(shape: Shape, cut: Cut) -> tuple[LayerKind, ...]:
     return tuple(("dense" if shape.is_dense(n) else "experts", cut.policy(n)) for n in range(shape.layers))
 
 
@@ -49,28 +54,36 @@ def held_by_rank(
             "stage, or leave it out"
         )
     order = list(dict.fromkeys(kinds))
-    counts = [Counter[LayerKind]() for _ in range(pp)]
-    first = 0
-    for stage, length in enumerate(stages):
-        for rank in placement.replicas(stage):
-            counts[rank].update(kinds[first : first + length])
-        first += length
+    # Of each kind how many there are before a layer.
+    before = [list(accumulate((of == kind for of in kinds), initial=0)) for kind in order]
+    counts = [[0] * len(order) for _ in range(pp)]
+    ends = list(accumulate(stages, initial=0))
+    for holders in placement.holders:
+        for rank, first, end in zip(holders, ends, ends[1:], strict=False):
+            for index, layers in enumerate(before):
+                counts[rank][index] += layers[end] - layers[first]
     embeds, heads = placement.replicas(0), placement.replicas(len(stages) - 1)
-    return [
-        Held(rank, tuple(counts[rank][kind] for kind in order), int(rank in embeds), int(rank in heads))
-        for rank in range(pp)
-    ]
+    return [Held(rank, tuple(counts[rank]), int(rank in embeds), int(rank in heads)) for rank in range(pp)]
 
 
-@lru_cache(maxsize=4096)
-def _different(
-    kinds: tuple[LayerKind, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
-) -> list[Held]:
-    """The first rank of each kind: no schedule lets a later one keep more microbatches."""
-    found: dict[Held, Held] = {}
-    for held in held_by_rank(kinds, schedule, pp, virtual, layout):
-        found.setdefault(replace(held, rank=0), held)
-    return list(found.values())
+class _Pipelines:
+    """The ranks that differ of each pipeline of one schedule, made when they are first asked for."""
+
+    def __init__(self, kinds: tuple[LayerKind, ...], schedule: str, layout: tuple[int, ...]) -> None:
+        self.kinds, self.schedule, self.layout = kinds, schedule, layout
+        self.found: dict[tuple[int, int], list[Held]] = {}
+
+    def ranks(self, pp: int, virtual: int) -> list[Held]:
+        """The first rank of each kind: no schedule lets a later one keep more microbatches."""
+        if (pp, virtual) not in self.found:
+            firsts: dict[tuple[object, ...], Held] = {}
+            for held in held_by_rank(self.kinds, self.schedule, pp, virtual, self.layout):
+                firsts.setdefault((held.layers, held.embedding, held.head), held)
+            self.found[pp, virtual] = list(firsts.values())
+        return self.found[pp, virtual]
+
+
+_pipelines = lru_cache(maxsize=256)(_Pipelines)
 
 
 @dataclass(frozen=True)
@@ -129,7 +142,8 @@ def different_ranks(shape: Shape, cut: Cut) -> Ranks:
     kinds = layer_kinds(shape, cut)
     found, which = distinct((cut.pp, cut.virtual))
     pairs = zip(cut.pp[found].tolist(), cut.virtual[found].tolist(), strict=True)
-    return Ranks.of(kinds, [_different(kinds, cut.schedule, pp, virtual, cut.layout) for pp, virtual in pairs], which)
+    pipelines = _pipelines(kinds, cut.schedule, cut.layout)
+    return Ranks.of(kinds, [pipelines.ranks(pp, virtual) for pp, virtual in pairs], which)
 
 
 def all_ranks(shape: Shape, cut: Cut) -> Ranks:

@@ -16,7 +16,7 @@ import numpy as np
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import layer_policies
 from shardwright.spec.recompute import WHOLE_LAYER, Policy
-from shardwright.workload.arrays import Array, Numbers, distinct
+from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.recompute import meet_budget
 
 
@@ -118,14 +118,13 @@ class Shape:
 
         Chowdhery et al. 2022 (arXiv 2204.02311, appendix B), over the full sequence; `causal` counts half of it.
         """
-        met = self.vocab * self.hidden
-        for layer in range(self.layers):
-            met += self.attention_parameters
-            if self.experts is None or self.is_dense(layer):
-                met += self.mlp_parameters(self.ffn)
-            else:
-                of = self.experts
-                met += self.mlp_parameters(of.topk * of.ffn + of.shared_ffn) + of.num * self.hidden
+        num_dense = sum(map(self.is_dense, range(self.layers)))
+        met = self.vocab * self.hidden + self.layers * self.attention_parameters
+        met += num_dense * self.mlp_parameters(self.ffn)
+        if self.experts is not None:
+            of = self.experts
+            routed = self.mlp_parameters(of.topk * of.ffn + of.shared_ffn) + of.num * self.hidden
+            met += (self.layers - num_dense) * routed
         widths = self.heads * (2 * self.head_dim)
         if self.latent:
             widths = self.heads * (self.latent.plain + self.latent.rotary + self.latent.value)
@@ -227,9 +226,13 @@ class Cut:
         return all(np.ndim(getattr(self, name)) == 0 for name in _NUMBERS)
 
     def as_arrays(self) -> "Cut":
-        """The same with every number an array, of one entry where it is one plan."""
-        values = np.broadcast_arrays(*(np.atleast_1d(getattr(self, name)) for name in _NUMBERS))
-        return self._with(dict(zip(_NUMBERS, values, strict=True)))
+        """The same with every number an array, of one entry where it is one plan; itself where it is so."""
+        values = {name: np.asarray(getattr(self, name)) for name in _NUMBERS}
+        length = max((value.size for value in values.values() if value.ndim), default=1)
+        like = (length if all(value.ndim == 0 or value.size for value in values.values()) else 0,)
+        if all(value.shape == like for value in values.values()):
+            return self
+        return self._with({n: v if v.shape == like else np.broadcast_to(v, like) for n, v in values.items()})
 
     def at(self, index: Array) -> "Cut":
         """Some of the plans of one whose numbers are arrays."""
@@ -253,19 +256,21 @@ def stacked(cuts: Sequence[Cut]) -> Cut:
     return replace(cuts[0], **numbers)
 
 
-def local_cuts(cut: Cut) -> tuple[Cut, Array]:
-    """(the plans that differ in what a layer computes, which of them each plan is). `cut` is of arrays.
-
-    Under ZeRO-3 it is also who shares a layer's parameters that differs.
-    """
-    is_sharded = cut.zero == 3
-    columns = (
+def layer_columns(cut: Cut) -> tuple[Array, ...]:
+    """The whole numbers from which follows what a layer computes, sends and keeps. `cut` is of arrays."""
+    return (
         cut.tp, cut.cp, cut.ep, cut.expert_tp, cut.microbatch, cut.sequence_parallel.astype(np.int64),
-        is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks), cut.offload_parameters.astype(np.int64),
         cut.offload_activations.astype(np.int64),
     )  # fmt: skip
-    found, which = distinct(columns)
-    return cut.at(found), which
+
+
+def shard_columns(cut: Cut) -> tuple[Array, ...]:
+    """Those from which follows how the parameters of a layer come together under ZeRO-3. `cut` is of arrays."""
+    is_sharded = cut.zero == 3
+    return (
+        cut.tp, cut.ep, cut.expert_tp, is_sharded * cut.cp, is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks),
+        cut.offload_parameters.astype(np.int64),
+    )  # fmt: skip
 
 
 def _sharing(cut: Cut, replicas: Numbers) -> Numbers:
