@@ -18,9 +18,10 @@ from shardwright.cost.pipeline import in_flight
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers, only, picked
 from shardwright.workload.compress import KEEPS_ERROR
+from shardwright.workload.ends import loss_bytes
 from shardwright.workload.layers import LAYERS, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.workload.memo import Memo
-from shardwright.workload.operators import FLOAT32, Context, loss_bytes
+from shardwright.workload.operators import FLOAT32, Context
 from shardwright.workload.ranks import LayerKind, Ranks, all_ranks
 from shardwright.workload.shape import Cut, Run, layer_columns
 

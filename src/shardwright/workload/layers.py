@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from shardwright.spec.software import SoftwareSpec
+from shardwright.workload import ends
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import HALF, Context, Operator
@@ -53,8 +54,8 @@ def chains(shape: Shape, cut: Cut, software: SoftwareSpec) -> dict[str, Chain]:
     found: dict[str, Chain] = {"dense": dense_layer(c)}
     if shape.experts:
         found["experts"] = expert_layer(c)
-    found["embedding"] = (op.embed(c),)
-    found["head"] = (op.norm(c, "final norm"), op.enter(c, "head enter"), op.head(c))
+    found["embedding"] = (ends.embed(c),)
+    found["head"] = (op.norm(c, "final norm"), op.enter(c, "head enter"), ends.head(c))
     if cut.element_bytes == HALF:
         return found
     return {kind: tuple(o.in_numbers_of(cut.element_bytes) for o in chain) for kind, chain in found.items()}
