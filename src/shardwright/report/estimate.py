@@ -48,7 +48,7 @@ def device_memory_bytes(job: JobSpec) -> int | None:
     """Memory of the cluster's device; None where the job does not say which it is."""
     if job.cluster.device == "unknown":
         return None
-    return int(_device(job).memory_gib * 2**30)
+    return int(_device(job).memory_bytes)
 
 
 def _device(job: JobSpec) -> DeviceSpec:
