@@ -127,7 +127,8 @@ class SimuMax:
                 perf.run_estimate()
                 cost, memory = perf.analysis_cost(), perf.analysis_mem()
             except (AssertionError, RuntimeError) as error:
-                raise ValueError(f"SimuMax refuses it: {error}") from error
+                # A semicolon would part one reason into two.
+                raise ValueError(f"SimuMax refuses it: {error}".replace("; ", ", ")) from error
         value, unit = cost.get("duration_time_per_iter").split()
         return Answer(float(value) * SECONDS[unit], max(perf.get_pp_stage_peak_mem(memory, "peak_mem").values()) / 1e9)
 
