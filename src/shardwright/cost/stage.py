@@ -12,7 +12,7 @@ from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.topology import Group, group_of
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.layers import Chain, chains, kept_bytes, share_run_again
+from shardwright.workload.layers import LAYERS, Chain, chains, kept_bytes, share_run_again
 from shardwright.workload.operators import Exchange, Operator
 from shardwright.workload.shape import Run
 
@@ -21,9 +21,9 @@ from shardwright.workload.shape import Run
 class PieceTime:
     """Seconds of a piece (a layer, the embedding, the head, or several) for one microbatch on one rank.
 
-    `tensor`, `context`, `expert` and `shard` are collectives that nothing hides and `host` copies to host memory and
-    back that nothing hides, of forward and backward together, and
-    `exposed_forward` the forward's part of all of them; `again` is computing again. FLOPs are of the forward.
+    `tensor`, `context`, `expert` and `shard` are collectives and `host` copies to host memory and back, of forward and
+    backward together, what nothing hides of them; `exposed_forward` is the forward's part of all of these. `again` is
+    computing again. FLOPs are of the forward.
     """
 
     forward: Numbers = 0.0
@@ -158,7 +158,6 @@ def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
     return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
 
 
-LAYERS = ("dense", "experts")  # kinds of pieces that are layers
 _ROUTED = ("up", "activation", "down")
 
 
