@@ -95,7 +95,7 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     below = priced.token_s * (1 + 1e-12)
     hybrid = hybrid_ranks(job, Constraints(), columns)
     rows = columns | {
-        "turn_s": bounds.turn_token_s(job, columns, shipped()),
+        "turn_s": bounds.turn_token_s(job, columns, rates_of(run_of(job), shipped())),
         "exchange_s": bounds.exchange_token_s(job, columns, hybrid, shipped()),
         "zero3_s": bounds.zero3_token_s(
             job,
@@ -105,7 +105,10 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
             shipped(),
         ),
     }
-    mean_s, paired_s = bounds.mean_rank_token_s(job, columns, words, shipped())
+    mean_s, paired_s = (
+        bounds.mean_rank_token_s(job, columns, seconds)
+        for seconds in bounds.microbatch_s(job, columns, words, shipped())
+    )
     factor = bounds.bubble_factor(columns, words.schedule, columns["virtual_stages"])
     virtual = STAGES_PER_RANK.get(words.schedule, 1) or columns["virtual_stages"]
     least_s = factor * (paired_s if bounds.is_paired(words.schedule) else mean_s)

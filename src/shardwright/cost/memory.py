@@ -14,13 +14,13 @@ import numpy as np
 from shardwright.cost.calibration import Constants, constant, device_of, software_under
 from shardwright.cost.pipeline import in_flight
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload.arrays import Array, Numbers, only, picked
+from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
 from shardwright.workload.compress import KEEPS_ERROR
 from shardwright.workload.layers import chains, kept_bytes
 from shardwright.workload.memo import Memo
 from shardwright.workload.operators import FLOAT32, Context, logits
 from shardwright.workload.ranks import LayerKind, Ranks, all_ranks
-from shardwright.workload.shape import Cut, Run, layer_columns
+from shardwright.workload.shape import Cut, Run, layer_columns, layer_words
 
 MOMENTS = 2 * FLOAT32
 _ONE_BY_ONE = ("none", "selective", "matmul")  # policies whose operators run again one by one, and are used at once
@@ -76,7 +76,7 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
 def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memory:
     """In arrays of shape (ranks, plans)."""
     software, cut, shape = software_under(run), run.cut, run.shape
-    words = replace(cut.words, schedule="1f1b")  # of which it does not depend
+    words = ranks.kinds, *layer_words(cut)
     residual, loss, of_head, *of_kinds = memo.rows(
         "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
     )
@@ -116,7 +116,7 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     values = [context.residual, logits(context) * software.logit_peak, kept_bytes(pieces["head"], "none")]
     for kind, policy in kinds:
         values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none")]
-    return np.stack([np.broadcast_to(value, run.cut.tp.shape) for value in values])
+    return stacked_rows(values, len(run.cut.tp))
 
 
 def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, ...]) -> tuple[Numbers, Numbers, Numbers, Numbers]:

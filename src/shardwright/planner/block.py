@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK, PlanSpec
+from shardwright.workload.memo import Memo
 from shardwright.workload.shape import Run, run_of
 
 Column = NDArray[Any]
@@ -82,22 +83,23 @@ class Block:
             }
         )
 
-    def run(self, job: JobSpec) -> Run:
+    def run(self, job: JobSpec, memo: Memo) -> Run:
         """All plans as the cost model takes them: numbers of the cut are columns."""
-        columns = self.columns
-        template = job.model_copy(
-            update={
-                "plan": PlanSpec.model_validate(
-                    {name: getattr(job.plan, name) for name in CARRIED} | self.words.fields()
-                ),
-                "precision": job.precision.model_copy(update={"float8": self.words.float8}),
-            }
-        )
-        pieces = STAGES_PER_RANK.get(self.words.schedule, 1)
-        numbers: dict[str, Any] = {of_cut: columns[name] for name, of_cut in _OF_CUT.items()}
-        numbers["virtual"] = np.full_like(columns["dp"], pieces) if pieces else columns["virtual_stages"]
-        run = run_of(template)
-        return replace(run, cut=replace(run.cut, **numbers).as_arrays())
+        columns, schedule = self.columns, self.words.schedule
+        words = replace(self.words, schedule="1f1b")
+        run = memo.once(("run", words), lambda: _one(job, words))
+        pieces = STAGES_PER_RANK.get(schedule, 1)
+        of_cut: dict[str, Any] = {of_cut: columns[name] for name, of_cut in _OF_CUT.items()}
+        of_cut["virtual"] = np.full_like(columns["dp"], pieces) if pieces else columns["virtual_stages"]
+        return replace(run, cut=run.cut.having(of_cut | {"schedule": schedule}).as_arrays())
+
+
+def _one(job: JobSpec, words: Words) -> Run:
+    """A plan with some words, on one device."""
+    carried = {name: getattr(job.plan, name) for name in CARRIED}
+    plan = PlanSpec.model_validate(carried | words.fields())
+    precision = job.precision.model_copy(update={"float8": words.float8})
+    return run_of(job.model_copy(update={"plan": plan, "precision": precision}))
 
 
 def taken(columns: Columns, rows: Column) -> Columns:

@@ -12,6 +12,7 @@ shares of the optimizer state between none and all in host memory; hybrid shardi
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -122,25 +123,25 @@ def words_of(job: JobSpec, constraints: Constraints, columns: Columns) -> list[W
     """All combinations of words that some row can use, with the dearest recomputation last."""
     precisions = sorted({job.precision.float8, constraints.float8}, key=lambda name: name != job.precision.float8)
     found = []
+    schedules = SCHEDULES if (columns["pp"] > 1).any() else ("1f1b",)
+    methods = CONTEXT_METHODS if (columns["cp"] > 1).any() else ("ring",)
+    dispatches = ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",)
     for again, schedule, method, dispatch, float8 in product(
-        RECOMPUTE,
-        SCHEDULES if (columns["pp"] > 1).any() else ("1f1b",),
-        CONTEXT_METHODS if (columns["cp"] > 1).any() else ("ring",),
-        ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",),
+        (again for again in RECOMPUTE if _allows_again(constraints, again)),
+        (name for name in schedules if constraints.allows("schedule", name)),
+        (name for name in methods if constraints.allows("cp_method", name)),
+        (name for name in dispatches if constraints.allows("dispatch", name)),
         precisions,
     ):
-        words = Words(
-            schedule, again.recompute, again.recompute_operators, again.recompute_every, again.offload_activations,
-            method, dispatch, float8,
-        )  # fmt: skip
-        if all(constraints.allows(name, _as_given(getattr(words, name))) for name in Words.__dataclass_fields__):
-            found.append(words)
+        found.append(replace(again, schedule=schedule, cp_method=method, dispatch=dispatch, float8=float8))
     return found
 
 
-def _as_given(value: object) -> object:
-    """Tuples as the lists that TOML has."""
-    return list(value) if isinstance(value, tuple) else value
+def _allows_again(constraints: Constraints, again: Words) -> bool:
+    """Whether what is computed again may be so: its operators are a list in TOML."""
+    operators = constraints.allows("recompute_operators", list(again.recompute_operators))
+    names = "recompute", "recompute_every", "offload_activations"
+    return operators and all(constraints.allows(name, getattr(again, name)) for name in names)
 
 
 def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: Words) -> Block:

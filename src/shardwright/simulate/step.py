@@ -5,7 +5,6 @@ Stages are not equal: the slowest rank sets the pace and the others are passed o
 or as many as an array has entries.
 """
 
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
@@ -15,15 +14,15 @@ from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of,
 from shardwright.cost.collectives import message_s
 from shardwright.cost.pipeline import bubble
 from shardwright.cost.replicas import Replicas
-from shardwright.cost.stage import Costing, Groups, PieceTime
+from shardwright.cost.stage import Costing, Groups, PieceTime, Repeatable
 from shardwright.schedule.generate import GENERATORS, training_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload.arrays import Array, Numbers, only
+from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
 from shardwright.workload.memo import Memo
-from shardwright.workload.ranks import Ranks, layer_kinds
-from shardwright.workload.shape import Cut, Run, layer_columns, shard_columns
+from shardwright.workload.ranks import Ranks, layers_by_kind
+from shardwright.workload.shape import Cut, Run, layer_columns, layer_words, shard_columns, shard_words
 
 
 @dataclass(frozen=True)
@@ -107,53 +106,71 @@ def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepT
     return only(found) if run.cut.is_single else found
 
 
+def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
+    """What one microbatch costs through all layers, the embedding and the head. Numbers of the run are arrays."""
+    return PieceTime(*_of_microbatch(run, _piece_times(run, _rates(run, constants, memo), constants, memo)))
+
+
+def _rates(run: Run, constants: Constants, memo: Memo) -> Rates:
+    return memo.once(("rates", run.cut.precision, run.setting), lambda: rates_of(run, constants))
+
+
 def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     """What a microbatch costs: layers once for each that differs, ranks by what they hold. Numbers are arrays."""
     shape, cut = run.shape, run.cut
-    ranks = memo.ranks(shape, cut)
-    tables = {("embedding", "none"): ranks.embedding, ("head", "none"): ranks.head}
+    ranks, rates = memo.ranks(shape, cut), _rates(run, constants, memo)
+    times = _piece_times(run, rates, constants, memo)
     # Of a bidirectional pipeline's two copies a microbatch meets one.
-    held = {
-        piece: count / cut.num_copies
-        for piece, count in (dict(zip(ranks.kinds, ranks.layers, strict=True)) | tables).items()
-    }
-    software, rates = software_under(run), rates_of(run, constants)
-    times = _piece_times(run, constants, memo, tuple(held))
-    by_rank = sum(count * PieceTime(*of).total for count, of in zip(held.values(), times, strict=True))
+    counts = [count / cut.num_copies for count in (*ranks.layers, ranks.embedding, ranks.head)]
+    by_rank = sum(count * PieceTime(*of).total for count, of in zip(counts, times, strict=True))
     slowest = np.argmax(by_rank, axis=0), np.arange(len(cut.pp))
-    pace: Numbers = sum(count[slowest] * of for count, of in zip(held.values(), times, strict=True))
-    counts = Counter([*layer_kinds(shape, cut), *tables])
-    whole: Numbers = sum(counts[piece] * of for piece, of in zip(held, times, strict=True))
+    pace: Numbers = sum(count[slowest] * of for count, of in zip(counts, times, strict=True))
     if not shape.experts:  # what replicas do takes longest where there is most
         ranks = ranks.fullest(shape, cut)
-    return _Steps(run, software, rates, ranks, Groups.of(run), PieceTime(*pace), PieceTime(*whole))
+    whole = PieceTime(*_of_microbatch(run, times))
+    return _Steps(run, software_under(run), rates, ranks, Groups(run), PieceTime(*pace), whole)
 
 
-def _piece_times(run: Run, constants: Constants, memo: Memo, pieces: tuple[tuple[str, str], ...]) -> list[Array]:
-    """The fields of each piece's PieceTime, in shape (fields, plans)."""
+def _of_microbatch(run: Run, times: list[Array]) -> Array:
+    """The times of all layers, the embedding and the head together."""
+    counts = *layers_by_kind(run.shape, run.cut).values(), 1, 1
+    found: Array = sum(count * of for count, of in zip(counts, times, strict=True))
+    return found
+
+
+_TABLES = ("embedding", "none"), ("head", "none")
+
+
+def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> list[Array]:
+    """The fields of each piece's PieceTime, in shape (fields, plans): kinds of layers, the embedding, the head."""
     cut = run.cut
+    pieces = *layers_by_kind(run.shape, cut), *_TABLES
+    # Of the schedule it matters whether another microbatch computes meanwhile.
+    is_paired = run.shape.experts is not None and cut.schedule.startswith("dualpipe")
+    words = is_paired, *layer_words(cut)
+    kinds = tuple(dict.fromkeys(kind for kind, _ in pieces))
 
     def whole(run: Run) -> Array:
+        costing, of_kinds, first = Costing.of(run, constants), {}, 0
+        operators = memo.rows("operators", run, words, layer_columns, repeatable)
+        for kind in kinds:
+            end = first + Repeatable.num_values(len(costing.chains[kind]))
+            of_kinds[kind], first = Repeatable.of_values(operators[first:end]), end
+        return _rows(run, [costing.repeating(*piece, of_kinds[piece[0]]).values() for piece in pieces])
+
+    def repeatable(run: Run) -> Array:
         costing = Costing.of(run, constants)
-        return _rows(run, [costing.whole_piece(*piece).values() for piece in pieces])
-
-    # Of the schedule it matters whether another microbatch computes meanwhile.
-    paired = "dualpipe" if run.shape.experts and cut.schedule.startswith("dualpipe") else "1f1b"
-    words = replace(cut.words, schedule=paired)
-    times = list(memo.rows("piece", run, words, layer_columns, whole).reshape(len(pieces), -1, len(cut.tp)))
-    if not np.any(cut.zero == 3):
-        return times
-
-    kinds = tuple(dict.fromkeys(kind for kind, _ in pieces))
+        return _rows(run, [costing.repeatable(kind).values() for kind in kinds])
 
     def sharded(run: Run) -> Array:
         costing = Costing.of(run, constants)
         return _rows(run, [costing.shard_s(kind) for kind in kinds])
 
-    copied = "dualpipe" if cut.num_copies == 2 else "1f1b"
-    words = replace(words, schedule=copied, recompute="none", policies=(), cp_method="ring")
-    shards = memo.rows("shard", run, words, shard_columns, sharded).reshape(len(kinds), 2, -1)
-    software, rates = software_under(run), rates_of(run, constants)
+    times = list(memo.rows("piece", run, (pieces, *words), layer_columns, whole).reshape(len(pieces), -1, len(cut.tp)))
+    if not np.any(cut.zero == 3):
+        return times
+    shards = memo.rows("shard", run, shard_words(cut), shard_columns, sharded).reshape(len(kinds), 2, -1)
+    software = software_under(run)
     return [
         np.stack(PieceTime(*of).gathered(rates, software, *shards[kinds.index(kind)]).values())
         for (kind, _), of in zip(pieces, times, strict=True)
@@ -162,7 +179,7 @@ def _piece_times(run: Run, constants: Constants, memo: Memo, pieces: tuple[tuple
 
 def _rows(run: Run, values: list[tuple[Numbers, ...]]) -> Array:
     """All of some values, one below the other: (values, plans)."""
-    return np.stack([np.broadcast_to(value, run.cut.tp.shape) for of in values for value in of])
+    return stacked_rows([value for of in values for value in of], len(run.cut.tp))
 
 
 # Schedules whose bubble is that a microbatch passes all other ranks, and whose order is not made for equal stages.
@@ -205,6 +222,17 @@ def message_bytes(run: Run, software: SoftwareSpec) -> Numbers:
     return size / np.where(cut.sequence_parallel | software.message_split, cut.tp, 1)
 
 
+def neighbour_s(run: Run, rates: Rates) -> Numbers:
+    """One message between neighbours in the pipeline."""
+    return message_s(rates, Groups(run).pp, message_bytes(run, software_under(run)))
+
+
+def turn_s(run: Run, rates: Rates) -> Numbers:
+    """What messages add to a step for each stage that a rank has, where it has several."""
+    shown = rates.leak if software_under(run).message_overlap else 1.0
+    return np.where(run.cut.pp > 1, 2 * neighbour_s(run, rates) * run.cut.num_microbatches * shown, 0.0)
+
+
 def _messages(steps: _Steps) -> Numbers:
     """What the pipeline's messages add, by how the schedule waits for them.
 
@@ -213,11 +241,11 @@ def _messages(steps: _Steps) -> Numbers:
     interleaved rank exchanges before each of its 2 v m chunks unless messages pass while it computes.
     """
     cut, rates = steps.cut, steps.rates
-    p, v, m = cut.pp, cut.virtual, cut.num_microbatches
-    one = message_s(rates, steps.groups.pp, message_bytes(steps.run, steps.software))
+    p, m = cut.pp, cut.num_microbatches
+    one = neighbour_s(steps.run, rates)
     ends = 2 * one * (p - 1)
     if cut.schedule in STAGES_PER_RANK:
-        seconds = ends + 2 * one * v * m * (rates.leak if steps.software.message_overlap else 1.0)
+        seconds = ends + cut.virtual * turn_s(steps.run, rates)
     elif cut.schedule.startswith("zb") or cut.schedule == "gpipe":
         seconds = 2 * ends
     else:

@@ -6,6 +6,7 @@ holds what was computed for these, by the numbers of a plan from which it follow
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,12 +14,15 @@ from shardwright.workload.arrays import Array, distinct
 from shardwright.workload.ranks import Ranks, different_ranks
 from shardwright.workload.shape import Cut, Run, Shape
 
+Value = TypeVar("Value")
+
 
 class Memo:
-    """Tables of what was computed. It is for one set of constants, and only grows."""
+    """Tables of what was computed. It is for one job and one set of constants, and only grows."""
 
     def __init__(self) -> None:
         self._tables: dict[Hashable, _Table] = {}
+        self._values: dict[Hashable, Any] = {}
         self._last = _Last(Cut())
 
     def ranks(self, shape: Shape, cut: Cut) -> Ranks:
@@ -28,21 +32,30 @@ class Memo:
             last.ranks = different_ranks(shape, cut)
         return last.ranks
 
+    def once(self, key: Hashable, of: Callable[[], Value]) -> Value:
+        """What `of` said when it was first asked under a key, which must say all that it follows from."""
+        if key not in self._values:
+            self._values[key] = of()
+        return self._values[key]  # type: ignore[no-any-return]
+
     def rows(
-        self, name: str, run: Run, words: Cut, columns: Callable[[Cut], tuple[Array, ...]], of: Callable[[Run], Array]
-    ) -> Array:
+        self, name: str, run: Run, words: Hashable, columns: Callable[[Cut], tuple[Array, ...]],
+        of: Callable[[Run], Array],
+    ) -> Array:  # fmt: skip
         """What `of` says of each plan of a run in arrays, in shape (values, plans).
 
-        It follows from `columns` of its cut, which are whole numbers, and from the rest of the run with `words` as the
-        cut; `of` is asked for plans that differ in these.
+        It follows from `columns` of its cut, which are whole numbers, from `words` of it, and from all else in the run;
+        `of` is asked for plans that differ in columns, and may ask for rows of other names itself.
         """
         last = self._of(run.cut)
         if columns not in last.distinct:
-            last.distinct[columns] = distinct(columns(run.cut))
-        found, which = last.distinct[columns]
-        table = self._tables.setdefault((name, replace(run, cut=words)), _Table())
-        numbers = list(zip(*(column[found].tolist() for column in columns(run.cut)), strict=True))
+            of_each = columns(run.cut)
+            found, which = distinct(of_each)
+            last.distinct[columns] = found, which, list(zip(*(c[found].tolist() for c in of_each), strict=True))
+        found, which, numbers = last.distinct[columns]
+        table = self._tables.setdefault((name, words, run.setting), _Table())
         place = table.place(numbers, lambda new: of(replace(run, cut=run.cut.at(found[new]))))
+        self._last = last
         return table.values[:, place[which]]
 
     def _of(self, cut: Cut) -> "_Last":
@@ -57,7 +70,9 @@ class _Last:
 
     cut: Cut
     ranks: Ranks | None = None
-    distinct: dict[Callable[[Cut], tuple[Array, ...]], tuple[Array, Array]] = field(default_factory=dict)
+    distinct: dict[Callable[[Cut], tuple[Array, ...]], tuple[Array, Array, list[tuple[int, ...]]]] = field(
+        default_factory=dict
+    )
 
 
 class _Table:
@@ -69,10 +84,11 @@ class _Table:
 
     def place(self, numbers: list[tuple[int, ...]], of: Callable[[list[int]], Array]) -> Array:
         """Where the values of some numbers, all different, are; `of` makes those of the indices that are new."""
-        new = [index for index, key in enumerate(numbers) if key not in self.columns]
+        places = [self.columns.get(key, -1) for key in numbers]
+        new = [index for index, place in enumerate(places) if place < 0]
         if new:
             made = of(new)
             self.values = np.concatenate((self.values, made), axis=1) if self.columns else made
             for index in new:
-                self.columns[numbers[index]] = len(self.columns)
-        return np.array([self.columns[key] for key in numbers])
+                self.columns[numbers[index]] = places[index] = len(self.columns)
+        return np.array(places)

@@ -4,6 +4,8 @@ Of the ranks of a pipeline few differ: by a layer more or less, by embedding and
 computed for these few, for all plans at once, in arrays of shape (kinds of ranks, plans).
 """
 
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -20,12 +22,23 @@ LayerKind = tuple[str, str]  # dense or experts, and what it recomputes
 
 def layer_kinds(shape: Shape, cut: Cut) -> tuple[LayerKind, ...]:
     """The kind of each layer of the model."""
-    return _layer_kinds(shape, cut.words)
+    return _layer_kinds(shape, cut.recompute, cut.policies)
 
 
 @lru_cache(maxsize=256)
-def _layer_kinds(shape: Shape, cut: Cut) -> tuple[LayerKind, ...]:
-    return tuple(("dense" if shape.is_dense(n) else "experts", cut.policy(n)) for n in range(shape.layers))
+def _layer_kinds(shape: Shape, recompute: str, policies: tuple[str, ...]) -> tuple[LayerKind, ...]:
+    of_layers = policies or (recompute,) * shape.layers
+    return tuple(("dense" if shape.is_dense(n) else "experts", of) for n, of in enumerate(of_layers))
+
+
+def layers_by_kind(shape: Shape, cut: Cut) -> Mapping[LayerKind, int]:
+    """How many layers of the model are of each kind."""
+    return _layers_by_kind(layer_kinds(shape, cut))
+
+
+@lru_cache(maxsize=256)
+def _layers_by_kind(kinds: tuple[LayerKind, ...]) -> Mapping[LayerKind, int]:
+    return Counter(kinds)
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,7 @@ class Held:
 
 
 def held_by_rank(
-    kinds: tuple[LayerKind, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
+    kinds: Sequence[Hashable], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
 ) -> list[Held]:
     """All ranks of one pipeline; kinds of layers are in the order in which the model has them first.
 
@@ -54,22 +67,24 @@ def held_by_rank(
             "stage, or leave it out"
         )
     order = list(dict.fromkeys(kinds))
-    # Of each kind how many there are before a layer.
-    before = [list(accumulate((of == kind for of in kinds), initial=0)) for kind in order]
-    counts = [[0] * len(order) for _ in range(pp)]
-    ends = list(accumulate(stages, initial=0))
+    # Of each kind how many there are before a layer, in each stage, and on each rank: (kinds, ...).
+    before = np.array([list(accumulate((of == kind for of in kinds), initial=0)) for kind in order])
+    in_stages = np.diff(before[:, list(accumulate(stages, initial=0))])
+    counts = np.zeros((len(order), pp))
     for holders in placement.holders:
-        for rank, first, end in zip(holders, ends, ends[1:], strict=False):
-            for index, layers in enumerate(before):
-                counts[rank][index] += layers[end] - layers[first]
+        counts += [np.bincount(holders, of_kind, pp) for of_kind in in_stages]
     embeds, heads = placement.replicas(0), placement.replicas(len(stages) - 1)
-    return [Held(rank, tuple(counts[rank]), int(rank in embeds), int(rank in heads)) for rank in range(pp)]
+    by_rank = enumerate(counts.T.astype(int).tolist())
+    return [Held(rank, tuple(layers), int(rank in embeds), int(rank in heads)) for rank, layers in by_rank]
 
 
 class _Pipelines:
-    """The ranks that differ of each pipeline of one schedule, made when they are first asked for."""
+    """The ranks that differ of each pipeline of one schedule, made when they are first asked for.
 
-    def __init__(self, kinds: tuple[LayerKind, ...], schedule: str, layout: tuple[int, ...]) -> None:
+    Whatever kinds layers have, it matters which are alike: `kinds` has a number for each layer.
+    """
+
+    def __init__(self, kinds: tuple[int, ...], schedule: str, layout: tuple[int, ...]) -> None:
         self.kinds, self.schedule, self.layout = kinds, schedule, layout
         self.found: dict[tuple[int, int], list[Held]] = {}
 
@@ -84,6 +99,13 @@ class _Pipelines:
 
 
 _pipelines = lru_cache(maxsize=256)(_Pipelines)
+
+
+@lru_cache(maxsize=256)
+def _numbered(kinds: tuple[LayerKind, ...]) -> tuple[int, ...]:
+    """Kinds as numbers, in the order in which the model has them first."""
+    number = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
+    return tuple(number[kind] for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -142,7 +164,7 @@ def different_ranks(shape: Shape, cut: Cut) -> Ranks:
     kinds = layer_kinds(shape, cut)
     found, which = distinct((cut.pp, cut.virtual))
     pairs = zip(cut.pp[found].tolist(), cut.virtual[found].tolist(), strict=True)
-    pipelines = _pipelines(kinds, cut.schedule, cut.layout)
+    pipelines = _pipelines(_numbered(kinds), cut.schedule, cut.layout)
     return Ranks.of(kinds, [pipelines.ranks(pp, virtual) for pp, virtual in pairs], which)
 
 

@@ -6,9 +6,10 @@ too.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,11 @@ class Shape:
         behind = layer - self.experts.dense_layers
         return behind < 0 or behind % self.experts.every != self.experts.every - 1
 
+    @cached_property
+    def num_dense(self) -> int:
+        """Layers with one MLP for all tokens."""
+        return sum(map(self.is_dense, range(self.layers)))
+
     def layer_parameters(self, layer: int) -> tuple[int, int]:
         """(elements that all tokens use, elements of the routed experts) of a layer."""
         return self.kind_parameters("dense" if self.is_dense(layer) else "experts")
@@ -118,13 +124,12 @@ class Shape:
 
         Chowdhery et al. 2022 (arXiv 2204.02311, appendix B), over the full sequence; `causal` counts half of it.
         """
-        num_dense = sum(map(self.is_dense, range(self.layers)))
         met = self.vocab * self.hidden + self.layers * self.attention_parameters
-        met += num_dense * self.mlp_parameters(self.ffn)
+        met += self.num_dense * self.mlp_parameters(self.ffn)
         if self.experts is not None:
             of = self.experts
             routed = self.mlp_parameters(of.topk * of.ffn + of.shared_ffn) + of.num * self.hidden
-            met += (self.layers - num_dense) * routed
+            met += (self.layers - self.num_dense) * routed
         widths = self.heads * (2 * self.head_dim)
         if self.latent:
             widths = self.heads * (self.latent.plain + self.latent.rotary + self.latent.value)
@@ -216,10 +221,6 @@ class Cut:
         """Forward passes of one rank in a step. The last ones of a batch that does not divide are full here."""
         return np.maximum(1, -(-self.global_batch // (self.dp * self.microbatch)))
 
-    def policy(self, layer: int) -> str:
-        """What a layer of the model recomputes."""
-        return self.policies[layer] if self.policies else self.recompute
-
     @property
     def is_single(self) -> bool:
         """Whether it is one plan, whose numbers are plain."""
@@ -227,27 +228,36 @@ class Cut:
 
     def as_arrays(self) -> "Cut":
         """The same with every number an array, of one entry where it is one plan; itself where it is so."""
+        return self if self._is_of_arrays else self._spread()
+
+    @cached_property
+    def _is_of_arrays(self) -> bool:
+        shapes = [getattr(getattr(self, name), "shape", ()) for name in _NUMBERS]
+        return shapes[0] != () and shapes.count(shapes[0]) == len(shapes)
+
+    def _spread(self) -> "Cut":
         values = {name: np.asarray(getattr(self, name)) for name in _NUMBERS}
-        length = max((value.size for value in values.values() if value.ndim), default=1)
-        like = (length if all(value.ndim == 0 or value.size for value in values.values()) else 0,)
-        if all(value.shape == like for value in values.values()):
-            return self
-        return self._with({n: v if v.shape == like else np.broadcast_to(v, like) for n, v in values.items()})
+        sizes = {value.size for value in values.values() if value.ndim} or {1}
+        like = min(sizes) if 0 in sizes else max(sizes)
+        return self.having({n: v if v.shape == (like,) else np.full(like, v) for n, v in values.items()})
 
     def at(self, index: Array) -> "Cut":
         """Some of the plans of one whose numbers are arrays."""
-        return self._with({name: getattr(self, name)[index] for name in _NUMBERS})
+        return self.having({name: getattr(self, name)[index] for name in _NUMBERS})
 
     @property
-    def words(self) -> "Cut":
-        """What of a plan is not a number, alone."""
-        return self._with({f.name: f.default for f in fields(Cut) if f.name in _NUMBERS})
+    def words(self) -> tuple[Any, ...]:
+        """What of a plan is not a number."""
+        return _words(self)
 
-    def _with(self, numbers: Mapping[str, Any]) -> "Cut":
-        return replace(self, **numbers)
+    def having(self, values: dict[str, Any]) -> "Cut":
+        """The same with other values of some fields. dataclasses.replace takes three times as long."""
+        return Cut(**{name: getattr(self, name) for name in _FIELDS} | values)
 
 
+_FIELDS = tuple(f.name for f in fields(Cut))
 _NUMBERS = tuple(f.name for f in fields(Cut) if f.type is Numbers)
+_words = attrgetter(*(f.name for f in fields(Cut) if f.type is not Numbers))
 
 
 def stacked(cuts: Sequence[Cut]) -> Cut:
@@ -256,12 +266,22 @@ def stacked(cuts: Sequence[Cut]) -> Cut:
     return replace(cuts[0], **numbers)
 
 
+def layer_words(cut: Cut) -> tuple[Any, ...]:
+    """What of a plan beside its numbers says what a layer computes, sends and keeps, but for what it recomputes."""
+    return cut.precision, cut.cp_method, cut.dispatch
+
+
 def layer_columns(cut: Cut) -> tuple[Array, ...]:
     """The whole numbers from which follows what a layer computes, sends and keeps. `cut` is of arrays."""
     return (
         cut.tp, cut.cp, cut.ep, cut.expert_tp, cut.microbatch, cut.sequence_parallel.astype(np.int64),
         cut.offload_activations.astype(np.int64),
     )  # fmt: skip
+
+
+def shard_words(cut: Cut) -> tuple[Any, ...]:
+    """What beside its numbers says how the parameters of a layer come together under ZeRO-3."""
+    return cut.precision, cut.num_copies, cut.reduce_bytes
 
 
 def shard_columns(cut: Cut) -> tuple[Array, ...]:
@@ -307,6 +327,14 @@ class Run:
     network_latency_s: float = 0.0
     topology: Topology = Topology()
 
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """All but the plan."""
+        return _setting(self)
+
+
+_setting = attrgetter(*(f.name for f in fields(Run) if f.name != "cut"))
+
 
 def shape_of(job: JobSpec) -> Shape:
     """The model of a job."""
@@ -337,7 +365,9 @@ def _policies(job: JobSpec) -> tuple[str, ...]:
     if job.plan.recompute == "stage":
         return ("stage",) * job.model.layers
     plan = meet_budget(job).plan if job.plan.recompute == "budget" else job.plan
-    return tuple(map(_policy_name, layer_policies(plan, job.model.layers)))
+    policies = layer_policies(plan, job.model.layers)
+    names = {policy: _policy_name(policy) for policy in set(policies)}
+    return tuple(names[policy] for policy in policies)
 
 
 def cut_of(job: JobSpec) -> Cut:
