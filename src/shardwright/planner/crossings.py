@@ -50,17 +50,17 @@ def crossings(
     groups: list[RankGroup], priced: Priced | None,
 ) -> list[Crossing]:  # fmt: skip
     """Of pipeline rank `rank`, which computes so many `pieces` of each kind."""
+    sizes = {group.axis: len(group.ranks) for group in groups}
     return [
-        *_layers(job, pieces, passes, groups), *_messages(job, program, rank, groups, priced),
+        *layer_crossings(job, pieces, passes, sizes), *_messages(job, program, rank, groups, priced),
         *_replicas(job, program, rank, groups, priced),
     ]  # fmt: skip
 
 
-def _layers(
-    job: JobSpec, pieces: Mapping[PieceKind, int], passes: list[PiecePass], groups: list[RankGroup]
+def layer_crossings(
+    job: JobSpec, pieces: Mapping[PieceKind, int], passes: list[PiecePass], sizes: Mapping[str, int]
 ) -> Iterator[Crossing]:
-    """Collectives of operators, all of a kind and phase together."""
-    sizes = {group.axis: len(group.ranks) for group in groups}
+    """Collectives of operators, all of a kind and phase together; `sizes` are numbers of ranks by axis."""
     found: dict[tuple[str, str, str], Crossing] = {}
     for piece in passes:
         times = pieces.get((piece.kind, piece.policy), 0) * job.num_microbatches

@@ -25,7 +25,7 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[Seat]:
     kinds = layer_kinds(run.shape, run.cut)
     costing = Costing.of(replace(run, cut=run.cut.as_arrays()), constants)
     lost = constant(constants, device_of(run.device).generation, "memory_lost")
-    room = device_of(run.device).memory_gib * 2**30
+    room = device_of(run.device).memory_bytes
     # The ends are the same whatever kind of layer is between them.
     embedded, headed = _probe(run, kinds[0], (0, 1), constants)
     of_kind = {}

@@ -25,7 +25,7 @@ class Prices:
 
 def room_bytes(job: JobSpec) -> float:
     """Bytes that a device of the cluster has."""
-    return device_of(job.cluster.device).memory_gib * 2**30
+    return device_of(job.cluster.device).memory_bytes
 
 
 def prices(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Prices:

@@ -95,21 +95,23 @@ def _inequality(job: JobSpec, other: JobSpec, mine: StepTime, theirs: StepTime) 
     right = " + ".join(f"{abs(differences[n]):.3g} s {word[not is_slower]} {PARTS[n]}" for n in second)
     text = f"{left} > {right}" if left and right else left or right or "the same time"
     grown = [name for name in more if name in _AXIS_OF_PART]
-    if grown:
-        text += f" ({_moved(job, other, _AXIS_OF_PART[grown[0]])})"
-    return text
+    return text + (_moved(job, other, _AXIS_OF_PART[grown[0]]) if grown else "")
 
 
 def _moved(job: JobSpec, other: JobSpec, axis: str) -> str:
-    before, after = traffic(run_of(job)).get(axis), traffic(run_of(other)).get(axis)
-    return f"{axis}: {_told(after)} a device and step, {_told(before)} before"
+    """What the axis carries under the other plan and under this one, if that is not alike."""
+    before, after = (_told(traffic(of, axis)) for of in (job, other))
+    return "" if before == after else f" ({axis}: {after}; before, {before})"
 
 
-def _told(moved: Traffic | None) -> str:
-    if moved is None or moved.sent_bytes == 0:
+def _told(moved: Traffic) -> str:
+    if moved.num_ranks == 1:
         return "nothing"
     where = f"across {moved.num_domains} nodes" if moved.num_domains > 1 else "within a node"
-    return f"{moved.sent_bytes / 1e9:,.3g} GB {where} at {moved.bytes_per_s / 1e9:,.3g} GB/s"
+    links = f"{where} at {moved.bytes_per_s / 1e9:,.3g} GB/s"
+    if not moved.layers_bytes:
+        return f"{moved.num_ranks} ranks {links}"
+    return f"{moved.layers_bytes / 1e9:,.3g} GB a device and step {links}"
 
 
 @dataclass(frozen=True)

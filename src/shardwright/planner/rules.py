@@ -47,7 +47,7 @@ def sequence_with_tensor(job: JobSpec) -> Rule | None:
 
 def model_parallel_as_memory_asks(job: JobSpec) -> Rule | None:
     """No more ranks share the model than its state needs: the rest are replicas."""
-    memory_bytes = device_of(job.cluster.device).memory_gib * 2**30
+    memory_bytes = device_of(job.cluster.device).memory_bytes
     state_bytes = 18.0 * shape_of(job).parameters
     least = 1
     while least * memory_bytes < state_bytes:
@@ -91,12 +91,13 @@ def enough_microbatches(job: JobSpec) -> Rule | None:
 
 
 def optimizer_state_alone(job: JobSpec) -> Rule | None:
-    """With m microbatches ZeRO-2 and 3 reduce or gather m times what ZeRO-1 does once."""
+    """With m microbatches ZeRO-3 gathers, and ZeRO-2 with several stages a rank reduces, up to m times what ZeRO-1 does
+    once."""
     plan = job.plan
     if plan.replicas == 1:
         return None
     wanted = (1,) if plan.pp > 1 else (1, 2, 3)
-    says = "ZeRO-1: a pipeline's microbatches would gather and reduce again and again under 2 and 3"
+    says = "ZeRO-1: with each microbatch 3 would gather again, and 2 reduce where a rank's stages alternate"
     if plan.pp == 1:
         says = "some ZeRO stage: what replicas hold alike is shared"
     return Rule(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cost.calibration import Constants
-from shardwright.planner.block import Block
+from shardwright.planner.block import Block, together
 from shardwright.planner.constraints import Constraints
 from shardwright.planner.price import prices
 from shardwright.planner.space import count_by_words, degrees, with_offload, with_sharing, with_words
@@ -58,6 +58,4 @@ def _drawn(job: JobSpec, constraints: Constraints, block: Block, random: np.rand
     total = len(sharded) + len(offloaded)
     chosen = random.integers(0, total, min(count, total))
     first, second = chosen[chosen < len(sharded)], chosen[chosen >= len(sharded)] - len(sharded)
-    parts = sharded.where(first), offloaded.where(second)
-    names = sharded.columns
-    return Block(block.words, {name: np.concatenate([part.columns[name] for part in parts]) for name in names})
+    return together([sharded.where(first), offloaded.where(second)])

@@ -98,6 +98,11 @@ class DeviceSpec(Spec):
         default_factory=dict, description="Where price, power and failures come from, by field; prices with their date."
     )
 
+    @property
+    def memory_bytes(self) -> float:
+        """What it has."""
+        return self.memory_gib * 2**30
+
 
 class PartSpec(Spec):
     """Nodes of equal devices within a cluster of several kinds."""
