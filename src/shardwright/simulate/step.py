@@ -131,10 +131,10 @@ def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     return _Steps(run, software_under(run), rates, ranks, Groups(run), PieceTime(*pace), whole)
 
 
-def _of_microbatch(run: Run, times: list[Array]) -> Array:
+def _of_microbatch(run: Run, times: list[Array]) -> Numbers:
     """The times of all layers, the embedding and the head together."""
     counts = *layers_by_kind(run.shape, run.cut).values(), 1, 1
-    found: Array = sum(count * of for count, of in zip(counts, times, strict=True))
+    found: Numbers = sum(count * of for count, of in zip(counts, times, strict=True))
     return found
 
 

@@ -18,7 +18,6 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import layer_policies
 from shardwright.spec.recompute import WHOLE_LAYER, Policy
 from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.recompute import meet_budget
 
 
 @dataclass(frozen=True)
@@ -364,7 +363,11 @@ def _policies(job: JobSpec) -> tuple[str, ...]:
     """What each layer of a job recomputes."""
     if job.plan.recompute == "stage":
         return ("stage",) * job.model.layers
-    plan = meet_budget(job).plan if job.plan.recompute == "budget" else job.plan
+    plan = job.plan
+    if plan.recompute == "budget":
+        from shardwright.workload.recompute import meet_budget  # heavy, and few plans have a budget
+
+        plan = meet_budget(job).plan
     policies = layer_policies(plan, job.model.layers)
     names = {policy: _policy_name(policy) for policy in set(policies)}
     return tuple(names[policy] for policy in policies)
