@@ -94,7 +94,8 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memor
         kept, num_layers = kept + count * mine, num_layers + count
         if np.any(cut.offload_activations):  # two layers' inputs are on their way there or back
             away = away + np.maximum(0, count - 2) * mine * cut.offload_activations
-    alive = in_flight(cut.schedule, cut.pp, ranks.rank, cut.num_microbatches, cut.virtual, cut.extra_warmup)
+    p, m, v, extra_warmup = cut.pp, cut.num_microbatches, cut.virtual, cut.extra_warmup
+    alive = cut.by_schedule(lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v[at], extra_warmup[at]))
     activations = (kept - away) * alive + ranks.head * of_head
     working = np.maximum(working, stage_again)
     # In 16 bits and in float32, with their gradient.

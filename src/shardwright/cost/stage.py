@@ -335,7 +335,7 @@ class Costing:
                 pass
             elif exchange.axis == "tp":
                 exposed = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
-            elif self.run.cut.schedule.startswith("dualpipe"):  # another microbatch computes meanwhile
+            elif self.run.cut.is_paired:  # another microbatch computes meanwhile
                 exposed = seconds * self.rates.leak
             elif self.software.expert_overlap:
                 exposed = seconds * self.rates.expert_exposed

@@ -183,8 +183,8 @@ class _Search:
                 self._price(Block(at, columns))
 
     def expand(self) -> None:
-        """All words, those with the lowest bound first."""
-        tasks: list[tuple[float, Words, Columns]] = []
+        """All words, those with the lowest bound first; plans that differ in their schedules together."""
+        tasks: list[tuple[float, list[tuple[Words, Columns]]]] = []
         nothing_again = self._nothing_again()
         for common, alike in self._by_bound().items():
             method = _method_of(common)
@@ -196,11 +196,11 @@ class _Search:
                 rows = self._timed(rows, common)
             if len(rows["dp"]):
                 rows["least_bytes"] = self._least_bytes(rows, common)
-                tasks += [self._task(at, rows) for at in alike]
-        for _, at, rows in sorted(tasks, key=lambda task: task[0]):
-            rows = self._shown(rows, rows["below_s"], rows["gathered_s"])
-            if len(rows["dp"]):
-                self._with_words(with_words(self.job, self.constraints, rows, at))
+                tasks += self._tasks(alike, rows)
+        for _, parts in sorted(tasks, key=lambda task: task[0]):
+            blocks = [block for at, rows in parts if len(block := self._staged(at, rows))]
+            if blocks:
+                self._explore(together(blocks))
 
     def _by_bound(self) -> dict[Words, list[Words]]:
         """Words by what of them bounds depend on."""
@@ -264,8 +264,22 @@ class _Search:
         """(below ZeRO-3, under ZeRO-3) the least seconds by token of a step."""
         return bounds.step_token_s(self.job, rows, token_s, self.rates, factor)
 
-    def _task(self, words: Words, rows: Columns) -> tuple[float, Words, Columns]:
-        """The least bound of the rows that words admit, and these."""
+    def _tasks(self, alike: list[Words], rows: Columns) -> list[tuple[float, list[tuple[Words, Columns]]]]:
+        """The rows that words admit, with their bounds, and the least of these; of all words together, but apart where
+        tokens' way to experts is hidden."""
+        found = []
+        for is_hidden in (False, True):
+            parts = [
+                (at, self._admitted(at, rows))
+                for at in alike
+                if is_hidden == (self.job.model.moe.experts > 0 and bounds.is_paired(at.schedule))
+            ]
+            least = [np.minimum(some["below_s"], some["gathered_s"]).min(initial=np.inf) for _, some in parts]
+            found += [(float(min(least)), parts)] if parts else []
+        return found
+
+    def _admitted(self, words: Words, rows: Columns) -> Columns:
+        """The rows that words admit and that may be shown, with their bounds."""
         mean_s = rows["paired_s" if bounds.is_paired(words.schedule) else "mean_s"]
         pieces = STAGES_PER_RANK.get(words.schedule, 1)
         factor = bounds.bubble_factor(
@@ -273,14 +287,26 @@ class _Search:
         )
         messages_s = bounds.messages_token_s(rows, words.schedule, pieces or 2)
         below, gathered = self._least_s(rows, factor * mean_s + messages_s, factor)
-        least = np.minimum(below, gathered)
-        is_possible = (least < self.marks(rows["kind"])) & admits(self.job, rows, words)
+        is_possible = (np.minimum(below, gathered) < self.marks(rows["kind"])) & admits(self.job, rows, words)
         if bounds.keeps_as_much(self.job, words):
             is_possible &= rows["least_bytes"] <= self.room
-        rows = taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
-        return float(least[is_possible].min(initial=np.inf)), words, rows
+        return taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
 
-    def _with_words(self, block: Block) -> None:
+    def _staged(self, words: Words, rows: Columns) -> Block:
+        """The plans of some rows that may be shown, with bounds of their own numbers of virtual stages."""
+        rows = self._shown(rows, rows["below_s"], rows["gathered_s"])
+        block = with_words(self.job, self.constraints, rows, words)
+        columns = block.columns
+        if STAGES_PER_RANK.get(words.schedule, 1) == 0:
+            virtual = columns["virtual_stages"]
+            factor = bounds.bubble_factor(columns, words.schedule, virtual)
+            messages_s = bounds.messages_token_s(columns, words.schedule, virtual)
+            below, gathered = self._least_s(columns, factor * columns["mean_s"] + messages_s, factor)
+            columns = self._shown(columns | {"below_s": below, "gathered_s": gathered}, below, gathered)
+            block = Block(words, columns)
+        return Block(replace(words, schedule="1f1b"), columns | {"schedule": block.schedule})
+
+    def _explore(self, block: Block) -> None:
         """Exclude what can't be shown of a block with nothing sharded, and price the rest."""
         block = self._tightened(block)
         least = np.minimum(block.columns["below_s"], block.columns["gathered_s"])
@@ -302,15 +328,7 @@ class _Search:
         self._price(with_offload(self.constraints, self._still(together(too_large))))
 
     def _tightened(self, block: Block) -> Block:
-        """With bounds of the plans themselves: of their virtual stages, and where they are many, of their own price."""
-        columns, words = block.columns, block.words
-        if STAGES_PER_RANK.get(words.schedule, 1) == 0:
-            virtual = columns["virtual_stages"]
-            factor = bounds.bubble_factor(columns, words.schedule, virtual)
-            messages_s = bounds.messages_token_s(columns, words.schedule, virtual)
-            below, gathered = self._least_s(columns, factor * columns["mean_s"] + messages_s, factor)
-            block = Block(words, columns | {"below_s": below, "gathered_s": gathered})
-            block = block.where(self._possible(block, np.arange(len(block))))
+        """With bounds from the price of each plan itself, where they are many."""
         if len(block) <= _FEW:
             return block
         self.tally.num_bounds += len(block)
@@ -323,7 +341,7 @@ class _Search:
             "rest_bytes": bounds.unsharded_bytes(memory), "parameters_bytes": memory.parameters,
             "gradients_bytes": memory.gradients, "optimizer_bytes": memory.optimizer,
         }  # fmt: skip
-        block = Block(words, block.columns | {"below_s": below, "gathered_s": gathered} | held)
+        block = Block(block.words, block.columns | {"below_s": below, "gathered_s": gathered} | held)
         block = block.where(held["rest_bytes"] <= self.room)
         return block.where(self._possible(block, np.arange(len(block))))
 

@@ -23,11 +23,13 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.sequence import chunks_per_rank
+from shardwright.workload.shape import SCHEDULE_NAMES
 
 SCHEDULES = (
     "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev", "gpipe",
     "looped-bfs", "sequential",
 )  # fmt: skip
+_DUALPIPE = SCHEDULE_NAMES.index("dualpipe")
 CONTEXT_METHODS = ("ring", "all-gather", "ulysses")
 
 # What is computed again, least first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section
@@ -207,7 +209,7 @@ def with_sharing(job: JobSpec, constraints: Constraints, block: Block) -> Block:
     rows["zero_ranks"] = np.where(hybrid, size, 0)
     rows["offload_optimizer"] = np.full(len(zero), least[0])
     rows["offload_parameters"] = np.full(len(zero), least[1])
-    is_legal = ~hybrid | ((zero > 0) & (size > 0) & (block.words.schedule != "dualpipe"))
+    is_legal = ~hybrid | ((zero > 0) & (size > 0) & np.repeat(block.schedule != _DUALPIPE, len(choices)))
     return Block(block.words, taken(rows, is_legal & ((zero == 3) | ~rows["offload_parameters"])))
 
 

@@ -7,6 +7,7 @@ or as many as an array has entries.
 
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -82,8 +83,9 @@ def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepT
 
     KeyError says what is not known, ValueError what contradicts itself.
     """
-    if run.cut.schedule not in GENERATORS:
-        raise ValueError(f"schedule {run.cut.schedule!r} is not known; there are {', '.join(GENERATORS)}")
+    for name, _ in run.cut.schedules:
+        if name not in GENERATORS:
+            raise ValueError(f"schedule {name!r} is not known; there are {', '.join(GENERATORS)}")
     steps = _steps(replace(run, cut=run.cut.as_arrays()), constants, memo or Memo())
     cut, rates, pace, m = steps.cut, steps.rates, steps.pace, steps.cut.num_microbatches
     ends = Replicas.of(steps.run, steps.software, rates, steps.groups, steps.ranks, pace)
@@ -146,7 +148,7 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
     cut = run.cut
     pieces = *layers_by_kind(run.shape, cut), *_TABLES
     # Of the schedule it matters whether another microbatch computes meanwhile.
-    is_paired = run.shape.experts is not None and cut.schedule.startswith("dualpipe")
+    is_paired = run.shape.experts is not None and cut.is_paired
     words = is_paired, *layer_words(cut)
     kinds = tuple(dict.fromkeys(kind for kind, _ in pieces))
 
@@ -190,19 +192,27 @@ _PLAYED = ("auto", "pipedream", "pipedream-2bw")
 
 def _bubble(steps: _Steps) -> Numbers:
     """How long the pace-setting rank waits for others at the ends of a step."""
-    cut, pace, whole = steps.cut, steps.pace, steps.whole
-    p, v, m = cut.pp, cut.virtual, cut.num_microbatches
-    others, count = whole, p
-    if cut.schedule in _PASSING:
-        others, count = whole + pace.times(-1), np.maximum(1, p - 1)
-    forward = (others.forward + others.exposed_forward) / count
-    weight = others.weight_grad / count
-    back = others.total / count - forward - weight
-    if cut.schedule not in _PLAYED:
-        return np.where(p > 1, bubble(cut.schedule, p, m, v, forward, back, weight), 0.0)
-    played = np.vectorize(_played, otypes=[float])
-    times = (np.round(seconds, 9) for seconds in (forward, back, weight))
-    return np.where(p > 1, played(cut.schedule, p, m, v, *times) - m * whole.total / p, 0.0)
+    whole, pace = ((of.forward + of.exposed_forward, of.weight_grad, of.total) for of in (steps.whole, steps.pace))
+    numbers = steps.cut.pp, steps.cut.num_microbatches, steps.cut.virtual
+
+    def waits(name: str, at: Any) -> Numbers:
+        p, m, v = (number[at] for number in numbers)
+        forward, weight, total = (seconds[at] for seconds in whole)
+        count, step = p, m * total / p
+        if name in _PASSING:
+            forward, weight, total = (
+                seconds - mine[at] for seconds, mine in zip((forward, weight, total), pace, strict=True)
+            )
+            count = np.maximum(1, p - 1)
+        forward, weight = forward / count, weight / count
+        back = total / count - forward - weight
+        if name not in _PLAYED:
+            return np.where(p > 1, bubble(name, p, m, v, forward, back, weight), 0.0)
+        played = np.vectorize(_played, otypes=[float])
+        times = (np.round(seconds, 9) for seconds in (forward, back, weight))
+        return np.where(p > 1, played(name, p, m, v, *times) - step, 0.0)
+
+    return steps.cut.by_schedule(waits)
 
 
 @lru_cache(maxsize=1024)
@@ -243,11 +253,12 @@ def _messages(steps: _Steps) -> Numbers:
     cut, rates = steps.cut, steps.rates
     p, m = cut.pp, cut.num_microbatches
     one = neighbour_s(steps.run, rates)
-    ends = 2 * one * (p - 1)
-    if cut.schedule in STAGES_PER_RANK:
-        seconds = ends + cut.virtual * turn_s(steps.run, rates)
-    elif cut.schedule.startswith("zb") or cut.schedule == "gpipe":
-        seconds = 2 * ends
-    else:
-        seconds = np.where(cut.extra_warmup > 0, ends, 2 * one * ((p - 1) * m / p + np.maximum(0, p - 2)))
-    return np.where(p > 1, seconds, 0.0)
+    ends, turns = 2 * one * (p - 1), cut.virtual * turn_s(steps.run, rates)
+    exposed = np.where(cut.extra_warmup > 0, ends, 2 * one * ((p - 1) * m / p + np.maximum(0, p - 2)))
+
+    def seconds(name: str, at: Any) -> Numbers:
+        if name in STAGES_PER_RANK:
+            return ends[at] + turns[at]
+        return 2 * ends[at] if name.startswith("zb") or name == "gpipe" else exposed[at]
+
+    return np.where(p > 1, cut.by_schedule(seconds), 0.0)

@@ -15,7 +15,7 @@ import numpy as np
 from shardwright.schedule.placement import placement_of
 from shardwright.spec.plan import even_stages
 from shardwright.workload.arrays import Array, distinct
-from shardwright.workload.shape import Cut, Shape
+from shardwright.workload.shape import SCHEDULE_NAMES, Cut, Shape
 
 LayerKind = tuple[str, str]  # dense or experts, and what it recomputes
 
@@ -162,10 +162,15 @@ class Ranks:
 def different_ranks(shape: Shape, cut: Cut) -> Ranks:
     """The ranks of each plan that differ. `cut` is of arrays."""
     kinds = layer_kinds(shape, cut)
-    found, which = distinct((cut.pp, cut.virtual))
-    pairs = zip(cut.pp[found].tolist(), cut.virtual[found].tolist(), strict=True)
-    pipelines = _pipelines(_numbered(kinds), cut.schedule, cut.layout)
-    return Ranks.of(kinds, [pipelines.ranks(pp, virtual) for pp, virtual in pairs], which)
+    alike = _numbered(kinds)
+    found, which = distinct((cut.pp, cut.virtual, cut.schedule_number))
+    pipelines = [
+        _pipelines(alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, cut.layout).ranks(pp, virtual)
+        for pp, virtual, number in zip(
+            *(of[found].tolist() for of in (cut.pp, cut.virtual, cut.schedule_number)), strict=True
+        )
+    ]
+    return Ranks.of(kinds, pipelines, which)
 
 
 def all_ranks(shape: Shape, cut: Cut) -> Ranks:

@@ -6,18 +6,20 @@ too.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import layer_policies
+from shardwright.spec.plan import ScheduleName, layer_policies
 from shardwright.spec.recompute import WHOLE_LAYER, Policy
 from shardwright.workload.arrays import Array, Numbers
+
+SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ class Cut:
     fp16, float32, fp8, mxfp8 or nvfp4. `gradient_bytes` and `reduce_bytes` are of a gradient that is added up and of
     one on its way, 0 as the software has it; `bucket_bytes` of the parameters whose gradients travel together, 0 all.
 
+    Where plans have several schedules, `schedule_number` has of each its place in SCHEDULE_NAMES; -1 is `schedule`.
+
     `recompute` is none; full (each layer) or stage (all of a stage), from its input; names of plan.recompute_operators,
     in order of the alphabet with "+" between; and, of other frameworks, selective (the attention core where its scores
     are kept) and matmul (all but what attention and every second product give). `policies` has it by layer where it is
@@ -158,6 +162,7 @@ class Cut:
     expert_tp: Numbers = 1
     virtual: Numbers = 1
     schedule: str = "1f1b"
+    schedule_number: Numbers = -1
     sequence_parallel: Numbers = False
     zero: Numbers = 0
     zero_ranks: Numbers = 0
@@ -200,10 +205,40 @@ class Cut:
         """Ranks that hold the same part of the same experts."""
         return np.maximum(1, self.replicas * self.tp // (self.ep * self.expert_tp))
 
-    @property
-    def num_copies(self) -> int:
+    @cached_property
+    def schedules(self) -> tuple[tuple[str, Any], ...]:
+        """The schedules of the plans, each with the index of the plans that have it."""
+        numbers = self.schedule_number
+        if np.max(numbers, initial=-1) < 0:
+            return ((self.schedule, slice(None)),)
+        present = np.unique(numbers).tolist()
+        if len(present) == 1:
+            return ((SCHEDULE_NAMES[present[0]], slice(None)),)
+        return tuple((SCHEDULE_NAMES[number], np.flatnonzero(numbers == number)) for number in present)
+
+    def by_schedule(self, of: Callable[[str, Any], Numbers]) -> Numbers:
+        """By plan what a function says of its schedule: it is given a name, and the index of the plans that have it."""
+        parts = [(index, of(name, index)) for name, index in self.schedules]
+        if len(parts) == 1:
+            return parts[0][1]
+        others = np.broadcast_shapes(*(part.shape[:-1] for _, part in parts))  # such as ranks
+        found = np.empty((*others, len(self.schedule_number)))
+        for index, part in parts:
+            found[..., index] = part
+        return found
+
+    @cached_property
+    def num_copies(self) -> Numbers:
         """How often a pipeline holds each stage: a bidirectional one twice."""
-        return 2 if self.schedule == "dualpipe" else 1
+        names = [name for name, _ in self.schedules]
+        if "dualpipe" not in names or len(names) == 1:
+            return 2 if "dualpipe" in names else 1
+        return np.where(self.schedule_number == SCHEDULE_NAMES.index("dualpipe"), 2, 1)
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether another microbatch computes while tokens travel to experts and back."""
+        return all(name.startswith("dualpipe") for name, _ in self.schedules)
 
     @cached_property
     def shard_ranks(self) -> Numbers:
@@ -280,7 +315,7 @@ def layer_columns(cut: Cut) -> tuple[Array, ...]:
 
 def shard_words(cut: Cut) -> tuple[Any, ...]:
     """What beside its numbers says how the parameters of a layer come together under ZeRO-3."""
-    return cut.precision, cut.num_copies, cut.reduce_bytes
+    return cut.precision, cut.reduce_bytes
 
 
 def shard_columns(cut: Cut) -> tuple[Array, ...]:
@@ -288,7 +323,7 @@ def shard_columns(cut: Cut) -> tuple[Array, ...]:
     is_sharded = cut.zero == 3
     return (
         cut.tp, cut.ep, cut.expert_tp, is_sharded * cut.cp, is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks),
-        cut.offload_parameters.astype(np.int64),
+        cut.offload_parameters.astype(np.int64), is_sharded * cut.num_copies,
     )  # fmt: skip
 
 
