@@ -5,14 +5,14 @@ computed for these few, for all plans at once, in arrays of shape (kinds of rank
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 
-from shardwright.schedule.placement import placement_of
+from shardwright.schedule.placement import Placement, placement_of
 from shardwright.spec.plan import even_stages
 from shardwright.workload.arrays import Array, distinct
 from shardwright.workload.shape import SCHEDULE_NAMES, Cut, Shape
@@ -52,53 +52,55 @@ class Held:
 
 
 def held_by_rank(
-    kinds: Sequence[Hashable], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
+    kinds: tuple[Hashable, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
 ) -> list[Held]:
     """All ranks of one pipeline; kinds of layers are in the order in which the model has them first.
 
     ValueError if stages and layers do not go together.
     """
     placement = placement_of(schedule, pp, virtual)
-    stages = list(layout) or even_stages(len(kinds), placement.num_stages)
+    stages = layout or tuple(even_stages(len(kinds), placement.num_stages))
     if len(stages) != placement.num_stages or sum(stages) != len(kinds):
         raise ValueError(
             f"a layout of {len(stages)} stages with {sum(stages)} layers in all can't be the {placement.num_stages} "
             f"stages of {schedule!r} on {pp} ranks with {len(kinds)} layers; give plan.layout one number for each "
             "stage, or leave it out"
         )
-    order = list(dict.fromkeys(kinds))
-    # Of each kind how many there are before a layer, in each stage, and on each rank: (kinds, ...).
-    before = np.array([list(accumulate((of == kind for of in kinds), initial=0)) for kind in order])
-    in_stages = np.diff(before[:, list(accumulate(stages, initial=0))])
-    counts = np.zeros((len(order), pp))
+    return _held(kinds, placement, stages)
+
+
+@lru_cache(maxsize=4096)
+def _held(kinds: tuple[Hashable, ...], placement: Placement, stages: tuple[int, ...]) -> list[Held]:
+    # Of each kind how many layers there are before a layer, in each stage, and on each rank: (kinds, ...).
+    before = _before(kinds)
+    in_stages = np.diff(before[:, [0, *accumulate(stages)]])
+    num_ranks = placement.num_ranks
+    counts = np.zeros((len(before), num_ranks))
     for holders in placement.holders:
-        counts += [np.bincount(holders, of_kind, pp) for of_kind in in_stages]
+        counts += [np.bincount(holders, of_kind, num_ranks) for of_kind in in_stages]
     embeds, heads = placement.replicas(0), placement.replicas(len(stages) - 1)
     by_rank = enumerate(counts.T.astype(int).tolist())
     return [Held(rank, tuple(layers), int(rank in embeds), int(rank in heads)) for rank, layers in by_rank]
 
 
-class _Pipelines:
-    """The ranks that differ of each pipeline of one schedule, made when they are first asked for.
+@lru_cache(maxsize=256)
+def _before(kinds: tuple[Hashable, ...]) -> Array:
+    """Of each kind how many layers there are before a layer of the model, and in all: (kinds, layers + 1)."""
+    return np.array([list(accumulate((of == kind for of in kinds), initial=0)) for kind in dict.fromkeys(kinds)])
+
+
+@lru_cache(maxsize=4096)
+def _first_of_each(
+    kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
+) -> list[Held]:
+    """The first rank of a pipeline of each kind: no schedule lets a later one keep more microbatches.
 
     Whatever kinds layers have, it matters which are alike: `kinds` has a number for each layer.
     """
-
-    def __init__(self, kinds: tuple[int, ...], schedule: str, layout: tuple[int, ...]) -> None:
-        self.kinds, self.schedule, self.layout = kinds, schedule, layout
-        self.found: dict[tuple[int, int], list[Held]] = {}
-
-    def ranks(self, pp: int, virtual: int) -> list[Held]:
-        """The first rank of each kind: no schedule lets a later one keep more microbatches."""
-        if (pp, virtual) not in self.found:
-            firsts: dict[tuple[object, ...], Held] = {}
-            for held in held_by_rank(self.kinds, self.schedule, pp, virtual, self.layout):
-                firsts.setdefault((held.layers, held.embedding, held.head), held)
-            self.found[pp, virtual] = list(firsts.values())
-        return self.found[pp, virtual]
-
-
-_pipelines = lru_cache(maxsize=256)(_Pipelines)
+    firsts: dict[tuple[object, ...], Held] = {}
+    for held in held_by_rank(kinds, schedule, pp, virtual, layout):
+        firsts.setdefault((held.layers, held.embedding, held.head), held)
+    return list(firsts.values())
 
 
 @lru_cache(maxsize=256)
@@ -165,7 +167,7 @@ def different_ranks(shape: Shape, cut: Cut) -> Ranks:
     alike = _numbered(kinds)
     found, which = distinct((cut.pp, cut.virtual, cut.schedule_number))
     pipelines = [
-        _pipelines(alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, cut.layout).ranks(pp, virtual)
+        _first_of_each(alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, pp, virtual, cut.layout)
         for pp, virtual, number in zip(
             *(of[found].tolist() for of in (cut.pp, cut.virtual, cut.schedule_number)), strict=True
         )

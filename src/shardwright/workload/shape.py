@@ -211,7 +211,7 @@ class Cut:
         numbers = self.schedule_number
         if np.max(numbers, initial=-1) < 0:
             return ((self.schedule, slice(None)),)
-        present = np.unique(numbers).tolist()
+        present = np.flatnonzero(np.bincount(numbers)).tolist()
         if len(present) == 1:
             return ((SCHEDULE_NAMES[present[0]], slice(None)),)
         return tuple((SCHEDULE_NAMES[number], np.flatnonzero(numbers == number)) for number in present)
