@@ -60,7 +60,7 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
     """
     cut = run.cut.as_arrays()
     memo = memo or Memo()
-    memory = _on_ranks(replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo)
+    memory = _on_ranks(replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo, memo.held(run.shape, cut))
     most = np.argmax(memory.process, axis=0)
     memory = picked(memory, (most, np.arange(len(most))))
     return only(memory) if run.cut.is_single else memory
@@ -69,11 +69,12 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
 def rank_memory(run: Run, constants: Constants) -> list[Memory]:
     """Of each pipeline rank of one plan. KeyError says what is not known."""
     cut = run.cut.as_arrays()
-    memory = _on_ranks(replace(run, cut=cut), constants, all_ranks(run.shape, cut), Memo())
+    ranks = all_ranks(run.shape, cut)
+    memory = _on_ranks(replace(run, cut=cut), constants, ranks, Memo(), ranks.parameters(run.shape, cut))
     return [only(picked(memory, rank)) for rank in range(int(cut.pp[0]))]
 
 
-def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memory:
+def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo, held: tuple[Array, Array]) -> Memory:
     """In arrays of shape (ranks, plans)."""
     software, cut, shape = software_under(run), run.cut, run.shape
     words = ranks.kinds, *layer_words(cut)
@@ -100,7 +101,6 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memor
     working = np.maximum(working, stage_again)
     # In 16 bits and in float32, with their gradient.
     working = np.maximum(working, ranks.head * loss)
-    held = ranks.parameters(shape, cut)
     working = working + _gathered(run, software, sum(held), np.maximum(1, num_layers))
     generation = device_of(run.device).generation
     lost = constant(constants, generation, "memory_lost") * (activations + working)

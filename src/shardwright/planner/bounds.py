@@ -24,7 +24,7 @@ from shardwright.cost.calibration import Constants, Rates, rates_of, software_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.stage import PieceTime
 from shardwright.planner.block import SHARING, Block, Column, Columns, Words
-from shardwright.simulate.step import StepTime, microbatch_time, step_time, turn_s
+from shardwright.simulate.step import StepTime, message_and_turn_s, microbatch_time, step_time
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.workload.memo import Memo
@@ -101,8 +101,8 @@ def exchange_token_s(
 
 def turn_token_s(job: JobSpec, rows: Columns, rates: Rates) -> Column:
     """Seconds by token of the messages of each stage that a rank has, where it has several."""
-    seconds = turn_s(Block(Words(), plain(rows)).run(job, Memo()), rates)
-    return np.asarray(seconds / (rows["global_batch_size"] * job.model.sequence))
+    seconds = message_and_turn_s(Block(Words(), plain(rows)).run(job, Memo()), rates)[1]
+    return np.where(rows["pp"] > 1, seconds / (rows["global_batch_size"] * job.model.sequence), 0.0)
 
 
 def messages_token_s(rows: Columns, schedule: str, virtual: Column | int) -> Column:

@@ -274,7 +274,8 @@ class _Search:
                 for at in alike
                 if is_hidden == (self.job.model.moe.experts > 0 and bounds.is_paired(at.schedule))
             ]
-            least = [np.minimum(some["below_s"], some["gathered_s"]).min(initial=np.inf) for _, some in parts]
+            parts = [(at, some) for at, some in parts if len(some["dp"])]
+            least = [np.minimum(some["below_s"], some["gathered_s"]).min() for _, some in parts]
             found += [(float(min(least)), parts)] if parts else []
         return found
 

@@ -128,7 +128,7 @@ def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     slowest = np.argmax(by_rank, axis=0), np.arange(len(cut.pp))
     pace: Numbers = sum(count[slowest] * of for count, of in zip(counts, times, strict=True))
     if not shape.experts:  # what replicas do takes longest where there is most
-        ranks = ranks.fullest(shape, cut)
+        ranks = ranks.fullest(memo.held(shape, cut)[0])
     whole = PieceTime(*_of_microbatch(run, times))
     return _Steps(run, software_under(run), rates, ranks, Groups(run), PieceTime(*pace), whole)
 
@@ -232,15 +232,12 @@ def message_bytes(run: Run, software: SoftwareSpec) -> Numbers:
     return size / np.where(cut.sequence_parallel | software.message_split, cut.tp, 1)
 
 
-def neighbour_s(run: Run, rates: Rates) -> Numbers:
-    """One message between neighbours in the pipeline."""
-    return message_s(rates, Groups(run).pp, message_bytes(run, software_under(run)))
-
-
-def turn_s(run: Run, rates: Rates) -> Numbers:
-    """What messages add to a step for each stage that a rank has, where it has several."""
-    shown = rates.leak if software_under(run).message_overlap else 1.0
-    return np.where(run.cut.pp > 1, 2 * neighbour_s(run, rates) * run.cut.num_microbatches * shown, 0.0)
+def message_and_turn_s(run: Run, rates: Rates) -> tuple[Numbers, Numbers]:
+    """(one message between neighbours in the pipeline, what messages add to a step for each stage that a rank has,
+    where it has several)."""
+    software = software_under(run)
+    one = message_s(rates, Groups(run).pp, message_bytes(run, software))
+    return one, 2 * one * run.cut.num_microbatches * (rates.leak if software.message_overlap else 1.0)
 
 
 def _messages(steps: _Steps) -> Numbers:
@@ -252,8 +249,8 @@ def _messages(steps: _Steps) -> Numbers:
     """
     cut, rates = steps.cut, steps.rates
     p, m = cut.pp, cut.num_microbatches
-    one = neighbour_s(steps.run, rates)
-    ends, turns = 2 * one * (p - 1), cut.virtual * turn_s(steps.run, rates)
+    one, turn = message_and_turn_s(steps.run, rates)
+    ends, turns = 2 * one * (p - 1), cut.virtual * turn
     exposed = np.where(cut.extra_warmup > 0, ends, 2 * one * ((p - 1) * m / p + np.maximum(0, p - 2)))
 
     def seconds(name: str, at: Any) -> Numbers:

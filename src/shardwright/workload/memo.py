@@ -15,6 +15,7 @@ from shardwright.workload.ranks import Ranks, different_ranks
 from shardwright.workload.shape import Cut, Run, Shape
 
 Value = TypeVar("Value")
+Columns = Callable[[Cut], tuple[Array, ...]]
 
 
 class Memo:
@@ -23,6 +24,7 @@ class Memo:
     def __init__(self) -> None:
         self._tables: dict[Hashable, _Table] = {}
         self._values: dict[Hashable, Any] = {}
+        self._keys: dict[Columns, dict[tuple[int, ...], int]] = {}
         self._last = _Last(Cut())
 
     def ranks(self, shape: Shape, cut: Cut) -> Ranks:
@@ -32,6 +34,13 @@ class Memo:
             last.ranks = different_ranks(shape, cut)
         return last.ranks
 
+    def held(self, shape: Shape, cut: Cut) -> tuple[Array, Array]:
+        """The parameters of these ranks."""
+        last = self._of(cut)
+        if last.held is None:
+            last.held = self.ranks(shape, cut).parameters(shape, cut)
+        return last.held
+
     def once(self, key: Hashable, of: Callable[[], Value]) -> Value:
         """What `of` said when it was first asked under a key, which must say all that it follows from."""
         if key not in self._values:
@@ -39,8 +48,7 @@ class Memo:
         return self._values[key]  # type: ignore[no-any-return]
 
     def rows(
-        self, name: str, run: Run, words: Hashable, columns: Callable[[Cut], tuple[Array, ...]],
-        of: Callable[[Run], Array],
+        self, name: str, run: Run, words: Hashable, columns: Columns, of: Callable[[Run], Array],
     ) -> Array:  # fmt: skip
         """What `of` says of each plan of a run in arrays, in shape (values, plans).
 
@@ -51,12 +59,17 @@ class Memo:
         if columns not in last.distinct:
             of_each = columns(run.cut)
             found, which = distinct(of_each)
-            last.distinct[columns] = found, which, list(zip(*(c[found].tolist() for c in of_each), strict=True))
-        found, which, numbers = last.distinct[columns]
+            known = self._keys.setdefault(columns, {})
+            numbers = zip(*(column[found].tolist() for column in of_each), strict=True)
+            keys = np.array([known.setdefault(of_one, len(known)) for of_one in numbers])
+            last.distinct[columns] = found, keys, keys[which]
+        found, keys, of_plans = last.distinct[columns]
         table = self._tables.setdefault((name, words, run.setting), _Table())
-        place = table.place(numbers, lambda new: of(replace(run, cut=run.cut.at(found[new]))))
-        self._last = last
-        return table.values[:, place[which]]
+        new = table.unknown(keys)
+        if len(new):
+            table.add(keys[new], of(replace(run, cut=run.cut.at(found[new]))))
+            self._last = last
+        return table.values[:, table.place[of_plans]]
 
     def _of(self, cut: Cut) -> "_Last":
         if self._last.cut is not cut:
@@ -66,29 +79,31 @@ class Memo:
 
 @dataclass
 class _Last:
-    """What follows from the numbers of the plans that were asked for last."""
+    """What follows from the numbers of the plans that were asked for last: a row of each distinct combination, its
+    key, and that of each plan."""
 
     cut: Cut
     ranks: Ranks | None = None
-    distinct: dict[Callable[[Cut], tuple[Array, ...]], tuple[Array, Array, list[tuple[int, ...]]]] = field(
-        default_factory=dict
-    )
+    held: tuple[Array, Array] | None = None
+    distinct: dict[Columns, tuple[Array, Array, Array]] = field(default_factory=dict)
 
 
 class _Table:
-    """Columns of values, by the numbers from which they follow."""
+    """Columns of values, and the place of each key's; -1 where there is none."""
 
     def __init__(self) -> None:
-        self.columns: dict[tuple[int, ...], int] = {}
+        self.place: Array = np.zeros(0, np.int64)
         self.values: Array = np.zeros((0, 0))
 
-    def place(self, numbers: list[tuple[int, ...]], of: Callable[[list[int]], Array]) -> Array:
-        """Where the values of some numbers, all different, are; `of` makes those of the indices that are new."""
-        places = [self.columns.get(key, -1) for key in numbers]
-        new = [index for index, place in enumerate(places) if place < 0]
-        if new:
-            made = of(new)
-            self.values = np.concatenate((self.values, made), axis=1) if self.columns else made
-            for index in new:
-                self.columns[numbers[index]] = places[index] = len(self.columns)
-        return np.array(places)
+    def unknown(self, keys: Array) -> Array:
+        """Where in some keys those are that have no values."""
+        more = int(keys.max()) + 1 - len(self.place)
+        if more > 0:
+            self.place = np.concatenate((self.place, np.full(more, -1)))
+        return np.flatnonzero(self.place[keys] < 0)
+
+    def add(self, keys: Array, values: Array) -> None:
+        """Values, (values, keys), of keys that have none."""
+        first = self.values.shape[1]
+        self.place[keys] = np.arange(first, first + len(keys))
+        self.values = np.concatenate((self.values, values), axis=1) if first else values

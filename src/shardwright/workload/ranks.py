@@ -90,9 +90,7 @@ def _before(kinds: tuple[Hashable, ...]) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def _first_of_each(
-    kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
-) -> list[Held]:
+def _first_of_each(kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]) -> list[Held]:
     """The first rank of a pipeline of each kind: no schedule lets a later one keep more microbatches.
 
     Whatever kinds layers have, it matters which are alike: `kinds` has a number for each layer.
@@ -139,9 +137,9 @@ class Ranks:
         apart = ~np.any(embedding & head, axis=0)
         return cls(tuple(dict.fromkeys(kinds)), rank, tuple(layers), embedding, head, apart)
 
-    def fullest(self, shape: Shape, cut: Cut) -> "Ranks":
-        """Of each plan the rank alone that holds most elements, where there are no experts."""
-        most = np.argmax(self.parameters(shape, cut)[0], axis=0)[None]
+    def fullest(self, elements: Array) -> "Ranks":
+        """Of each plan the rank alone that holds most of the elements that ranks hold: where there are no experts."""
+        most = np.argmax(elements, axis=0)[None]
 
         def of(values: Array) -> Array:
             return np.take_along_axis(values, most, 0)
