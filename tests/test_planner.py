@@ -115,7 +115,7 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     least_s = least_s + bounds.messages_token_s(rows, words.schedule, virtual)
     unsharded = Block(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
     alone = prices(job, unsharded, shipped())
-    for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, alone.time)):
+    for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, shipped())):
         below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates_of(run_of(job), shipped()), factor)
         assert (np.where(columns["zero"] == 3, gathered_s, below_s) <= below).all()
     assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()

@@ -24,7 +24,7 @@ from shardwright.cost.calibration import Constants, Rates, rates_of, software_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.stage import PieceTime
 from shardwright.planner.block import SHARING, Block, Column, Columns, Words
-from shardwright.simulate.step import StepTime, message_and_turn_s, microbatch_time, step_time
+from shardwright.simulate.step import message_and_turn_s, microbatch_time, pipeline_s, step_time
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.workload.memo import Memo
@@ -173,7 +173,8 @@ def keeps_as_much(job: JobSpec, words: Words) -> bool:
     return words.schedule in _KEEPS_MORE and not job.model.moe.experts and not has_smaller_stages
 
 
-def unsharded_token_s(job: JobSpec, block: Block, time: StepTime) -> Column:
-    """Least seconds by token of the plans of an unsharded block, however they are sharded, from its own times."""
-    parts = time.compute + time.again + time.tensor + time.context + time.expert + time.messages + time.bubble
-    return np.asarray(parts / (block.columns["global_batch_size"] * job.model.sequence))
+def unsharded_token_s(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Column:
+    """Least seconds by token of the plans of an unsharded block, however they are sharded."""
+    memo = memo or Memo()
+    seconds = pipeline_s(block.run(job, memo), constants, memo)
+    return np.asarray(seconds / (block.columns["global_batch_size"] * job.model.sequence))

@@ -33,7 +33,6 @@ from shardwright.planner.space import (
     with_words,
     words_of,
 )
-from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK
@@ -46,6 +45,7 @@ from shardwright.workload.shape import run_of
 _ROWS = 2048
 _FEW = 128
 _KIND = ("tp", "pp", "cp", "ep")
+_OF_ROWS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that no plan needs any more
 _LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.shape.layer_columns
 
 
@@ -305,6 +305,7 @@ class _Search:
             below, gathered = self._least_s(columns, factor * columns["mean_s"] + messages_s, factor)
             columns = self._shown(columns | {"below_s": below, "gathered_s": gathered}, below, gathered)
             block = Block(words, columns)
+        columns = {name: values for name, values in columns.items() if name not in _OF_ROWS}
         return Block(replace(words, schedule="1f1b"), columns | {"schedule": block.schedule})
 
     def _explore(self, block: Block) -> None:
@@ -333,17 +334,18 @@ class _Search:
         if len(block) <= _FEW:
             return block
         self.tally.num_bounds += len(block)
-        run = block.run(self.job, self.memo)
-        unsharded_s = bounds.unsharded_token_s(self.job, block, step_time(run, self.constants, self.memo))
-        below, gathered = self._least_s(block.columns, unsharded_s)
-        gathered = np.maximum(gathered, block.columns["gathered_s"])
-        memory = peak_memory(run, self.constants, self.memo)
+        memory = peak_memory(block.run(self.job, self.memo), self.constants, self.memo)
         held = {
             "rest_bytes": bounds.unsharded_bytes(memory), "parameters_bytes": memory.parameters,
             "gradients_bytes": memory.gradients, "optimizer_bytes": memory.optimizer,
         }  # fmt: skip
-        block = Block(block.words, block.columns | {"below_s": below, "gathered_s": gathered} | held)
-        block = block.where(held["rest_bytes"] <= self.room)
+        block = Block(block.words, block.columns | held).where(held["rest_bytes"] <= self.room)
+        if not len(block):
+            return block
+        unsharded_s = bounds.unsharded_token_s(self.job, block, self.constants, self.memo)
+        below, gathered = self._least_s(block.columns, unsharded_s)
+        gathered = np.maximum(gathered, block.columns["gathered_s"])
+        block = Block(block.words, block.columns | {"below_s": below, "gathered_s": gathered})
         return block.where(self._possible(block, np.arange(len(block))))
 
     def _possible(self, block: Block, rows: Column) -> Column:

@@ -86,9 +86,13 @@ def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepT
     for name, _ in run.cut.schedules:
         if name not in GENERATORS:
             raise ValueError(f"schedule {name!r} is not known; there are {', '.join(GENERATORS)}")
-    steps = _steps(replace(run, cut=run.cut.as_arrays()), constants, memo or Memo())
+    memo = memo or Memo()
+    steps = _steps(replace(run, cut=run.cut.as_arrays()), constants, memo)
     cut, rates, pace, m = steps.cut, steps.rates, steps.pace, steps.cut.num_microbatches
-    ends = Replicas.of(steps.run, steps.software, rates, steps.groups, steps.ranks, pace)
+    ranks = steps.ranks
+    if not run.shape.experts:  # what replicas do takes longest where there is most
+        ranks = ranks.fullest(memo.held(run.shape, cut)[0])
+    ends = Replicas.of(steps.run, steps.software, rates, steps.groups, ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
     other = rates.step_s + rates.flush_s * (cut.pp > 1)
@@ -106,6 +110,12 @@ def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepT
         slower=slower, mfu=mfu, hfu=hfu, low=total * rates.low, high=total * rates.high,
     )  # fmt: skip
     return only(found) if run.cut.is_single else found
+
+
+def pipeline_s(run: Run, constants: Constants, memo: Memo) -> Numbers:
+    """Seconds of a step but for what replicas do at its ends and what is beside. Numbers of the run are arrays."""
+    steps = _steps(run, constants, memo)
+    return steps.cut.num_microbatches * steps.pace.total + _bubble(steps) + _messages(steps)
 
 
 def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
@@ -127,8 +137,6 @@ def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     by_rank = sum(count * PieceTime(*of).total for count, of in zip(counts, times, strict=True))
     slowest = np.argmax(by_rank, axis=0), np.arange(len(cut.pp))
     pace: Numbers = sum(count[slowest] * of for count, of in zip(counts, times, strict=True))
-    if not shape.experts:  # what replicas do takes longest where there is most
-        ranks = ranks.fullest(memo.held(shape, cut)[0])
     whole = PieceTime(*_of_microbatch(run, times))
     return _Steps(run, software_under(run), rates, ranks, Groups(run), PieceTime(*pace), whole)
 
