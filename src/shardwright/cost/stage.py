@@ -149,11 +149,6 @@ class Repeatable:
             v for f in self.forwards for v in (f.compute, f.tensor, f.context, f.expert, f.flops)
         )
 
-    @staticmethod
-    def num_values(num_operators: int) -> int:
-        """How many they are."""
-        return len(fields(PieceTime)) + num_operators * len(fields(Forward))
-
     @classmethod
     def of_values(cls, values: Array) -> "Repeatable":
         """From (values, plans)."""

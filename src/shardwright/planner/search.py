@@ -25,6 +25,7 @@ from shardwright.planner.constraints import Constraints
 from shardwright.planner.price import prices, room_bytes
 from shardwright.planner.space import (
     admits,
+    admits_schedule,
     count_by_words,
     degrees,
     hybrid_ranks,
@@ -44,6 +45,7 @@ from shardwright.workload.shape import run_of
 # so few that a bound would take as long as their price.
 _ROWS = 2048
 _FEW = 128
+_GUESSED = 32  # rows of a kind that are priced to have a first mark
 _KIND = ("tp", "pp", "cp", "ep")
 _OF_ROWS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that no plan needs any more
 _LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.shape.layer_columns
@@ -159,6 +161,7 @@ class _Search:
         layers, layer = distinct([rows[name] for name in _LAYER])
         self.layers = taken(rows, layers)
         self.rows = rows | {"kind": of_row.reshape(-1), "layer": layer, "row": np.arange(len(layer))}
+        self.rows |= dict.fromkeys(("exchange_s", "zero3_s", "turn_s"), np.zeros(len(layer)))  # until they are known
         self.words = words_of(job, constraints, rows)
         self.tally = Tally(sum(count_by_words(job, constraints, rows).values()))
         self.num_shown = min(num_shown, len(kinds))
@@ -170,10 +173,13 @@ class _Search:
         return np.minimum(last, self.shown.token_s[kind])
 
     def guess(self) -> None:
-        """Price some sharing of all degrees, to have marks."""
+        """Price some sharing of the degrees of each kind that have the lowest bounds, to have marks."""
         simple = [at for at in self.words if at.schedule == "1f1b" and at.recompute in ("none", "full")] or self.words
         for at in (simple[0], simple[-1]):
-            block = with_words(self.job, self.constraints, self.rows, at)
+            rows = self._timed(taken(self.rows, admits(self.job, self.rows, at)), at)
+            if not len(rows["dp"]):
+                continue
+            block = with_words(self.job, self.constraints, taken(rows, self._first(rows)), at)
             allowed = [zero for zero in (1, 3, 2, 0) if self.constraints.allows("zero", zero)]
             share = float(self.constraints.keep.get("offload_optimizer", 0.0))
             columns = block.columns | {
@@ -181,6 +187,14 @@ class _Search:
             }  # fmt: skip
             if "zero_ranks" not in self.constraints.keep and "offload_parameters" not in self.constraints.keep:
                 self._price(Block(at, columns))
+
+    def _first(self, rows: Columns) -> Column:
+        """Of each kind the rows with the lowest bounds."""
+        least = np.minimum(*self._least_s(rows, rows["paired_s"]))
+        order = np.lexsort((least, rows["kind"]))
+        kinds, first = np.unique(rows["kind"][order], return_index=True)
+        place = np.arange(len(order)) - first[np.searchsorted(kinds, rows["kind"][order])]
+        return order[place < _GUESSED]
 
     def expand(self) -> None:
         """All words, those with the lowest bound first; plans that differ in their schedules together."""
@@ -211,17 +225,15 @@ class _Search:
 
     def _nothing_again(self) -> dict[Words, Columns]:
         """By method the rows that it admits and that may be shown where nothing is computed again, with bounds."""
-        zeros = np.zeros(len(self.rows["dp"]))
-        rows = self.rows | {"exchange_s": zeros, "zero3_s": zeros, "turn_s": zeros}
         timed = {
-            method: self._timed(taken(rows, admits(self.job, rows, method)), method)
+            method: self._timed(taken(self.rows, admits(self.job, self.rows, method)), method)
             for method in dict.fromkeys(map(_method_of, self.words))
         }
         found = {method: some for method, some in timed.items() if len(some["dp"])}
         if not found:
             return found
         # What replicas exchange and what messages take follows from no words.
-        is_left = np.zeros(len(zeros), dtype=bool)
+        is_left = np.zeros(len(self.rows["dp"]), dtype=bool)
         for method_rows in found.values():
             is_left[method_rows["row"]] = True
         left = taken(self.rows, is_left)
@@ -280,7 +292,7 @@ class _Search:
         return found
 
     def _admitted(self, words: Words, rows: Columns) -> Columns:
-        """The rows that words admit and that may be shown, with their bounds."""
+        """The rows, which methods of the words admit, that its schedule admits and that may be shown, with bounds."""
         mean_s = rows["paired_s" if bounds.is_paired(words.schedule) else "mean_s"]
         pieces = STAGES_PER_RANK.get(words.schedule, 1)
         factor = bounds.bubble_factor(
@@ -288,7 +300,7 @@ class _Search:
         )
         messages_s = bounds.messages_token_s(rows, words.schedule, pieces or 2)
         below, gathered = self._least_s(rows, factor * mean_s + messages_s, factor)
-        is_possible = (np.minimum(below, gathered) < self.marks(rows["kind"])) & admits(self.job, rows, words)
+        is_possible = (np.minimum(below, gathered) < self.marks(rows["kind"])) & admits_schedule(rows, words.schedule)
         if bounds.keeps_as_much(self.job, words):
             is_possible &= rows["least_bytes"] <= self.room
         return taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)

@@ -6,7 +6,7 @@ or as many as an array has entries.
 """
 
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
 from shardwright.workload.memo import Memo
 from shardwright.workload.ranks import Ranks, layers_by_kind
-from shardwright.workload.shape import Cut, Run, layer_columns, layer_words, shard_columns, shard_words
+from shardwright.workload.shape import Cut, Run, layer_columns, layer_words, plain_columns, shard_columns, shard_words
 
 
 @dataclass(frozen=True)
@@ -161,16 +161,15 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
     kinds = tuple(dict.fromkeys(kind for kind, _ in pieces))
 
     def whole(run: Run) -> Array:
-        costing, of_kinds, first = Costing.of(run, constants), {}, 0
-        operators = memo.rows("operators", run, words, layer_columns, repeatable)
+        costing, of_kinds = Costing.of(run, constants), {}
         for kind in kinds:
-            end = first + Repeatable.num_values(len(costing.chains[kind]))
-            of_kinds[kind], first = Repeatable.of_values(operators[first:end]), end
+            columns = layer_columns if kind == "experts" else plain_columns
+            values = memo.rows(f"operators of {kind}", run, words, columns, partial(repeatable, kind=kind))
+            of_kinds[kind] = Repeatable.of_values(values)
         return _rows(run, [costing.repeating(*piece, of_kinds[piece[0]]).values() for piece in pieces])
 
-    def repeatable(run: Run) -> Array:
-        costing = Costing.of(run, constants)
-        return _rows(run, [costing.repeatable(kind).values() for kind in kinds])
+    def repeatable(run: Run, kind: str) -> Array:
+        return _rows(run, [Costing.of(run, constants).repeatable(kind).values()])
 
     def sharded(run: Run) -> Array:
         costing = Costing.of(run, constants)

@@ -305,12 +305,18 @@ def layer_words(cut: Cut) -> tuple[Any, ...]:
     return cut.precision, cut.cp_method, cut.dispatch
 
 
-def layer_columns(cut: Cut) -> tuple[Array, ...]:
-    """The whole numbers from which follows what a layer computes, sends and keeps. `cut` is of arrays."""
+def plain_columns(cut: Cut) -> tuple[Array, ...]:
+    """The whole numbers from which follows what a piece without experts computes, sends and keeps. `cut` is of
+    arrays."""
     return (
-        cut.tp, cut.cp, cut.ep, cut.expert_tp, cut.microbatch, cut.sequence_parallel.astype(np.int64),
+        cut.tp, cut.cp, cut.microbatch, cut.sequence_parallel.astype(np.int64),
         cut.offload_activations.astype(np.int64),
     )  # fmt: skip
+
+
+def layer_columns(cut: Cut) -> tuple[Array, ...]:
+    """The same of any piece."""
+    return *plain_columns(cut), cut.ep, cut.expert_tp
 
 
 def shard_words(cut: Cut) -> tuple[Any, ...]:
