@@ -143,6 +143,9 @@ class Repeatable:
     once: PieceTime
     forwards: tuple[Forward, ...]
 
+    def __add__(self, other: "Repeatable") -> "Repeatable":
+        return Repeatable(self.once + other.once, self.forwards + other.forwards)
+
     def values(self) -> tuple[Numbers, ...]:
         """All numbers; `of_values` makes the same of them."""
         return self.once.values() + tuple(
@@ -224,6 +227,11 @@ LAYERS = ("dense", "experts")  # kinds of pieces that are layers
 _ROUTED = ("up", "activation", "down")
 
 
+def _first_of_experts(chain: Chain) -> int:
+    """Where in a layer of experts attention has ended."""
+    return next(place for place, operator in enumerate(chain) if operator.name == "mlp norm")
+
+
 @dataclass(frozen=True)
 class Costing:
     """All that prices one run."""
@@ -268,8 +276,11 @@ class Costing:
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
         """What a piece consists of, in its order: a layer of a kind that recomputes what a policy says, the embedding
         or the head."""
+        return self._timed(self.chains[kind], kind, policy)
+
+    def _timed(self, chain: Chain, kind: str, policy: str) -> Iterator[OperatorTime]:
         rates = self.rates
-        for operator in self.chains[kind]:
+        for operator in chain:
             t = operator_s(rates, self.software, operator, self.is_narrow and kind in LAYERS)
             more = rates.imbalance if kind == "experts" and operator.name in _ROUTED else 1.0
             ahead = self._exposed(operator.forward, t.forward)
@@ -297,8 +308,23 @@ class Costing:
 
     def repeatable(self, kind: str) -> Repeatable:
         """A piece by its operators, whatever a policy says."""
-        found, forwards = self.gaps(kind), []
-        for operator in self.operators(kind):
+        return self.before_experts(kind) + self.experts() if kind == "experts" else self.before_experts(kind)
+
+    def before_experts(self, kind: str) -> Repeatable:
+        """The same of what comes before experts, if there are any: how these lie does not matter."""
+        chain = self.chains[kind]
+        return self._repeatable(
+            chain[: _first_of_experts(chain)] if kind == "experts" else chain, kind, self.gaps(kind)
+        )
+
+    def experts(self) -> Repeatable:
+        """The same of the experts and what comes behind."""
+        chain = self.chains["experts"]
+        return self._repeatable(chain[_first_of_experts(chain) :], "experts", PieceTime())
+
+    def _repeatable(self, chain: Chain, kind: str, found: PieceTime) -> Repeatable:
+        forwards = []
+        for operator in self._timed(chain, kind, "none"):
             found += operator.as_piece()
             forwards.append(operator.ahead())
         return Repeatable(found, tuple(forwards))

@@ -163,13 +163,17 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
     def whole(run: Run) -> Array:
         costing, of_kinds = Costing.of(run, constants), {}
         for kind in kinds:
-            columns = layer_columns if kind == "experts" else plain_columns
-            values = memo.rows(f"operators of {kind}", run, words, columns, partial(repeatable, kind=kind))
-            of_kinds[kind] = Repeatable.of_values(values)
+            before = memo.rows(f"before experts, {kind}", run, words, plain_columns, partial(before_experts, kind=kind))
+            of_kinds[kind] = Repeatable.of_values(before)
+        if "experts" in kinds:
+            of_kinds["experts"] += Repeatable.of_values(memo.rows("experts", run, words, layer_columns, experts))
         return _rows(run, [costing.repeating(*piece, of_kinds[piece[0]]).values() for piece in pieces])
 
-    def repeatable(run: Run, kind: str) -> Array:
-        return _rows(run, [Costing.of(run, constants).repeatable(kind).values()])
+    def before_experts(run: Run, kind: str) -> Array:
+        return _rows(run, [Costing.of(run, constants).before_experts(kind).values()])
+
+    def experts(run: Run) -> Array:
+        return _rows(run, [Costing.of(run, constants).experts().values()])
 
     def sharded(run: Run) -> Array:
         costing = Costing.of(run, constants)
