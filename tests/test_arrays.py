@@ -13,8 +13,9 @@ from shardwright.cost.memory import peak_memory, rank_memory
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import step_time
 from shardwright.workload.arrays import distinct
+from shardwright.workload.blocks import Experts, Latent
 from shardwright.workload.ranks import all_ranks, different_ranks
-from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape, stacked
+from shardwright.workload.shape import Cut, Run, Shape, stacked
 
 CONSTANTS = shipped()
 LLAMA = Shape(18, 4096, 32, 8, 128, 14336, True, 128256, 4096)

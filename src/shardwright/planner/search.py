@@ -13,7 +13,7 @@ Shown are plans of different kinds: of those with the same tp, pp, cp and ep the
 """
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from shardwright.cost.memory import peak_memory
 from shardwright.planner import bounds
 from shardwright.planner.block import Block, Column, Columns, Words, taken, together
 from shardwright.planner.constraints import Constraints
+from shardwright.planner.found import Best, Candidate, Found, Tally
 from shardwright.planner.price import prices, room_bytes
 from shardwright.planner.space import (
     admits,
@@ -48,40 +49,12 @@ _FEW = 128
 _GUESSED = 32  # rows of a kind that are priced to have a first mark
 _KIND = ("tp", "pp", "cp", "ep")
 _OF_ROWS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that no plan needs any more
-_LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.shape.layer_columns
+_LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.columns.layer_columns
 
 
 def _method_of(words: Words) -> Words:
     """The same with 1F1B and nothing computed again."""
     return Words(cp_method=words.cp_method, dispatch=words.dispatch, float8=words.float8)
-
-
-@dataclass
-class Tally:
-    """What a search did: plans of the space, bounds computed, plans priced in full, and those of them that fit."""
-
-    num_plans: int = 0
-    num_bounds: int = 0
-    num_priced: int = 0
-    num_fit: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One plan that was found: the job under it, its seconds by token and the bytes of its fullest rank's process."""
-
-    job: JobSpec
-    token_s: float
-    process_bytes: float
-
-
-@dataclass(frozen=True)
-class Found:
-    """The fastest plans that fit, each of another kind, fastest first; and how much was looked at."""
-
-    candidates: list[Candidate]
-    tally: Tally
 
 
 def search(
@@ -127,23 +100,6 @@ def _check(job: JobSpec) -> None:
         raise PlanError(f"job {job.name}", faults)
 
 
-@dataclass
-class _Best:
-    """By kind the fastest plan so far: seconds by token, and where it is."""
-
-    token_s: Column
-    place: dict[int, tuple[Block, int, float]] = field(default_factory=dict)
-
-    def take(self, block: Block, token_s: Column, process: Column, chosen: Column) -> None:
-        """Plans of a block, of those at the indices `chosen`."""
-        chosen = chosen[np.argsort(token_s[chosen], kind="stable")]
-        kinds, first = np.unique(block.columns["kind"][chosen], return_index=True)
-        for kind, index in zip(kinds.tolist(), chosen[first].tolist(), strict=True):
-            if token_s[index] < self.token_s[kind]:
-                self.token_s[kind] = token_s[index]
-                self.place[kind] = block, index, float(process[index])
-
-
 class _Search:
     """Marks that sink while plans are priced. Columns of its blocks have `kind` beside the numbers of a plan."""
 
@@ -165,7 +121,7 @@ class _Search:
         self.words = words_of(job, constraints, rows)
         self.tally = Tally(sum(count_by_words(job, constraints, rows).values()))
         self.num_shown = min(num_shown, len(kinds))
-        self.shown = _Best(np.full(len(kinds), np.inf))
+        self.shown = Best(np.full(len(kinds), np.inf))
 
     def marks(self, kind: Column) -> Column:
         """Most seconds by token with which a plan of a kind may still be shown."""

@@ -13,17 +13,19 @@ import numpy as np
 
 from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of, software_under
 from shardwright.cost.collectives import message_s
+from shardwright.cost.groups import Groups
 from shardwright.cost.pipeline import bubble
 from shardwright.cost.replicas import Replicas
-from shardwright.cost.stage import Costing, Groups, PieceTime, Repeatable
+from shardwright.cost.stage import Costing, PieceTime, Repeatable
 from shardwright.schedule.generate import GENERATORS, training_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
+from shardwright.workload.columns import layer_columns, layer_words, plain_columns, shard_columns, shard_words
 from shardwright.workload.memo import Memo
 from shardwright.workload.ranks import Ranks, layers_by_kind
-from shardwright.workload.shape import Cut, Run, layer_columns, layer_words, plain_columns, shard_columns, shard_words
+from shardwright.workload.shape import Cut, Run
 
 
 @dataclass(frozen=True)
