@@ -1,11 +1,12 @@
 """The best plans of the whole space, by branch and bound.
 
-1. Price a first guess for all degrees: 1F1B with nothing or all computed again, and sharding that most often wins. What
-   fits of it sets marks: for each kind of plan its best time, and for all of them the time of the last kind shown.
+1. Price a first guess, of each kind the degrees with the lowest bounds: 1F1B with nothing or all computed again, and
+   sharding that most often wins. What fits of it sets marks: for each kind of plan its best time, and for all of them
+   the time of the last kind shown.
 2. Bound each row of degrees under each policy of recomputation (`bounds.mean_rank_token_s`). What is above its mark,
    goes.
-3. Make what is left into plans with their words and virtual stages, and price them with nothing sharded. What is above
-   its mark, or has no room for its activations however its state is sharded, goes.
+3. Make what is left into plans with all schedules and virtual stages, and price them with nothing sharded, memory
+   before time. What has no room for its activations however its state is sharded, or is above its mark, goes.
 4. Price what is left with every way of sharding, and lower the marks as better plans are found. Plans that offload are
    priced where the same plan without does not fit, for they are not faster.
 
