@@ -233,9 +233,9 @@ def layout(
     "for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
 )  # fmt: skip
 @click.option(
-    "--simulate", "simulated", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-    help="Simulate the N best plans in full, by their own programs, and order them anew: 1 s each for 16 pipeline "
-    "ranks, 10 s for 64.",
+    "--simulate", "simulated", type=click.IntRange(min=0), default=None, metavar="N",
+    help="Simulate the N best plans in full, by their own orders of work, and order all anew; 0 leaves closed forms.  "
+    "[default: as many as take a fraction of a second]",
 )  # fmt: skip
 @click.option("--tokens", type=float, default=0.0, help="Tokens to train on within --days.")
 @click.option("--days", type=float, default=0.0, help="Days for --tokens.")
@@ -245,7 +245,7 @@ def layout(
 )  # fmt: skip
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
-    float8: str, objective: str, simulated: int, tokens: float, days: float, toml: Path | None,
+    float8: str, objective: str, simulated: int | None, tokens: float, days: float, toml: Path | None,
 ) -> None:  # fmt: skip
     """Find the best plans for JOB's model, batch and cluster, and say why they are.
 

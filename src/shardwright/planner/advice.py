@@ -16,20 +16,23 @@ from shardwright.planner.rules import Rule, rules_for
 from shardwright.planner.sample import Standing, standing
 from shardwright.planner.search import Tally
 from shardwright.planner.space import SCHEDULES
-from shardwright.simulate.played import played_step
+from shardwright.simulate.played import num_played, played_steps
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime
 from shardwright.spec.job import JobSpec
 from shardwright.workload.shape import run_of
 
+_AFFORDABLE = 2**14  # microbatches, each once for each stage, that are simulated: some 0.3 s
+
 
 @dataclass(frozen=True)
 class Priced:
     """A plan with its price: seconds of a step and where they go, the same under pessimistic constants, bytes of its
-    fullest rank, money. `simulated`: by its own program, not by closed forms."""
+    fullest rank, money. `closed` is what closed forms say of the step, and `time` too where it was not `simulated`."""
 
     job: JobSpec
     time: StepTime
+    closed: StepTime
     cautious: StepTime
     memory: Memory
     money: Money
@@ -77,29 +80,33 @@ def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[Priced]:
             raise KeyError(price if isinstance(price, str) else cautious)
         money = step_money(job.cluster, float(price.time.total), job.plan.world)
         fits = bool(price.memory.process <= room_bytes(job))
-        found.append(Priced(job, price.time, cautious.time, price.memory, money, fits))
+        found.append(Priced(job, price.time, price.time, cautious.time, price.memory, money, fits))
     return found
 
 
 def best_plans(
     job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int,
-    num_simulated: int = 0,
+    num_simulated: int | None = None,
 ) -> Advice:  # fmt: skip
     """Search, and price what is found; `explained` says why.
 
-    The first `num_simulated` plans are simulated in full, by their own programs, and ordered anew.
+    The first `num_simulated` plans are simulated in full, and all are ordered anew; None is as many as are simulated in
+    a fraction of a second.
     """
     on, found = best(job, constraints, constants, objective, num_shown)
     plans = priced([candidate.job for candidate in found.candidates], constants)
-    played = [_played(plan, constants) for plan in plans[:num_simulated]]
-    played.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
-    return Advice(on, played + plans[num_simulated:], found.tally)
+    count = _num_affordable(plans) if num_simulated is None else num_simulated
+    plans = _simulated(plans[:count], constants) + plans[count:]
+    plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
+    return Advice(on, plans, found.tally)
 
 
 def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, constants: Constants) -> Advice:
     """The same with what it has to say; `given` is the job if its plan is the user's own, to compare with."""
     plans = advice.plans
-    advice = replace(advice, own=None if given is None else _own(given, constraints, constants))
+    if given is not None:
+        is_simulated = any(plan.simulated for plan in plans)
+        advice = replace(advice, own=_own(given, constraints, constants, is_simulated))
     if not plans:
         return advice
     first = plans[0].job
@@ -109,16 +116,29 @@ def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, c
     return replace(advice, flips=runner_up, reasons=why, binding=binds, rules=rules_for(first))
 
 
-def _played(plan: Priced, constants: Constants) -> Priced:
-    """The plan with the time of its own program, simulated."""
-    time = played_step(plan.job, constants)
-    money = step_money(plan.job.cluster, float(time.total), plan.job.plan.world)
-    return replace(plan, time=time, money=money, simulated=True)
+def _num_affordable(plans: Sequence[Priced]) -> int:
+    """How many of the first plans are soon simulated; many may run in one order of work."""
+    jobs = [plan.job for plan in plans]
+    return max(count for count in range(len(plans) + 1) if num_played(jobs[:count]) <= _AFFORDABLE)
 
 
-def _own(job: JobSpec, constraints: Constraints, constants: Constants) -> Own:
-    alone = priced([job], constants)[0]
-    token_s = float(alone.time.total) / job.tokens_per_step
+def _simulated(plans: Sequence[Priced], constants: Constants) -> list[Priced]:
+    """Plans with the times of their own orders of work."""
+    times = played_steps([plan.job for plan in plans], [plan.closed for plan in plans], constants)
+    return [
+        replace(
+            plan, time=time, money=step_money(plan.job.cluster, float(time.total), plan.job.plan.world), simulated=True
+        )
+        for plan, time in zip(plans, times, strict=True)
+    ]
+
+
+def _own(job: JobSpec, constraints: Constraints, constants: Constants, is_simulated: bool) -> Own:
+    """Simulated in full where the plans are that it is compared with; its standing is by closed forms."""
+    (alone,) = priced([job], constants)
+    token_s = float(alone.closed.total) / job.tokens_per_step
+    if is_simulated:
+        (alone,) = _simulated([alone], constants)
     return Own(
         alone, standing(job, token_s, constraints, constants), misfit(job, _schedules(constraints), constants)
     )  # fmt: skip

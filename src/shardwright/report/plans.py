@@ -32,6 +32,7 @@ def as_dict(plan: Priced) -> dict[str, Any]:
         "global_batch_size": plan.job.batch.global_batch_size,
         "num_devices": plan.job.plan.world,
         "step_s": float(plan.time.total),
+        "closed_form_step_s": float(plan.closed.total),
         "pessimistic_step_s": float(plan.cautious.total),
         "tokens_per_s_per_device": plan.tokens_per_s_per_device,
         "mfu": float(plan.time.mfu),
@@ -102,9 +103,13 @@ def _best(advice: Advice) -> Iterator[str]:
     yield aligned(list(_rows(advice.plans)))
     num_simulated = sum(plan.simulated for plan in advice.plans)
     if num_simulated:
-        yield _filled(f"The first {num_simulated} were simulated in full, by their own programs.")
+        which = "All of them" if num_simulated == len(advice.plans) else f"{num_simulated} of them"
+        yield _filled(
+            f"{which} were simulated in full, by their own orders of work; closed forms say "
+            f"{_closed_words(advice.plans)}. Pessimistic steps, and why not another, are by closed forms."
+        )
     else:
-        yield _filled("Steps are by closed forms; --simulate N plays the N best plans' own programs.")
+        yield _filled("Steps are by closed forms; --simulate N simulates the N best plans by their own orders of work.")
     yield "The best plan\n" + aligned(list(_breakdown(best)))
     if advice.binding:
         yield _filled(f"What binds: {advice.binding.text}.")
@@ -118,10 +123,20 @@ def _best(advice: Advice) -> Iterator[str]:
     )
 
 
+def _closed_words(plans: list[Priced]) -> str:
+    """How far closed forms are off what was simulated."""
+    off = [float(plan.closed.total / plan.time.total) - 1 for plan in plans if plan.simulated]
+    least, most = (f"{abs(of):.1%} {'more' if of >= 0 else 'less'}" for of in (min(off), max(off)))
+    return least if least == most else f"from {least} to {most}"
+
+
 def _runner_up(advice: Advice) -> str:
     second = advice.plans[1]
     behind = float(second.time.total - advice.plans[0].time.total)
     words = f"The runner-up ({plan_words(second.job.plan)}) is {behind:.3g} s behind. "
+    if second.closed.total <= advice.plans[0].closed.total:
+        ahead = float(advice.plans[0].closed.total - second.closed.total)
+        return words + f"By closed forms it would be {ahead:.3g} s ahead."
     if not advice.flips:
         return words + "No change of bandwidth, rates or batch by up to 8 times makes it the faster one."
     return words + "It would be as fast with " + ", or ".join(flip.text for flip in advice.flips) + "."
@@ -129,7 +144,7 @@ def _runner_up(advice: Advice) -> str:
 
 def _caution(plans: list[Priced]) -> str:
     """What the pessimistic prices say of the order."""
-    slowest = max(float(plan.cautious.total / plan.time.total) for plan in plans)
+    slowest = max(float(plan.cautious.total / plan.closed.total) for plan in plans)
     first = min(plans, key=lambda plan: float(plan.cautious.total / plan.job.tokens_per_step))
     text = (
         "A search exploits the errors of its model. Under pessimistic constants, each at the worst of the fits that "

@@ -72,6 +72,12 @@ def played_orders(job: JobSpec) -> tuple[Order, ...]:
     return tuple(replace(order, shape=replace(order.shape, num_microbatches=m)) for m in (few, few - p))
 
 
+def num_played(jobs: Iterable[JobSpec]) -> int:
+    """Microbatches, each once for each stage, that are played for several jobs: what it takes grows with that."""
+    orders = {(order, job.plan.num_stages) for job in jobs if is_played(job) for order in played_orders(job)}
+    return sum(order.shape.num_microbatches * num_stages for order, num_stages in orders)
+
+
 def _replaced(whole: StepTime, idle: "_Idle") -> StepTime:
     """A step with the parts that were played, and what follows from them."""
     data = whole.data if idle.data_s is None else max(0.0, idle.data_s)

@@ -38,33 +38,29 @@ _QUEUED = ("reduce", "gather")  # costs of collectives, in the order of their ro
 class Collectives:
     """Reductions and gathers that ranks issue when a piece of work is done, at most one each; a rank's run in a queue.
 
-    `behind` is the piece and `row` that of the cost, gathers behind reductions; each waits for a mark and makes one.
+    `behind` is the piece and `row` that of the cost, gathers behind reductions; the end of each is its mark.
     """
 
     rank: Ints
     behind: Ints
     row: Ints
-    waits: Ints
-    makes: Ints
+    mark: Ints
 
     def after(self, before: Ints, some: Ints) -> "Collectives":
         """Some of them, where `behind` says which piece comes next; `before` is which one comes before each."""
-        return Collectives(
-            self.rank[some], before[self.behind[some]], self.row[some], self.waits[some], self.makes[some]
-        )
+        return Collectives(self.rank[some], before[self.behind[some]], self.row[some], self.mark[some])
 
 
 @dataclass(frozen=True)
 class Round:
     """Pieces `first` to `last`, one of each of some ranks, and the collectives that stand before them.
 
-    `waits` and `makes` say whether some of them wait for marks or make some.
+    `waits` says whether some of them wait for marks.
     """
 
     first: int
     last: int
     waits: bool
-    makes: bool
     issued: tuple[Collectives, ...]
 
 
@@ -74,7 +70,7 @@ class Rounds:
 
     By piece: the one before it on its rank, which of the first is the last; by direction the message that it waits
     for, 2 n + direction for what piece n has sent, and the border between stages that its own passes; and the marks
-    that it waits for and that its end makes. A mark is when a collective ends, or a gradient is complete.
+    that it waits for, which are ends of collectives.
     By action, one rank after the other: its row of costs. `begins` are the actions that begin a piece, `order` which
     of these the pieces are, `ranks` the first actions of ranks; `pairs` are the rows of the parts of pairs.
     """
@@ -86,7 +82,6 @@ class Rounds:
     messages: Ints
     borders: Ints
     waits: Ints
-    makes: Ints
     rows: Ints
     begins: Ints
     order: Ints
@@ -114,8 +109,8 @@ class Rounds:
         for step in range(num_steps):
             for at in self.rounds:
                 for of in at.issued:
-                    begun = np.maximum(np.maximum(queue[of.rank], ended[of.behind]), marks[of.waits])
-                    queue[of.rank] = marks[of.makes] = begun + queued_s[of.row]
+                    begun = np.maximum(queue[of.rank], ended[of.behind])
+                    queue[of.rank] = marks[of.mark] = begun + queued_s[of.row]
                 here = slice(at.first, at.last)
                 before = self.before[here]
                 begun = np.maximum(sent.take(ahead[here], 0), sent.take(back[here], 0)) + latency_s
@@ -123,8 +118,6 @@ class Rounds:
                 if at.waits:
                     np.maximum(begun, marks.take(self.waits[here], 0).max(axis=1), out=begun)
                 np.add(begun, piece_s[here], out=ended[here])
-                if at.makes:
-                    marks[self.makes[here]] = ended[here]
                 begun += made_s[here]
                 np.maximum(left.take(before, 0), begun[:, None], out=left[here])
                 left[here] += sent_s[here]
@@ -167,11 +160,11 @@ def _by_stage(values: Sequence[tuple[float, ...]], num_stages: int) -> Floats:
 def rounds_of(schedule: Schedule, has_collectives: bool) -> Rounds:
     """Lay out a schedule that drains, with its updates and without messages (`training_order`).
 
-    Without collectives these are left out: they take no time. Each rank's own list is taken to be in order; ValueError
-    if what it waits for of others can never come.
+    Without collectives these are left out: they take no time. That the two copies of a stage are reduced together is
+    left out too: it delays no end of a step, for their ranks reduce in one order. Each rank's own list is taken to be
+    in order; ValueError if what it waits for of others can never come.
     """
-    # Both copies of a stage must have been added to before either is updated, even where reducing takes no time.
-    return _Layout(schedule, has_collectives or schedule.placement.num_copies > 1).rounds()
+    return _Layout(schedule, has_collectives).rounds()
 
 
 class _Layout:
@@ -192,11 +185,9 @@ class _Layout:
         self.stage = np.array([part.stage for part in parts])
         self.microbatch = np.array([part.microbatch for part in parts])
         self.is_collective = (self.kind == _REDUCE) | (self.kind == _GATHER)
-        # Marks: by (rank, stage) when parameters are gathered and when a gradient is complete, by rank when its
-        # reductions are over. Messages: by direction and (stage, microbatch) of what makes them.
-        num_places = len(rows) * schedule.num_stages
-        self.gathered, self.complete = _MARKS, _MARKS + num_places
-        self.reduced = self.complete + num_places
+        # Marks: by (rank, stage) when parameters are gathered, by rank when its reductions are over. Messages: by
+        # direction and (stage, microbatch) of what makes them.
+        self.gathered, self.reduced = _MARKS, _MARKS + len(rows) * schedule.num_stages
         self.messages = self.reduced + len(rows)
         self.num_events = self.messages + 2 * schedule.num_stages * schedule.num_microbatches
 
@@ -210,17 +201,15 @@ class _Layout:
         begins &= ~self.is_collective
         heads = np.flatnonzero(begins)
         num_begun = np.cumsum(begins)  # up to an action: of a collective, the number of the piece behind it
-        makes = self._makes(num_begun - 1, len(heads))
         collectives, standing = self._collectives(num_begun, len(heads))
-        needs = np.column_stack([messages[heads], np.append(collectives.waits, _THERE)[standing]])
         is_missing = np.zeros(self.num_events, bool)
-        is_missing[self.complete : self.reduced] = is_missing[self.messages :] = is_missing[_NEVER] = True
-        order, ranges = _in_rounds(self.rank[heads], needs, np.column_stack([made[heads], makes]), is_missing)
+        is_missing[self.messages :] = is_missing[_NEVER] = True
+        order, ranges = _in_rounds(self.rank[heads], messages[heads], made[heads], is_missing)
         if len(order) < len(heads):
             raise ValueError(f"schedule {self.schedule.name} stops for ever, {len(order)} of {len(heads)} pieces done")
         number = np.empty_like(order)
         number[order] = np.arange(len(order))
-        before = _before(self.rank[heads])
+        before = number[_before(self.rank[heads])]
         sender = np.full(self.num_events, 2 * len(order))  # of no message
         sender[made[heads]] = 2 * number[:, None] + np.arange(2)
         sender[[_THERE, _UNSEEN]] = 2 * len(order)
@@ -230,13 +219,12 @@ class _Layout:
         for first, last in ranges:
             here = order[first:last]
             turns = [some[some >= 0] for some in standing[here].T]
-            issued = tuple(collectives.after(number[before], some) for some in turns if len(some))
-            does_wait, does_make = (waits[heads[here]] != _THERE).any(), (makes[here] != _UNSEEN).any()
-            rounds.append(Round(first, last, bool(does_wait), bool(does_make), issued))
+            issued = tuple(collectives.after(before, some) for some in turns if len(some))
+            rounds.append(Round(first, last, bool((waits[heads[here]] != _THERE).any()), issued))
         return Rounds(
             num_stages=self.schedule.num_stages, num_marks=self.messages, rounds=tuple(rounds),
-            before=number[before][order], messages=sender[messages[heads]][order], borders=borders[heads][order],
-            waits=waits[heads][order], makes=makes[order], rows=rows[is_work], begins=np.flatnonzero(begins[is_work]),
+            before=before[order], messages=sender[messages[heads]][order], borders=borders[heads][order],
+            waits=waits[heads][order], rows=rows[is_work], begins=np.flatnonzero(begins[is_work]),
             order=order, ranks=np.flatnonzero(np.diff(self.rank[is_work], prepend=-1)), pairs=pairs,
         )  # fmt: skip
 
@@ -277,16 +265,6 @@ class _Layout:
         found[step, 0] = self.reduced + self.rank[step]
         return found
 
-    def _makes(self, piece: Ints, num_pieces: int) -> Ints:
-        """By piece the mark that its end makes: of a gradient that another rank adds to too, its last addition."""
-        found = np.full(num_pieces, _UNSEEN)
-        if self.schedule.placement.num_copies > 1:
-            adds = np.isin(self.part, (_W, _B))
-            place = self.complete + self.rank[self.at[adds]] * self.schedule.num_stages + self.stage[adds]
-            latest = dict(zip(place.tolist(), piece[self.at[adds]].tolist(), strict=True))
-            found[list(latest.values())] = list(latest)
-        return found
-
     def _collectives(self, piece: Ints, num_pieces: int) -> tuple[Collectives, Ints]:
         """All of them, and by piece those that stand before it, in columns; -1 where there is none.
 
@@ -294,17 +272,13 @@ class _Layout:
         """
         where = np.flatnonzero(self.is_collective[self.at])
         at, stage, is_reduction = self.at[where], self.stage[where], self.part[where] == _REDUCE
-        rank, num_stages, holders = self.rank[at], self.schedule.num_stages, np.array(self.schedule.placement.holders)
+        rank, num_stages = self.rank[at], self.schedule.num_stages
         place = rank * num_stages + stage
-        waits = np.full(len(at), _THERE)
-        if len(holders) > 1:
-            other = np.where(holders[0, stage] == rank, holders[1, stage], holders[0, stage])
-            waits = np.where(is_reduction, self.complete + other * num_stages + stage, _THERE)
-        makes = np.where(is_reduction, self.reduced + rank, self.gathered + place)
+        mark = np.where(is_reduction, self.reduced + rank, self.gathered + place)
         turn = np.arange(len(at)) - np.searchsorted(piece[at], piece[at])
         columns = np.full((num_pieces, 1 + turn.max(initial=-1)), -1)
         columns[piece[at], turn] = np.arange(len(at))
-        return Collectives(rank, piece[at], np.where(is_reduction, stage, num_stages + stage), waits, makes), columns
+        return Collectives(rank, piece[at], np.where(is_reduction, stage, num_stages + stage), mark), columns
 
     def _rows(self) -> tuple[Ints, Ints]:
         """(the row of costs of each action, those of the parts of each pair that differs)."""
