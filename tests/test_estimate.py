@@ -52,7 +52,7 @@ def test_whether_it_fits() -> None:
     most = max(rank["total_bytes"] for rank in found["memory"])
     over = (most - found["device_memory_bytes"]) / 2**30
     assert f"which is {over:,.1f} GiB too much" in estimate(*large).stdout
-    assert "It fits a h100-sxm with 80.0 GiB" in estimate(*small).stdout
+    assert "It fits one h100-sxm with 80.0 GiB" in estimate(*small).stdout
 
 
 def test_the_table_shows_the_same() -> None:

@@ -1,6 +1,7 @@
 """Measured runs as other planners' input: `benchmarks/planners`, without the planners themselves."""
 
 import importlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,18 @@ def test_what_cannot_be_said_is_listed_in_full(adapters: Any) -> None:
     for word in both:
         assert word in llm_analysis
     assert "gated" not in llm_analysis and "grouped" not in llm_analysis
+    simumax = "; ".join(adapters("to_simumax").faults_of(other))
+    for word in (*both, "ZeRO-3"):
+        assert word in simumax
+    for word in ("gated", "grouped", "cudnn"):
+        assert word not in simumax
     with pytest.raises(ValueError, match=r"gated MLP; .*; no fp8"):
         adapters("answer").refuse(adapters("to_calculon").faults_of(other))
 
 
 def test_rows_reach_the_planners_with_the_whole_world_and_batch(adapters: Any) -> None:
     """Every row that a planner takes: its degrees multiply to the devices, its microbatches to the batch."""
-    calculon, llm_analysis = adapters("to_calculon"), adapters("to_llm_analysis")
+    calculon, llm_analysis, simumax = (adapters(f"to_{name}") for name in ("calculon", "llm_analysis", "simumax"))
     taken = 0
     for row in ROWS.values():
         if row.run is None:
@@ -114,7 +120,13 @@ def test_rows_reach_the_planners_with_the_whole_world_and_batch(adapters: Any) -
             mlp = 2 * model["hidden_dim"] * model["ffn_embed_dim"]
             assert mlp == pytest.approx(run.shape.mlp_parameters(run.shape.ffn), rel=1e-3)
             taken += 1
-    assert taken > 600
+        if not simumax.faults_of(run):
+            said = simumax.strategy_of(run)
+            dp = said["world_size"] // (said["tp_size"] * said["pp_size"])
+            assert said["world_size"] == cut.world and dp == cut.dp
+            assert said["micro_batch_size"] * said["micro_batch_num"] * dp == cut.global_batch
+            taken += 1
+    assert taken > 900
 
 
 def test_a_system_keeps_its_efficiencies_and_takes_the_links_of_the_row(adapters: Any) -> None:
@@ -134,6 +146,117 @@ def test_a_system_keeps_its_efficiencies_and_takes_the_links_of_the_row(adapters
     ]
     assert found["mem1"]["GBps"] == 2048
     assert shipped["networks"][1]["bandwidth"] == 25 and shipped["mem1"]["GiB"] == 80
+
+
+def test_simumax_gets_the_strategy_of_its_own_run(adapters: Any) -> None:
+    """llama3_70b_l12_tp1_pp2_dp4_mbc4_cef on B200: told so, it answers with the 828.76 ms that its authors print."""
+    simumax = adapters("to_simumax")
+    run = run_of(ROWS["simumax-001"])
+    assert simumax.faults_of(run) == []
+    assert simumax.model_of(run) == {
+        "hidden_size": 8192, "head_num": 64, "kv_head_num": 8, "head_size": 128, "intermediate_size": 28672,
+        "layer_num": 12, "vocab_size": 128256, "use_swiglu": True,
+    }  # fmt: skip
+    assert simumax.strategy_of(run) == {
+        "seq_len": 4096, "micro_batch_size": 1, "micro_batch_num": 4, "dtype": "bf16", "world_size": 8, "tp_size": 1,
+        "pp_size": 2, "interleaving_size": 1, "enable_sequence_parallel": False, "zero_state": 1,
+        "pp_comm_async": False, "enable_recompute": False, "recompute_granularity": None, "recompute_layer_num": 0,
+        "use_flash_sdp": True, "use_math_sdp": False, "use_fused_norm": True, "use_fused_swiglu": True,
+        "cross_entropy_loss_fusion": True, "grad_reduce_in_bf16": False, "te_version": "2.11.0",
+    }  # fmt: skip
+
+
+def test_simumax_gets_what_the_software_fuses_keeps_and_computes_again(adapters: Any) -> None:
+    """MT-NLG 530B computes the scores again; with full recomputation every layer; eager kernels are not fused."""
+    strategy_of = adapters("to_simumax").strategy_of
+    selective, full = (strategy_of(run_of(ROWS[name])) for name in ("kor22-006", "kor22-005"))
+    assert {key: (value, full[key]) for key, value in selective.items() if value != full[key]} == {
+        "enable_sequence_parallel": (True, False), "recompute_granularity": ("sdp_only", "full_block"),
+    }  # fmt: skip
+    assert selective["recompute_layer_num"] == 105 and selective["interleaving_size"] == 3
+    assert (selective["use_flash_sdp"], selective["use_math_sdp"]) == (False, True)
+    assert selective["grad_reduce_in_bf16"] and not selective["cross_entropy_loss_fusion"]
+    run = run_of(ROWS["kor22-006"])
+    eager, fused = (strategy_of(replace(run, software=name)) for name in ("aleph-flash2", "aleph-flash2-rms"))
+    assert (eager["use_fused_norm"], fused["use_fused_norm"]) == (False, True)
+    assert eager["use_flash_sdp"] and not eager["use_fused_swiglu"]
+
+
+def test_simumax_gets_links_measured_on_nvlink_and_a_bandwidth_by_node(adapters: Any) -> None:
+    """Of an A100 its own operators; its links are those of the file for B200 at the run's bandwidth."""
+    own = {"bandwidth": {"gbps": 25, "efficient_factor": 0.6}}
+    shipped = {
+        "num_per_node": 8, "accelerator": {"op": {}, "bandwidth": {"gbps": 2039, "latency_us": 40}},
+        "networks": {"low_intra_node": own, "high_intra_node": own, "inter_node": own},
+    }  # fmt: skip
+    link = {"bandwidth": {"gbps": 900.0, "efficient_factor": 1.0}}
+    nvlink = {"networks": {"low_intra_node": link, "high_intra_node": link}}
+    run = replace(run_of(ROWS["sc21-004"]), devices_per_node=4, node_bytes_per_s=300e9, network_bytes_per_s=12.5e9)
+    found = adapters("to_simumax").system_of(run, shipped, nvlink)
+    assert found["accelerator"]["bandwidth"] == {"default": {"gbps": 2039, "latency_us": 40}}
+    assert found["networks"]["high_intra_node"] == {"bandwidth": {"gbps": 300.0, "efficient_factor": 1.0}}
+    assert found["networks"]["inter_node"] == {"bandwidth": {"gbps": 50.0, "efficient_factor": 0.6}}
+    assert found["num_per_node"] == 4
+    assert own["bandwidth"]["gbps"] == 25 and link["bandwidth"]["gbps"] == 900.0
+    assert "gbps" in shipped["accelerator"]["bandwidth"]
+
+
+STUB = """
+class Config(dict):
+    @classmethod
+    def init_from_dict(cls, fields):
+        return cls(fields)
+
+StrategyConfig = ModelConfig = SystemConfig = Config
+
+class PerfLLM:
+    def configure(self, strategy, model, system):
+        assert strategy["tp_size"] == 1, "one rank; tp is 8"
+    def run_estimate(self):
+        print("padded")
+    def analysis_cost(self):
+        return {"duration_time_per_iter": "%s"}
+    def analysis_mem(self):
+        return {"first": 3e9, "last": 2e9}
+    def get_pp_stage_peak_mem(self, memory, key):
+        return memory if key == "peak_mem" else {}
+"""
+
+
+@pytest.mark.parametrize(("printed", "step_s"), [("828.7645 ms", 0.8287645), ("1.4412 s", 1.4412)])
+def test_simumax_answers_in_seconds_of_the_fullest_stage(
+    adapters: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, printed: str, step_s: float
+) -> None:
+    """It prints times and sizes with units of its choice; what it refuses is a reason, in one piece."""
+    core, systems = tmp_path / "simumax" / "core", tmp_path / "configs" / "system"
+    core.mkdir(parents=True)
+    systems.mkdir(parents=True)
+    (core / "config.py").write_text(STUB % printed, encoding="utf-8")
+    (core / "perf_llm.py").write_text("from simumax.core.config import PerfLLM", encoding="utf-8")
+    node = '{"bandwidth": {"gbps": 1}}'
+    for name in ("a100_bf16", "b200_bf16_ceperm"):
+        text = f'{{"accelerator": {{"bandwidth": {{}}}}, "networks": {{"low_intra_node": {node}, '
+        text += f'"high_intra_node": {node}, "inter_node": {node}}}}}'
+        (systems / f"{name}.json").write_text(text, encoding="utf-8")
+    for name in ("simumax", "simumax.core", "simumax.core.config", "simumax.core.perf_llm"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    planner = adapters("to_simumax").SimuMax(tmp_path)
+    answer = planner.answer(run_of(ROWS["simumax-001"]))
+    assert (answer.step_s, answer.memory_gb) == (pytest.approx(step_s), 3.0)
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ValueError, match=r"^SimuMax refuses it: one rank, tp is 8$"):
+        planner.answer(run_of(ROWS["simumax-004"]))
+
+
+def test_what_simumax_publishes_has_the_errors_that_it_prints(adapters: Any) -> None:
+    """All runs of its family, and the errors of its own table: -8.97 % and -0.42 %, -13.54 % and -0.50 %."""
+    compare = adapters("compare")
+    published = compare.read_published(compare.PUBLISHED_ROWS)
+    assert set(published) == {name for name, row in ROWS.items() if row.family == compare.PUBLISHED_FAMILY}
+    for name, time_error, memory_error in (("simumax-004", -8.97, -0.42), ("simumax-021", -13.54, -0.50)):
+        line = compare.Line(ROWS[name], {"theirs": published[name]})
+        assert 100 * line.error("theirs") == pytest.approx(time_error, abs=0.006)
+        assert 100 * line.memory_error("theirs") == pytest.approx(memory_error, abs=0.02)
 
 
 def test_errors_weigh_families_alike(adapters: Any) -> None:

@@ -1,6 +1,7 @@
 """Other planners and ours on the same measured runs: errors of time and memory, and what each can express.
 
-python benchmarks/planners/compare.py --calculon PATH --llm-analysis PATH --out benchmarks/planners/rows.csv
+python benchmarks/planners/compare.py --calculon PATH --llm-analysis PATH --simumax PATH \
+    --out benchmarks/planners/rows.csv
 
 Prints the tables of README.md. Each planner gets what the table of runs says: shape, plan, device and its links.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 from answer import RUNS, Answer, Planner, asked
 from to_calculon import Calculon
 from to_llm_analysis import LLMAnalysis
+from to_simumax import SimuMax
 
 from shardwright.cost.calibration import left_out, shipped
 from shardwright.measure.runs import Measured, read_runs
@@ -21,8 +23,12 @@ from shardwright.measure.score import percentile, weighted_mean, weights_of
 from shardwright.measure.validate import BASELINE_EFFICIENCY, RANKED, Predicted, order, predict
 
 OURS, LEFT_OUT, CONSTANT = "ours", "ours, family left out of the fit", "50 % of the peak"
-CALCULON, LLM_ANALYSIS = "Calculon", "llm-analysis"
+CALCULON, LLM_ANALYSIS, SIMUMAX = "Calculon", "llm-analysis", "SimuMax"
+OTHERS = (CALCULON, LLM_ANALYSIS, SIMUMAX)
 SHOWN = ("sc21", "kor22")  # families printed row by row
+# What SimuMax's authors print for their own runs (docs/b200/b200_release_v1.2_summary.md), and the family of these.
+PUBLISHED, PUBLISHED_ROWS = "SimuMax (published)", Path(__file__).parent / "simumax_published.csv"
+PUBLISHED_FAMILY = "simumax"
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,25 @@ def as_answer(said: Predicted) -> Answer:
 def read_lines(runs: Path, planners: Mapping[str, Planner]) -> list[Line]:
     """Every row of the headline: tier A, measured, not repeated by newer software."""
     rows = [row for row in read_runs(runs) if row.tier == "A" and row.is_latest and row.step_s]
-    ours = our_answers(rows, left_out())
-    return [Line(row, {name: asked(planner, row) for name, planner in planners.items()} | ours[row.id]) for row in rows]
+    ours, published = our_answers(rows, left_out()), read_published(PUBLISHED_ROWS)
+    return [
+        Line(
+            row,
+            {name: asked(planner, row) for name, planner in planners.items()}
+            | {PUBLISHED: published.get(row.id, Answer(0.0, 0.0, "not published"))}
+            | ours[row.id],
+        )
+        for row in rows
+    ]
+
+
+def read_published(path: Path) -> dict[str, Answer]:
+    """Answers by row from a table of milliseconds and GiB."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return {
+            row["id"]: Answer(float(row["step_ms"]) / 1e3, float(row["memory_gib"]) * 2**30 / 1e9)
+            for row in csv.DictReader(file)
+        }
 
 
 def print_table(header: list[str], rows: Iterable[list[str]]) -> None:
@@ -91,7 +114,7 @@ def error_cells(lines: list[Line], planner: str, of: Callable[[Line, str], float
 
 def print_times(lines: list[Line], names: list[str], others: list[str]) -> None:
     """Errors of time by family, on all that each planner expresses and on what the others all express."""
-    groups = [(f"{family}", [line for line in lines if line.row.family == family]) for family in families(lines)]
+    groups = [(family, [line for line in lines if line.row.family == family]) for family in families(lines)]
     groups.append(("all rows", lines))
     for name in others:
         groups.append((f"rows {name} expresses", [line for line in lines if line.is_answered([name])]))
@@ -127,14 +150,14 @@ def print_memory(lines: list[Line], names: list[str]) -> None:
     print_table(["runs that ran, said not to fit", *names], [["all", *cells]])
 
 
-def print_rows(lines: list[Line], names: list[str]) -> None:
-    """The families of SHOWN, row by row."""
+def print_rows(lines: list[Line], names: list[str], shown: tuple[str, ...]) -> None:
+    """Some families, row by row."""
     rows = []
     for line in lines:
-        if line.row.family in SHOWN:
+        if line.row.family in shown:
             cells = [
                 f"{line.answers[name].step_s:.2f} ({100 * line.error(name):+.1f} %)"
-                if line.answers[name].step_s
+                if line.is_answered([name])
                 else "-"
                 for name in names
             ]
@@ -184,7 +207,7 @@ def write_rows(lines: list[Line], names: list[str], path: Path) -> None:
         table.writerow(
             ["id", "measured_s", *(f"{name}, s" for name in names), "measured_gb"]
             + [f"{name}, GB" for name in names if name not in (CONSTANT, LEFT_OUT)]
-            + [f"{name}, reason" for name in (CALCULON, LLM_ANALYSIS) if name in names]
+            + [f"{name}, reason" for name in names if name in OTHERS]
         )
         for line in lines:
             said = line.answers
@@ -192,7 +215,7 @@ def write_rows(lines: list[Line], names: list[str], path: Path) -> None:
                 [line.row.id, f"{line.row.step_s:.5g}", *(number(said[name].step_s) for name in names)]
                 + [number(line.row.memory_gb)]
                 + [number(said[name].memory_gb) for name in names if name not in (CONSTANT, LEFT_OUT)]
-                + [said[name].reason for name in (CALCULON, LLM_ANALYSIS) if name in names]
+                + [said[name].reason for name in names if name in OTHERS]
             )
 
 
@@ -206,6 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Other planners and ours on the same measured runs.")
     parser.add_argument("--calculon", type=Path, help="the folder with Calculon's package and its systems/")
     parser.add_argument("--llm-analysis", type=Path, help="the folder with the llm_analysis package")
+    parser.add_argument("--simumax", type=Path, help="the folder with the simumax package and its configs/")
     parser.add_argument("--runs", type=Path, default=RUNS, help="the table  [default: benchmarks/truth/runs.csv]")
     parser.add_argument("--out", type=Path, help="write every row there, as CSV")
     said = parser.parse_args()
@@ -214,12 +238,15 @@ def main() -> None:
         planners[CALCULON] = Calculon(said.calculon)
     if said.llm_analysis:
         planners[LLM_ANALYSIS] = LLMAnalysis(said.llm_analysis)
+    if said.simumax:
+        planners[SIMUMAX] = SimuMax(said.simumax)
     others = list(planners)
     names = [OURS, LEFT_OUT, *others, CONSTANT]
     lines = read_lines(said.runs, planners)
     print_times(lines, names, others)
-    print_rows(lines, names)
-    print_memory(lines, [OURS, *others])
+    print_rows(lines, names, SHOWN)
+    print_rows(lines, [*names, PUBLISHED], (PUBLISHED_FAMILY,))
+    print_memory(lines, [OURS, *others, PUBLISHED])
     print_order(lines, names)
     print_reasons(lines, others)
     if said.out:

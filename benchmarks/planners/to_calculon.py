@@ -14,7 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from answer import Answer, refuse, said_by_neither, write_answers
+from answer import Answer, refuse, said_by_none, write_answers
 
 from shardwright.cost.calibration import software_of
 from shardwright.workload.shape import Run
@@ -39,7 +39,9 @@ def faults_of(run: Run) -> list[str]:
         in ("torch", "softmax"),
         f"no ZeRO-{cut.zero}": cut.zero <= 1,
         f"no {cut.schedule} schedule": cut.schedule in SCHEDULES,
-    } | said_by_neither(run)
+        "no latent attention": shape.latent is None,
+        "no context parallelism": cut.cp == 1,
+    } | said_by_none(run)
     return [fault for fault, can_say in known.items() if not can_say]
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from answer import Answer, refuse, said_by_neither, write_answers
+from answer import Answer, refuse, said_by_none, write_answers
 
 from shardwright.cost.calibration import software_of
 from shardwright.workload.shape import Run
@@ -35,7 +35,9 @@ def faults_of(run: Run) -> list[str]:
         "no mixture of experts: FLOPs are those of one dense MLP": shape.experts is None,
         "only heads that together are as wide as the hidden state": shape.head_dim * shape.heads == shape.hidden,
         f"no {cut.schedule} schedule": cut.schedule in UNTOLD,
-    } | said_by_neither(run)
+        "no latent attention": shape.latent is None,
+        "no context parallelism": cut.cp == 1,
+    } | said_by_none(run)
     return [fault for fault, can_say in known.items() if not can_say]
 
 

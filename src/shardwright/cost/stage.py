@@ -21,9 +21,9 @@ from shardwright.workload.shape import Run
 class PieceTime:
     """Seconds of a piece (a layer, the embedding, the head, or several) for one microbatch on one rank.
 
-    `tensor`, `context`, `expert` and `shard` are collectives that nothing hides and `host` copies to host memory and
-    back that nothing hides, of forward and backward together, and
-    `exposed_forward` the forward's part of all of them; `again` is computing again. FLOPs are of the forward.
+    `tensor`, `context`, `expert` and `shard` are collectives and `host` copies to host memory and back, of forward and
+    backward together, what nothing hides of them; `exposed_forward` is the forward's part of all of these. `again` is
+    computing again. FLOPs are of the forward.
     """
 
     forward: Numbers = 0.0

@@ -131,9 +131,9 @@ def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
         known = ", ".join(catalog.names("devices"))
         return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
     largest = max(memory, key=lambda rank: rank.total_bytes)
-    device = f"{_device(job).name} with {amount(limit)}"
+    device = f"one {_device(job).name} with {amount(limit)}"
     where = f"pp rank {memory.index(largest)} needs {amount(largest.total_bytes)}"
     left = limit - largest.total_bytes
     if left < 0:
-        return f"It does not fit a {device}: {where}, which is {amount(-left)} too much."
-    return f"It fits a {device}: {where}, which leaves {amount(left)}."
+        return f"It does not fit {device}: {where}, which is {amount(-left)} too much."
+    return f"It fits {device}: {where}, which leaves {amount(left)}."

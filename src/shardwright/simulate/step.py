@@ -32,9 +32,9 @@ class StepTime:
     `slower` is the part of `other` that many nodes make everything slower by.
 
     `tensor`, `context`, `expert`, `data` and `messages` are communication that nothing hides, `host` is copies to host
-    memory and back and updates there that nothing hides. `mfu` and `hfu` are by
-    model FLOPs over the full sequence and by those executed, over the peak of the products' number type. Between `low`
-    and `high` lay four of five measured steps of families of runs to which no constant was fitted.
+    memory and back and updates there that nothing hides. `mfu` and `hfu` are by model FLOPs over the full sequence and
+    by those executed, over the peak of the products' number type. Between `low` and `high` lay four of five measured
+    steps of families of runs to which no constant was fitted.
     """
 
     total: Numbers
@@ -209,8 +209,8 @@ def _messages(steps: _Steps) -> Numbers:
     """What the pipeline's messages add, by how the schedule waits for them.
 
     A latency c that only the receiver waits for costs 1F1B 2c ((p - 1) m / p + p - 2), for it leaves no slack unless it
-    has forwards to spare; an
-    interleaved rank exchanges before each of its 2 v m chunks unless messages pass while it computes.
+    has forwards to spare; an interleaved rank exchanges before each of its 2 v m chunks unless messages pass while it
+    computes.
     """
     cut, rates = steps.cut, steps.rates
     p, v, m = cut.pp, cut.virtual, cut.num_microbatches

@@ -1,0 +1,137 @@
+"""A measured run as SimuMax's three configurations, and SimuMax's answer.
+
+SimuMax: Moore Threads, https://github.com/MooreThreads/SimuMax, version 1.2. README.md says how to get it.
+
+python benchmarks/planners/to_simumax.py --simumax PATH > simumax.csv
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import sys
+import warnings
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from answer import Answer, refuse, said_by_none, write_answers
+
+from shardwright.cost.calibration import software_of
+from shardwright.workload.shape import Run
+
+# The system files that it ships, by our name of the device, and the one whose links in a node it measured on NVLink.
+SYSTEMS = {"a100-sxm-80g": "a100_bf16.json", "b200-sxm": "b200_bf16_ceperm.json"}
+NVLINK = "b200_bf16_ceperm.json"
+SCHEDULES = ("sequential", "1f1b", "interleaved-1f1b")
+RECOMPUTE = {"none": None, "selective": "sdp_only", "full": "full_block"}
+# Bytes by element in the forward pass from which on an operation is not one kernel.
+UNFUSED_NORM_BYTES, UNFUSED_ACTIVATION_BYTES, UNFUSED_LOSS_BYTES = 16, 10, 16
+# Its authors' version of TransformerEngine for the B200 runs; the others have none that keeps gradients of weights.
+TRANSFORMER_ENGINE = {"megatron-core": "2.11.0"}
+SECONDS = {"ms": 1e-3, "s": 1.0}
+
+
+def faults_of(run: Run) -> list[str]:
+    """All that its input can't say about a run, or that is not translated here."""
+    shape, cut = run.shape, run.cut
+    known = {
+        f"no system file for {run.device}": run.device in SYSTEMS,
+        f"no ZeRO-{cut.zero}: it warns and prices ZeRO-1": cut.zero <= 1,
+        f"no {cut.schedule} schedule": cut.schedule in SCHEDULES,
+        f"no context parallelism by {cut.cp_method}": cut.cp == 1,
+        "a mixture of experts, not translated here": shape.experts is None,
+        "latent attention, not translated here": shape.latent is None,
+    } | said_by_none(run)
+    return [fault for fault, can_say in known.items() if not can_say]
+
+
+def model_of(run: Run) -> dict[str, Any]:
+    """Fields of its ModelConfig. Embedding and head are never tied; norms are RMSNorm."""
+    shape = run.shape
+    return {
+        "hidden_size": shape.hidden, "head_num": shape.heads, "kv_head_num": shape.kv_heads,
+        "head_size": shape.head_dim, "intermediate_size": shape.ffn, "layer_num": shape.layers,
+        "vocab_size": shape.vocab, "use_swiglu": shape.gated,
+    }  # fmt: skip
+
+
+def strategy_of(run: Run) -> dict[str, Any]:
+    """Fields of its StrategyConfig. Dropout and overlap are left out: it prices neither."""
+    cut, software = run.cut, software_of(run.software)
+    writes_scores = software.attention in ("torch", "softmax")
+    return {
+        "seq_len": run.shape.sequence, "micro_batch_size": cut.microbatch,
+        "micro_batch_num": cut.global_batch // (cut.dp * cut.microbatch), "dtype": cut.precision,
+        "world_size": cut.world, "tp_size": cut.tp, "pp_size": cut.pp, "interleaving_size": cut.virtual,
+        "enable_sequence_parallel": bool(cut.sequence_parallel), "zero_state": cut.zero,
+        # Its model of time has no other messages than those that block.
+        "pp_comm_async": False,
+        "enable_recompute": cut.recompute != "none", "recompute_granularity": RECOMPUTE[cut.recompute],
+        "recompute_layer_num": 0 if cut.recompute == "none" else run.shape.layers,
+        "use_flash_sdp": not writes_scores, "use_math_sdp": writes_scores,
+        "use_fused_norm": software.norm[0] < UNFUSED_NORM_BYTES,
+        "use_fused_swiglu": software.activation[0] < UNFUSED_ACTIVATION_BYTES,
+        "cross_entropy_loss_fusion": software.loss[0] < UNFUSED_LOSS_BYTES,
+        "grad_reduce_in_bf16": software.gradient_bytes == 2,
+        "te_version": TRANSFORMER_ENGINE.get(run.software),
+    }  # fmt: skip
+
+
+def system_of(run: Run, shipped: dict[str, Any], nvlink: dict[str, Any]) -> dict[str, Any]:
+    """The shipped system with the links in a node as measured on NVLink, and the run's own bandwidths.
+
+    Its bandwidth between nodes is that of a whole node.
+    """
+    system = deepcopy(shipped)
+    memory = system["accelerator"]["bandwidth"]
+    if "gbps" in memory:  # a file of version 1.0: one efficiency for all that is bound by memory
+        system["accelerator"]["bandwidth"] = {"default": memory}
+    system["num_per_node"] = run.devices_per_node
+    networks = system["networks"]
+    for node in ("low_intra_node", "high_intra_node"):
+        networks[node] = deepcopy(nvlink["networks"][node])
+        if run.node_bytes_per_s:
+            networks[node]["bandwidth"]["gbps"] = run.node_bytes_per_s / 1e9
+    if run.network_bytes_per_s:
+        networks["inter_node"]["bandwidth"]["gbps"] = run.devices_per_node * run.network_bytes_per_s / 1e9
+    return system
+
+
+class SimuMax:
+    """SimuMax in a folder: its package and its configs/system."""
+
+    def __init__(self, folder: Path) -> None:
+        sys.path.insert(0, str(folder))
+        self._perf = importlib.import_module("simumax.core.perf_llm").PerfLLM
+        self._config = importlib.import_module("simumax.core.config")
+        systems = folder / "configs" / "system"
+        read = {file: json.loads((systems / file).read_text(encoding="utf-8")) for file in {*SYSTEMS.values(), NVLINK}}
+        self._systems = {device: read[file] for device, file in SYSTEMS.items()}
+        self._nvlink = read[NVLINK]
+
+    def answer(self, run: Run) -> Answer:
+        """Step and memory of the fullest stage; ValueError with what it can't express."""
+        refuse(faults_of(run))
+        config = self._config
+        perf = self._perf()
+        # It warns of what it leaves out with every plan, and prints the padding of the vocabulary.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            try:
+                perf.configure(
+                    config.StrategyConfig.init_from_dict(strategy_of(run)),
+                    config.ModelConfig.init_from_dict(model_of(run)),
+                    config.SystemConfig.init_from_dict(system_of(run, self._systems[run.device], self._nvlink)),
+                )
+                perf.run_estimate()
+                cost, memory = perf.analysis_cost(), perf.analysis_mem()
+            except (AssertionError, RuntimeError) as error:
+                # A semicolon would part one reason into two.
+                raise ValueError(f"SimuMax refuses it: {error}".replace("; ", ", ")) from error
+        value, unit = cost.get("duration_time_per_iter").split()
+        return Answer(float(value) * SECONDS[unit], max(perf.get_pp_stage_peak_mem(memory, "peak_mem").values()) / 1e9)
+
+
+if __name__ == "__main__":
+    write_answers(SimuMax, "--simumax")
