@@ -10,7 +10,7 @@ from shardwright.planner.constraints import Constraints
 from shardwright.planner.flips import Flip, flips
 from shardwright.planner.misfit import Misfit, misfit
 from shardwright.planner.objectives import Objective, best
-from shardwright.planner.price import room_bytes
+from shardwright.planner.price import fits, room_bytes
 from shardwright.planner.reasons import Binding, Reason, binding, reasons
 from shardwright.planner.rules import Rule, rules_for
 from shardwright.planner.sample import Standing, standing
@@ -79,8 +79,8 @@ def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[Priced]:
         if not isinstance(price, Price) or not isinstance(cautious, Price):
             raise KeyError(price if isinstance(price, str) else cautious)
         money = step_money(job.cluster, float(price.time.total), job.plan.world)
-        fits = bool(price.memory.process <= room_bytes(job))
-        found.append(Priced(job, price.time, price.time, cautious.time, price.memory, money, fits))
+        fitting = bool(fits(job, price.memory, room_bytes(job)))
+        found.append(Priced(job, price.time, price.time, cautious.time, price.memory, money, fitting))
     return found
 
 

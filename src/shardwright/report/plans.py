@@ -234,10 +234,21 @@ def _misfit(found: Misfit, own: Priced) -> str:
         if name != "total" and value
     )
     room = device_of(own.job.cluster.device).memory_gib
+    if found.excess_bytes > 0:
+        what = (
+            f"pp rank {found.rank} needs {found.memory.process / _GIB:.1f} GiB ({kinds}), and the device has {room:g}: "
+            f"{found.excess_bytes / _GIB:.1f} too much"
+        )
+    else:
+        kept = float(found.memory.host)
+        what = (
+            f"pp rank {found.rank} offloads {kept / _GIB:.1f} GiB, and its share of a node's host memory is "
+            f"{(kept - found.host_excess_bytes) / _GIB:.1f}: {found.host_excess_bytes / _GIB:.1f} too much; offload "
+            "less, or set cluster.host_memory_gib if a node has more"
+        )
     lines = [
         _filled(
-            f"It does not fit: pp rank {found.rank} needs {found.memory.process / _GIB:.1f} GiB ({kinds}), and the "
-            f"device has {room:g}: {found.excess_bytes / _GIB:.1f} too much; {found.num_ranks} of {own.job.plan.pp} "
+            f"It does not fit: {what}; {found.num_ranks} of {own.job.plan.pp} "
             "pipeline ranks need too much. "
             + ("The nearest plans that fit:" if found.nearest else "No plan within two changes of it fits.")
         )
