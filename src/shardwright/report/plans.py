@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from shardwright.cost.calibration import device_of
+from shardwright.cost.calibration import device_of, software_of
 from shardwright.planner.advice import Advice, Own, Priced
 from shardwright.planner.misfit import Misfit
 from shardwright.planner.reasons import PARTS, Reason
 from shardwright.report.table import aligned
+from shardwright.spec.lacks import lacks
 from shardwright.spec.notes import job_notes
 from shardwright.spec.plan import PlanSpec
 
@@ -41,8 +42,13 @@ def as_dict(plan: Priced) -> dict[str, Any]:
         "memory": {name: float(value) for name, value in memory.items()} | {"process": float(plan.memory.process)},
         "time": {name: float(value) for name, value in time.items() if name not in ("mfu", "hfu")},
         "fits": plan.fits,
+        "software_lacks": list(_lacks(plan)),
         "simulated": plan.simulated,
     }
+
+
+def _lacks(plan: Priced) -> tuple[str, ...]:
+    return lacks(software_of(plan.job.cluster.software), plan.job)
 
 
 def plan_words(plan: PlanSpec) -> str:
@@ -101,6 +107,12 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
 def _best(advice: Advice) -> Iterator[str]:
     best = advice.plans[0]
     yield aligned(list(_rows(advice.plans)))
+    missing = dict.fromkeys(word for plan in advice.plans for word in _lacks(plan))
+    if missing:
+        yield _filled(
+            f"* {advice.job.cluster.software} lacks {', '.join(missing)}. This runtime has all of it; --as-software "
+            "leaves such plans out."
+        )
     num_simulated = sum(plan.simulated for plan in advice.plans)
     if num_simulated:
         which = "All of them" if num_simulated == len(advice.plans) else f"{num_simulated} of them"
@@ -167,7 +179,7 @@ def _rows(plans: list[Priced]) -> Iterator[list[str]]:
         yield [
             str(number), f"{plan.time.total:.3f} s", f"{plan.cautious.total:.3f} s",
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
-            f"{plan.memory.process / _GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan),
+            f"{plan.memory.process / _GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
         ]  # fmt: skip
 
 
