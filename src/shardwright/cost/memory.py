@@ -14,13 +14,14 @@ import numpy as np
 from shardwright.cost.calibration import Constants, constant, device_of, software_under
 from shardwright.cost.pipeline import in_flight
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload.arrays import Array, Numbers, only, picked
+from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
+from shardwright.workload.columns import layer_columns, layer_words
 from shardwright.workload.compress import KEEPS_ERROR
 from shardwright.workload.layers import chains, kept_bytes
 from shardwright.workload.memo import Memo
 from shardwright.workload.operators import FLOAT32, Context, logits
 from shardwright.workload.ranks import LayerKind, Ranks, all_ranks
-from shardwright.workload.shape import Cut, Run, layer_columns
+from shardwright.workload.shape import Cut, Run
 
 MOMENTS = 2 * FLOAT32
 _ONE_BY_ONE = ("none", "selective", "matmul")  # policies whose operators run again one by one, and are used at once
@@ -60,7 +61,7 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
     """
     cut = run.cut.as_arrays()
     memo = memo or Memo()
-    memory = _on_ranks(replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo)
+    memory = _on_ranks(replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo, memo.held(run.shape, cut))
     most = np.argmax(memory.process, axis=0)
     memory = picked(memory, (most, np.arange(len(most))))
     return only(memory) if run.cut.is_single else memory
@@ -69,14 +70,15 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
 def rank_memory(run: Run, constants: Constants) -> list[Memory]:
     """Of each pipeline rank of one plan. KeyError says what is not known."""
     cut = run.cut.as_arrays()
-    memory = _on_ranks(replace(run, cut=cut), constants, all_ranks(run.shape, cut), Memo())
+    ranks = all_ranks(run.shape, cut)
+    memory = _on_ranks(replace(run, cut=cut), constants, ranks, Memo(), ranks.parameters(run.shape, cut))
     return [only(picked(memory, rank)) for rank in range(int(cut.pp[0]))]
 
 
-def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memory:
+def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo, held: tuple[Array, Array]) -> Memory:
     """In arrays of shape (ranks, plans)."""
     software, cut, shape = software_under(run), run.cut, run.shape
-    words = replace(cut.words, schedule="1f1b")  # of which it does not depend
+    words = ranks.kinds, *layer_words(cut)
     residual, loss, of_head, *of_kinds = memo.rows(
         "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
     )
@@ -94,12 +96,12 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memor
         kept, num_layers = kept + count * mine, num_layers + count
         if np.any(cut.offload_activations):  # two layers' inputs are on their way there or back
             away = away + np.maximum(0, count - 2) * mine * cut.offload_activations
-    alive = in_flight(cut.schedule, cut.pp, ranks.rank, cut.num_microbatches, cut.virtual, cut.extra_warmup)
+    p, m, v, extra_warmup = cut.pp, cut.num_microbatches, cut.virtual, cut.extra_warmup
+    alive = cut.by_schedule(lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v[at], extra_warmup[at]))
     activations = (kept - away) * alive + ranks.head * of_head
     working = np.maximum(working, stage_again)
     # In 16 bits and in float32, with their gradient.
     working = np.maximum(working, ranks.head * loss)
-    held = ranks.parameters(shape, cut)
     working = working + _gathered(run, software, sum(held), np.maximum(1, num_layers))
     generation = device_of(run.device).generation
     lost = constant(constants, generation, "memory_lost") * (activations + working)
@@ -116,7 +118,7 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     values = [context.residual, logits(context) * software.logit_peak, kept_bytes(pieces["head"], "none")]
     for kind, policy in kinds:
         values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none")]
-    return np.stack([np.broadcast_to(value, run.cut.tp.shape) for value in values])
+    return stacked_rows(values, len(run.cut.tp))
 
 
 def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, ...]) -> tuple[Numbers, Numbers, Numbers, Numbers]:

@@ -1,15 +1,17 @@
 """What one microbatch costs on one pipeline rank: its layers' kernels and what of their collectives nothing hides."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from operator import add
 
 import numpy as np
 
 from shardwright.cost.calibration import Constants, Rates, constant, device_of, known_host, rates_of, software_under
 from shardwright.cost.collectives import all_to_all_s, copies_sent, ring_pass_s, ring_s
+from shardwright.cost.groups import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
-from shardwright.cost.topology import Group, group_of
+from shardwright.cost.topology import Group
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import Chain, chains, kept_bytes, share_run_again
@@ -101,56 +103,62 @@ class OperatorTime:
     forward: tuple[ExchangeTime, ...]
     backward: tuple[ExchangeTime, ...]
 
+    def ahead(self) -> "Forward":
+        """The forward by itself."""
+        tp, cp, ep = _by_axis(self.forward)
+        return Forward(self.kernels.forward, tp, cp, ep, self.operator.flops)
+
     def as_piece(self) -> PieceTime:
-        """The operator as a piece of its own."""
-        exposed: dict[str, Numbers] = dict.fromkeys(("tp", "cp", "ep"), 0.0)
-        for times, exchanges in ((1 + self.repeated, self.forward), (1.0, self.backward)):
-            for of in exchanges:
-                exposed[of.exchange.axis] += times * of.exposed
-        k, flops = self.kernels, self.operator.flops
+        """The operator as a piece of its own, of which nothing is computed again."""
+        k, first = self.kernels, self.ahead()
+        tp, cp, ep = _by_axis(self.backward)
         return PieceTime(
-            k.forward, k.input_grad, k.weight_grad, self.repeated * k.forward, exposed["tp"], exposed["cp"],
-            exposed["ep"], 0.0, 0.0, sum(of.exposed for of in self.forward), flops, self.repeated * flops,
+            k.forward, k.input_grad, k.weight_grad, 0.0, first.tensor + tp, first.context + cp, first.expert + ep,
+            exposed_forward=first.tensor + first.context + first.expert, flops=first.flops,
         )  # fmt: skip
 
 
+def _by_axis(exchanges: tuple[ExchangeTime, ...]) -> tuple[Numbers, Numbers, Numbers]:
+    """What nothing hides of collectives of (tp, cp, ep)."""
+    exposed: dict[str, Numbers] = dict.fromkeys(("tp", "cp", "ep"), 0.0)
+    for of in exchanges:
+        exposed[of.exchange.axis] += of.exposed
+    return exposed["tp"], exposed["cp"], exposed["ep"]
+
+
 @dataclass(frozen=True)
-class Groups:
-    """The groups of ranks of each axis, by where they lie: tp fastest, then cp, dp, pp; ep folds dp x cp x tp.
+class Forward:
+    """Seconds of an operator's forward, which it takes once more where it is computed again, and its FLOPs."""
 
-    `shard` are the replicas that share one set of ZeRO's shards and `copies` those that hold the same shard; the same
-    of experts.
-    """
+    compute: Numbers
+    tensor: Numbers
+    context: Numbers
+    expert: Numbers
+    flops: Numbers
 
-    tp: Group
-    cp: Group
-    ep: Group
-    pp: Group
-    shard: Group
-    copies: Group
-    expert_shard: Group
-    expert_copies: Group
+
+@dataclass(frozen=True)
+class Repeatable:
+    """A piece of which nothing is computed again, and the forwards of its operators, in their order."""
+
+    once: PieceTime
+    forwards: tuple[Forward, ...]
+
+    def __add__(self, other: "Repeatable") -> "Repeatable":
+        return Repeatable(self.once + other.once, self.forwards + other.forwards)
+
+    def values(self) -> tuple[Numbers, ...]:
+        """All numbers; `of_values` makes the same of them."""
+        return self.once.values() + tuple(
+            v for f in self.forwards for v in (f.compute, f.tensor, f.context, f.expert, f.flops)
+        )
 
     @classmethod
-    def of(cls, run: Run) -> "Groups":
-        """Of a plan on its cluster."""
-        cut, copies = run.cut, run.cut.num_copies
-        inner = cut.expert_tp * cut.ep
-        shard, expert_shard = cut.shard_ranks, cut.expert_shard_ranks
-
-        def group(size: Numbers, stride: Numbers) -> Group:
-            return group_of(size, stride, max(1, run.devices_per_node), run.topology)
-
-        return cls(
-            tp=group(cut.tp, 1),
-            cp=group(cut.cp, cut.tp),
-            ep=group(cut.ep, cut.expert_tp),
-            pp=group(cut.pp, cut.world // cut.pp),
-            shard=group(shard, cut.tp),
-            copies=group(copies * cut.replicas // shard, cut.tp * shard),
-            expert_shard=group(expert_shard, inner),
-            expert_copies=group(copies * cut.expert_replicas // expert_shard, inner * expert_shard),
-        )
+    def of_values(cls, values: Array) -> "Repeatable":
+        """From (values, plans)."""
+        num_once, num_each = len(fields(PieceTime)), len(fields(Forward))
+        ends = range(num_once, len(values), num_each)
+        return cls(PieceTime(*values[:num_once]), tuple(Forward(*values[end : end + num_each]) for end in ends))
 
 
 def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
@@ -162,6 +170,11 @@ LAYERS = ("dense", "experts")  # kinds of pieces that are layers
 _ROUTED = ("up", "activation", "down")
 
 
+def _first_of_experts(chain: Chain) -> int:
+    """Where in a layer of experts attention has ended."""
+    return next(place for place, operator in enumerate(chain) if operator.name == "mlp norm")
+
+
 @dataclass(frozen=True)
 class Costing:
     """All that prices one run."""
@@ -170,7 +183,6 @@ class Costing:
     software: SoftwareSpec
     rates: Rates
     groups: Groups
-    chains: Mapping[str, Chain]
     tensor_exposed: Numbers  # share of a tensor-parallel collective that overlapping with its product leaves
     is_narrow: bool
 
@@ -181,9 +193,12 @@ class Costing:
         exposed = constant(constants, device_of(run.device).generation, "tensor_exposed")
         left = np.where(software.tensor_overlap & np.asarray(cut.sequence_parallel), exposed, 1.0)
         is_narrow = cut.precision in ("fp8", "mxfp8", "nvfp4")
-        rates = rates_of(run, constants)
-        groups = Groups.of(run)
-        return cls(run, software, rates, groups, chains(run.shape, cut, software), left, is_narrow)
+        return cls(run, software, rates_of(run, constants), Groups(run), left, is_narrow)
+
+    @cached_property
+    def chains(self) -> Mapping[str, Chain]:
+        """The operators of each kind of piece."""
+        return chains(self.run.shape, self.run.cut, self.software)
 
     def exchange_s(self, exchange: Exchange) -> Numbers:
         """A collective of an operator by itself."""
@@ -204,8 +219,11 @@ class Costing:
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
         """What a piece consists of, in its order: a layer of a kind that recomputes what a policy says, the embedding
         or the head."""
+        return self._timed(self.chains[kind], kind, policy)
+
+    def _timed(self, chain: Chain, kind: str, policy: str) -> Iterator[OperatorTime]:
         rates = self.rates
-        for operator in self.chains[kind]:
+        for operator in chain:
             t = operator_s(rates, self.software, operator, self.is_narrow and kind in LAYERS)
             more = rates.imbalance if kind == "experts" and operator.name in _ROUTED else 1.0
             ahead = self._exposed(operator.forward, t.forward)
@@ -229,9 +247,40 @@ class Costing:
 
     def whole_piece(self, kind: str, policy: str = "none") -> PieceTime:
         """The same where the rank has all of its parameters."""
-        found = self.gaps(kind, policy)
-        for operator in self.operators(kind, policy):
+        return self.repeating(kind, policy, self.repeatable(kind))
+
+    def repeatable(self, kind: str) -> Repeatable:
+        """A piece by its operators, whatever a policy says."""
+        return self.before_experts(kind) + self.experts() if kind == "experts" else self.before_experts(kind)
+
+    def before_experts(self, kind: str) -> Repeatable:
+        """The same of what comes before experts, if there are any: how these lie does not matter."""
+        chain = self.chains[kind]
+        return self._repeatable(
+            chain[: _first_of_experts(chain)] if kind == "experts" else chain, kind, self.gaps(kind)
+        )
+
+    def experts(self) -> Repeatable:
+        """The same of the experts and what comes behind."""
+        chain = self.chains["experts"]
+        return self._repeatable(chain[_first_of_experts(chain) :], "experts", PieceTime())
+
+    def _repeatable(self, chain: Chain, kind: str, found: PieceTime) -> Repeatable:
+        forwards = []
+        for operator in self._timed(chain, kind, "none"):
             found += operator.as_piece()
+            forwards.append(operator.ahead())
+        return Repeatable(found, tuple(forwards))
+
+    def repeating(self, kind: str, policy: str, piece: Repeatable) -> PieceTime:
+        """A piece that computes again what a policy says, and keeps the rest, on the device or on its host."""
+        again, tensor, context, expert, flops = self.gaps(kind, policy).again, 0.0, 0.0, 0.0, 0.0
+        for operator, of in zip(self.chains[kind], piece.forwards, strict=True):
+            if share := share_run_again(operator, policy):
+                again, flops = again + share * of.compute, flops + share * of.flops
+                tensor, context = tensor + share * of.tensor, context + share * of.context
+                expert = expert + share * of.expert
+        found = piece.once + PieceTime(again=again, tensor=tensor, context=context, expert=expert, flops_again=flops)
         if kind in LAYERS and np.any(self.run.cut.offload_activations):
             found += self._sent_away(found, kind, policy)
         return found
@@ -250,7 +299,7 @@ class Costing:
                 pass
             elif exchange.axis == "tp":
                 exposed = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
-            elif self.run.cut.schedule.startswith("dualpipe"):  # another microbatch computes meanwhile
+            elif self.run.cut.is_paired:  # another microbatch computes meanwhile
                 exposed = seconds * self.rates.leak
             elif self.software.expert_overlap:
                 exposed = seconds * self.rates.expert_exposed

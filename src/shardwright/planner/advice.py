@@ -2,20 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from shardwright.cost.calibration import Constants, pessimistic
 from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.constraints import Constraints
-from shardwright.planner.flips import Flip, flips
+from shardwright.planner.found import Tally
 from shardwright.planner.layout import best_layout, most_gain
-from shardwright.planner.misfit import Misfit, misfit
 from shardwright.planner.objectives import Objective, best
 from shardwright.planner.price import fits, room_bytes
-from shardwright.planner.reasons import Binding, Reason, binding, reasons
-from shardwright.planner.rules import Rule, rules_for
-from shardwright.planner.sample import Standing, standing
-from shardwright.planner.search import Tally
 from shardwright.planner.space import SCHEDULES
 from shardwright.simulate.played import num_played, played_steps
 from shardwright.simulate.prices import Price, prices
@@ -23,6 +19,13 @@ from shardwright.simulate.step import StepTime
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.workload.shape import run_of
+
+if TYPE_CHECKING:  # what explains a plan is imported where one is explained
+    from shardwright.planner.flips import Flip
+    from shardwright.planner.misfit import Misfit
+    from shardwright.planner.reasons import Binding, Reason
+    from shardwright.planner.rules import Rule
+    from shardwright.planner.sample import Standing
 
 _AFFORDABLE = 2**14  # microbatches, each once for each stage, that are simulated: some 0.3 s
 
@@ -56,8 +59,8 @@ class Own:
     """The job's own plan: its price, where it stands in the space, and what keeps it from fitting."""
 
     priced: Priced
-    standing: Standing
-    misfit: Misfit | None
+    standing: "Standing"
+    misfit: "Misfit | None"
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,10 @@ class Advice:
     plans: list[Priced]
     tally: Tally
     own: Own | None = None
-    flips: list[Flip] = field(default_factory=list)
-    reasons: list[Reason] = field(default_factory=list)
-    binding: Binding | None = None
-    rules: list[Rule] = field(default_factory=list)
+    flips: "list[Flip]" = field(default_factory=list)
+    reasons: "list[Reason]" = field(default_factory=list)
+    binding: "Binding | None" = None
+    rules: "list[Rule]" = field(default_factory=list)
 
 
 def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[Priced]:
@@ -116,6 +119,10 @@ def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, c
         advice = replace(advice, own=_own(given, constraints, constants, is_simulated))
     if not plans:
         return advice
+    from shardwright.planner.flips import flips
+    from shardwright.planner.reasons import binding, reasons
+    from shardwright.planner.rules import rules_for
+
     first = plans[0].job
     why = reasons(first, _schedules(constraints), constants)
     runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
@@ -157,6 +164,9 @@ def _laid_out(plan: Priced, constants: Constants) -> Priced:
 
 def _own(job: JobSpec, constraints: Constraints, constants: Constants, is_simulated: bool) -> Own:
     """Simulated in full where the plans are that it is compared with; its standing is by closed forms."""
+    from shardwright.planner.misfit import misfit
+    from shardwright.planner.sample import standing
+
     (alone,) = priced([job], constants)
     token_s = float(alone.closed.total) / job.tokens_per_step
     if is_simulated:

@@ -12,6 +12,7 @@ shares of the optimizer state between none and all in host memory; hybrid shardi
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -22,11 +23,13 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.sequence import chunks_per_rank
+from shardwright.workload.shape import SCHEDULE_NAMES
 
 SCHEDULES = (
     "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev", "gpipe",
     "looped-bfs", "sequential",
 )  # fmt: skip
+_DUALPIPE = SCHEDULE_NAMES.index("dualpipe")
 CONTEXT_METHODS = ("ring", "all-gather", "ulysses")
 
 # What is computed again, least first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section
@@ -122,25 +125,25 @@ def words_of(job: JobSpec, constraints: Constraints, columns: Columns) -> list[W
     """All combinations of words that some row can use, with the dearest recomputation last."""
     precisions = sorted({job.precision.float8, constraints.float8}, key=lambda name: name != job.precision.float8)
     found = []
+    schedules = SCHEDULES if (columns["pp"] > 1).any() else ("1f1b",)
+    methods = CONTEXT_METHODS if (columns["cp"] > 1).any() else ("ring",)
+    dispatches = ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",)
     for again, schedule, method, dispatch, float8 in product(
-        RECOMPUTE,
-        SCHEDULES if (columns["pp"] > 1).any() else ("1f1b",),
-        CONTEXT_METHODS if (columns["cp"] > 1).any() else ("ring",),
-        ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",),
+        (again for again in RECOMPUTE if _allows_again(constraints, again)),
+        (name for name in schedules if constraints.allows("schedule", name)),
+        (name for name in methods if constraints.allows("cp_method", name)),
+        (name for name in dispatches if constraints.allows("dispatch", name)),
         precisions,
     ):
-        words = Words(
-            schedule, again.recompute, again.recompute_operators, again.recompute_every, again.offload_activations,
-            method, dispatch, float8,
-        )  # fmt: skip
-        if all(constraints.allows(name, _as_given(getattr(words, name))) for name in Words.__dataclass_fields__):
-            found.append(words)
+        found.append(replace(again, schedule=schedule, cp_method=method, dispatch=dispatch, float8=float8))
     return found
 
 
-def _as_given(value: object) -> object:
-    """Tuples as the lists that TOML has."""
-    return list(value) if isinstance(value, tuple) else value
+def _allows_again(constraints: Constraints, again: Words) -> bool:
+    """Whether what is computed again may be so: its operators are a list in TOML."""
+    operators = constraints.allows("recompute_operators", list(again.recompute_operators))
+    names = "recompute", "recompute_every", "offload_activations"
+    return operators and all(constraints.allows(name, getattr(again, name)) for name in names)
 
 
 def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: Words) -> Block:
@@ -171,13 +174,24 @@ def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: 
 
 def admits(job: JobSpec, columns: Columns, words: Words) -> Column:
     """Mask of the rows whose degrees go with the words."""
-    model, pp, cp, tp = job.model, columns["pp"], columns["cp"], columns["tp"]
+    return admits_schedule(columns, words.schedule) & _admits_methods(job, columns, words)
+
+
+def admits_schedule(columns: Columns, schedule: str) -> Column:
+    """The same for the schedule alone."""
+    pp = columns["pp"]
     num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
-    mask = (pp > 1) | (words.schedule == "1f1b")
-    if words.schedule == "dualpipe":
-        mask &= (pp % 2 == 0) & (num_microbatches >= 2 * pp) & (num_microbatches % 2 == 0)
-    if words.schedule == "dualpipev":
-        mask &= num_microbatches >= 2 * pp
+    if schedule == "dualpipe":
+        return (pp > 1) & (pp % 2 == 0) & (num_microbatches >= 2 * pp) & (num_microbatches % 2 == 0)
+    if schedule == "dualpipev":
+        return (pp > 1) & (num_microbatches >= 2 * pp)
+    return (pp > 1) | (schedule == "1f1b")
+
+
+def _admits_methods(job: JobSpec, columns: Columns, words: Words) -> Column:
+    """The same for the methods of context and expert parallelism."""
+    model, cp, tp = job.model, columns["cp"], columns["tp"]
+    mask = np.ones(len(cp), dtype=bool)
     if words.cp_method == "ulysses" and model.is_latent:
         mask &= False
     elif words.cp_method == "ulysses":
@@ -206,7 +220,7 @@ def with_sharing(job: JobSpec, constraints: Constraints, block: Block) -> Block:
     rows["zero_ranks"] = np.where(hybrid, size, 0)
     rows["offload_optimizer"] = np.full(len(zero), least[0])
     rows["offload_parameters"] = np.full(len(zero), least[1])
-    is_legal = ~hybrid | ((zero > 0) & (size > 0) & (block.words.schedule != "dualpipe"))
+    is_legal = ~hybrid | ((zero > 0) & (size > 0) & np.repeat(block.schedule != _DUALPIPE, len(choices)))
     return Block(block.words, taken(rows, is_legal & ((zero == 3) | ~rows["offload_parameters"])))
 
 
@@ -273,15 +287,21 @@ def count_by_words(job: JobSpec, constraints: Constraints, columns: Columns) -> 
     if "virtual_stages" in constraints.keep:
         low = high = constraints.keep["virtual_stages"]
     virtual = np.maximum(np.minimum(most, high) - max(low, 2) + 1, 0)
-    found: dict[Words, int] = {}
-    admitted: dict[Words, int] = {}
-    for words in words_of(job, constraints, columns):
-        pieces = STAGES_PER_RANK.get(words.schedule, 1)
-        without = Words(words.schedule, cp_method=words.cp_method, dispatch=words.dispatch)
-        if without not in admitted:
-            fits = constraints.allows("virtual_stages", 1) or constraints.allows("virtual_stages", pieces)
-            stages = (most >= pieces) & fits if pieces else virtual
-            plans = stages * (ways[False] + ways[True] * (is_cut & (words.schedule != "dualpipe")))
-            admitted[without] = int(plans[admits(job, columns, words)].sum())
-        found[words] = admitted[without]
-    return found
+
+    def plans(schedule: str) -> Column:
+        pieces = STAGES_PER_RANK.get(schedule, 1)
+        fits = constraints.allows("virtual_stages", 1) or constraints.allows("virtual_stages", pieces)
+        stages = (most >= pieces) & fits if pieces else virtual
+        each = ways[False] + ways[True] * (is_cut & (schedule != "dualpipe"))
+        return stages * each * admits_schedule(columns, schedule)
+
+    of_words = words_of(job, constraints, columns)
+    methods = {(words.cp_method, words.dispatch): words for words in of_words}
+    masks = {names: _admits_methods(job, columns, words) for names, words in methods.items()}
+    by_schedule = {schedule: plans(schedule) for schedule in {words.schedule for words in of_words}}
+    counts = {
+        (schedule, *names): int(of_rows[mask].sum())
+        for schedule, of_rows in by_schedule.items()
+        for names, mask in masks.items()
+    }
+    return {words: counts[words.schedule, words.cp_method, words.dispatch] for words in of_words}

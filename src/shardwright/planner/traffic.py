@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shardwright.cost.calibration import device_of, software_under
-from shardwright.cost.stage import Groups
+from shardwright.cost.groups import Groups
 from shardwright.planner.crossings import layer_crossings
 from shardwright.planner.passes import piece_passes, rank_pieces
 from shardwright.spec.job import JobSpec
@@ -30,7 +30,7 @@ def traffic(job: JobSpec, axis: str) -> Traffic:
     sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}
     passes = piece_passes(job, run, software_under(run), None, pieces)
     sent = sum(of.sent.total for of in layer_crossings(job, pieces, passes, sizes) if of.axis == axis)
-    groups = Groups.of(run)
+    groups = Groups(run)
     group = groups.shard if axis == "dp" else getattr(groups, axis)
     num_domains = int(group.domains)
     fast = run.node_bytes_per_s or device_of(run.device).link_gb_per_s * 1e9

@@ -13,8 +13,9 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.cost.calibration import Constants
+from shardwright.cost.groups import Groups
 from shardwright.cost.replicas import Replicas
-from shardwright.cost.stage import Costing, Groups, PieceTime
+from shardwright.cost.stage import Costing, PieceTime
 from shardwright.schedule.job import Order, job_order
 from shardwright.schedule.placement import placement_of
 from shardwright.schedule.timing import Costs
@@ -131,7 +132,7 @@ class _Stages:
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
         rates, size = costing.rates, message_bytes(replace(run, cut=cut), costing.software)
-        groups = Groups.of(replace(run, cut=cut))
+        groups = Groups(replace(run, cut=cut))
         pipeline = groups.pp
         is_near = bool(pipeline.domains[0] == 1)
         ends = Replicas.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())
