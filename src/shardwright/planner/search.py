@@ -24,7 +24,7 @@ from shardwright.planner import bounds
 from shardwright.planner.block import Block, Column, Columns, Words, taken, together
 from shardwright.planner.constraints import Constraints
 from shardwright.planner.found import Best, Candidate, Found, Tally
-from shardwright.planner.price import prices, room_bytes
+from shardwright.planner.price import fits, prices, room_bytes
 from shardwright.planner.space import (
     admits,
     admits_schedule,
@@ -341,12 +341,12 @@ class _Search:
             return block
         found = prices(self.job, block, self.constants, self.memo)
         self.tally.num_priced += len(block)
-        fits = found.memory.process <= self.room
-        self.tally.num_fit += int(np.count_nonzero(fits))
+        fitting = fits(self.job, found.memory, self.room)
+        self.tally.num_fit += int(np.count_nonzero(fitting))
         marks = self.marks(block.columns["kind"])
         process = np.broadcast_to(found.memory.process, found.token_s.shape)
-        self.shown.take(block, found.token_s, process, np.flatnonzero(fits & (found.token_s < marks)))
-        return block.where(~fits & (found.token_s < marks))
+        self.shown.take(block, found.token_s, process, np.flatnonzero(fitting & (found.token_s < marks)))
+        return block.where(~fitting & (found.token_s < marks))
 
     def fastest(self) -> list[Candidate]:
         """Of the kinds that are shown the best plan, fastest first."""

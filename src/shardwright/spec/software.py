@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shardwright.spec.base import Spec
+from shardwright.spec.plan import ScheduleName
 
 Bytes = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
 
@@ -85,3 +86,11 @@ class SoftwareSpec(Spec):
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
     )
+    schedules: tuple[ScheduleName, ...] | None = Field(
+        None, description="Schedules of a pipeline that it has; left out where that is not known, as what follows."
+    )
+    zero_stages: tuple[Literal[0, 1, 2, 3], ...] | None = Field(
+        None, description="ZeRO stages that it has beside a pipeline."
+    )
+    sequence_parallel: bool | None = Field(None, description="Whether it has sequence parallel.")
+    context_parallel: bool | None = Field(None, description="Whether it splits sequences over ranks.")
