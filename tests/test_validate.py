@@ -46,6 +46,9 @@ def test_headline_figures(found: dict) -> None:
     assert found["median_ape"] < found["baseline"]["median_ape"] / 3
     assert all(family["median_ape"] <= 0.06 for family in found["by_family"].values())
     assert found["memory_mape"] <= 0.03
+    b200 = found["memory_by_family"]["simumax"]  # of the allocator, on every rank
+    assert b200["mape"] <= 0.005
+    assert abs(b200["mean_error_gb"]) <= 0.1
     assert found["fit"]["accuracy"] >= 0.95
     assert found["fitted_constants"] <= 40
 
@@ -118,8 +121,14 @@ def test_what_notes_say_is_read() -> None:
         ("someone", "V100-32G", "megatron-2021"),
         ("someone, arXiv 2204.02311", "TPU v4", "xla+softmax"),
         ("NVIDIA NeMo", "H100", "nemo"),
+        ("DeepSeek-V2, arXiv 2405.04434", "H800", "hai-llm-2024"),
         ("Megatron-DeepSpeed with FlashAttention-2", "A100-80G", "megatron-deepspeed+flash2"),
         ("arXiv 2104.04473 without FlashAttention", "A100-80G", "megatron-2021"),
+        (
+            "FlashAttention-2, arXiv 2307.08691, table 1: Megatron-DeepSpeed with FlashAttention",
+            "A100-80G",
+            "megatron-deepspeed+flash1",
+        ),
         ("arXiv 2407.00001, flash attention 3", "A100-80G", "large-2024"),
     ],
 )
