@@ -59,6 +59,17 @@ def test_reasons_add_up() -> None:
     assert any(r.excess_bytes > 0 and "GiB" in r.text for r in wide_reasons)
 
 
+def test_reasons_of_a_simulated_plan_compare_simulated_steps() -> None:
+    job = job_with(dp=2, tp=2, pp=2, sequence_parallel=True, zero=1)
+    found = next(r for r in reasons(job, ("1f1b", "zb-h1"), shipped(), True) if r.other == "zb-h1")
+    other = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": "zb-h1"})})
+    played, closed = (
+        float(price(other).total - price(job).total)
+        for price in (lambda of: played_step(of, shipped()), lambda of: step_time(run_of(of), shipped()))
+    )
+    assert found.slower_s == pytest.approx(played) != pytest.approx(closed)
+
+
 def test_a_flip_is_where_two_plans_are_equally_fast() -> None:
     """At the factor that is named the runner-up is as fast, to a thirtieth of the factor."""
     fast, slow = (job_with(dp=4, tp=2, sequence_parallel=True, zero=1), job_with(dp=8, zero=3))

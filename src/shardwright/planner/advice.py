@@ -124,7 +124,7 @@ def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, c
     from shardwright.planner.rules import rules_for
 
     first = plans[0].job
-    why = reasons(first, _schedules(constraints), constants)
+    why = reasons(first, _schedules(constraints), constants, plans[0].simulated)
     runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
     binds = binding(plans[0].time, plans[0].memory, first, why)
     return replace(advice, flips=runner_up, reasons=why, binding=binds, rules=rules_for(first))

@@ -4,13 +4,14 @@ A term is a part of the step time (simulate/step.StepTime). A neighbour loses by
 shrink; one that does not fit loses by bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.cost.calibration import Constants
 from shardwright.cost.memory import Memory
 from shardwright.planner.neighbours import Neighbour, neighbours
 from shardwright.planner.price import room_bytes
 from shardwright.planner.traffic import Traffic, traffic
+from shardwright.simulate.played import played_steps
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime
 from shardwright.spec.job import JobSpec
@@ -25,6 +26,7 @@ PARTS = {
 }  # fmt: skip
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
 GIB = 2**30
+_RIVAL = 1.25  # how much longer a step may be by closed forms and still be simulated
 
 
 @dataclass(frozen=True)
@@ -39,18 +41,36 @@ class Reason:
     text: str
 
 
-def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> list[Reason]:
-    """For each neighbour one: degrees first, of each field those that fit first, and of them the nearest in time."""
+def reasons(
+    job: JobSpec, schedules: tuple[str, ...], constants: Constants, is_simulated: bool = False
+) -> list[Reason]:  # fmt: skip
+    """For each neighbour one: degrees first, of each field those that fit first, and of them the nearest in time.
+
+    Steps are by closed forms; with `is_simulated` those of neighbours that fit and come near are simulated in full, and
+    compared with the plan's own, simulated too.
+    """
     near = neighbours(job, schedules)
     mine, *theirs = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
     assert isinstance(mine, Price), "the plan itself has been priced before"
-    found = [
-        _reason(job, mine.time, neighbour, price)
-        for neighbour, price in zip(near, theirs, strict=True)
-        if isinstance(price, Price)
-    ]
-    order = list(dict.fromkeys(reason.field for reason in found))
+    beside = [(one, price) for one, price in zip(near, theirs, strict=True) if isinstance(price, Price)]
+    longest_s = _RIVAL * mine.time.total if is_simulated else 0.0
+
+    def is_rival(price: Price) -> bool:
+        return bool(price.memory.process <= room_bytes(job) and price.time.total <= longest_s)
+
+    rivals = [(one, price) for one, price in beside if is_rival(price)]
+    found = [_reason(job, mine.time, one, price) for one, price in beside if not is_rival(price)]
+    if rivals:
+        mine, *played = _simulated([(job, mine), *((one.job, price) for one, price in rivals)], constants)
+        found += [_reason(job, mine.time, one, price) for (one, _), price in zip(rivals, played, strict=True)]
+    order = list(dict.fromkeys(one.field for one, _ in beside))
     return sorted(found, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
+
+
+def _simulated(priced: list[tuple[JobSpec, Price]], constants: Constants) -> list[Price]:
+    """Prices with the times of plans' own orders of work."""
+    times = played_steps([job for job, _ in priced], [price.time for _, price in priced], constants)
+    return [replace(price, time=time) for (_, price), time in zip(priced, times, strict=True)]
 
 
 def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reason:

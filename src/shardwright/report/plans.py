@@ -137,7 +137,7 @@ def _best(advice: Advice) -> Iterator[str]:
         which = "All of them" if num_simulated == len(advice.plans) else f"{num_simulated} of them"
         yield _filled(
             f"{which} were simulated in full, by their own orders of work; closed forms say "
-            f"{_closed_words(advice.plans)}. Pessimistic steps, and why not another, are by closed forms."
+            f"{_closed_words(advice.plans)}. Pessimistic steps are by closed forms."
         )
     else:
         yield _filled("Steps are by closed forms; --simulate N simulates the N best plans by their own orders of work.")
