@@ -14,7 +14,7 @@ TARGET = HERE.parent / "src/shardwright/spec/catalog/calibrations/pessimistic.to
 # Constants that make a step longer where they are larger: seconds, shares that are exposed, halves of saturation. Of
 # all others, which are shares of a peak, less is worse.
 MORE_IS_WORSE = {
-    "attention_half", "cast", "expert_exposed", "flush_s", "gap_s", "imbalance", "inner_half", "jitter", "leak",
+    "attention_half", "cast", "expert_exposed", "flush", "gap_s", "imbalance", "inner_half", "jitter", "leak",
     "link_latency_s", "network_latency_s", "step_s", "tensor_exposed", "tensor_factor", "turn_s",
 }  # fmt: skip
 

@@ -89,6 +89,16 @@ def test_more_microbatches_hide_the_bubble() -> None:
     assert shares == sorted(shares, reverse=True)
 
 
+def test_a_pipeline_that_flushes_longer_takes_as_long_as_more_microbatches() -> None:
+    def took(flush: float, more: int, pp: int) -> float:
+        cut = Cut(dp=4, pp=pp, global_batch=4 * (64 + more))
+        return step_time(replace(RUN, cut=cut), CONSTANTS | {"common.flush": flush}).total
+
+    assert took(8.0, 0, 2) == pytest.approx(took(0.0, 8, 2), rel=1e-2)
+    assert took(8.0, 0, 2) > 1.1 * took(0.0, 0, 2)
+    assert took(8.0, 0, 1) == took(0.0, 0, 1)
+
+
 def test_shards_that_nothing_hides_are_waited_for() -> None:
     """DeepSpeed's ZeRO-3 of 2021 had Megatron-LM's kernels, but gathered tensor by tensor and prefetched nothing."""
     run = replace(RUN, device="a100-sxm-80g", network_bytes_per_s=25e9, cut=Cut(dp=512, zero=3, global_batch=512))

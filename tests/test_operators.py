@@ -13,7 +13,7 @@ from shardwright.spec import catalog
 from shardwright.spec.flops import flops_per_token
 from shardwright.spec.load import load_job, make_job
 from shardwright.spec.parameters import num_parameters
-from shardwright.workload.layers import chain_flops, chains, kept_bytes
+from shardwright.workload.layers import chain_flops, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape, run_of, shape_of
 
 GPT = Shape(4, 1024, 16, 16, 64, 4096, False, 51200, 512)
@@ -61,6 +61,34 @@ def test_activations_are_those_of_korthikanti_and_others(t: int) -> None:
     assert kept("none", True) == pytest.approx((34 + scores) / t)
     assert kept("selective", True) == pytest.approx(34 / t)
     assert kept("full", False) == pytest.approx(2)
+
+
+def test_a_backward_needs_gradients_where_the_layer_is_widest() -> None:
+    """At a gated activation: the stream's gradient, and those of gate and up; that of its result takes the place of the
+    result. Where its scores are kept attention needs most: their gradients twice, and their own where made again."""
+    tokens = GPT.sequence
+    wide = chains(replace(LLAMA, ffn=8 * LLAMA.ffn), Cut(), software_of("megatron-core"))["dense"]
+    assert turn_bytes(wide, "none") == 2 * tokens * (LLAMA.hidden + 2 * 8 * LLAMA.ffn)
+    long = replace(GPT, sequence=8 * tokens)
+    software = FULL_ATTENTION.model_copy(update={"dropout": False})
+    layer = chains(long, Cut(), software)["dense"]
+    kept, again = turn_bytes(layer, "none"), turn_bytes(layer, "selective")
+    scores = long.heads * long.sequence**2
+    assert again - kept == 2 * scores
+    assert 4 * scores > kept > 0.85 * 4 * scores  # what the MLP had kept is free
+
+
+def test_a_shape_of_weights_has_one_placeholder() -> None:
+    """As TransformerEngine keeps them: the shared expert's weights have the shapes of a routed one's."""
+    pieces = chains(MOE, Cut(tp=2), software_of("megatron-core"))
+    h, qkv, out = MOE.hidden, MOE.hidden * (16 + 2 * 4) * 64 // 2, MOE.hidden * 512
+    dense = qkv + out + h * (2 * MOE.ffn + MOE.ffn) // 2
+    assert placeholder_elements([pieces["dense"]]) == dense
+    experts = replace(LLAMA, experts=Experts(num=8, topk=2, ffn=256, shared_ffn=512, dense_layers=1))
+    found = chains(experts, Cut(tp=2), FULL_ATTENTION)  # tp leaves half of the shared expert
+    routed = 3 * h * 256 + 8 * h
+    assert placeholder_elements((found["dense"], found["experts"])) == dense + routed
+    assert placeholder_elements([pieces["dense"], pieces["dense"]]) == dense
 
 
 @pytest.mark.parametrize(("zero", "fixed", "shared"), [(0, 16, 0), (1, 4, 12), (2, 2, 14), (3, 0, 16)])

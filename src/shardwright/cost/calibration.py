@@ -122,7 +122,7 @@ class Rates:
     expert_exposed: float  # share of tokens' journeys that overlapping leaves
     tensor_factor: float  # how much longer than the links explain tensor-parallel collectives take
     shard_factor: float  # the same of ZeRO-3's gathers and scatters
-    flush_s: float  # what a step with a pipeline takes more
+    flush: float  # microbatches that a pipeline takes more to fill and to drain than it has ranks
     turn_s: float  # what each replica takes to broadcast its part of the updated parameters
     low: float  # measured over predicted seconds: a tenth of all runs is below,
     high: float  # and a tenth above
@@ -193,5 +193,5 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         low=of("low"), high=of("high"),
         expert_exposed=of("expert_exposed"),
         tensor_factor=its("tensor_factor"), shard_factor=its("shard_factor"),
-        flush_s=its("flush_s"), turn_s=its("turn_s"),
+        flush=its("flush"), turn_s=its("turn_s"),
     )  # fmt: skip

@@ -1,11 +1,13 @@
-"""Bytes of memory on each pipeline rank: state, activations by schedule, what the loss and recomputation need at once.
+"""Bytes of memory on each pipeline rank: state, activations by schedule, what loss, backward and libraries need.
 
 State is ZeRO's table (Rajbhandari et al. 2020, arXiv 1910.02054, figure 1) with the software's bytes of a gradient.
-Activations are what one microbatch keeps (workload/layers.py) times the microbatches in flight. `total` is what the
+Activations are what one microbatch keeps (workload/layers.py) times the microbatches in flight. `working` is what the
+loss or the backward of a layer needs besides at the peak, and what libraries hold through the step. `total` is what the
 allocator has given out at the peak; a process needs `overhead` more: the CUDA context, communication buffers, and what
 is lost between blocks.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -16,14 +18,16 @@ from shardwright.cost.pipeline import in_flight
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers, only, picked
 from shardwright.workload.compress import KEEPS_ERROR
-from shardwright.workload.layers import chains, kept_bytes
+from shardwright.workload.ends import loss_bytes
+from shardwright.workload.layers import LAYERS, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.workload.memo import Memo
-from shardwright.workload.operators import FLOAT32, Context, logits
+from shardwright.workload.operators import FLOAT32, Context
 from shardwright.workload.ranks import LayerKind, Ranks, all_ranks
 from shardwright.workload.shape import Cut, Run, layer_columns
 
 MOMENTS = 2 * FLOAT32
-_ONE_BY_ONE = ("none", "selective", "matmul")  # policies whose operators run again one by one, and are used at once
+_ONE_BY_ONE = ("none", "selective")  # policies whose operators run again one by one, and are used at once
+_WORKSPACE = 32 * 2**20  # bytes that NVIDIA advises for cuBLAS on Hopper and later
 
 
 @dataclass(frozen=True)
@@ -77,28 +81,29 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memor
     """In arrays of shape (ranks, plans)."""
     software, cut, shape = software_under(run), run.cut, run.shape
     words = replace(cut.words, schedule="1f1b")  # of which it does not depend
-    residual, loss, of_head, *of_kinds = memo.rows(
+    residual, loss, of_head, *rows = memo.rows(
         "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
     )
+    of_kinds, placeholders = rows[:-3], rows[-3:]
     kept = software.stage_kept * residual
     if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
         kept = kept + cut.element_bytes * residual * cut.virtual
     zero = np.zeros(len(residual))
     away, working, stage_again, num_layers = zero, zero, zero, zero
     for index, ((_, policy), count) in enumerate(zip(ranks.kinds, ranks.layers, strict=True)):
-        mine, whole = of_kinds[2 * index : 2 * index + 2]
+        mine, whole, turn = of_kinds[3 * index : 3 * index + 3]
+        turn = turn * (count > 0)
         if policy not in _ONE_BY_ONE:  # while it runs again a layer, or a stage, keeps all
             again = np.where(count > 0, whole - mine, 0.0)
             stage_again = stage_again + (again * count / cut.virtual if policy == "stage" else 0.0)
-            working = np.maximum(working, again if policy != "stage" else 0.0)
+            turn = turn + (again if policy != "stage" else 0.0)
+        working = np.maximum(working, turn)
         kept, num_layers = kept + count * mine, num_layers + count
         if np.any(cut.offload_activations):  # two layers' inputs are on their way there or back
             away = away + np.maximum(0, count - 2) * mine * cut.offload_activations
     alive = in_flight(cut.schedule, cut.pp, ranks.rank, cut.num_microbatches, cut.virtual, cut.extra_warmup)
     activations = (kept - away) * alive + ranks.head * of_head
-    working = np.maximum(working, stage_again)
-    # In 16 bits and in float32, with their gradient.
-    working = np.maximum(working, ranks.head * loss)
+    working = np.maximum(working + stage_again, ranks.head * loss) + _libraries(software, ranks, placeholders)
     held = ranks.parameters(shape, cut)
     working = working + _gathered(run, software, sum(held), np.maximum(1, num_layers))
     generation = device_of(run.device).generation
@@ -110,13 +115,30 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memor
 
 def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     """Bytes, one below the other, (values, plans): the residual stream's elements instead, what the loss needs at once,
-    what the head keeps, and of each kind of layer what it keeps under its policy and with nothing computed again."""
+    what the head keeps; of each kind of layer what it keeps under its policy, what with nothing computed again, and
+    what its backward needs besides; and placeholders of dense layers, of those with experts, and of both."""
     software = software_under(run)
     pieces, context = chains(run.shape, run.cut, software), Context(run.shape, run.cut, software)
-    values = [context.residual, logits(context) * software.logit_peak, kept_bytes(pieces["head"], "none")]
+    values = [context.residual, loss_bytes(context), kept_bytes(pieces["head"], "none")]
     for kind, policy in kinds:
-        values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none")]
+        values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none"), turn_bytes(pieces[kind], policy)]
+    layers = [pieces[kind] for kind in LAYERS if kind in pieces]
+    for some in (layers[:1], layers[1:], layers):
+        values.append(software.placeholder_bytes * placeholder_elements(some))
     return np.stack([np.broadcast_to(value, run.cut.tp.shape) for value in values])
+
+
+def _libraries(software: SoftwareSpec, ranks: Ranks, placeholders: Sequence[Array]) -> Numbers:
+    """What libraries hold through the whole step: placeholders of weight gradients and workspaces, by kinds of layers
+    that a rank has."""
+    dense, experts = (
+        np.asarray(sum(count for (kind, _), count in zip(ranks.kinds, ranks.layers, strict=True) if kind == of)) > 0
+        for of in LAYERS
+    )
+    of_dense, of_experts, of_both = placeholders
+    held = np.where(dense & experts, of_both, np.where(experts, of_experts, dense * of_dense))
+    always, more = software.workspaces
+    return held + _WORKSPACE * (always + more * experts)
 
 
 def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, ...]) -> tuple[Numbers, Numbers, Numbers, Numbers]:

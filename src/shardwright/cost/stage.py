@@ -12,7 +12,7 @@ from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.topology import Group, group_of
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.layers import Chain, chains, kept_bytes, share_run_again
+from shardwright.workload.layers import LAYERS, Chain, chains, kept_bytes, share_run_again
 from shardwright.workload.operators import Exchange, Operator
 from shardwright.workload.shape import Run
 
@@ -158,7 +158,6 @@ def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
     return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
 
 
-LAYERS = ("dense", "experts")  # kinds of pieces that are layers
 _ROUTED = ("up", "activation", "down")
 
 

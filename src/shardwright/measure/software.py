@@ -71,8 +71,10 @@ def usual_software(generation: str, cut: Cut, month: int) -> str:
 
 
 def _attention(said: str) -> str:
-    """The kernel of attention that a text names, or nothing."""
-    found = re.search(r"(?i)(\bno |without |not use )?flash[ -]?attention(?:[ -]?v?(?P<version>[123])\b)?", said)
-    if not found or found[1]:
+    """The kernel of attention that a text names, or nothing: the last, for a paper's title may name another one."""
+    found = list(
+        re.finditer(r"(?i)(\bno |without |not use )?flash[ -]?attention(?:[ -]?v?(?P<version>[123])\b)?", said)
+    )
+    if not found or found[-1][1]:
         return ""
-    return {"2": "flash2", "3": "cudnn"}.get(found["version"] or "1", "flash1")
+    return {"2": "flash2", "3": "cudnn"}.get(found[-1]["version"] or "1", "flash1")

@@ -42,6 +42,15 @@ class SoftwareSpec(Spec):
     )
     rotary_kept: float = Field(0.0, description="Bytes kept beside query, key and value, by their elements.")
     logit_peak: float = Field(6.0, description="Most bytes by logit while the loss is computed.")
+    placeholder_bytes: Literal[0, 2] = Field(
+        0,
+        description="Bytes of a placeholder by element of a weight: products add weight gradients up themselves, and "
+        "give autograd an empty tensor instead: one for each shape that weights of layers have, which stays, and that "
+        "of the head, which is there during its backward.",
+    )
+    workspaces: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = Field(
+        (0, 0), description="Workspaces of 32 MiB that products take from the allocator: always, more with experts."
+    )
     head_parallel: bool = Field(True, description="tp ranks share the loss; if not, logits are gathered on each.")
     stage_kept: float = Field(
         0.0,

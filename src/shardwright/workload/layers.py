@@ -3,15 +3,19 @@
 Adding an operator is a function in operators.py and its place in a list here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+import numpy as np
 
 from shardwright.spec.software import SoftwareSpec
+from shardwright.workload import ends
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import HALF, Context, Operator
 from shardwright.workload.shape import Cut, Shape
 
 Chain = tuple[Operator, ...]
+LAYERS = ("dense", "experts")  # kinds of pieces that are layers
 
 
 def attention_block(c: Context) -> list[Operator]:
@@ -50,8 +54,8 @@ def chains(shape: Shape, cut: Cut, software: SoftwareSpec) -> dict[str, Chain]:
     found: dict[str, Chain] = {"dense": dense_layer(c)}
     if shape.experts:
         found["experts"] = expert_layer(c)
-    found["embedding"] = (op.embed(c),)
-    found["head"] = (op.norm(c, "final norm"), op.enter(c, "head enter"), op.head(c))
+    found["embedding"] = (ends.embed(c),)
+    found["head"] = (op.norm(c, "final norm"), op.enter(c, "head enter"), ends.head(c))
     if cut.element_bytes == HALF:
         return found
     return {kind: tuple(o.in_numbers_of(cut.element_bytes) for o in chain) for kind, chain in found.items()}
@@ -91,6 +95,35 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         return HALF * made / 2 + given + (enter.kept if enter else 0.0)
     dropped = _named(_NOT_KEPT, policy)
     return sum(o.kept for o in chain if o.name not in dropped)
+
+
+def turn_bytes(chain: Chain, policy: str) -> Numbers:
+    """Most bytes at once that the backward of a layer needs beside what all of its operators kept, under a policy that
+    runs operators again one by one.
+
+    From the last operator to the first: the gradients of the residual stream, of an operator's result and of what it
+    takes, what it needs inside and what is made again for it, less what is free by then.
+    """
+    stream, most, free = chain[0].given, 0.0, 0.0
+    for operator, before in zip(reversed(chain), (*reversed(chain[:-1]), chain[0]), strict=True):
+        kept = kept_bytes((operator,), policy) if policy in ("none", "selective") else operator.kept
+        needed = stream + operator.given + before.given + operator.inside + operator.kept - kept
+        most = np.maximum(most, needed - free - np.minimum(kept, operator.freed))
+        free = free + kept
+    return most
+
+
+def placeholder_elements(layers: Iterable[Chain]) -> Numbers:
+    """Elements of one weight of each shape that products of these layers have."""
+    shapes: list[tuple[Numbers, Numbers]] = []
+    found: Numbers = 0.0
+    for p in (p for chain in layers for operator in chain for p in operator.products if p.weight):
+        is_new: Numbers = 1.0
+        for inner, columns in shapes:
+            is_new = is_new * ((inner != p.inner) | (columns != p.columns))
+        shapes.append((p.inner, p.columns))
+        found = found + is_new * p.inner * p.columns
+    return found
 
 
 def share_run_again(operator: Operator, policy: str) -> float:

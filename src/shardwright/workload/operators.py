@@ -76,7 +76,9 @@ class Operator:
     """One operator. `forward_bytes` and `backward_bytes` are elementwise traffic; products' and scores' is their own.
 
     `kept` is what it keeps for its backward, and `kept_result` the part of it that a policy which keeps what products
-    and attention give (`matmul`) still keeps.
+    and attention give (`matmul`) still keeps. `given` is its result, and `inside` what its backward needs beside what
+    was kept and the gradients of its result and of what it takes. Of what it kept, its result is for the backward of
+    the operator behind it, unless its own needs it (`needs_kept`).
     """
 
     name: str
@@ -88,6 +90,14 @@ class Operator:
     backward: tuple[Exchange, ...] = ()
     kept: Numbers = 0.0
     kept_result: Numbers = 0.0
+    given: Numbers = 0.0
+    inside: Numbers = 0.0
+    needs_kept: bool = False
+
+    @property
+    def freed(self) -> Numbers:
+        """Of what it kept, what is free when its own backward begins."""
+        return 0.0 if self.needs_kept else np.minimum(self.kept, self.given)
 
     @property
     def flops(self) -> Numbers:
@@ -101,7 +111,8 @@ class Operator:
             self, forward_bytes=more * self.forward_bytes, backward_bytes=more * self.backward_bytes,
             forward=tuple(replace(e, size=more * e.size) for e in self.forward),
             backward=tuple(replace(e, size=more * e.size) for e in self.backward),
-            kept=more * self.kept, kept_result=more * self.kept_result,
+            kept=more * self.kept, kept_result=more * self.kept_result, given=more * self.given,
+            inside=more * self.inside,
         )  # fmt: skip
 
 
@@ -124,6 +135,21 @@ class Context:
         return self.tokens * self.shape.hidden / np.where(self.cut.sequence_parallel, self.cut.tp, 1)
 
     @cached_property
+    def stream(self) -> Numbers:
+        """Bytes of the residual stream on a rank."""
+        return HALF * self.residual
+
+    @cached_property
+    def whole(self) -> Numbers:
+        """Bytes of the residual stream as products read it, whole along what tp ranks share of the sequence."""
+        return HALF * self.tokens * self.shape.hidden
+
+    @cached_property
+    def gathered(self) -> Numbers:
+        """Bytes of the same where it is gathered for a product and again for its weight gradient."""
+        return self.whole * (self.scattered > 0)
+
+    @cached_property
     def summed(self) -> Numbers:
         """Bytes of what tp ranks sum: the residual stream in full, where it is summed for all of them."""
         return self._between * (1 - np.asarray(self.cut.sequence_parallel))
@@ -135,7 +161,7 @@ class Context:
 
     @cached_property
     def _between(self) -> Numbers:
-        return HALF * self.tokens * self.shape.hidden * (self.cut.tp > 1)
+        return self.whole * (self.cut.tp > 1)
 
     @cached_property
     def routed(self) -> Numbers:
@@ -146,7 +172,7 @@ class Context:
 def norm(c: Context, name: str) -> Operator:
     """Layernorm or RMSNorm of the residual stream."""
     n, s = c.residual, c.software
-    return Operator(name, forward_bytes=n * s.norm[0], backward_bytes=n * s.norm[1], kept=n * s.norm_kept)
+    return Operator(name, (), None, n * s.norm[0], n * s.norm[1], kept=n * s.norm_kept, given=c.stream, needs_kept=True)
 
 
 def enter(c: Context, name: str) -> Operator:
@@ -159,13 +185,14 @@ def enter(c: Context, name: str) -> Operator:
     # The saved input comes back while the input gradient is computed.
     again = Exchange("all_gather", "tp", c.scattered, is_hidden=True)
     gather = Exchange("all_gather", "tp", c.scattered)
-    return Operator(name, forward=(gather,), backward=(whole, parts, again), kept=HALF * c.residual)
+    return Operator(name, forward=(gather,), backward=(whole, parts, again), kept=c.stream, given=c.whole)
 
 
 def leave(c: Context, name: str) -> Operator:
     """The partial sums of a row-parallel product come together: g of Megatron-LM, or its scatter under sp."""
     whole, parts = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
-    return Operator(name, forward=(whole, parts), backward=(Exchange("all_gather", "tp", c.scattered),))
+    back = Exchange("all_gather", "tp", c.scattered)
+    return Operator(name, forward=(whole, parts), backward=(back,), given=c.stream)
 
 
 def queries_keys_values(c: Context) -> Operator:
@@ -173,7 +200,8 @@ def queries_keys_values(c: Context) -> Operator:
     s, t = c.shape, c.cut.tp
     columns = s.head_dim * (s.heads + 2 * s.kv_heads) // t
     kept = HALF * c.tokens * columns
-    return Operator("qkv", (Product(c.tokens, s.hidden, columns),), kept=kept, kept_result=kept)
+    product = Product(c.tokens, s.hidden, columns)
+    return Operator("qkv", (product,), kept=kept, kept_result=kept, given=kept, inside=c.gathered)
 
 
 def latents(c: Context) -> Operator:
@@ -184,7 +212,8 @@ def latents(c: Context) -> Operator:
     columns = m.query_rank or s.heads * (m.plain + m.rotary) // t
     products = (Product(c.tokens, s.hidden, columns), Product(c.tokens, s.hidden, m.key_rank + m.rotary))
     kept = HALF * c.tokens * low
-    return Operator("qkv", products, kept=kept, kept_result=kept)
+    given = HALF * c.tokens * (columns + m.key_rank + m.rotary)
+    return Operator("qkv", products, kept=kept, kept_result=kept, given=given, inside=c.gathered)
 
 
 def heads_of_latents(c: Context) -> Operator:
@@ -196,8 +225,9 @@ def heads_of_latents(c: Context) -> Operator:
     products = (*queries, Product(c.tokens, m.key_rank, s.heads * (m.plain + m.value) // t))
     low = m.query_rank + m.key_rank
     traffic = c.tokens * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
-    kept = HALF * c.tokens * (low + s.heads // t * (2 * widths + m.value))
-    return Operator("heads", products, None, traffic, 2 * traffic, kept=kept, kept_result=kept)
+    given = HALF * c.tokens * (s.heads // t) * (2 * widths + m.value)
+    kept = HALF * c.tokens * low + given
+    return Operator("heads", products, None, traffic, 2 * traffic, kept=kept, kept_result=kept, given=given)
 
 
 def rotate(c: Context) -> Operator:
@@ -207,7 +237,7 @@ def rotate(c: Context) -> Operator:
     if s.latent:
         width = s.heads * (2 * (s.latent.plain + s.latent.rotary) + s.latent.value)
     n = c.tokens * width / c.cut.tp
-    return Operator("rotary", (), None, n * w.rotary[0], n * w.rotary[1], kept=n * w.rotary_kept)
+    return Operator("rotary", (), None, n * w.rotary[0], n * w.rotary[1], kept=n * w.rotary_kept, given=HALF * n)
 
 
 def attention(c: Context) -> Operator:
@@ -230,13 +260,20 @@ def attention(c: Context) -> Operator:
             Product(queries, per_query, s.sequence, batch, weight=False),
             Product(queries, s.sequence, per_value, batch, weight=False),
         )
-        kept = n * (5 if w.dropout else 2 if w.attention == "softmax" else 4) + given
-        return Operator("attention", products, None, n * w.softmax[0], n * w.softmax[1], ahead, back, kept, given)
+        # What the softmax gives, and with torch's, which computes in float32, its copy in 16 bits; with dropout the
+        # mask and what it leaves. Backward: the gradients on both sides of the softmax.
+        per_score = 5 if w.dropout else HALF if w.attention == "softmax" else FLOAT32 + HALF
+        inside = 2 * n * (HALF if w.attention == "softmax" else FLOAT32)
+        return Operator(
+            "attention", products, None, n * w.softmax[0], n * w.softmax[1], ahead, back, n * per_score + given, given,
+            given, inside,
+        )  # fmt: skip
     seen = 0.5 if w.causal else 1.0
     pairs = seen * heads * c.tokens * s.sequence
     scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, per_query + per_value)
     kept = given + FLOAT32 * c.tokens * heads
-    return Operator("attention", (), scores, 0.0, 0.0, ahead, back, kept, kept)
+    inside = FLOAT32 * c.tokens * heads * per_query  # the gradient of queries is added up in float32
+    return Operator("attention", (), scores, 0.0, 0.0, ahead, back, kept, kept, given, inside, needs_kept=True)
 
 
 def _keys_to_queries(
@@ -267,13 +304,14 @@ def output(c: Context) -> Operator:
     """The product that joins the heads; its input is what attention keeps."""
     s = c.shape
     width = s.heads * (s.latent.value if s.latent else s.head_dim) // c.cut.tp
-    return Operator("out", (Product(c.tokens, width, s.hidden),))
+    return Operator("out", (Product(c.tokens, width, s.hidden),), given=c.whole)
 
 
 def join(c: Context, name: str) -> Operator:
     """Bias, dropout and the sum with the residual stream."""
     n, w = c.residual, c.software
-    return Operator(name, (), None, n * w.residual[0], n * w.residual[1], kept=n if w.dropout else 0.0)
+    kept = n if w.dropout else 0.0
+    return Operator(name, (), None, n * w.residual[0], n * w.residual[1], kept=kept, given=c.stream, needs_kept=True)
 
 
 def mlp(
@@ -281,18 +319,22 @@ def mlp(
 ) -> list[Operator]:
     """Up (and gate), activation, down. `rows` tokens by each of `batch` experts, where it is not T by one."""
     s, w, t = c.shape, c.software, c.cut.tp if tp is None else tp
+    is_dense = rows is None
     rows, width, gates = c.tokens if rows is None else rows, ffn // t, 2 if s.gated else 1
     n = rows * batch * width
     up_kept = HALF * gates * n
     # The bytes of an activation are of one with a gate: without, one tensor less is read, and one less written.
     plain = 1.0 if s.gated else 2 / 3
     return [
-        Operator("up", (Product(rows, s.hidden, gates * width, batch),), kept=up_kept, kept_result=up_kept),
+        Operator(
+            "up", (Product(rows, s.hidden, gates * width, batch),), kept=up_kept, kept_result=up_kept, given=up_kept,
+            inside=c.gathered if is_dense else 0.0,
+        ),
         Operator(
             "activation", (), None, plain * n * (w.activation[0] + HALF), plain * n * (w.activation[1] + HALF),
-            kept=n * (HALF + w.activation_kept),
+            kept=n * (HALF + w.activation_kept), given=HALF * n,
         ),
-        Operator("down", (Product(rows, width, s.hidden, batch),)),
+        Operator("down", (Product(rows, width, s.hidden, batch),), given=HALF * rows * batch * s.hidden),
     ]  # fmt: skip
 
 
@@ -308,8 +350,9 @@ def route(c: Context) -> Operator:
 def trade(c: Context, name: str) -> Operator:
     """Tokens to their experts, or back: a permutation on each side of an all-to-all over ep.
 
-    Each token travels topk times. What arrives at the experts is kept as their input; what leaves them is not. On the
-    way to experts, tokens forward and gradients backward, software may send 8 bits (arXiv 2412.19437, section 3.3.3).
+    Each token travels topk times, and lies in two orders meanwhile. What arrives at the experts is kept as their input;
+    what leaves them is not. On the way to experts, tokens forward and gradients backward, software may send 8 bits
+    (arXiv 2412.19437, section 3.3.3).
     """
     s, cut = c.shape, c.cut
     assert s.experts is not None, "only a mixture of experts trades tokens"
@@ -319,8 +362,9 @@ def trade(c: Context, name: str) -> Operator:
         (Exchange("all_to_all", "ep", size * n * (cut.ep > 1)),) for size in (c.software.dispatch_bytes, HALF)
     )
     if name == "dispatch":
-        return Operator(name, (), None, moved, moved, there, back, kept=c.software.dispatch_bytes * n)
-    return Operator(name, (), None, moved, moved, back, there)
+        kept = c.software.dispatch_bytes * n
+        return Operator(name, (), None, moved, moved, there, back, kept, given=HALF * n, inside=HALF * n)
+    return Operator(name, (), None, moved, moved, back, there, given=c.stream, inside=HALF * n)
 
 
 def experts(c: Context) -> list[Operator]:
@@ -331,26 +375,3 @@ def experts(c: Context) -> list[Operator]:
     held = np.maximum(1, of.num // cut.ep)
     rows = c.routed * of.topk * cut.ep * cut.expert_tp / of.num
     return mlp(c, of.ffn, rows, held, cut.expert_tp)
-
-
-def embed(c: Context) -> Operator:
-    """The lookup, and the sum over tp of a table cut by its vocabulary."""
-    size = HALF * c.tokens * c.shape.hidden
-    sums = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
-    return Operator("embedding", (), None, 3 * size, 3 * size, sums)
-
-
-def logits(c: Context) -> Numbers:
-    """Elements of the logits that a rank's loss is computed from."""
-    return c.tokens * c.shape.vocab / (c.cut.tp if c.software.head_parallel else 1)
-
-
-def head(c: Context) -> Operator:
-    """The product with the vocabulary and the cross entropy over it, cut by vocabulary."""
-    s, w = c.shape, c.software
-    columns = s.padded_vocab(c.cut.tp) // c.cut.tp
-    n = logits(c)
-    gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
-    return Operator(
-        "head", (Product(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
-    )  # fmt: skip

@@ -1,0 +1,38 @@
+"""What stands before and after the layers: the embedding, the head and the loss.
+
+Letters and units are those of operators.py.
+"""
+
+from shardwright.workload.arrays import Numbers
+from shardwright.workload.operators import HALF, Context, Exchange, Operator, Product
+
+
+def embed(c: Context) -> Operator:
+    """The lookup, and the sum over tp of a table cut by its vocabulary."""
+    size = HALF * c.tokens * c.shape.hidden
+    sums = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
+    return Operator("embedding", (), None, 3 * size, 3 * size, sums)
+
+
+def loss_bytes(c: Context) -> Numbers:
+    """What the loss and the backward of the head need at once: the logits in some forms, the product's input, whole
+    again under sequence parallel, and its gradient, and a placeholder of the weight's gradient."""
+    weight = c.shape.padded_vocab(c.cut.tp) // c.cut.tp * c.shape.hidden
+    products = (c.whole + c.gathered) * c.cut.element_bytes / HALF
+    return logits(c) * c.software.logit_peak + products + c.software.placeholder_bytes * weight
+
+
+def logits(c: Context) -> Numbers:
+    """Elements of the logits that a rank's loss is computed from."""
+    return c.tokens * c.shape.vocab / (c.cut.tp if c.software.head_parallel else 1)
+
+
+def head(c: Context) -> Operator:
+    """The product with the vocabulary and the cross entropy over it, cut by vocabulary."""
+    s, w = c.shape, c.software
+    columns = s.padded_vocab(c.cut.tp) // c.cut.tp
+    n = logits(c)
+    gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
+    return Operator(
+        "head", (Product(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
+    )  # fmt: skip
