@@ -95,7 +95,7 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     below = priced.token_s * (1 + 1e-12)
     hybrid = hybrid_ranks(job, Constraints(), columns)
     rows = columns | {
-        "turn_s": bounds.turn_token_s(job, columns, shipped()),
+        "turn_s": bounds.turn_token_s(job, columns, rates_of(run_of(job), shipped())),
         "exchange_s": bounds.exchange_token_s(job, columns, hybrid, shipped()),
         "zero3_s": bounds.zero3_token_s(
             job,
@@ -105,14 +105,17 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
             shipped(),
         ),
     }
-    mean_s, paired_s = bounds.mean_rank_token_s(job, columns, words, shipped())
+    mean_s, paired_s = (
+        bounds.mean_rank_token_s(job, columns, seconds)
+        for seconds in bounds.microbatch_s(job, columns, words, shipped())
+    )
     factor = bounds.bubble_factor(columns, words.schedule, columns["virtual_stages"])
     virtual = STAGES_PER_RANK.get(words.schedule, 1) or columns["virtual_stages"]
     least_s = factor * (paired_s if bounds.is_paired(words.schedule) else mean_s)
     least_s = least_s + bounds.messages_token_s(rows, words.schedule, virtual)
     unsharded = Block(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
     alone = prices(job, unsharded, shipped())
-    for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, alone.time)):
+    for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, shipped())):
         below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates_of(run_of(job), shipped()), factor)
         assert (np.where(columns["zero"] == 3, gathered_s, below_s) <= below).all()
     assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()

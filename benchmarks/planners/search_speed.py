@@ -67,7 +67,7 @@ def plans(num_devices: int, batch: int) -> Iterator[Cut]:
 
 def blocks_of(cuts: list[Cut], run: Run) -> list[Run]:
     """The plans that differ in numbers alone, as one run each."""
-    alike: dict[Cut, list[Cut]] = {}
+    alike: dict[tuple, list[Cut]] = {}
     for cut in cuts:
         alike.setdefault(cut.words, []).append(cut)
     return [replace(run, cut=stacked(some)) for some in alike.values()]

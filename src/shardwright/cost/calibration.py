@@ -73,12 +73,18 @@ _SOFTMAX_BYTES = {"torch": (22.0, 22.0), "softmax": (4.0, 6.0)}
 
 def software_under(run: Run) -> SoftwareSpec:
     """The software of a run as its plan has it: in which numbers gradients are, how tokens cross the network."""
-    software, cut = software_of(run.software), run.cut
+    cut = run.cut
+    return _software_with(run.software, cut.gradient_bytes, cut.reduce_bytes, cut.dispatch == "node-aware")
+
+
+@lru_cache(maxsize=64)
+def _software_with(name: str, gradient_bytes: int, reduce_bytes: int, is_node_aware: bool) -> SoftwareSpec:
+    software = software_of(name)
     return software.model_copy(
         update={
-            "gradient_bytes": cut.gradient_bytes or software.gradient_bytes,
-            "reduce_bytes": cut.reduce_bytes or software.reduce_bytes,
-            "expert_dedupe": software.expert_dedupe or cut.dispatch == "node-aware",
+            "gradient_bytes": gradient_bytes or software.gradient_bytes,
+            "reduce_bytes": reduce_bytes or software.reduce_bytes,
+            "expert_dedupe": software.expert_dedupe or is_node_aware,
         }
     )
 

@@ -16,14 +16,14 @@ import numpy as np
 from shardwright.cost.calibration import Constants, constant, device_of, software_under
 from shardwright.cost.pipeline import in_flight
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload.arrays import Array, Numbers, only, picked
+from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
 from shardwright.workload.compress import KEEPS_ERROR
 from shardwright.workload.ends import loss_bytes
 from shardwright.workload.layers import LAYERS, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.workload.memo import Memo
 from shardwright.workload.operators import FLOAT32, Context
 from shardwright.workload.ranks import LayerKind, Ranks, all_ranks
-from shardwright.workload.shape import Cut, Run, layer_columns
+from shardwright.workload.shape import Cut, Run, layer_columns, layer_words
 
 MOMENTS = 2 * FLOAT32
 _ONE_BY_ONE = ("none", "selective")  # policies whose operators run again one by one, and are used at once
@@ -64,7 +64,7 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
     """
     cut = run.cut.as_arrays()
     memo = memo or Memo()
-    memory = _on_ranks(replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo)
+    memory = _on_ranks(replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo, memo.held(run.shape, cut))
     most = np.argmax(memory.process, axis=0)
     memory = picked(memory, (most, np.arange(len(most))))
     return only(memory) if run.cut.is_single else memory
@@ -73,14 +73,15 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
 def rank_memory(run: Run, constants: Constants) -> list[Memory]:
     """Of each pipeline rank of one plan. KeyError says what is not known."""
     cut = run.cut.as_arrays()
-    memory = _on_ranks(replace(run, cut=cut), constants, all_ranks(run.shape, cut), Memo())
+    ranks = all_ranks(run.shape, cut)
+    memory = _on_ranks(replace(run, cut=cut), constants, ranks, Memo(), ranks.parameters(run.shape, cut))
     return [only(picked(memory, rank)) for rank in range(int(cut.pp[0]))]
 
 
-def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memory:
+def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo, held: tuple[Array, Array]) -> Memory:
     """In arrays of shape (ranks, plans)."""
     software, cut, shape = software_under(run), run.cut, run.shape
-    words = replace(cut.words, schedule="1f1b")  # of which it does not depend
+    words = ranks.kinds, *layer_words(cut)
     residual, loss, of_head, *rows = memo.rows(
         "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
     )
@@ -101,10 +102,10 @@ def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo) -> Memor
         kept, num_layers = kept + count * mine, num_layers + count
         if np.any(cut.offload_activations):  # two layers' inputs are on their way there or back
             away = away + np.maximum(0, count - 2) * mine * cut.offload_activations
-    alive = in_flight(cut.schedule, cut.pp, ranks.rank, cut.num_microbatches, cut.virtual, cut.extra_warmup)
+    p, m, v, extra_warmup = cut.pp, cut.num_microbatches, cut.virtual, cut.extra_warmup
+    alive = cut.by_schedule(lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v[at], extra_warmup[at]))
     activations = (kept - away) * alive + ranks.head * of_head
     working = np.maximum(working + stage_again, ranks.head * loss) + _libraries(software, ranks, placeholders)
-    held = ranks.parameters(shape, cut)
     working = working + _gathered(run, software, sum(held), np.maximum(1, num_layers))
     generation = device_of(run.device).generation
     lost = constant(constants, generation, "memory_lost") * (activations + working)
@@ -125,7 +126,7 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     layers = [pieces[kind] for kind in LAYERS if kind in pieces]
     for some in (layers[:1], layers[1:], layers):
         values.append(software.placeholder_bytes * placeholder_elements(some))
-    return np.stack([np.broadcast_to(value, run.cut.tp.shape) for value in values])
+    return stacked_rows(values, len(run.cut.tp))
 
 
 def _libraries(software: SoftwareSpec, ranks: Ranks, placeholders: Sequence[Array]) -> Numbers:

@@ -62,7 +62,9 @@ class Replicas:
         """Communication that nothing hides: gradients, and updated parameters; of the rank that takes longest."""
         cut, software, rates = self.run.cut, self.software, self.rates
         reduce_s, last_s, gather_s = self.exchanged_s()
-        early_s = (num_reductions(cut.schedule, cut.pp, cut.num_microbatches) - 1) * reduce_s * (cut.zero == 2)
+        p, m = cut.pp, cut.num_microbatches
+        reductions = cut.by_schedule(lambda name, at: num_reductions(name, p[at], m[at]))
+        early_s = (reductions - 1) * reduce_s * (cut.zero == 2)
         if software.reduce_overlap:
             left = beside(rates, reduce_s, self.pace.backward)
             # The last bucket is full when the backward ends.

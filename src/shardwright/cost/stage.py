@@ -1,7 +1,8 @@
 """What one microbatch costs on one pipeline rank: its layers' kernels and what of their collectives nothing hides."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from operator import add
 
 import numpy as np
@@ -101,56 +102,122 @@ class OperatorTime:
     forward: tuple[ExchangeTime, ...]
     backward: tuple[ExchangeTime, ...]
 
+    def ahead(self) -> "Forward":
+        """The forward by itself."""
+        tp, cp, ep = _by_axis(self.forward)
+        return Forward(self.kernels.forward, tp, cp, ep, self.operator.flops)
+
     def as_piece(self) -> PieceTime:
-        """The operator as a piece of its own."""
-        exposed: dict[str, Numbers] = dict.fromkeys(("tp", "cp", "ep"), 0.0)
-        for times, exchanges in ((1 + self.repeated, self.forward), (1.0, self.backward)):
-            for of in exchanges:
-                exposed[of.exchange.axis] += times * of.exposed
-        k, flops = self.kernels, self.operator.flops
+        """The operator as a piece of its own, of which nothing is computed again."""
+        k, first = self.kernels, self.ahead()
+        tp, cp, ep = _by_axis(self.backward)
         return PieceTime(
-            k.forward, k.input_grad, k.weight_grad, self.repeated * k.forward, exposed["tp"], exposed["cp"],
-            exposed["ep"], 0.0, 0.0, sum(of.exposed for of in self.forward), flops, self.repeated * flops,
+            k.forward, k.input_grad, k.weight_grad, 0.0, first.tensor + tp, first.context + cp, first.expert + ep,
+            exposed_forward=first.tensor + first.context + first.expert, flops=first.flops,
         )  # fmt: skip
+
+
+def _by_axis(exchanges: tuple[ExchangeTime, ...]) -> tuple[Numbers, Numbers, Numbers]:
+    """What nothing hides of collectives of (tp, cp, ep)."""
+    exposed: dict[str, Numbers] = dict.fromkeys(("tp", "cp", "ep"), 0.0)
+    for of in exchanges:
+        exposed[of.exchange.axis] += of.exposed
+    return exposed["tp"], exposed["cp"], exposed["ep"]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Seconds of an operator's forward, which it takes once more where it is computed again, and its FLOPs."""
+
+    compute: Numbers
+    tensor: Numbers
+    context: Numbers
+    expert: Numbers
+    flops: Numbers
+
+
+@dataclass(frozen=True)
+class Repeatable:
+    """A piece of which nothing is computed again, and the forwards of its operators, in their order."""
+
+    once: PieceTime
+    forwards: tuple[Forward, ...]
+
+    def values(self) -> tuple[Numbers, ...]:
+        """All numbers; `of_values` makes the same of them."""
+        return self.once.values() + tuple(
+            v for f in self.forwards for v in (f.compute, f.tensor, f.context, f.expert, f.flops)
+        )
+
+    @staticmethod
+    def num_values(num_operators: int) -> int:
+        """How many they are."""
+        return len(fields(PieceTime)) + num_operators * len(fields(Forward))
+
+    @classmethod
+    def of_values(cls, values: Array) -> "Repeatable":
+        """From (values, plans)."""
+        num_once, num_each = len(fields(PieceTime)), len(fields(Forward))
+        ends = range(num_once, len(values), num_each)
+        return cls(PieceTime(*values[:num_once]), tuple(Forward(*values[end : end + num_each]) for end in ends))
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of ranks of each axis, by where they lie: tp fastest, then cp, dp, pp; ep folds dp x cp x tp.
+    """The groups of ranks of each axis of a run, by where they lie: tp fastest, then cp, dp, pp; ep folds dp x cp x tp.
 
     `shard` are the replicas that share one set of ZeRO's shards and `copies` those that hold the same shard; the same
     of experts.
     """
 
-    tp: Group
-    cp: Group
-    ep: Group
-    pp: Group
-    shard: Group
-    copies: Group
-    expert_shard: Group
-    expert_copies: Group
+    run: Run
 
-    @classmethod
-    def of(cls, run: Run) -> "Groups":
-        """Of a plan on its cluster."""
-        cut, copies = run.cut, run.cut.num_copies
-        inner = cut.expert_tp * cut.ep
-        shard, expert_shard = cut.shard_ranks, cut.expert_shard_ranks
+    def _group(self, size: Numbers, stride: Numbers) -> Group:
+        return group_of(size, stride, max(1, self.run.devices_per_node), self.run.topology)
 
-        def group(size: Numbers, stride: Numbers) -> Group:
-            return group_of(size, stride, max(1, run.devices_per_node), run.topology)
+    @cached_property
+    def tp(self) -> Group:
+        """Of tensor parallel."""
+        return self._group(self.run.cut.tp, 1)
 
-        return cls(
-            tp=group(cut.tp, 1),
-            cp=group(cut.cp, cut.tp),
-            ep=group(cut.ep, cut.expert_tp),
-            pp=group(cut.pp, cut.world // cut.pp),
-            shard=group(shard, cut.tp),
-            copies=group(copies * cut.replicas // shard, cut.tp * shard),
-            expert_shard=group(expert_shard, inner),
-            expert_copies=group(copies * cut.expert_replicas // expert_shard, inner * expert_shard),
-        )
+    @cached_property
+    def cp(self) -> Group:
+        """Of context parallel."""
+        return self._group(self.run.cut.cp, self.run.cut.tp)
+
+    @cached_property
+    def ep(self) -> Group:
+        """Of expert parallel."""
+        return self._group(self.run.cut.ep, self.run.cut.expert_tp)
+
+    @cached_property
+    def pp(self) -> Group:
+        """Of the pipeline."""
+        return self._group(self.run.cut.pp, self.run.cut.world // self.run.cut.pp)
+
+    @cached_property
+    def shard(self) -> Group:
+        """Of replicas that share one set of shards."""
+        return self._group(self.run.cut.shard_ranks, self.run.cut.tp)
+
+    @cached_property
+    def copies(self) -> Group:
+        """Of replicas that hold the same shard."""
+        cut = self.run.cut
+        return self._group(cut.num_copies * cut.replicas // cut.shard_ranks, cut.tp * cut.shard_ranks)
+
+    @cached_property
+    def expert_shard(self) -> Group:
+        """Of ranks that share one set of experts' shards."""
+        cut = self.run.cut
+        return self._group(cut.expert_shard_ranks, cut.expert_tp * cut.ep)
+
+    @cached_property
+    def expert_copies(self) -> Group:
+        """Of ranks that hold the same shard of experts."""
+        cut = self.run.cut
+        size, inner = cut.num_copies * cut.expert_replicas // cut.expert_shard_ranks, cut.expert_tp * cut.ep
+        return self._group(size, inner * cut.expert_shard_ranks)
 
 
 def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
@@ -169,7 +236,6 @@ class Costing:
     software: SoftwareSpec
     rates: Rates
     groups: Groups
-    chains: Mapping[str, Chain]
     tensor_exposed: Numbers  # share of a tensor-parallel collective that overlapping with its product leaves
     is_narrow: bool
 
@@ -180,9 +246,12 @@ class Costing:
         exposed = constant(constants, device_of(run.device).generation, "tensor_exposed")
         left = np.where(software.tensor_overlap & np.asarray(cut.sequence_parallel), exposed, 1.0)
         is_narrow = cut.precision in ("fp8", "mxfp8", "nvfp4")
-        rates = rates_of(run, constants)
-        groups = Groups.of(run)
-        return cls(run, software, rates, groups, chains(run.shape, cut, software), left, is_narrow)
+        return cls(run, software, rates_of(run, constants), Groups(run), left, is_narrow)
+
+    @cached_property
+    def chains(self) -> Mapping[str, Chain]:
+        """The operators of each kind of piece."""
+        return chains(self.run.shape, self.run.cut, self.software)
 
     def exchange_s(self, exchange: Exchange) -> Numbers:
         """A collective of an operator by itself."""
@@ -228,9 +297,25 @@ class Costing:
 
     def whole_piece(self, kind: str, policy: str = "none") -> PieceTime:
         """The same where the rank has all of its parameters."""
-        found = self.gaps(kind, policy)
-        for operator in self.operators(kind, policy):
+        return self.repeating(kind, policy, self.repeatable(kind))
+
+    def repeatable(self, kind: str) -> Repeatable:
+        """A piece by its operators, whatever a policy says."""
+        found, forwards = self.gaps(kind), []
+        for operator in self.operators(kind):
             found += operator.as_piece()
+            forwards.append(operator.ahead())
+        return Repeatable(found, tuple(forwards))
+
+    def repeating(self, kind: str, policy: str, piece: Repeatable) -> PieceTime:
+        """A piece that computes again what a policy says, and keeps the rest, on the device or on its host."""
+        again, tensor, context, expert, flops = self.gaps(kind, policy).again, 0.0, 0.0, 0.0, 0.0
+        for operator, of in zip(self.chains[kind], piece.forwards, strict=True):
+            if share := share_run_again(operator, policy):
+                again, flops = again + share * of.compute, flops + share * of.flops
+                tensor, context = tensor + share * of.tensor, context + share * of.context
+                expert = expert + share * of.expert
+        found = piece.once + PieceTime(again=again, tensor=tensor, context=context, expert=expert, flops_again=flops)
         if kind in LAYERS and np.any(self.run.cut.offload_activations):
             found += self._sent_away(found, kind, policy)
         return found
@@ -249,7 +334,7 @@ class Costing:
                 pass
             elif exchange.axis == "tp":
                 exposed = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
-            elif self.run.cut.schedule.startswith("dualpipe"):  # another microbatch computes meanwhile
+            elif self.run.cut.is_paired:  # another microbatch computes meanwhile
                 exposed = seconds * self.rates.leak
             elif self.software.expert_overlap:
                 exposed = seconds * self.rates.expert_exposed

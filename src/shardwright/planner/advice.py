@@ -2,25 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from shardwright.cost.calibration import Constants, pessimistic
 from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.constraints import Constraints
-from shardwright.planner.flips import Flip, flips
-from shardwright.planner.misfit import Misfit, misfit
 from shardwright.planner.objectives import Objective, best
 from shardwright.planner.price import room_bytes
-from shardwright.planner.reasons import Binding, Reason, binding, reasons
-from shardwright.planner.rules import Rule, rules_for
-from shardwright.planner.sample import Standing, standing
 from shardwright.planner.search import Tally
 from shardwright.planner.space import SCHEDULES
-from shardwright.simulate.played import played_step
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime
 from shardwright.spec.job import JobSpec
 from shardwright.workload.shape import run_of
+
+if TYPE_CHECKING:  # what explains a plan is imported where one is explained
+    from shardwright.planner.flips import Flip
+    from shardwright.planner.misfit import Misfit
+    from shardwright.planner.reasons import Binding, Reason
+    from shardwright.planner.rules import Rule
+    from shardwright.planner.sample import Standing
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Own:
     """The job's own plan: its price, where it stands in the space, and what keeps it from fitting."""
 
     priced: Priced
-    standing: Standing
-    misfit: Misfit | None
+    standing: "Standing"
+    misfit: "Misfit | None"
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,10 @@ class Advice:
     plans: list[Priced]
     tally: Tally
     own: Own | None = None
-    flips: list[Flip] = field(default_factory=list)
-    reasons: list[Reason] = field(default_factory=list)
-    binding: Binding | None = None
-    rules: list[Rule] = field(default_factory=list)
+    flips: "list[Flip]" = field(default_factory=list)
+    reasons: "list[Reason]" = field(default_factory=list)
+    binding: "Binding | None" = None
+    rules: "list[Rule]" = field(default_factory=list)
 
 
 def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[Priced]:
@@ -102,6 +104,10 @@ def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, c
     advice = replace(advice, own=None if given is None else _own(given, constraints, constants))
     if not plans:
         return advice
+    from shardwright.planner.flips import flips
+    from shardwright.planner.reasons import binding, reasons
+    from shardwright.planner.rules import rules_for
+
     first = plans[0].job
     why = reasons(first, _schedules(constraints), constants)
     runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
@@ -111,12 +117,17 @@ def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, c
 
 def _played(plan: Priced, constants: Constants) -> Priced:
     """The plan with the time of its own program, simulated."""
+    from shardwright.simulate.played import played_step
+
     time = played_step(plan.job, constants)
     money = step_money(plan.job.cluster, float(time.total), plan.job.plan.world)
     return replace(plan, time=time, money=money, simulated=True)
 
 
 def _own(job: JobSpec, constraints: Constraints, constants: Constants) -> Own:
+    from shardwright.planner.misfit import misfit
+    from shardwright.planner.sample import standing
+
     alone = priced([job], constants)[0]
     token_s = float(alone.time.total) / job.tokens_per_step
     return Own(

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK, PlanSpec
-from shardwright.workload.shape import Run, run_of
+from shardwright.workload.memo import Memo
+from shardwright.workload.shape import SCHEDULE_NAMES, Run, run_of
 
 Column = NDArray[Any]
 Columns = dict[str, Column]  # by name of a field of PlanSpec, and global_batch_size; all of one length
@@ -30,6 +31,9 @@ CARRIED = ("bucket_mib", "compress", "compress_rank", "compress_share", "compres
 _OF_CUT = {name: name for name in (*DEGREES, *SHARING)} | {
     "global_batch_size": "global_batch", "microbatch_size": "microbatch"
 }  # fmt: skip
+
+# Stages a rank by schedule, in the order of SCHEDULE_NAMES; 0 is for the plan to say.
+_PIECES = np.array([STAGES_PER_RANK.get(name, 1) for name in SCHEDULE_NAMES])
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,18 @@ class Words:
 
 @dataclass(frozen=True)
 class Block:
-    """Plans with the same words. Columns are those of NUMBERS, all of one length."""
+    """Plans with the same words, but for their schedules where there is a column `schedule`: of each plan its place in
+    SCHEDULE_NAMES. The other columns are those of NUMBERS; all are of one length."""
 
     words: Words
     columns: Columns
+
+    @property
+    def schedule(self) -> Column:
+        """Of each plan its place in SCHEDULE_NAMES."""
+        if "schedule" in self.columns:
+            return self.columns["schedule"]
+        return np.full(len(self), SCHEDULE_NAMES.index(self.words.schedule))
 
     def __len__(self) -> int:
         return len(self.columns["dp"])
@@ -73,6 +85,7 @@ class Block:
         if row["expert_tp"] == row["tp"]:
             row["expert_tp"] = 0
         row["offload_optimizer"] = float(row["offload_optimizer"])
+        row["schedule"] = SCHEDULE_NAMES[self.schedule[index]]
         plan = PlanSpec.model_validate(carried | self.words.fields() | row)
         return job.model_copy(
             update={
@@ -82,22 +95,22 @@ class Block:
             }
         )
 
-    def run(self, job: JobSpec) -> Run:
+    def run(self, job: JobSpec, memo: Memo) -> Run:
         """All plans as the cost model takes them: numbers of the cut are columns."""
-        columns = self.columns
-        template = job.model_copy(
-            update={
-                "plan": PlanSpec.model_validate(
-                    {name: getattr(job.plan, name) for name in CARRIED} | self.words.fields()
-                ),
-                "precision": job.precision.model_copy(update={"float8": self.words.float8}),
-            }
-        )
-        pieces = STAGES_PER_RANK.get(self.words.schedule, 1)
-        numbers: dict[str, Any] = {of_cut: columns[name] for name, of_cut in _OF_CUT.items()}
-        numbers["virtual"] = np.full_like(columns["dp"], pieces) if pieces else columns["virtual_stages"]
-        run = run_of(template)
-        return replace(run, cut=replace(run.cut, **numbers).as_arrays())
+        words = replace(self.words, schedule="1f1b")
+        run = memo.once(("run", words), lambda: _one(job, words))
+        columns, schedule = self.columns, self.schedule
+        of_cut = {of_cut: columns[name] for name, of_cut in _OF_CUT.items()} | {"schedule_number": schedule}
+        of_cut["virtual"] = np.where(_PIECES[schedule] > 0, _PIECES[schedule], columns["virtual_stages"])
+        return replace(run, cut=run.cut.having(of_cut).as_arrays())
+
+
+def _one(job: JobSpec, words: Words) -> Run:
+    """A plan with some words, on one device."""
+    carried = {name: getattr(job.plan, name) for name in CARRIED}
+    plan = PlanSpec.model_validate(carried | words.fields())
+    precision = job.precision.model_copy(update={"float8": words.float8})
+    return run_of(job.model_copy(update={"plan": plan, "precision": precision}))
 
 
 def taken(columns: Columns, rows: Column) -> Columns:

@@ -3,8 +3,8 @@
 A bound is admissible if no plan that it stands for is cheaper. Three relaxations give one:
 
 - The slowest rank of a pipeline takes at least as long as the mean one, and the mean one a pp-th of all layers. So
-  `mean_rank_token_s` prices the stage as if it were alone, without messages, replicas' communication or update; and
-  `with_bubble` adds the least bubble of a schedule.
+  `microbatch_s` prices all layers of the model, without messages, replicas' communication or update;
+  `mean_rank_token_s` divides them, and `bubble_factor` adds the least bubble of a schedule.
 - Most schedules keep at least as many microbatches as 1F1B. So `activation_bytes` of 1F1B, with nothing sharded and
   less all that sharding could save, is the least that they take.
 - Sharding and offloading move state and add communication, and change nothing else. So `unsharded_token_s` of a plan
@@ -22,8 +22,9 @@ import numpy as np
 
 from shardwright.cost.calibration import Constants, Rates, rates_of, software_of
 from shardwright.cost.memory import Memory, peak_memory
+from shardwright.cost.stage import PieceTime
 from shardwright.planner.block import SHARING, Block, Column, Columns, Words
-from shardwright.simulate.step import StepTime, step_time
+from shardwright.simulate.step import message_and_turn_s, microbatch_time, pipeline_s, step_time
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.workload.memo import Memo
@@ -43,40 +44,39 @@ def plain(rows: Columns) -> Columns:
     return rows | dict.fromkeys(SHARING, zeros) | {"virtual_stages": zeros + 1}
 
 
-def mean_rank_token_s(
+def microbatch_s(
     job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo | None = None
 ) -> tuple[Column, Column]:
-    """Seconds by token that the mean pipeline rank computes and communicates in a step, under any schedule.
+    """Seconds that all pipeline ranks together compute and communicate for a microbatch, under any schedule.
 
-    The second is for schedules that hide tokens' way to experts.
+    The second is for schedules that hide tokens' way to experts. Both follow from `layer_columns`.
     """
-    time = _alone(job, rows, words, constants, memo)
-    tokens = rows["global_batch_size"] * job.model.sequence * rows["pp"]
-    paired = (time.compute + time.again + time.tensor + time.context) / tokens
-    return paired + time.expert / tokens, paired
+    time = _microbatch(job, plain(rows), words, constants, memo)
+    paired = time.forward + time.input_grad + time.weight_grad + time.again + time.tensor + time.context
+    return paired + time.expert, paired
+
+
+def mean_rank_token_s(job: JobSpec, rows: Columns, microbatch_s: Column) -> Column:
+    """Seconds by token that the mean pipeline rank takes in a step, if all take so many for a microbatch."""
+    return np.asarray(microbatch_s / (rows["dp"] * rows["microbatch_size"] * rows["pp"] * job.model.sequence))
 
 
 def zero3_token_s(
     job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants, memo: Memo | None = None
 ) -> Column:
     """The same under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those of a node."""
-    tokens = rows["global_batch_size"] * job.model.sequence * rows["pp"]
-    least = np.full(len(tokens), np.inf)
+    least_s = np.full(len(hybrid), np.inf)
     for over in (np.zeros_like(hybrid), hybrid):
-        time = _alone(job, rows | {"zero_ranks": over}, words, constants, memo, zero=3)
-        least = np.minimum(least, time.compute + time.again + time.tensor + time.context + time.data)
-    return least / tokens
+        columns = plain(rows) | {"zero": np.full_like(hybrid, 3), "zero_ranks": over}
+        time = _microbatch(job, columns, words, constants, memo)
+        compute_s = time.forward + time.input_grad + time.weight_grad + time.again
+        least_s = np.minimum(least_s, compute_s + time.tensor + time.context + time.shard)
+    return mean_rank_token_s(job, rows, least_s)
 
 
-def _alone(
-    job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo | None = None, zero: int = 0
-) -> StepTime:
-    """The step of a pipeline of one rank with all layers."""
-    one = np.ones_like(rows["pp"])
-    columns = plain(rows) | {"pp": one, "zero": zero * one}
-    if zero:
-        columns["zero_ranks"] = rows["zero_ranks"]
-    return step_time(Block(replace(words, schedule="1f1b"), columns).run(job), constants, memo)
+def _microbatch(job: JobSpec, columns: Columns, words: Words, constants: Constants, memo: Memo | None) -> PieceTime:
+    memo = memo or Memo()
+    return microbatch_time(Block(replace(words, schedule="1f1b"), columns).run(job, memo), constants, memo)
 
 
 def exchange_token_s(
@@ -86,28 +86,23 @@ def exchange_token_s(
 
     Where the software hides it, what it slows the computing by. Other stages a rank may leave it one layer less.
     """
+    memo = memo or Memo()
     software = software_of(job.cluster.software)
     least = np.full(len(rows["dp"]), np.inf)
     ones = np.ones_like(rows["dp"])
     for zero, over in ((0 * ones, 0 * ones), (ones, 0 * ones), (ones, hybrid)):
         columns = plain(rows) | {"zero": zero, "zero_ranks": over}
-        least = np.minimum(least, step_time(Block(Words(), columns).run(job), constants, memo).data)
+        least = np.minimum(least, step_time(Block(Words(), columns).run(job, memo), constants, memo).data)
     share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
     if software.reduce_overlap or software.gather_overlap:
         share = share * rates_of(run_of(job), constants).leak
     return least * share / (rows["global_batch_size"] * job.model.sequence)
 
 
-def turn_token_s(job: JobSpec, rows: Columns, constants: Constants, memo: Memo | None = None) -> Column:
+def turn_token_s(job: JobSpec, rows: Columns, rates: Rates) -> Column:
     """Seconds by token of the messages of each stage that a rank has, where it has several."""
-    words, plans = Words("interleaved-1f1b"), plain(rows)
-    once, twice = (
-        step_time(
-            Block(words, plans | {"virtual_stages": plans["virtual_stages"] * v}).run(job), constants, memo
-        ).messages
-        for v in (1, 2)
-    )
-    return np.asarray((twice - once) / (rows["global_batch_size"] * job.model.sequence))
+    seconds = message_and_turn_s(Block(Words(), plain(rows)).run(job, Memo()), rates)[1]
+    return np.where(rows["pp"] > 1, seconds / (rows["global_batch_size"] * job.model.sequence), 0.0)
 
 
 def messages_token_s(rows: Columns, schedule: str, virtual: Column | int) -> Column:
@@ -150,7 +145,8 @@ def activation_bytes(
     Where layers do not divide evenly, other stages a rank may leave it one layer less.
     """
     pp, layers = rows["pp"], job.model.layers
-    memory = peak_memory(Block(replace(words, schedule="1f1b"), plain(rows)).run(job), constants, memo)
+    memo = memo or Memo()
+    memory = peak_memory(Block(replace(words, schedule="1f1b"), plain(rows)).run(job, memo), constants, memo)
     return unsharded_bytes(memory) * (layers // pp) / -(-layers // pp)
 
 
@@ -177,7 +173,8 @@ def keeps_as_much(job: JobSpec, words: Words) -> bool:
     return words.schedule in _KEEPS_MORE and not job.model.moe.experts and not has_smaller_stages
 
 
-def unsharded_token_s(job: JobSpec, block: Block, time: StepTime) -> Column:
-    """Least seconds by token of the plans of an unsharded block, however they are sharded, from its own times."""
-    parts = time.compute + time.again + time.tensor + time.context + time.expert + time.messages + time.bubble
-    return np.asarray(parts / (block.columns["global_batch_size"] * job.model.sequence))
+def unsharded_token_s(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Column:
+    """Least seconds by token of the plans of an unsharded block, however they are sharded."""
+    memo = memo or Memo()
+    seconds = pipeline_s(block.run(job, memo), constants, memo)
+    return np.asarray(seconds / (block.columns["global_batch_size"] * job.model.sequence))

@@ -21,6 +21,7 @@ from shardwright.planner.space import degrees, with_sharing, with_words, words_o
 from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
+from shardwright.workload.memo import Memo
 
 _LAID_OUT = 24  # plans that are laid out and fit
 _TRIED = 80  # plans that are laid out at most
@@ -86,7 +87,7 @@ def _ideal_s(job: JobSpec, block: Block, constants: Constants) -> Column:
     """By plan: seconds of a step whose layers are shared ideally; infinite where memory is much too small for that."""
     stage = block.columns["dp"] * block.columns["cp"] * block.columns["tp"]
     alone = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
-    runs = [block.run(part) for part in alone]
+    runs = [block.run(part, Memo()) for part in alone]
     step_s = [np.asarray(step_time(run, constants).total) for run in runs]
     ranks = [part.num_devices // stage for part in job.cluster.parts]
     ideal_s = sum(ranks) / sum(r / t for r, t in zip(ranks, step_s, strict=True))

@@ -115,7 +115,7 @@ def piece_passes(
     job: JobSpec, run: Run, software: SoftwareSpec, costing: Costing | None, kinds: Iterable[PieceKind]
 ) -> list[PiecePass]:
     """The pieces of these kinds; without `costing` they have no seconds."""
-    of = _Passes(job, run, software, costing, Groups.of(run))
+    of = _Passes(job, run, software, costing, Groups(run))
     return [of.piece(*kind) for kind in kinds]
 
 

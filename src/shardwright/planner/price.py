@@ -29,8 +29,12 @@ def room_bytes(job: JobSpec) -> float:
 
 
 def prices(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Prices:
-    """Price a block. `memo` has what was computed before with these constants. KeyError says what is not known."""
-    run = block.run(job)
+    """Price a block. `memo` has what was computed before of this job with these constants.
+
+    KeyError says what is not known.
+    """
+    memo = memo or Memo()
+    run = block.run(job, memo)
     time, memory = step_time(run, constants, memo), peak_memory(run, constants, memo)
     tokens = block.columns["global_batch_size"] * job.model.sequence
     fits = np.broadcast_to(memory.process <= room_bytes(job), tokens.shape)

@@ -33,10 +33,10 @@ from shardwright.planner.space import (
     with_words,
     words_of,
 )
-from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.workload.arrays import distinct
 from shardwright.workload.memo import Memo
 from shardwright.workload.shape import run_of
 
@@ -45,6 +45,13 @@ from shardwright.workload.shape import run_of
 _ROWS = 2048
 _FEW = 128
 _KIND = ("tp", "pp", "cp", "ep")
+_OF_ROWS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that no plan needs any more
+_LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.shape.layer_columns
+
+
+def _method_of(words: Words) -> Words:
+    """The same with 1F1B and nothing computed again."""
+    return Words(cp_method=words.cp_method, dispatch=words.dispatch, float8=words.float8)
 
 
 @dataclass
@@ -148,7 +155,10 @@ class _Search:
         for name in _KIND:
             codes = codes * (1 << 15) + rows[name]
         kinds, of_row = np.unique(codes, return_inverse=True)
-        self.rows = rows | {"kind": of_row.reshape(-1)}
+        # Rows of degrees, those of them that stand for all with the same layers, and of each row which these are.
+        layers, layer = distinct([rows[name] for name in _LAYER])
+        self.layers = taken(rows, layers)
+        self.rows = rows | {"kind": of_row.reshape(-1), "layer": layer, "row": np.arange(len(layer))}
         self.words = words_of(job, constraints, rows)
         self.tally = Tally(sum(count_by_words(job, constraints, rows).values()))
         self.num_shown = min(num_shown, len(kinds))
@@ -173,25 +183,24 @@ class _Search:
                 self._price(Block(at, columns))
 
     def expand(self) -> None:
-        """All words, those with the lowest bound first."""
-        tasks: list[tuple[float, Words, Columns]] = []
-        least: dict[Words, Columns] = {}
+        """All words, those with the lowest bound first; plans that differ in their schedules together."""
+        tasks: list[tuple[float, list[tuple[Words, Columns]]]] = []
+        nothing_again = self._nothing_again()
         for common, alike in self._by_bound().items():
-            method = Words(cp_method=common.cp_method, dispatch=common.dispatch, float8=common.float8)
-            if method not in least:  # computing nothing again is a bound on computing something again
-                least[method] = self._first_bounds(method)
-            rows = least[method]
-            if not len(rows["dp"]):
+            method = _method_of(common)
+            if method not in nothing_again:
                 continue
+            rows = nothing_again[method]  # computing nothing again is a bound on computing something again
             if common != method:
-                rows = taken(rows, np.minimum(*self._least_s(rows, rows["paired_s"])) < self.marks(rows["kind"]))
-                if len(rows["dp"]):
-                    rows = self._bounded(rows, common)
-            tasks += [self._task(at, rows) for at in alike if len(rows["dp"])]
-        for _, at, rows in sorted(tasks, key=lambda task: task[0]):
-            rows = taken(rows, np.minimum(rows["below_s"], rows["gathered_s"]) < self.marks(rows["kind"]))
+                rows = self._shown(rows, *self._least_s(rows, rows["paired_s"]))
+                rows = self._timed(rows, common)
             if len(rows["dp"]):
-                self._with_words(with_words(self.job, self.constraints, rows, at))
+                rows["least_bytes"] = self._least_bytes(rows, common)
+                tasks += self._tasks(alike, rows)
+        for _, parts in sorted(tasks, key=lambda task: task[0]):
+            blocks = [block for at, rows in parts if len(block := self._staged(at, rows))]
+            if blocks:
+                self._explore(together(blocks))
 
     def _by_bound(self) -> dict[Words, list[Words]]:
         """Words by what of them bounds depend on."""
@@ -200,39 +209,78 @@ class _Search:
             found.setdefault(replace(at, schedule="1f1b"), []).append(at)
         return found
 
-    def _first_bounds(self, method: Words) -> Columns:
-        """Rows that a method admits and their bounds, where nothing is computed again."""
-        rows = taken(self.rows, admits(self.job, self.rows, method))
-        if not len(rows["dp"]):
-            return rows
-        zeros = np.zeros(len(rows["dp"]))
-        rows = self._bounded(rows | {"exchange_s": zeros, "zero3_s": zeros, "turn_s": zeros}, method)
-        rows = taken(rows, np.minimum(*self._least_s(rows, rows["paired_s"])) < self.marks(rows["kind"]))
-        if not len(rows["dp"]):
-            return rows
-        hybrid = hybrid_ranks(self.job, self.constraints, rows)
-        zero3_s = bounds.zero3_token_s(self.job, rows, method, hybrid, self.constants, self.memo)
-        return rows | {
-            "zero3_s": zero3_s,
-            "exchange_s": bounds.exchange_token_s(self.job, rows, hybrid, self.constants, self.memo),
-            "turn_s": bounds.turn_token_s(self.job, rows, self.constants, self.memo),
+    def _nothing_again(self) -> dict[Words, Columns]:
+        """By method the rows that it admits and that may be shown where nothing is computed again, with bounds."""
+        zeros = np.zeros(len(self.rows["dp"]))
+        rows = self.rows | {"exchange_s": zeros, "zero3_s": zeros, "turn_s": zeros}
+        timed = {
+            method: self._timed(taken(rows, admits(self.job, rows, method)), method)
+            for method in dict.fromkeys(map(_method_of, self.words))
         }
+        found = {method: some for method, some in timed.items() if len(some["dp"])}
+        if not found:
+            return found
+        # What replicas exchange and what messages take follows from no words.
+        is_left = np.zeros(len(zeros), dtype=bool)
+        for method_rows in found.values():
+            is_left[method_rows["row"]] = True
+        left = taken(self.rows, is_left)
+        hybrid = hybrid_ranks(self.job, self.constraints, left)
+        columns = {
+            "exchange_s": bounds.exchange_token_s(self.job, left, hybrid, self.constants, self.memo),
+            "turn_s": bounds.turn_token_s(self.job, left, self.rates), "hybrid": hybrid,
+        }  # fmt: skip
+        place = np.cumsum(is_left) - 1
+        for method, method_rows in found.items():
+            method_rows |= taken(columns, place[method_rows["row"]])
+            method_rows["zero3_s"] = bounds.zero3_token_s(
+                self.job, method_rows, method, method_rows.pop("hybrid"), self.constants, self.memo
+            )
+        return found
 
-    def _bounded(self, rows: Columns, words: Words) -> Columns:
-        """Rows with their bounds: for schedules of one microbatch and of paired ones, and in bytes."""
+    def _timed(self, rows: Columns, words: Words) -> Columns:
+        """Rows that may be shown, with what their mean rank takes, and what it takes where microbatches are paired."""
+        if not len(rows["dp"]):
+            return rows
         self.tally.num_bounds += len(rows["dp"])
-        mean_s, paired_s = bounds.mean_rank_token_s(self.job, rows, words, self.constants, self.memo)
-        least_bytes = np.zeros_like(mean_s)
-        if bounds.keeps_as_much(self.job, words):
-            least_bytes = bounds.activation_bytes(self.job, rows, words, self.constants, self.memo)
-        return rows | {"mean_s": mean_s, "paired_s": paired_s, "least_bytes": least_bytes}
+        is_used = np.zeros(len(self.layers["dp"]), dtype=bool)
+        is_used[rows["layer"]] = True
+        place = (np.cumsum(is_used) - 1)[rows["layer"]]
+        of_layers = bounds.microbatch_s(self.job, taken(self.layers, is_used), words, self.constants, self.memo)
+        mean_s, paired_s = (bounds.mean_rank_token_s(self.job, rows, seconds[place]) for seconds in of_layers)
+        return self._shown(rows | {"mean_s": mean_s, "paired_s": paired_s}, *self._least_s(rows, paired_s))
+
+    def _least_bytes(self, rows: Columns, words: Words) -> Column:
+        """Least bytes of a process, where there is a bound."""
+        if not bounds.keeps_as_much(self.job, words):
+            return np.zeros(len(rows["dp"]))
+        return bounds.activation_bytes(self.job, rows, words, self.constants, self.memo)
+
+    def _shown(self, rows: Columns, below_s: Column, gathered_s: Column) -> Columns:
+        """Those that may still be shown, by their bounds."""
+        return taken(rows, np.minimum(below_s, gathered_s) < self.marks(rows["kind"]))
 
     def _least_s(self, rows: Columns, token_s: Column, factor: Column | float = 1.0) -> tuple[Column, Column]:
         """(below ZeRO-3, under ZeRO-3) the least seconds by token of a step."""
         return bounds.step_token_s(self.job, rows, token_s, self.rates, factor)
 
-    def _task(self, words: Words, rows: Columns) -> tuple[float, Words, Columns]:
-        """The least bound of the rows that words admit, and these."""
+    def _tasks(self, alike: list[Words], rows: Columns) -> list[tuple[float, list[tuple[Words, Columns]]]]:
+        """The rows that words admit, with their bounds, and the least of these; of all words together, but apart where
+        tokens' way to experts is hidden."""
+        found = []
+        for is_hidden in (False, True):
+            parts = [
+                (at, self._admitted(at, rows))
+                for at in alike
+                if is_hidden == (self.job.model.moe.experts > 0 and bounds.is_paired(at.schedule))
+            ]
+            parts = [(at, some) for at, some in parts if len(some["dp"])]
+            least = [np.minimum(some["below_s"], some["gathered_s"]).min() for _, some in parts]
+            found += [(float(min(least)), parts)] if parts else []
+        return found
+
+    def _admitted(self, words: Words, rows: Columns) -> Columns:
+        """The rows that words admit and that may be shown, with their bounds."""
         mean_s = rows["paired_s" if bounds.is_paired(words.schedule) else "mean_s"]
         pieces = STAGES_PER_RANK.get(words.schedule, 1)
         factor = bounds.bubble_factor(
@@ -240,14 +288,27 @@ class _Search:
         )
         messages_s = bounds.messages_token_s(rows, words.schedule, pieces or 2)
         below, gathered = self._least_s(rows, factor * mean_s + messages_s, factor)
-        least = np.minimum(below, gathered)
-        is_possible = (least < self.marks(rows["kind"])) & admits(self.job, rows, words)
+        is_possible = (np.minimum(below, gathered) < self.marks(rows["kind"])) & admits(self.job, rows, words)
         if bounds.keeps_as_much(self.job, words):
             is_possible &= rows["least_bytes"] <= self.room
-        rows = taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
-        return float(least[is_possible].min(initial=np.inf)), words, rows
+        return taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
 
-    def _with_words(self, block: Block) -> None:
+    def _staged(self, words: Words, rows: Columns) -> Block:
+        """The plans of some rows that may be shown, with bounds of their own numbers of virtual stages."""
+        rows = self._shown(rows, rows["below_s"], rows["gathered_s"])
+        block = with_words(self.job, self.constraints, rows, words)
+        columns = block.columns
+        if STAGES_PER_RANK.get(words.schedule, 1) == 0:
+            virtual = columns["virtual_stages"]
+            factor = bounds.bubble_factor(columns, words.schedule, virtual)
+            messages_s = bounds.messages_token_s(columns, words.schedule, virtual)
+            below, gathered = self._least_s(columns, factor * columns["mean_s"] + messages_s, factor)
+            columns = self._shown(columns | {"below_s": below, "gathered_s": gathered}, below, gathered)
+            block = Block(words, columns)
+        columns = {name: values for name, values in columns.items() if name not in _OF_ROWS}
+        return Block(replace(words, schedule="1f1b"), columns | {"schedule": block.schedule})
+
+    def _explore(self, block: Block) -> None:
         """Exclude what can't be shown of a block with nothing sharded, and price the rest."""
         block = self._tightened(block)
         least = np.minimum(block.columns["below_s"], block.columns["gathered_s"])
@@ -269,35 +330,28 @@ class _Search:
         self._price(with_offload(self.constraints, self._still(together(too_large))))
 
     def _tightened(self, block: Block) -> Block:
-        """With bounds of the plans themselves: of their virtual stages, and where they are many, of their own price."""
-        columns, words = block.columns, block.words
-        if STAGES_PER_RANK.get(words.schedule, 1) == 0:
-            virtual = columns["virtual_stages"]
-            factor = bounds.bubble_factor(columns, words.schedule, virtual)
-            messages_s = bounds.messages_token_s(columns, words.schedule, virtual)
-            below, gathered = self._least_s(columns, factor * columns["mean_s"] + messages_s, factor)
-            block = Block(words, columns | {"below_s": below, "gathered_s": gathered})
-            block = block.where(self._possible(block, np.arange(len(block))))
+        """With bounds from the price of each plan itself, where they are many."""
         if len(block) <= _FEW:
             return block
         self.tally.num_bounds += len(block)
-        run = block.run(self.job)
-        unsharded_s = bounds.unsharded_token_s(self.job, block, step_time(run, self.constants, self.memo))
-        below, gathered = self._least_s(block.columns, unsharded_s)
-        gathered = np.maximum(gathered, block.columns["gathered_s"])
-        memory = peak_memory(run, self.constants, self.memo)
+        memory = peak_memory(block.run(self.job, self.memo), self.constants, self.memo)
         held = {
             "rest_bytes": bounds.unsharded_bytes(memory), "parameters_bytes": memory.parameters,
             "gradients_bytes": memory.gradients, "optimizer_bytes": memory.optimizer,
         }  # fmt: skip
-        block = Block(words, block.columns | {"below_s": below, "gathered_s": gathered} | held)
-        block = block.where(held["rest_bytes"] <= self.room)
+        block = Block(block.words, block.columns | held).where(held["rest_bytes"] <= self.room)
+        if not len(block):
+            return block
+        unsharded_s = bounds.unsharded_token_s(self.job, block, self.constants, self.memo)
+        below, gathered = self._least_s(block.columns, unsharded_s)
+        gathered = np.maximum(gathered, block.columns["gathered_s"])
+        block = Block(block.words, block.columns | {"below_s": below, "gathered_s": gathered})
         return block.where(self._possible(block, np.arange(len(block))))
 
     def _possible(self, block: Block, rows: Column) -> Column:
         """Those of some rows that may still be shown."""
-        columns = taken(block.columns, rows)
-        return rows[np.minimum(columns["below_s"], columns["gathered_s"]) < self.marks(columns["kind"])]
+        below_s, gathered_s, kind = (block.columns[name][rows] for name in ("below_s", "gathered_s", "kind"))
+        return rows[np.minimum(below_s, gathered_s) < self.marks(kind)]
 
     def _still(self, block: Block) -> Block:
         """Those of a sharded block that may still be shown."""

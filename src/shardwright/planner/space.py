@@ -12,6 +12,7 @@ shares of the optimizer state between none and all in host memory; hybrid shardi
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -22,11 +23,13 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.sequence import chunks_per_rank
+from shardwright.workload.shape import SCHEDULE_NAMES
 
 SCHEDULES = (
     "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev", "gpipe",
     "looped-bfs", "sequential",
 )  # fmt: skip
+_DUALPIPE = SCHEDULE_NAMES.index("dualpipe")
 CONTEXT_METHODS = ("ring", "all-gather", "ulysses")
 
 # What is computed again, least first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section
@@ -122,25 +125,25 @@ def words_of(job: JobSpec, constraints: Constraints, columns: Columns) -> list[W
     """All combinations of words that some row can use, with the dearest recomputation last."""
     precisions = sorted({job.precision.float8, constraints.float8}, key=lambda name: name != job.precision.float8)
     found = []
+    schedules = SCHEDULES if (columns["pp"] > 1).any() else ("1f1b",)
+    methods = CONTEXT_METHODS if (columns["cp"] > 1).any() else ("ring",)
+    dispatches = ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",)
     for again, schedule, method, dispatch, float8 in product(
-        RECOMPUTE,
-        SCHEDULES if (columns["pp"] > 1).any() else ("1f1b",),
-        CONTEXT_METHODS if (columns["cp"] > 1).any() else ("ring",),
-        ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",),
+        (again for again in RECOMPUTE if _allows_again(constraints, again)),
+        (name for name in schedules if constraints.allows("schedule", name)),
+        (name for name in methods if constraints.allows("cp_method", name)),
+        (name for name in dispatches if constraints.allows("dispatch", name)),
         precisions,
     ):
-        words = Words(
-            schedule, again.recompute, again.recompute_operators, again.recompute_every, again.offload_activations,
-            method, dispatch, float8,
-        )  # fmt: skip
-        if all(constraints.allows(name, _as_given(getattr(words, name))) for name in Words.__dataclass_fields__):
-            found.append(words)
+        found.append(replace(again, schedule=schedule, cp_method=method, dispatch=dispatch, float8=float8))
     return found
 
 
-def _as_given(value: object) -> object:
-    """Tuples as the lists that TOML has."""
-    return list(value) if isinstance(value, tuple) else value
+def _allows_again(constraints: Constraints, again: Words) -> bool:
+    """Whether what is computed again may be so: its operators are a list in TOML."""
+    operators = constraints.allows("recompute_operators", list(again.recompute_operators))
+    names = "recompute", "recompute_every", "offload_activations"
+    return operators and all(constraints.allows(name, getattr(again, name)) for name in names)
 
 
 def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: Words) -> Block:
@@ -206,7 +209,7 @@ def with_sharing(job: JobSpec, constraints: Constraints, block: Block) -> Block:
     rows["zero_ranks"] = np.where(hybrid, size, 0)
     rows["offload_optimizer"] = np.full(len(zero), least[0])
     rows["offload_parameters"] = np.full(len(zero), least[1])
-    is_legal = ~hybrid | ((zero > 0) & (size > 0) & (block.words.schedule != "dualpipe"))
+    is_legal = ~hybrid | ((zero > 0) & (size > 0) & np.repeat(block.schedule != _DUALPIPE, len(choices)))
     return Block(block.words, taken(rows, is_legal & ((zero == 3) | ~rows["offload_parameters"])))
 
 

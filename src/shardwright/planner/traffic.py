@@ -30,7 +30,7 @@ def traffic(job: JobSpec, axis: str) -> Traffic:
     sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}
     passes = piece_passes(job, run, software_under(run), None, pieces)
     sent = sum(of.sent.total for of in layer_crossings(job, pieces, passes, sizes) if of.axis == axis)
-    groups = Groups.of(run)
+    groups = Groups(run)
     group = groups.shard if axis == "dp" else getattr(groups, axis)
     num_domains = int(group.domains)
     fast = run.node_bytes_per_s or device_of(run.device).link_gb_per_s * 1e9

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.report.table import aligned
+from shardwright.report.aligned import aligned
 from shardwright.schedule.job import job_program
 from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec

@@ -4,8 +4,8 @@ import textwrap
 from typing import Any
 
 from shardwright.planner.layout import LaidOut
+from shardwright.report.aligned import aligned
 from shardwright.report.plans import plan_words
-from shardwright.report.table import aligned
 from shardwright.schedule.placement import placement_of
 
 

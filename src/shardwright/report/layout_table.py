@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shardwright.report.table import aligned
+from shardwright.report.aligned import aligned
 from shardwright.workload.layout import Placement, TensorLayout
 from shardwright.workload.layouts import RegionLayout
 

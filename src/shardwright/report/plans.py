@@ -3,17 +3,19 @@
 import json
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardwright.cost.calibration import device_of
 from shardwright.planner.advice import Advice, Own, Priced
-from shardwright.planner.misfit import Misfit
-from shardwright.planner.reasons import PARTS, Reason
-from shardwright.report.table import aligned
+from shardwright.report.aligned import aligned
 from shardwright.spec.notes import job_notes
 from shardwright.spec.plan import PlanSpec
+
+if TYPE_CHECKING:  # they are there where a plan is explained
+    from shardwright.planner.misfit import Misfit
+    from shardwright.planner.reasons import Reason
 
 _WIDTH = 118
 _GIB = 2**30
@@ -158,6 +160,8 @@ def _rows(plans: list[Priced]) -> Iterator[list[str]]:
 
 def _breakdown(plan: Priced) -> Iterator[list[str]]:
     """Time and memory side by side: a part a line."""
+    from shardwright.planner.reasons import PARTS
+
     total = float(plan.time.total)
     times = [
         (name, float(getattr(plan.time, part))) for part, name in PARTS.items() if float(getattr(plan.time, part)) > 0
@@ -173,7 +177,7 @@ def _breakdown(plan: Priced) -> Iterator[list[str]]:
         yield ["  " + left[0], *left[1:], "  " + right[0], right[1]]
 
 
-def _reason_lines(reasons: list[Reason]) -> Iterator[str]:
+def _reason_lines(reasons: "list[Reason]") -> Iterator[str]:
     for reason in reasons:
         if reason.excess_bytes:
             cost = "does not fit"
@@ -212,7 +216,7 @@ def _changes(before: PlanSpec, after: PlanSpec) -> Iterator[str]:
             yield f"{name} {new} for {old}"
 
 
-def _misfit(found: Misfit, own: Priced) -> str:
+def _misfit(found: "Misfit", own: Priced) -> str:
     kinds = ", ".join(
         f"{name} {float(value) / _GIB:.1f}"
         for name, value in found.memory.as_dict().items()

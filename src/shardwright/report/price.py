@@ -5,7 +5,7 @@ from typing import Any
 
 from shardwright.cost.calibration import software_of
 from shardwright.planner.estimate import Estimate
-from shardwright.report.table import aligned
+from shardwright.report.aligned import aligned
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import amount
 

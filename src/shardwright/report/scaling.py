@@ -5,8 +5,8 @@ from typing import Any
 
 from shardwright.planner.batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Scaling, devices_text
+from shardwright.report.aligned import aligned
 from shardwright.report.plans import plan_words
-from shardwright.report.table import aligned
 from shardwright.spec.job import JobSpec
 
 _WIDTH = 118

@@ -12,12 +12,13 @@ from typing import Any
 
 import click
 
+from shardwright.report.aligned import aligned
 from shardwright.report.figures import as_dict, as_full_dict, figures, idle_table
 from shardwright.report.memory import memory_table
 from shardwright.report.page import Section, section_of, timeline_page
 from shardwright.report.picture import picture
 from shardwright.report.study import Study, count, number, study, study_schedule
-from shardwright.report.table import aligned, comparison
+from shardwright.report.table import comparison
 from shardwright.report.terminal import draw, palette_of
 from shardwright.report.trace import trace
 from shardwright.schedule.generate import GENERATORS

@@ -10,6 +10,7 @@ from shardwright.planner.effects import Effect
 from shardwright.planner.groups import RankGroup
 from shardwright.planner.passes import PieceKind
 from shardwright.planner.story import Story, tell
+from shardwright.report.aligned import aligned
 from shardwright.report.estimate import device_memory_bytes
 from shardwright.report.layout_table import layout_text
 from shardwright.report.memory import size_text
@@ -17,7 +18,6 @@ from shardwright.report.quantity import count_text, ranks_text, seconds_text
 from shardwright.report.story_crossings import crossings_text
 from shardwright.report.story_dict import story_dict
 from shardwright.report.story_passes import passes_text, piece_name, pieces_text
-from shardwright.report.table import aligned
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import amount
 from shardwright.spec.notes import job_notes

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from shardwright.cost.sent import SentBytes
 from shardwright.planner.crossings import Crossing
 from shardwright.planner.passes import total_s
+from shardwright.report.aligned import aligned
 from shardwright.report.memory import size_text
 from shardwright.report.quantity import count_text, seconds_text
-from shardwright.report.table import aligned
 
 
 def crossings_text(crossings: Sequence[Crossing]) -> str:

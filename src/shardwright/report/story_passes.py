@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
 from shardwright.planner.passes import Collective, OperatorPass, PieceKind, PiecePass
+from shardwright.report.aligned import aligned
 from shardwright.report.memory import size_text
 from shardwright.report.quantity import count_text, flops_text, seconds_text
-from shardwright.report.table import aligned
 from shardwright.workload.operators import Product
 
 

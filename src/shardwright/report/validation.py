@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwright.report.table import aligned
+from shardwright.report.aligned import aligned
 
 
 def validation_text(found: Mapping[str, Any]) -> str:

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardwright.schedule.action import Kind
-from shardwright.schedule.auto import auto
-from shardwright.schedule.auto_model import Model
 from shardwright.schedule.dualpipe import dualpipe, dualpipe_faults
 from shardwright.schedule.dualpipev import dualpipev, dualpipev_faults
 from shardwright.schedule.gather import add_gathers
@@ -139,6 +137,8 @@ GENERATORS: dict[str, Entry] = {
 
 
 def _auto(shape: Shape) -> Schedule:
+    from shardwright.schedule.auto import auto  # the solver is as large as all other schedules together
+
     limit = shape.most_alive or None
     return auto(
         shape.num_ranks, shape.num_microbatches, shape.costs, limit, stages_per_rank=shape.virtual_stages
@@ -148,6 +148,8 @@ def _auto(shape: Shape) -> Schedule:
 def _auto_faults(shape: Shape) -> list[str]:
     if shape.virtual_stages > 2:
         return [f"schedule 'auto' runs one or two stages on each rank, and v is {shape.virtual_stages}; use 1 or 2"]
+    from shardwright.schedule.auto_model import Model
+
     limit = shape.most_alive or None
     try:
         Model.of(shape.num_ranks, shape.num_microbatches, shape.costs, limit, (), shape.virtual_stages)

@@ -1,6 +1,7 @@
 """Which pipeline rank holds which stage of the model."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def in_line(num_ranks: int) -> Placement:
     return Placement((tuple(range(num_ranks)),))
 
 
+@lru_cache(maxsize=4096)
 def looped(num_ranks: int, num_chunks: int) -> Placement:
     """Stage s on rank s mod p: each rank holds `num_chunks` pieces, p stages apart."""
     return Placement((tuple(stage % num_ranks for stage in range(num_ranks * num_chunks)),))

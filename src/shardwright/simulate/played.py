@@ -96,7 +96,7 @@ class _Stages:
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
         rates, size = costing.rates, message_bytes(replace(run, cut=cut), costing.software)
-        groups = Groups.of(replace(run, cut=cut))
+        groups = Groups(replace(run, cut=cut))
         pipeline = groups.pp
         is_near = bool(pipeline.domains[0] == 1)
         ends = Replicas.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())

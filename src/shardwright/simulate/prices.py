@@ -1,6 +1,6 @@
 """Prices of many runs: those that differ in the numbers of their plans alone are priced at once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cost.calibration import Constants
@@ -20,9 +20,9 @@ class Price:
 
 def batches(runs: Sequence[Run]) -> Iterator[tuple[Run, list[int]]]:
     """Runs with arrays, and which of `runs` are in each."""
-    alike: dict[Run, list[int]] = {}
+    alike: dict[Hashable, list[int]] = {}
     for place, run in enumerate(runs):
-        alike.setdefault(replace(run, cut=run.cut.words), []).append(place)
+        alike.setdefault((run.setting, run.cut.words), []).append(place)
     for places in alike.values():
         yield replace(runs[places[0]], cut=stacked([runs[place].cut for place in places])), places
 

@@ -5,9 +5,9 @@ Stages are not equal: the slowest rank sets the pace and the others are passed o
 or as many as an array has entries.
 """
 
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +15,15 @@ from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of,
 from shardwright.cost.collectives import message_s
 from shardwright.cost.pipeline import bubble
 from shardwright.cost.replicas import Replicas
-from shardwright.cost.stage import Costing, Groups, PieceTime
+from shardwright.cost.stage import Costing, Groups, PieceTime, Repeatable
 from shardwright.schedule.generate import GENERATORS, training_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload.arrays import Array, Numbers, only
+from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
 from shardwright.workload.memo import Memo
-from shardwright.workload.ranks import Ranks, layer_kinds
-from shardwright.workload.shape import Cut, Run, layer_columns, shard_columns
+from shardwright.workload.ranks import Ranks, layers_by_kind
+from shardwright.workload.shape import Cut, Run, layer_columns, layer_words, shard_columns, shard_words
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,16 @@ def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepT
 
     KeyError says what is not known, ValueError what contradicts itself.
     """
-    if run.cut.schedule not in GENERATORS:
-        raise ValueError(f"schedule {run.cut.schedule!r} is not known; there are {', '.join(GENERATORS)}")
-    steps = _steps(replace(run, cut=run.cut.as_arrays()), constants, memo or Memo())
+    for name, _ in run.cut.schedules:
+        if name not in GENERATORS:
+            raise ValueError(f"schedule {name!r} is not known; there are {', '.join(GENERATORS)}")
+    memo = memo or Memo()
+    steps = _steps(replace(run, cut=run.cut.as_arrays()), constants, memo)
     cut, rates, pace, m = steps.cut, steps.rates, steps.pace, steps.cut.num_microbatches
-    ends = Replicas.of(steps.run, steps.software, rates, steps.groups, steps.ranks, pace)
+    ranks = steps.ranks
+    if not run.shape.experts:  # what replicas do takes longest where there is most
+        ranks = ranks.fullest(memo.held(run.shape, cut)[0])
+    ends = Replicas.of(steps.run, steps.software, rates, steps.groups, ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
     other = rates.step_s + rates.flush * pace.total * (cut.pp > 1)
@@ -107,53 +112,75 @@ def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepT
     return only(found) if run.cut.is_single else found
 
 
+def pipeline_s(run: Run, constants: Constants, memo: Memo) -> Numbers:
+    """Seconds of a step but for what replicas do at its ends and what is beside. Numbers of the run are arrays."""
+    steps = _steps(run, constants, memo)
+    return steps.cut.num_microbatches * steps.pace.total + _bubble(steps) + _messages(steps)
+
+
+def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
+    """What one microbatch costs through all layers, the embedding and the head. Numbers of the run are arrays."""
+    return PieceTime(*_of_microbatch(run, _piece_times(run, _rates(run, constants, memo), constants, memo)))
+
+
+def _rates(run: Run, constants: Constants, memo: Memo) -> Rates:
+    return memo.once(("rates", run.cut.precision, run.setting), lambda: rates_of(run, constants))
+
+
 def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     """What a microbatch costs: layers once for each that differs, ranks by what they hold. Numbers are arrays."""
     shape, cut = run.shape, run.cut
-    ranks = memo.ranks(shape, cut)
-    tables = {("embedding", "none"): ranks.embedding, ("head", "none"): ranks.head}
+    ranks, rates = memo.ranks(shape, cut), _rates(run, constants, memo)
+    times = _piece_times(run, rates, constants, memo)
     # Of a bidirectional pipeline's two copies a microbatch meets one.
-    held = {
-        piece: count / cut.num_copies
-        for piece, count in (dict(zip(ranks.kinds, ranks.layers, strict=True)) | tables).items()
-    }
-    software, rates = software_under(run), rates_of(run, constants)
-    times = _piece_times(run, constants, memo, tuple(held))
-    by_rank = sum(count * PieceTime(*of).total for count, of in zip(held.values(), times, strict=True))
+    counts = [count / cut.num_copies for count in (*ranks.layers, ranks.embedding, ranks.head)]
+    by_rank = sum(count * PieceTime(*of).total for count, of in zip(counts, times, strict=True))
     slowest = np.argmax(by_rank, axis=0), np.arange(len(cut.pp))
-    pace: Numbers = sum(count[slowest] * of for count, of in zip(held.values(), times, strict=True))
-    counts = Counter([*layer_kinds(shape, cut), *tables])
-    whole: Numbers = sum(counts[piece] * of for piece, of in zip(held, times, strict=True))
-    if not shape.experts:  # what replicas do takes longest where there is most
-        ranks = ranks.fullest(shape, cut)
-    return _Steps(run, software, rates, ranks, Groups.of(run), PieceTime(*pace), PieceTime(*whole))
+    pace: Numbers = sum(count[slowest] * of for count, of in zip(counts, times, strict=True))
+    whole = PieceTime(*_of_microbatch(run, times))
+    return _Steps(run, software_under(run), rates, ranks, Groups(run), PieceTime(*pace), whole)
 
 
-def _piece_times(run: Run, constants: Constants, memo: Memo, pieces: tuple[tuple[str, str], ...]) -> list[Array]:
-    """The fields of each piece's PieceTime, in shape (fields, plans)."""
+def _of_microbatch(run: Run, times: list[Array]) -> Numbers:
+    """The times of all layers, the embedding and the head together."""
+    counts = *layers_by_kind(run.shape, run.cut).values(), 1, 1
+    found: Numbers = sum(count * of for count, of in zip(counts, times, strict=True))
+    return found
+
+
+_TABLES = ("embedding", "none"), ("head", "none")
+
+
+def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> list[Array]:
+    """The fields of each piece's PieceTime, in shape (fields, plans): kinds of layers, the embedding, the head."""
     cut = run.cut
+    pieces = *layers_by_kind(run.shape, cut), *_TABLES
+    # Of the schedule it matters whether another microbatch computes meanwhile.
+    is_paired = run.shape.experts is not None and cut.is_paired
+    words = is_paired, *layer_words(cut)
+    kinds = tuple(dict.fromkeys(kind for kind, _ in pieces))
 
     def whole(run: Run) -> Array:
+        costing, of_kinds, first = Costing.of(run, constants), {}, 0
+        operators = memo.rows("operators", run, words, layer_columns, repeatable)
+        for kind in kinds:
+            end = first + Repeatable.num_values(len(costing.chains[kind]))
+            of_kinds[kind], first = Repeatable.of_values(operators[first:end]), end
+        return _rows(run, [costing.repeating(*piece, of_kinds[piece[0]]).values() for piece in pieces])
+
+    def repeatable(run: Run) -> Array:
         costing = Costing.of(run, constants)
-        return _rows(run, [costing.whole_piece(*piece).values() for piece in pieces])
-
-    # Of the schedule it matters whether another microbatch computes meanwhile.
-    paired = "dualpipe" if run.shape.experts and cut.schedule.startswith("dualpipe") else "1f1b"
-    words = replace(cut.words, schedule=paired)
-    times = list(memo.rows("piece", run, words, layer_columns, whole).reshape(len(pieces), -1, len(cut.tp)))
-    if not np.any(cut.zero == 3):
-        return times
-
-    kinds = tuple(dict.fromkeys(kind for kind, _ in pieces))
+        return _rows(run, [costing.repeatable(kind).values() for kind in kinds])
 
     def sharded(run: Run) -> Array:
         costing = Costing.of(run, constants)
         return _rows(run, [costing.shard_s(kind) for kind in kinds])
 
-    copied = "dualpipe" if cut.num_copies == 2 else "1f1b"
-    words = replace(words, schedule=copied, recompute="none", policies=(), cp_method="ring")
-    shards = memo.rows("shard", run, words, shard_columns, sharded).reshape(len(kinds), 2, -1)
-    software, rates = software_under(run), rates_of(run, constants)
+    times = list(memo.rows("piece", run, (pieces, *words), layer_columns, whole).reshape(len(pieces), -1, len(cut.tp)))
+    if not np.any(cut.zero == 3):
+        return times
+    shards = memo.rows("shard", run, shard_words(cut), shard_columns, sharded).reshape(len(kinds), 2, -1)
+    software = software_under(run)
     return [
         np.stack(PieceTime(*of).gathered(rates, software, *shards[kinds.index(kind)]).values())
         for (kind, _), of in zip(pieces, times, strict=True)
@@ -162,7 +189,7 @@ def _piece_times(run: Run, constants: Constants, memo: Memo, pieces: tuple[tuple
 
 def _rows(run: Run, values: list[tuple[Numbers, ...]]) -> Array:
     """All of some values, one below the other: (values, plans)."""
-    return np.stack([np.broadcast_to(value, run.cut.tp.shape) for of in values for value in of])
+    return stacked_rows([value for of in values for value in of], len(run.cut.tp))
 
 
 # Schedules whose bubble is that a microbatch passes all other ranks, and whose order is not made for equal stages.
@@ -173,19 +200,27 @@ _PLAYED = ("auto", "pipedream", "pipedream-2bw")
 
 def _bubble(steps: _Steps) -> Numbers:
     """How long the pace-setting rank waits for others at the ends of a step."""
-    cut, pace, whole = steps.cut, steps.pace, steps.whole
-    p, v, m = cut.pp, cut.virtual, cut.num_microbatches
-    others, count = whole, p
-    if cut.schedule in _PASSING:
-        others, count = whole + pace.times(-1), np.maximum(1, p - 1)
-    forward = (others.forward + others.exposed_forward) / count
-    weight = others.weight_grad / count
-    back = others.total / count - forward - weight
-    if cut.schedule not in _PLAYED:
-        return np.where(p > 1, bubble(cut.schedule, p, m, v, forward, back, weight), 0.0)
-    played = np.vectorize(_played, otypes=[float])
-    times = (np.round(seconds, 9) for seconds in (forward, back, weight))
-    return np.where(p > 1, played(cut.schedule, p, m, v, *times) - m * whole.total / p, 0.0)
+    whole, pace = ((of.forward + of.exposed_forward, of.weight_grad, of.total) for of in (steps.whole, steps.pace))
+    numbers = steps.cut.pp, steps.cut.num_microbatches, steps.cut.virtual
+
+    def waits(name: str, at: Any) -> Numbers:
+        p, m, v = (number[at] for number in numbers)
+        forward, weight, total = (seconds[at] for seconds in whole)
+        count, step = p, m * total / p
+        if name in _PASSING:
+            forward, weight, total = (
+                seconds - mine[at] for seconds, mine in zip((forward, weight, total), pace, strict=True)
+            )
+            count = np.maximum(1, p - 1)
+        forward, weight = forward / count, weight / count
+        back = total / count - forward - weight
+        if name not in _PLAYED:
+            return np.where(p > 1, bubble(name, p, m, v, forward, back, weight), 0.0)
+        played = np.vectorize(_played, otypes=[float])
+        times = (np.round(seconds, 9) for seconds in (forward, back, weight))
+        return np.where(p > 1, played(name, p, m, v, *times) - step, 0.0)
+
+    return steps.cut.by_schedule(waits)
 
 
 @lru_cache(maxsize=1024)
@@ -205,6 +240,14 @@ def message_bytes(run: Run, software: SoftwareSpec) -> Numbers:
     return size / np.where(cut.sequence_parallel | software.message_split, cut.tp, 1)
 
 
+def message_and_turn_s(run: Run, rates: Rates) -> tuple[Numbers, Numbers]:
+    """(one message between neighbours in the pipeline, what messages add to a step for each stage that a rank has,
+    where it has several)."""
+    software = software_under(run)
+    one = message_s(rates, Groups(run).pp, message_bytes(run, software))
+    return one, 2 * one * run.cut.num_microbatches * (rates.leak if software.message_overlap else 1.0)
+
+
 def _messages(steps: _Steps) -> Numbers:
     """What the pipeline's messages add, by how the schedule waits for them.
 
@@ -213,13 +256,14 @@ def _messages(steps: _Steps) -> Numbers:
     computes.
     """
     cut, rates = steps.cut, steps.rates
-    p, v, m = cut.pp, cut.virtual, cut.num_microbatches
-    one = message_s(rates, steps.groups.pp, message_bytes(steps.run, steps.software))
-    ends = 2 * one * (p - 1)
-    if cut.schedule in STAGES_PER_RANK:
-        seconds = ends + 2 * one * v * m * (rates.leak if steps.software.message_overlap else 1.0)
-    elif cut.schedule.startswith("zb") or cut.schedule == "gpipe":
-        seconds = 2 * ends
-    else:
-        seconds = np.where(cut.extra_warmup > 0, ends, 2 * one * ((p - 1) * m / p + np.maximum(0, p - 2)))
-    return np.where(p > 1, seconds, 0.0)
+    p, m = cut.pp, cut.num_microbatches
+    one, turn = message_and_turn_s(steps.run, rates)
+    ends, turns = 2 * one * (p - 1), cut.virtual * turn
+    exposed = np.where(cut.extra_warmup > 0, ends, 2 * one * ((p - 1) * m / p + np.maximum(0, p - 2)))
+
+    def seconds(name: str, at: Any) -> Numbers:
+        if name in STAGES_PER_RANK:
+            return ends[at] + turns[at]
+        return 2 * ends[at] if name.startswith("zb") or name == "gpipe" else exposed[at]
+
+    return np.where(p > 1, cut.by_schedule(seconds), 0.0)

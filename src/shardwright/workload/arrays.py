@@ -4,7 +4,7 @@ What follows from few of a plan's numbers is computed once for each distinct com
 up by plan, so that pricing a plan takes about as long as a few hundred additions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +36,14 @@ def distinct(columns: Iterable[Array]) -> tuple[Array, Array]:
             code, num_codes = code * span + (column - low), num_codes * span
     _, found, which = np.unique(np.broadcast_to(code, column.shape), return_index=True, return_inverse=True)
     return found, which
+
+
+def stacked_rows(values: Sequence[Numbers], num_plans: int) -> Array:
+    """Values, of one number each or one a plan, one below the other: (values, plans)."""
+    found = np.empty((len(values), num_plans))
+    for row, value in zip(found, values, strict=True):
+        row[...] = value
+    return found
 
 
 Record = TypeVar("Record", bound="DataclassInstance")

@@ -6,6 +6,7 @@ holds what was computed for these, by the numbers of a plan from which it follow
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,12 +14,17 @@ from shardwright.workload.arrays import Array, distinct
 from shardwright.workload.ranks import Ranks, different_ranks
 from shardwright.workload.shape import Cut, Run, Shape
 
+Value = TypeVar("Value")
+Columns = Callable[[Cut], tuple[Array, ...]]
+
 
 class Memo:
-    """Tables of what was computed. It is for one set of constants, and only grows."""
+    """Tables of what was computed. It is for one job and one set of constants, and only grows."""
 
     def __init__(self) -> None:
         self._tables: dict[Hashable, _Table] = {}
+        self._values: dict[Hashable, Any] = {}
+        self._keys: dict[Columns, dict[tuple[int, ...], int]] = {}
         self._last = _Last(Cut())
 
     def ranks(self, shape: Shape, cut: Cut) -> Ranks:
@@ -28,22 +34,42 @@ class Memo:
             last.ranks = different_ranks(shape, cut)
         return last.ranks
 
+    def held(self, shape: Shape, cut: Cut) -> tuple[Array, Array]:
+        """The parameters of these ranks."""
+        last = self._of(cut)
+        if last.held is None:
+            last.held = self.ranks(shape, cut).parameters(shape, cut)
+        return last.held
+
+    def once(self, key: Hashable, of: Callable[[], Value]) -> Value:
+        """What `of` said when it was first asked under a key, which must say all that it follows from."""
+        if key not in self._values:
+            self._values[key] = of()
+        return self._values[key]  # type: ignore[no-any-return]
+
     def rows(
-        self, name: str, run: Run, words: Cut, columns: Callable[[Cut], tuple[Array, ...]], of: Callable[[Run], Array]
-    ) -> Array:
+        self, name: str, run: Run, words: Hashable, columns: Columns, of: Callable[[Run], Array],
+    ) -> Array:  # fmt: skip
         """What `of` says of each plan of a run in arrays, in shape (values, plans).
 
-        It follows from `columns` of its cut, which are whole numbers, and from the rest of the run with `words` as the
-        cut; `of` is asked for plans that differ in these.
+        It follows from `columns` of its cut, which are whole numbers, from `words` of it, and from all else in the run;
+        `of` is asked for plans that differ in columns, and may ask for rows of other names itself.
         """
         last = self._of(run.cut)
         if columns not in last.distinct:
-            last.distinct[columns] = distinct(columns(run.cut))
-        found, which = last.distinct[columns]
-        table = self._tables.setdefault((name, replace(run, cut=words)), _Table())
-        numbers = list(zip(*(column[found].tolist() for column in columns(run.cut)), strict=True))
-        place = table.place(numbers, lambda new: of(replace(run, cut=run.cut.at(found[new]))))
-        return table.values[:, place[which]]
+            of_each = columns(run.cut)
+            found, which = distinct(of_each)
+            known = self._keys.setdefault(columns, {})
+            numbers = zip(*(column[found].tolist() for column in of_each), strict=True)
+            keys = np.array([known.setdefault(of_one, len(known)) for of_one in numbers])
+            last.distinct[columns] = found, keys, keys[which]
+        found, keys, of_plans = last.distinct[columns]
+        table = self._tables.setdefault((name, words, run.setting), _Table())
+        new = table.unknown(keys)
+        if len(new):
+            table.add(keys[new], of(replace(run, cut=run.cut.at(found[new]))))
+            self._last = last
+        return table.values[:, table.place[of_plans]]
 
     def _of(self, cut: Cut) -> "_Last":
         if self._last.cut is not cut:
@@ -53,26 +79,31 @@ class Memo:
 
 @dataclass
 class _Last:
-    """What follows from the numbers of the plans that were asked for last."""
+    """What follows from the numbers of the plans that were asked for last: a row of each distinct combination, its
+    key, and that of each plan."""
 
     cut: Cut
     ranks: Ranks | None = None
-    distinct: dict[Callable[[Cut], tuple[Array, ...]], tuple[Array, Array]] = field(default_factory=dict)
+    held: tuple[Array, Array] | None = None
+    distinct: dict[Columns, tuple[Array, Array, Array]] = field(default_factory=dict)
 
 
 class _Table:
-    """Columns of values, by the numbers from which they follow."""
+    """Columns of values, and the place of each key's; -1 where there is none."""
 
     def __init__(self) -> None:
-        self.columns: dict[tuple[int, ...], int] = {}
+        self.place: Array = np.zeros(0, np.int64)
         self.values: Array = np.zeros((0, 0))
 
-    def place(self, numbers: list[tuple[int, ...]], of: Callable[[list[int]], Array]) -> Array:
-        """Where the values of some numbers, all different, are; `of` makes those of the indices that are new."""
-        new = [index for index, key in enumerate(numbers) if key not in self.columns]
-        if new:
-            made = of(new)
-            self.values = np.concatenate((self.values, made), axis=1) if self.columns else made
-            for index in new:
-                self.columns[numbers[index]] = len(self.columns)
-        return np.array([self.columns[key] for key in numbers])
+    def unknown(self, keys: Array) -> Array:
+        """Where in some keys those are that have no values."""
+        more = int(keys.max()) + 1 - len(self.place)
+        if more > 0:
+            self.place = np.concatenate((self.place, np.full(more, -1)))
+        return np.flatnonzero(self.place[keys] < 0)
+
+    def add(self, keys: Array, values: Array) -> None:
+        """Values, (values, keys), of keys that have none."""
+        first = self.values.shape[1]
+        self.place[keys] = np.arange(first, first + len(keys))
+        self.values = np.concatenate((self.values, values), axis=1) if first else values

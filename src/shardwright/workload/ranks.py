@@ -4,28 +4,41 @@ Of the ranks of a pipeline few differ: by a layer more or less, by embedding and
 computed for these few, for all plans at once, in arrays of shape (kinds of ranks, plans).
 """
 
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 
-from shardwright.schedule.placement import placement_of
+from shardwright.schedule.placement import Placement, placement_of
 from shardwright.spec.plan import even_stages
 from shardwright.workload.arrays import Array, distinct
-from shardwright.workload.shape import Cut, Shape
+from shardwright.workload.shape import SCHEDULE_NAMES, Cut, Shape
 
 LayerKind = tuple[str, str]  # dense or experts, and what it recomputes
 
 
 def layer_kinds(shape: Shape, cut: Cut) -> tuple[LayerKind, ...]:
     """The kind of each layer of the model."""
-    return _layer_kinds(shape, cut.words)
+    return _layer_kinds(shape, cut.recompute, cut.policies)
 
 
 @lru_cache(maxsize=256)
-def _layer_kinds(shape: Shape, cut: Cut) -> tuple[LayerKind, ...]:
-    return tuple(("dense" if shape.is_dense(n) else "experts", cut.policy(n)) for n in range(shape.layers))
+def _layer_kinds(shape: Shape, recompute: str, policies: tuple[str, ...]) -> tuple[LayerKind, ...]:
+    of_layers = policies or (recompute,) * shape.layers
+    return tuple(("dense" if shape.is_dense(n) else "experts", of) for n, of in enumerate(of_layers))
+
+
+def layers_by_kind(shape: Shape, cut: Cut) -> Mapping[LayerKind, int]:
+    """How many layers of the model are of each kind."""
+    return _layers_by_kind(layer_kinds(shape, cut))
+
+
+@lru_cache(maxsize=256)
+def _layers_by_kind(kinds: tuple[LayerKind, ...]) -> Mapping[LayerKind, int]:
+    return Counter(kinds)
 
 
 @dataclass(frozen=True)
@@ -39,51 +52,60 @@ class Held:
 
 
 def held_by_rank(
-    kinds: tuple[LayerKind, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
+    kinds: tuple[Hashable, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
 ) -> list[Held]:
     """All ranks of one pipeline; kinds of layers are in the order in which the model has them first.
 
     ValueError if stages and layers do not go together.
     """
     placement = placement_of(schedule, pp, virtual)
-    stages = list(layout) or even_stages(len(kinds), placement.num_stages)
+    stages = layout or tuple(even_stages(len(kinds), placement.num_stages))
     if len(stages) != placement.num_stages or sum(stages) != len(kinds):
         raise ValueError(
             f"a layout of {len(stages)} stages with {sum(stages)} layers in all can't be the {placement.num_stages} "
             f"stages of {schedule!r} on {pp} ranks with {len(kinds)} layers; give plan.layout one number for each "
             "stage, or leave it out"
         )
-    order = list(dict.fromkeys(kinds))
-    # Of each kind how many there are before a layer.
-    before = [list(accumulate((of == kind for of in kinds), initial=0)) for kind in order]
-    counts = [[0] * len(order) for _ in range(pp)]
-    ends = list(accumulate(stages, initial=0))
+    return _held(kinds, placement, stages)
+
+
+@lru_cache(maxsize=4096)
+def _held(kinds: tuple[Hashable, ...], placement: Placement, stages: tuple[int, ...]) -> list[Held]:
+    # Of each kind how many layers there are before a layer, in each stage, and on each rank: (kinds, ...).
+    before = _before(kinds)
+    in_stages = np.diff(before[:, [0, *accumulate(stages)]])
+    num_ranks = placement.num_ranks
+    counts = np.zeros((len(before), num_ranks))
     for holders in placement.holders:
-        for rank, first, end in zip(holders, ends, ends[1:], strict=False):
-            for index, layers in enumerate(before):
-                counts[rank][index] += layers[end] - layers[first]
+        counts += [np.bincount(holders, of_kind, num_ranks) for of_kind in in_stages]
     embeds, heads = placement.replicas(0), placement.replicas(len(stages) - 1)
-    return [Held(rank, tuple(counts[rank]), int(rank in embeds), int(rank in heads)) for rank in range(pp)]
+    by_rank = enumerate(counts.T.astype(int).tolist())
+    return [Held(rank, tuple(layers), int(rank in embeds), int(rank in heads)) for rank, layers in by_rank]
 
 
-class _Pipelines:
-    """The ranks that differ of each pipeline of one schedule, made when they are first asked for."""
-
-    def __init__(self, kinds: tuple[LayerKind, ...], schedule: str, layout: tuple[int, ...]) -> None:
-        self.kinds, self.schedule, self.layout = kinds, schedule, layout
-        self.found: dict[tuple[int, int], list[Held]] = {}
-
-    def ranks(self, pp: int, virtual: int) -> list[Held]:
-        """The first rank of each kind: no schedule lets a later one keep more microbatches."""
-        if (pp, virtual) not in self.found:
-            firsts: dict[tuple[object, ...], Held] = {}
-            for held in held_by_rank(self.kinds, self.schedule, pp, virtual, self.layout):
-                firsts.setdefault((held.layers, held.embedding, held.head), held)
-            self.found[pp, virtual] = list(firsts.values())
-        return self.found[pp, virtual]
+@lru_cache(maxsize=256)
+def _before(kinds: tuple[Hashable, ...]) -> Array:
+    """Of each kind how many layers there are before a layer of the model, and in all: (kinds, layers + 1)."""
+    return np.array([list(accumulate((of == kind for of in kinds), initial=0)) for kind in dict.fromkeys(kinds)])
 
 
-_pipelines = lru_cache(maxsize=256)(_Pipelines)
+@lru_cache(maxsize=4096)
+def _first_of_each(kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]) -> list[Held]:
+    """The first rank of a pipeline of each kind: no schedule lets a later one keep more microbatches.
+
+    Whatever kinds layers have, it matters which are alike: `kinds` has a number for each layer.
+    """
+    firsts: dict[tuple[object, ...], Held] = {}
+    for held in held_by_rank(kinds, schedule, pp, virtual, layout):
+        firsts.setdefault((held.layers, held.embedding, held.head), held)
+    return list(firsts.values())
+
+
+@lru_cache(maxsize=256)
+def _numbered(kinds: tuple[LayerKind, ...]) -> tuple[int, ...]:
+    """Kinds as numbers, in the order in which the model has them first."""
+    number = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
+    return tuple(number[kind] for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -115,9 +137,9 @@ class Ranks:
         apart = ~np.any(embedding & head, axis=0)
         return cls(tuple(dict.fromkeys(kinds)), rank, tuple(layers), embedding, head, apart)
 
-    def fullest(self, shape: Shape, cut: Cut) -> "Ranks":
-        """Of each plan the rank alone that holds most elements, where there are no experts."""
-        most = np.argmax(self.parameters(shape, cut)[0], axis=0)[None]
+    def fullest(self, elements: Array) -> "Ranks":
+        """Of each plan the rank alone that holds most of the elements that ranks hold: where there are no experts."""
+        most = np.argmax(elements, axis=0)[None]
 
         def of(values: Array) -> Array:
             return np.take_along_axis(values, most, 0)
@@ -140,10 +162,15 @@ class Ranks:
 def different_ranks(shape: Shape, cut: Cut) -> Ranks:
     """The ranks of each plan that differ. `cut` is of arrays."""
     kinds = layer_kinds(shape, cut)
-    found, which = distinct((cut.pp, cut.virtual))
-    pairs = zip(cut.pp[found].tolist(), cut.virtual[found].tolist(), strict=True)
-    pipelines = _pipelines(kinds, cut.schedule, cut.layout)
-    return Ranks.of(kinds, [pipelines.ranks(pp, virtual) for pp, virtual in pairs], which)
+    alike = _numbered(kinds)
+    found, which = distinct((cut.pp, cut.virtual, cut.schedule_number))
+    pipelines = [
+        _first_of_each(alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, pp, virtual, cut.layout)
+        for pp, virtual, number in zip(
+            *(of[found].tolist() for of in (cut.pp, cut.virtual, cut.schedule_number)), strict=True
+        )
+    ]
+    return Ranks.of(kinds, pipelines, which)
 
 
 def all_ranks(shape: Shape, cut: Cut) -> Ranks:

@@ -6,18 +6,20 @@ too.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from operator import attrgetter
+from typing import Any, get_args
 
 import numpy as np
 
 from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import layer_policies
+from shardwright.spec.plan import ScheduleName, layer_policies
 from shardwright.spec.recompute import WHOLE_LAYER, Policy
 from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.recompute import meet_budget
+
+SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ class Shape:
         behind = layer - self.experts.dense_layers
         return behind < 0 or behind % self.experts.every != self.experts.every - 1
 
+    @cached_property
+    def num_dense(self) -> int:
+        """Layers with one MLP for all tokens."""
+        return sum(map(self.is_dense, range(self.layers)))
+
     def layer_parameters(self, layer: int) -> tuple[int, int]:
         """(elements that all tokens use, elements of the routed experts) of a layer."""
         return self.kind_parameters("dense" if self.is_dense(layer) else "experts")
@@ -118,13 +125,12 @@ class Shape:
 
         Chowdhery et al. 2022 (arXiv 2204.02311, appendix B), over the full sequence; `causal` counts half of it.
         """
-        num_dense = sum(map(self.is_dense, range(self.layers)))
         met = self.vocab * self.hidden + self.layers * self.attention_parameters
-        met += num_dense * self.mlp_parameters(self.ffn)
+        met += self.num_dense * self.mlp_parameters(self.ffn)
         if self.experts is not None:
             of = self.experts
             routed = self.mlp_parameters(of.topk * of.ffn + of.shared_ffn) + of.num * self.hidden
-            met += (self.layers - num_dense) * routed
+            met += (self.layers - self.num_dense) * routed
         widths = self.heads * (2 * self.head_dim)
         if self.latent:
             widths = self.heads * (self.latent.plain + self.latent.rotary + self.latent.value)
@@ -140,6 +146,8 @@ class Cut:
     fp16, float32, fp8, mxfp8 or nvfp4. `gradient_bytes` and `reduce_bytes` are of a gradient that is added up and of
     one on its way, 0 as the software has it; `bucket_bytes` of the parameters whose gradients travel together, 0 all.
 
+    Where plans have several schedules, `schedule_number` has of each its place in SCHEDULE_NAMES; -1 is `schedule`.
+
     `recompute` is none; full (each layer) or stage (all of a stage), from its input; names of plan.recompute_operators,
     in order of the alphabet with "+" between; and, of other frameworks, selective (the attention core where its scores
     are kept) and matmul (all but what attention and every second product give). `policies` has it by layer where it is
@@ -154,6 +162,7 @@ class Cut:
     expert_tp: Numbers = 1
     virtual: Numbers = 1
     schedule: str = "1f1b"
+    schedule_number: Numbers = -1
     sequence_parallel: Numbers = False
     zero: Numbers = 0
     zero_ranks: Numbers = 0
@@ -196,10 +205,40 @@ class Cut:
         """Ranks that hold the same part of the same experts."""
         return np.maximum(1, self.replicas * self.tp // (self.ep * self.expert_tp))
 
-    @property
-    def num_copies(self) -> int:
+    @cached_property
+    def schedules(self) -> tuple[tuple[str, Any], ...]:
+        """The schedules of the plans, each with the index of the plans that have it."""
+        numbers = self.schedule_number
+        if np.max(numbers, initial=-1) < 0:
+            return ((self.schedule, slice(None)),)
+        present = np.flatnonzero(np.bincount(numbers)).tolist()
+        if len(present) == 1:
+            return ((SCHEDULE_NAMES[present[0]], slice(None)),)
+        return tuple((SCHEDULE_NAMES[number], np.flatnonzero(numbers == number)) for number in present)
+
+    def by_schedule(self, of: Callable[[str, Any], Numbers]) -> Numbers:
+        """By plan what a function says of its schedule: it is given a name, and the index of the plans that have it."""
+        parts = [(index, of(name, index)) for name, index in self.schedules]
+        if len(parts) == 1:
+            return parts[0][1]
+        others = np.broadcast_shapes(*(part.shape[:-1] for _, part in parts))  # such as ranks
+        found = np.empty((*others, len(self.schedule_number)))
+        for index, part in parts:
+            found[..., index] = part
+        return found
+
+    @cached_property
+    def num_copies(self) -> Numbers:
         """How often a pipeline holds each stage: a bidirectional one twice."""
-        return 2 if self.schedule == "dualpipe" else 1
+        names = [name for name, _ in self.schedules]
+        if "dualpipe" not in names or len(names) == 1:
+            return 2 if "dualpipe" in names else 1
+        return np.where(self.schedule_number == SCHEDULE_NAMES.index("dualpipe"), 2, 1)
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether another microbatch computes while tokens travel to experts and back."""
+        return all(name.startswith("dualpipe") for name, _ in self.schedules)
 
     @cached_property
     def shard_ranks(self) -> Numbers:
@@ -216,10 +255,6 @@ class Cut:
         """Forward passes of one rank in a step. The last ones of a batch that does not divide are full here."""
         return np.maximum(1, -(-self.global_batch // (self.dp * self.microbatch)))
 
-    def policy(self, layer: int) -> str:
-        """What a layer of the model recomputes."""
-        return self.policies[layer] if self.policies else self.recompute
-
     @property
     def is_single(self) -> bool:
         """Whether it is one plan, whose numbers are plain."""
@@ -227,33 +262,47 @@ class Cut:
 
     def as_arrays(self) -> "Cut":
         """The same with every number an array, of one entry where it is one plan; itself where it is so."""
+        return self if self._is_of_arrays else self._spread()
+
+    @cached_property
+    def _is_of_arrays(self) -> bool:
+        shapes = [getattr(getattr(self, name), "shape", ()) for name in _NUMBERS]
+        return shapes[0] != () and shapes.count(shapes[0]) == len(shapes)
+
+    def _spread(self) -> "Cut":
         values = {name: np.asarray(getattr(self, name)) for name in _NUMBERS}
-        length = max((value.size for value in values.values() if value.ndim), default=1)
-        like = (length if all(value.ndim == 0 or value.size for value in values.values()) else 0,)
-        if all(value.shape == like for value in values.values()):
-            return self
-        return self._with({n: v if v.shape == like else np.broadcast_to(v, like) for n, v in values.items()})
+        sizes = {value.size for value in values.values() if value.ndim} or {1}
+        like = min(sizes) if 0 in sizes else max(sizes)
+        return self.having({n: v if v.shape == (like,) else np.full(like, v) for n, v in values.items()})
 
     def at(self, index: Array) -> "Cut":
         """Some of the plans of one whose numbers are arrays."""
-        return self._with({name: getattr(self, name)[index] for name in _NUMBERS})
+        return self.having({name: getattr(self, name)[index] for name in _NUMBERS})
 
     @property
-    def words(self) -> "Cut":
-        """What of a plan is not a number, alone."""
-        return self._with({f.name: f.default for f in fields(Cut) if f.name in _NUMBERS})
+    def words(self) -> tuple[Any, ...]:
+        """What of a plan is not a number."""
+        return _words(self)
 
-    def _with(self, numbers: Mapping[str, Any]) -> "Cut":
-        return replace(self, **numbers)
+    def having(self, values: dict[str, Any]) -> "Cut":
+        """The same with other values of some fields. dataclasses.replace takes three times as long."""
+        return Cut(**{name: getattr(self, name) for name in _FIELDS} | values)
 
 
+_FIELDS = tuple(f.name for f in fields(Cut))
 _NUMBERS = tuple(f.name for f in fields(Cut) if f.type is Numbers)
+_words = attrgetter(*(f.name for f in fields(Cut) if f.type is not Numbers))
 
 
 def stacked(cuts: Sequence[Cut]) -> Cut:
     """Single plans that differ in numbers alone, as one of arrays."""
     numbers: dict[str, Any] = {name: np.array([getattr(cut, name) for cut in cuts]) for name in _NUMBERS}
     return replace(cuts[0], **numbers)
+
+
+def layer_words(cut: Cut) -> tuple[Any, ...]:
+    """What of a plan beside its numbers says what a layer computes, sends and keeps, but for what it recomputes."""
+    return cut.precision, cut.cp_method, cut.dispatch
 
 
 def layer_columns(cut: Cut) -> tuple[Array, ...]:
@@ -264,12 +313,17 @@ def layer_columns(cut: Cut) -> tuple[Array, ...]:
     )  # fmt: skip
 
 
+def shard_words(cut: Cut) -> tuple[Any, ...]:
+    """What beside its numbers says how the parameters of a layer come together under ZeRO-3."""
+    return cut.precision, cut.reduce_bytes
+
+
 def shard_columns(cut: Cut) -> tuple[Array, ...]:
     """Those from which follows how the parameters of a layer come together under ZeRO-3. `cut` is of arrays."""
     is_sharded = cut.zero == 3
     return (
         cut.tp, cut.ep, cut.expert_tp, is_sharded * cut.cp, is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks),
-        cut.offload_parameters.astype(np.int64),
+        cut.offload_parameters.astype(np.int64), is_sharded * cut.num_copies,
     )  # fmt: skip
 
 
@@ -307,6 +361,14 @@ class Run:
     network_latency_s: float = 0.0
     topology: Topology = Topology()
 
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """All but the plan."""
+        return _setting(self)
+
+
+_setting = attrgetter(*(f.name for f in fields(Run) if f.name != "cut"))
+
 
 def shape_of(job: JobSpec) -> Shape:
     """The model of a job."""
@@ -336,8 +398,14 @@ def _policies(job: JobSpec) -> tuple[str, ...]:
     """What each layer of a job recomputes."""
     if job.plan.recompute == "stage":
         return ("stage",) * job.model.layers
-    plan = meet_budget(job).plan if job.plan.recompute == "budget" else job.plan
-    return tuple(map(_policy_name, layer_policies(plan, job.model.layers)))
+    plan = job.plan
+    if plan.recompute == "budget":
+        from shardwright.workload.recompute import meet_budget  # heavy, and few plans have a budget
+
+        plan = meet_budget(job).plan
+    policies = layer_policies(plan, job.model.layers)
+    names = {policy: _policy_name(policy) for policy in set(policies)}
+    return tuple(names[policy] for policy in policies)
 
 
 def cut_of(job: JobSpec) -> Cut:
