@@ -81,6 +81,11 @@ class SoftwareSpec(Spec):
     dispatch_bytes: Literal[1, 2] = Field(
         2, description="Bytes of an element on its way to experts, kept there as it came; what comes back has 2."
     )
+    returned_kept: Literal[0, 2] = Field(
+        2,
+        description="Bytes kept by element of what comes back from experts: 2 where it meets the weights of choices, "
+        "whose gradients need it, 0 where experts apply the weights inside.",
+    )
     expert_dedupe: bool = Field(
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
