@@ -1,7 +1,7 @@
 """The list of a layer's operators that is costed, against what the runtime does: FLOPs and collectives, counted.
 
-`workload/layers.py` says what a layer computes and exchanges, and how much of it a policy does again. Here layers run on
-real ranks, forward and backward, and each of their products and collectives is noted.
+`workload/layers.py` says what a layer computes and exchanges, and what share of it a policy does again. Here layers
+run on real ranks, forward and backward, and each of their products and collectives is noted.
 """
 
 from collections import Counter
