@@ -119,6 +119,7 @@ def test_what_notes_say_is_read() -> None:
         ("someone", "V100-32G", "megatron-2021"),
         ("someone, arXiv 2204.02311", "TPU v4", "xla+softmax"),
         ("NVIDIA NeMo", "H100", "nemo"),
+        ("DeepSeek-V2, arXiv 2405.04434", "H800", "hai-llm-2024"),
         ("Megatron-DeepSpeed with FlashAttention-2", "A100-80G", "megatron-deepspeed+flash2"),
         ("arXiv 2104.04473 without FlashAttention", "A100-80G", "megatron-2021"),
         (
