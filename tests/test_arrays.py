@@ -12,9 +12,11 @@ from shardwright.cost.calibration import shipped
 from shardwright.cost.memory import peak_memory, rank_memory
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import step_time
+from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.workload.arrays import distinct
+from shardwright.workload.blocks import Experts, Latent
 from shardwright.workload.ranks import all_ranks, different_ranks
-from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape, stacked
+from shardwright.workload.shape import SCHEDULE_NAMES, Cut, Run, Shape, stacked
 
 CONSTANTS = shipped()
 LLAMA = Shape(18, 4096, 32, 8, 128, 14336, True, 128256, 4096)
@@ -39,6 +41,11 @@ WORDS = st.fixed_dictionaries(
     }
 )
 
+SEVERAL = [
+    "1f1b", "gpipe", "sequential", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
+    "dualpipe", "dualpipev",
+]  # fmt: skip
+
 
 @settings(max_examples=40, deadline=None)
 @given(
@@ -57,6 +64,24 @@ def test_arrays_are_priced_as_single_plans(
             for name, value in single.as_dict().items():
                 assert isinstance(value, float)
                 assert together[name][n] == pytest.approx(value, rel=1e-12, abs=1e-12), name
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([LLAMA, GPT]),
+    st.lists(st.tuples(DEGREES, st.sampled_from(SEVERAL)), min_size=2, max_size=8),
+)
+def test_plans_of_several_schedules_are_priced_as_single_plans(shape: Shape, plans: list[tuple[dict, str]]) -> None:
+    """In one call, whatever the order in which their schedules come."""
+    cuts = [Cut(schedule=name, **numbers | {"virtual": STAGES_PER_RANK.get(name, 1) or 2}) for numbers, name in plans]
+    together = replace(stacked(cuts), schedule_number=np.array([SCHEDULE_NAMES.index(cut.schedule) for cut in cuts]))
+    run = Run(shape, together, "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+    times, memory = step_time(run, CONSTANTS).as_dict(), peak_memory(run, CONSTANTS).as_dict()
+    for n, cut in enumerate(cuts):
+        alone = replace(run, cut=cut)
+        for many, single in ((times, step_time(alone, CONSTANTS)), (memory, peak_memory(alone, CONSTANTS))):
+            for name, value in single.as_dict().items():
+                assert many[name][n] == pytest.approx(value, rel=1e-12, abs=1e-12), (name, cut.schedule)
 
 
 @settings(max_examples=40, deadline=None)

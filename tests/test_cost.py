@@ -14,7 +14,8 @@ from shardwright.cost.topology import Group, group_of
 from shardwright.simulate.step import step_time
 from shardwright.spec import catalog
 from shardwright.spec.load import load_job
-from shardwright.workload.shape import Cut, Experts, Run, Shape, run_of
+from shardwright.workload.blocks import Experts
+from shardwright.workload.shape import Cut, Run, Shape, run_of
 
 CONSTANTS = shipped()
 LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

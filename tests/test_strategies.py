@@ -16,8 +16,9 @@ from shardwright.spec.plan import PlanSpec
 from shardwright.spec.precision import PrecisionSpec
 from shardwright.spec.recompute import NEEDS, OPERATORS
 from shardwright.workload.activations import layer_of
+from shardwright.workload.blocks import Experts
 from shardwright.workload.layers import chains, kept_bytes, share_run_again
-from shardwright.workload.shape import Cut, Experts, Run, Shape, cut_of, run_of
+from shardwright.workload.shape import Cut, Run, Shape, cut_of, run_of
 
 CONSTANTS = shipped()
 LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shardwright.cli_job import load
 from shardwright.planner.advice import Advice
-from shardwright.planner.search import Tally
+from shardwright.planner.found import Tally
 from shardwright.report.plans import plans_text
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.notes import job_notes

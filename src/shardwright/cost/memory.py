@@ -17,13 +17,14 @@ from shardwright.cost.calibration import Constants, constant, device_of, softwar
 from shardwright.cost.pipeline import in_flight
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
+from shardwright.workload.columns import layer_columns, layer_words
 from shardwright.workload.compress import KEEPS_ERROR
 from shardwright.workload.ends import loss_bytes
 from shardwright.workload.layers import LAYERS, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.workload.memo import Memo
 from shardwright.workload.operators import FLOAT32, Context
 from shardwright.workload.ranks import LayerKind, Ranks, all_ranks
-from shardwright.workload.shape import Cut, Run, layer_columns, layer_words
+from shardwright.workload.shape import Cut, Run
 
 MOMENTS = 2 * FLOAT32
 _ONE_BY_ONE = ("none", "selective")  # policies whose operators run again one by one, and are used at once

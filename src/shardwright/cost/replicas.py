@@ -6,8 +6,9 @@ import numpy as np
 
 from shardwright.cost.calibration import Rates, known_host
 from shardwright.cost.collectives import all_to_all_s, ring_s
+from shardwright.cost.groups import Groups
 from shardwright.cost.pipeline import num_reductions
-from shardwright.cost.stage import Groups, PieceTime, beside
+from shardwright.cost.stage import PieceTime, beside
 from shardwright.cost.topology import Group
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers

@@ -9,8 +9,9 @@ import numpy as np
 
 from shardwright.cost.calibration import Constants, Rates, constant, device_of, known_host, rates_of, software_under
 from shardwright.cost.collectives import all_to_all_s, copies_sent, ring_pass_s, ring_s
+from shardwright.cost.groups import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
-from shardwright.cost.topology import Group, group_of
+from shardwright.cost.topology import Group
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import LAYERS, Chain, chains, kept_bytes, share_run_again
@@ -143,16 +144,14 @@ class Repeatable:
     once: PieceTime
     forwards: tuple[Forward, ...]
 
+    def __add__(self, other: "Repeatable") -> "Repeatable":
+        return Repeatable(self.once + other.once, self.forwards + other.forwards)
+
     def values(self) -> tuple[Numbers, ...]:
         """All numbers; `of_values` makes the same of them."""
         return self.once.values() + tuple(
             v for f in self.forwards for v in (f.compute, f.tensor, f.context, f.expert, f.flops)
         )
-
-    @staticmethod
-    def num_values(num_operators: int) -> int:
-        """How many they are."""
-        return len(fields(PieceTime)) + num_operators * len(fields(Forward))
 
     @classmethod
     def of_values(cls, values: Array) -> "Repeatable":
@@ -162,70 +161,17 @@ class Repeatable:
         return cls(PieceTime(*values[:num_once]), tuple(Forward(*values[end : end + num_each]) for end in ends))
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The groups of ranks of each axis of a run, by where they lie: tp fastest, then cp, dp, pp; ep folds dp x cp x tp.
-
-    `shard` are the replicas that share one set of ZeRO's shards and `copies` those that hold the same shard; the same
-    of experts.
-    """
-
-    run: Run
-
-    def _group(self, size: Numbers, stride: Numbers) -> Group:
-        return group_of(size, stride, max(1, self.run.devices_per_node), self.run.topology)
-
-    @cached_property
-    def tp(self) -> Group:
-        """Of tensor parallel."""
-        return self._group(self.run.cut.tp, 1)
-
-    @cached_property
-    def cp(self) -> Group:
-        """Of context parallel."""
-        return self._group(self.run.cut.cp, self.run.cut.tp)
-
-    @cached_property
-    def ep(self) -> Group:
-        """Of expert parallel."""
-        return self._group(self.run.cut.ep, self.run.cut.expert_tp)
-
-    @cached_property
-    def pp(self) -> Group:
-        """Of the pipeline."""
-        return self._group(self.run.cut.pp, self.run.cut.world // self.run.cut.pp)
-
-    @cached_property
-    def shard(self) -> Group:
-        """Of replicas that share one set of shards."""
-        return self._group(self.run.cut.shard_ranks, self.run.cut.tp)
-
-    @cached_property
-    def copies(self) -> Group:
-        """Of replicas that hold the same shard."""
-        cut = self.run.cut
-        return self._group(cut.num_copies * cut.replicas // cut.shard_ranks, cut.tp * cut.shard_ranks)
-
-    @cached_property
-    def expert_shard(self) -> Group:
-        """Of ranks that share one set of experts' shards."""
-        cut = self.run.cut
-        return self._group(cut.expert_shard_ranks, cut.expert_tp * cut.ep)
-
-    @cached_property
-    def expert_copies(self) -> Group:
-        """Of ranks that hold the same shard of experts."""
-        cut = self.run.cut
-        size, inner = cut.num_copies * cut.expert_replicas // cut.expert_shard_ranks, cut.expert_tp * cut.ep
-        return self._group(size, inner * cut.expert_shard_ranks)
-
-
 def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
     """What is seen of communication beside computing: what is longer, and how much it slows what it runs beside."""
     return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
 
 
 _ROUTED = ("up", "activation", "down")
+
+
+def _first_of_experts(chain: Chain) -> int:
+    """Where in a layer of experts attention has ended."""
+    return next(place for place, operator in enumerate(chain) if operator.name == "mlp norm")
 
 
 @dataclass(frozen=True)
@@ -272,8 +218,11 @@ class Costing:
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
         """What a piece consists of, in its order: a layer of a kind that recomputes what a policy says, the embedding
         or the head."""
+        return self._timed(self.chains[kind], kind, policy)
+
+    def _timed(self, chain: Chain, kind: str, policy: str) -> Iterator[OperatorTime]:
         rates = self.rates
-        for operator in self.chains[kind]:
+        for operator in chain:
             t = operator_s(rates, self.software, operator, self.is_narrow and kind in LAYERS)
             more = rates.imbalance if kind == "experts" and operator.name in _ROUTED else 1.0
             ahead = self._exposed(operator.forward, t.forward)
@@ -301,8 +250,23 @@ class Costing:
 
     def repeatable(self, kind: str) -> Repeatable:
         """A piece by its operators, whatever a policy says."""
-        found, forwards = self.gaps(kind), []
-        for operator in self.operators(kind):
+        return self.before_experts(kind) + self.experts() if kind == "experts" else self.before_experts(kind)
+
+    def before_experts(self, kind: str) -> Repeatable:
+        """The same of what comes before experts, if there are any: how these lie does not matter."""
+        chain = self.chains[kind]
+        return self._repeatable(
+            chain[: _first_of_experts(chain)] if kind == "experts" else chain, kind, self.gaps(kind)
+        )
+
+    def experts(self) -> Repeatable:
+        """The same of the experts and what comes behind."""
+        chain = self.chains["experts"]
+        return self._repeatable(chain[_first_of_experts(chain) :], "experts", PieceTime())
+
+    def _repeatable(self, chain: Chain, kind: str, found: PieceTime) -> Repeatable:
+        forwards = []
+        for operator in self._timed(chain, kind, "none"):
             found += operator.as_piece()
             forwards.append(operator.ahead())
         return Repeatable(found, tuple(forwards))

@@ -15,7 +15,8 @@ from shardwright.cost.calibration import device_of, peak_flops
 from shardwright.measure.software import software_of_row
 from shardwright.measure.stated import stated_flops
 from shardwright.spec.cluster import DeviceSpec
-from shardwright.workload.shape import Cut, Experts, Latent, Run, Shape
+from shardwright.workload.blocks import Experts, Latent
+from shardwright.workload.shape import Cut, Run, Shape
 
 Row = Mapping[str, str]
 

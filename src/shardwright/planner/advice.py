@@ -8,9 +8,9 @@ from shardwright.cost.calibration import Constants, pessimistic
 from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.constraints import Constraints
+from shardwright.planner.found import Tally
 from shardwright.planner.objectives import Objective, best
 from shardwright.planner.price import room_bytes
-from shardwright.planner.search import Tally
 from shardwright.planner.space import SCHEDULES
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime

@@ -10,8 +10,9 @@ from typing import Literal
 
 from shardwright.cost.calibration import Constants
 from shardwright.planner.constraints import Constraints
+from shardwright.planner.found import Found
 from shardwright.planner.price import room_bytes
-from shardwright.planner.search import Found, search
+from shardwright.planner.search import search
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shardwright.cost.collectives import copies_sent
+from shardwright.cost.groups import Groups
 from shardwright.cost.sent import SentBytes, all_to_all_sent, ring_sent
-from shardwright.cost.stage import Costing, ExchangeTime, Groups, OperatorTime
+from shardwright.cost.stage import Costing, ExchangeTime, OperatorTime
 from shardwright.cost.topology import Group
 from shardwright.spec.job import JobSpec
 from shardwright.spec.software import SoftwareSpec

@@ -13,7 +13,7 @@ Shown are plans of different kinds: of those with the same tp, pp, cp and ep the
 """
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,9 +22,11 @@ from shardwright.cost.memory import peak_memory
 from shardwright.planner import bounds
 from shardwright.planner.block import Block, Column, Columns, Words, taken, together
 from shardwright.planner.constraints import Constraints
+from shardwright.planner.found import Best, Candidate, Found, Tally
 from shardwright.planner.price import prices, room_bytes
 from shardwright.planner.space import (
     admits,
+    admits_schedule,
     count_by_words,
     degrees,
     hybrid_ranks,
@@ -44,42 +46,15 @@ from shardwright.workload.shape import run_of
 # so few that a bound would take as long as their price.
 _ROWS = 2048
 _FEW = 128
+_GUESSED = 32  # rows of a kind that are priced to have a first mark
 _KIND = ("tp", "pp", "cp", "ep")
 _OF_ROWS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that no plan needs any more
-_LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.shape.layer_columns
+_LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.columns.layer_columns
 
 
 def _method_of(words: Words) -> Words:
     """The same with 1F1B and nothing computed again."""
     return Words(cp_method=words.cp_method, dispatch=words.dispatch, float8=words.float8)
-
-
-@dataclass
-class Tally:
-    """What a search did: plans of the space, bounds computed, plans priced in full, and those of them that fit."""
-
-    num_plans: int = 0
-    num_bounds: int = 0
-    num_priced: int = 0
-    num_fit: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One plan that was found: the job under it, its seconds by token and the bytes of its fullest rank's process."""
-
-    job: JobSpec
-    token_s: float
-    process_bytes: float
-
-
-@dataclass(frozen=True)
-class Found:
-    """The fastest plans that fit, each of another kind, fastest first; and how much was looked at."""
-
-    candidates: list[Candidate]
-    tally: Tally
 
 
 def search(
@@ -125,23 +100,6 @@ def _check(job: JobSpec) -> None:
         raise PlanError(f"job {job.name}", faults)
 
 
-@dataclass
-class _Best:
-    """By kind the fastest plan so far: seconds by token, and where it is."""
-
-    token_s: Column
-    place: dict[int, tuple[Block, int, float]] = field(default_factory=dict)
-
-    def take(self, block: Block, token_s: Column, process: Column, chosen: Column) -> None:
-        """Plans of a block, of those at the indices `chosen`."""
-        chosen = chosen[np.argsort(token_s[chosen], kind="stable")]
-        kinds, first = np.unique(block.columns["kind"][chosen], return_index=True)
-        for kind, index in zip(kinds.tolist(), chosen[first].tolist(), strict=True):
-            if token_s[index] < self.token_s[kind]:
-                self.token_s[kind] = token_s[index]
-                self.place[kind] = block, index, float(process[index])
-
-
 class _Search:
     """Marks that sink while plans are priced. Columns of its blocks have `kind` beside the numbers of a plan."""
 
@@ -159,10 +117,11 @@ class _Search:
         layers, layer = distinct([rows[name] for name in _LAYER])
         self.layers = taken(rows, layers)
         self.rows = rows | {"kind": of_row.reshape(-1), "layer": layer, "row": np.arange(len(layer))}
+        self.rows |= dict.fromkeys(("exchange_s", "zero3_s", "turn_s"), np.zeros(len(layer)))  # until they are known
         self.words = words_of(job, constraints, rows)
         self.tally = Tally(sum(count_by_words(job, constraints, rows).values()))
         self.num_shown = min(num_shown, len(kinds))
-        self.shown = _Best(np.full(len(kinds), np.inf))
+        self.shown = Best(np.full(len(kinds), np.inf))
 
     def marks(self, kind: Column) -> Column:
         """Most seconds by token with which a plan of a kind may still be shown."""
@@ -170,10 +129,13 @@ class _Search:
         return np.minimum(last, self.shown.token_s[kind])
 
     def guess(self) -> None:
-        """Price some sharing of all degrees, to have marks."""
+        """Price some sharing of the degrees of each kind that have the lowest bounds, to have marks."""
         simple = [at for at in self.words if at.schedule == "1f1b" and at.recompute in ("none", "full")] or self.words
         for at in (simple[0], simple[-1]):
-            block = with_words(self.job, self.constraints, self.rows, at)
+            rows = self._timed(taken(self.rows, admits(self.job, self.rows, at)), at)
+            if not len(rows["dp"]):
+                continue
+            block = with_words(self.job, self.constraints, taken(rows, self._first(rows)), at)
             allowed = [zero for zero in (1, 3, 2, 0) if self.constraints.allows("zero", zero)]
             share = float(self.constraints.keep.get("offload_optimizer", 0.0))
             columns = block.columns | {
@@ -181,6 +143,14 @@ class _Search:
             }  # fmt: skip
             if "zero_ranks" not in self.constraints.keep and "offload_parameters" not in self.constraints.keep:
                 self._price(Block(at, columns))
+
+    def _first(self, rows: Columns) -> Column:
+        """Of each kind the rows with the lowest bounds."""
+        least = np.minimum(*self._least_s(rows, rows["paired_s"]))
+        order = np.lexsort((least, rows["kind"]))
+        kinds, first = np.unique(rows["kind"][order], return_index=True)
+        place = np.arange(len(order)) - first[np.searchsorted(kinds, rows["kind"][order])]
+        return order[place < _GUESSED]
 
     def expand(self) -> None:
         """All words, those with the lowest bound first; plans that differ in their schedules together."""
@@ -211,17 +181,15 @@ class _Search:
 
     def _nothing_again(self) -> dict[Words, Columns]:
         """By method the rows that it admits and that may be shown where nothing is computed again, with bounds."""
-        zeros = np.zeros(len(self.rows["dp"]))
-        rows = self.rows | {"exchange_s": zeros, "zero3_s": zeros, "turn_s": zeros}
         timed = {
-            method: self._timed(taken(rows, admits(self.job, rows, method)), method)
+            method: self._timed(taken(self.rows, admits(self.job, self.rows, method)), method)
             for method in dict.fromkeys(map(_method_of, self.words))
         }
         found = {method: some for method, some in timed.items() if len(some["dp"])}
         if not found:
             return found
         # What replicas exchange and what messages take follows from no words.
-        is_left = np.zeros(len(zeros), dtype=bool)
+        is_left = np.zeros(len(self.rows["dp"]), dtype=bool)
         for method_rows in found.values():
             is_left[method_rows["row"]] = True
         left = taken(self.rows, is_left)
@@ -280,7 +248,7 @@ class _Search:
         return found
 
     def _admitted(self, words: Words, rows: Columns) -> Columns:
-        """The rows that words admit and that may be shown, with their bounds."""
+        """The rows, which methods of the words admit, that its schedule admits and that may be shown, with bounds."""
         mean_s = rows["paired_s" if bounds.is_paired(words.schedule) else "mean_s"]
         pieces = STAGES_PER_RANK.get(words.schedule, 1)
         factor = bounds.bubble_factor(
@@ -288,7 +256,7 @@ class _Search:
         )
         messages_s = bounds.messages_token_s(rows, words.schedule, pieces or 2)
         below, gathered = self._least_s(rows, factor * mean_s + messages_s, factor)
-        is_possible = (np.minimum(below, gathered) < self.marks(rows["kind"])) & admits(self.job, rows, words)
+        is_possible = (np.minimum(below, gathered) < self.marks(rows["kind"])) & admits_schedule(rows, words.schedule)
         if bounds.keeps_as_much(self.job, words):
             is_possible &= rows["least_bytes"] <= self.room
         return taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)

@@ -174,13 +174,24 @@ def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: 
 
 def admits(job: JobSpec, columns: Columns, words: Words) -> Column:
     """Mask of the rows whose degrees go with the words."""
-    model, pp, cp, tp = job.model, columns["pp"], columns["cp"], columns["tp"]
+    return admits_schedule(columns, words.schedule) & _admits_methods(job, columns, words)
+
+
+def admits_schedule(columns: Columns, schedule: str) -> Column:
+    """The same for the schedule alone."""
+    pp = columns["pp"]
     num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
-    mask = (pp > 1) | (words.schedule == "1f1b")
-    if words.schedule == "dualpipe":
-        mask &= (pp % 2 == 0) & (num_microbatches >= 2 * pp) & (num_microbatches % 2 == 0)
-    if words.schedule == "dualpipev":
-        mask &= num_microbatches >= 2 * pp
+    if schedule == "dualpipe":
+        return (pp > 1) & (pp % 2 == 0) & (num_microbatches >= 2 * pp) & (num_microbatches % 2 == 0)
+    if schedule == "dualpipev":
+        return (pp > 1) & (num_microbatches >= 2 * pp)
+    return (pp > 1) | (schedule == "1f1b")
+
+
+def _admits_methods(job: JobSpec, columns: Columns, words: Words) -> Column:
+    """The same for the methods of context and expert parallelism."""
+    model, cp, tp = job.model, columns["cp"], columns["tp"]
+    mask = np.ones(len(cp), dtype=bool)
     if words.cp_method == "ulysses" and model.is_latent:
         mask &= False
     elif words.cp_method == "ulysses":
@@ -276,15 +287,21 @@ def count_by_words(job: JobSpec, constraints: Constraints, columns: Columns) -> 
     if "virtual_stages" in constraints.keep:
         low = high = constraints.keep["virtual_stages"]
     virtual = np.maximum(np.minimum(most, high) - max(low, 2) + 1, 0)
-    found: dict[Words, int] = {}
-    admitted: dict[Words, int] = {}
-    for words in words_of(job, constraints, columns):
-        pieces = STAGES_PER_RANK.get(words.schedule, 1)
-        without = Words(words.schedule, cp_method=words.cp_method, dispatch=words.dispatch)
-        if without not in admitted:
-            fits = constraints.allows("virtual_stages", 1) or constraints.allows("virtual_stages", pieces)
-            stages = (most >= pieces) & fits if pieces else virtual
-            plans = stages * (ways[False] + ways[True] * (is_cut & (words.schedule != "dualpipe")))
-            admitted[without] = int(plans[admits(job, columns, words)].sum())
-        found[words] = admitted[without]
-    return found
+
+    def plans(schedule: str) -> Column:
+        pieces = STAGES_PER_RANK.get(schedule, 1)
+        fits = constraints.allows("virtual_stages", 1) or constraints.allows("virtual_stages", pieces)
+        stages = (most >= pieces) & fits if pieces else virtual
+        each = ways[False] + ways[True] * (is_cut & (schedule != "dualpipe"))
+        return stages * each * admits_schedule(columns, schedule)
+
+    of_words = words_of(job, constraints, columns)
+    methods = {(words.cp_method, words.dispatch): words for words in of_words}
+    masks = {names: _admits_methods(job, columns, words) for names, words in methods.items()}
+    by_schedule = {schedule: plans(schedule) for schedule in {words.schedule for words in of_words}}
+    counts = {
+        (schedule, *names): int(of_rows[mask].sum())
+        for schedule, of_rows in by_schedule.items()
+        for names, mask in masks.items()
+    }
+    return {words: counts[words.schedule, words.cp_method, words.dispatch] for words in of_words}

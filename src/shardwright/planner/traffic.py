@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shardwright.cost.calibration import device_of, software_under
-from shardwright.cost.stage import Groups
+from shardwright.cost.groups import Groups
 from shardwright.planner.crossings import layer_crossings
 from shardwright.planner.passes import piece_passes, rank_pieces
 from shardwright.spec.job import JobSpec

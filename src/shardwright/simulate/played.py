@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.cost.calibration import Constants
+from shardwright.cost.groups import Groups
 from shardwright.cost.replicas import Replicas
-from shardwright.cost.stage import Costing, Groups, PieceTime
+from shardwright.cost.stage import Costing, PieceTime
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.job import job_program
 from shardwright.schedule.schedule import Program

@@ -6,24 +6,26 @@ or as many as an array has entries.
 """
 
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of, software_under
 from shardwright.cost.collectives import message_s
+from shardwright.cost.groups import Groups
 from shardwright.cost.pipeline import bubble
 from shardwright.cost.replicas import Replicas
-from shardwright.cost.stage import Costing, Groups, PieceTime, Repeatable
+from shardwright.cost.stage import Costing, PieceTime, Repeatable
 from shardwright.schedule.generate import GENERATORS, training_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
+from shardwright.workload.columns import layer_columns, layer_words, plain_columns, shard_columns, shard_words
 from shardwright.workload.memo import Memo
 from shardwright.workload.ranks import Ranks, layers_by_kind
-from shardwright.workload.shape import Cut, Run, layer_columns, layer_words, shard_columns, shard_words
+from shardwright.workload.shape import Cut, Run
 
 
 @dataclass(frozen=True)
@@ -161,16 +163,19 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
     kinds = tuple(dict.fromkeys(kind for kind, _ in pieces))
 
     def whole(run: Run) -> Array:
-        costing, of_kinds, first = Costing.of(run, constants), {}, 0
-        operators = memo.rows("operators", run, words, layer_columns, repeatable)
+        costing, of_kinds = Costing.of(run, constants), {}
         for kind in kinds:
-            end = first + Repeatable.num_values(len(costing.chains[kind]))
-            of_kinds[kind], first = Repeatable.of_values(operators[first:end]), end
+            before = memo.rows(f"before experts, {kind}", run, words, plain_columns, partial(before_experts, kind=kind))
+            of_kinds[kind] = Repeatable.of_values(before)
+        if "experts" in kinds:
+            of_kinds["experts"] += Repeatable.of_values(memo.rows("experts", run, words, layer_columns, experts))
         return _rows(run, [costing.repeating(*piece, of_kinds[piece[0]]).values() for piece in pieces])
 
-    def repeatable(run: Run) -> Array:
-        costing = Costing.of(run, constants)
-        return _rows(run, [costing.repeatable(kind).values() for kind in kinds])
+    def before_experts(run: Run, kind: str) -> Array:
+        return _rows(run, [Costing.of(run, constants).before_experts(kind).values()])
+
+    def experts(run: Run) -> Array:
+        return _rows(run, [Costing.of(run, constants).experts().values()])
 
     def sharded(run: Run) -> Array:
         costing = Costing.of(run, constants)

@@ -18,39 +18,9 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import ScheduleName, layer_policies
 from shardwright.spec.recompute import WHOLE_LAYER, Policy
 from shardwright.workload.arrays import Array, Numbers
+from shardwright.workload.blocks import Experts, Latent
 
 SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
-
-
-@dataclass(frozen=True)
-class Experts:
-    """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of `shared_ffn`.
-
-    The first `dense_layers` have none, and of the others the last of every `every` has some. A token chooses among a
-    `reach` of them, where its gate limits the groups of experts.
-    """
-
-    num: int
-    topk: int
-    ffn: int
-    shared_ffn: int = 0
-    dense_layers: int = 0
-    every: int = 1
-    reach: float = 1.0
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Multi-head latent attention: queries and keys through low ranks (DeepSeek-V2, arXiv 2405.04434, section 2.1).
-
-    A head's query and key have `plain` elements and `rotary` ones, its value `value` elements.
-    """
-
-    query_rank: int
-    key_rank: int
-    plain: int = 128
-    rotary: int = 64
-    value: int = 128
 
 
 @dataclass(frozen=True)
@@ -298,33 +268,6 @@ def stacked(cuts: Sequence[Cut]) -> Cut:
     """Single plans that differ in numbers alone, as one of arrays."""
     numbers: dict[str, Any] = {name: np.array([getattr(cut, name) for cut in cuts]) for name in _NUMBERS}
     return replace(cuts[0], **numbers)
-
-
-def layer_words(cut: Cut) -> tuple[Any, ...]:
-    """What of a plan beside its numbers says what a layer computes, sends and keeps, but for what it recomputes."""
-    return cut.precision, cut.cp_method, cut.dispatch
-
-
-def layer_columns(cut: Cut) -> tuple[Array, ...]:
-    """The whole numbers from which follows what a layer computes, sends and keeps. `cut` is of arrays."""
-    return (
-        cut.tp, cut.cp, cut.ep, cut.expert_tp, cut.microbatch, cut.sequence_parallel.astype(np.int64),
-        cut.offload_activations.astype(np.int64),
-    )  # fmt: skip
-
-
-def shard_words(cut: Cut) -> tuple[Any, ...]:
-    """What beside its numbers says how the parameters of a layer come together under ZeRO-3."""
-    return cut.precision, cut.reduce_bytes
-
-
-def shard_columns(cut: Cut) -> tuple[Array, ...]:
-    """Those from which follows how the parameters of a layer come together under ZeRO-3. `cut` is of arrays."""
-    is_sharded = cut.zero == 3
-    return (
-        cut.tp, cut.ep, cut.expert_tp, is_sharded * cut.cp, is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks),
-        cut.offload_parameters.astype(np.int64), is_sharded * cut.num_copies,
-    )  # fmt: skip
 
 
 def _sharing(cut: Cut, replicas: Numbers) -> Numbers:
