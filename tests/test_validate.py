@@ -46,7 +46,9 @@ def test_headline_figures(found: dict) -> None:
     assert found["median_ape"] < found["baseline"]["median_ape"] / 3
     assert all(family["median_ape"] <= 0.06 for family in found["by_family"].values())
     assert found["memory_mape"] <= 0.03
-    assert found["memory_by_family"]["simumax"]["mape"] <= 0.005  # measured by the allocator on every rank
+    b200 = found["memory_by_family"]["simumax"]  # of the allocator, on every rank
+    assert b200["mape"] <= 0.005
+    assert abs(b200["mean_error_gb"]) <= 0.1
     assert found["fit"]["accuracy"] >= 0.95
     assert found["fitted_constants"] <= 40
 

@@ -153,6 +153,11 @@ class Repeatable:
             v for f in self.forwards for v in (f.compute, f.tensor, f.context, f.expert, f.flops)
         )
 
+    @staticmethod
+    def num_values(num_operators: int) -> int:
+        """How many they are."""
+        return len(fields(PieceTime)) + num_operators * len(fields(Forward))
+
     @classmethod
     def of_values(cls, values: Array) -> "Repeatable":
         """From (values, plans)."""
@@ -254,10 +259,12 @@ class Costing:
 
     def before_experts(self, kind: str) -> Repeatable:
         """The same of what comes before experts, if there are any: how these lie does not matter."""
+        return self._repeatable(self.chain_before_experts(kind), kind, self.gaps(kind))
+
+    def chain_before_experts(self, kind: str) -> Chain:
+        """The operators of it."""
         chain = self.chains[kind]
-        return self._repeatable(
-            chain[: _first_of_experts(chain)] if kind == "experts" else chain, kind, self.gaps(kind)
-        )
+        return chain[: _first_of_experts(chain)] if kind == "experts" else chain
 
     def experts(self) -> Repeatable:
         """The same of the experts and what comes behind."""

@@ -6,7 +6,7 @@ or as many as an array has entries.
 """
 
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -163,16 +163,18 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
     kinds = tuple(dict.fromkeys(kind for kind, _ in pieces))
 
     def whole(run: Run) -> Array:
-        costing, of_kinds = Costing.of(run, constants), {}
+        costing, of_kinds, first = Costing.of(run, constants), {}, 0
+        before = memo.rows("before experts", run, words, plain_columns, before_experts)
         for kind in kinds:
-            before = memo.rows(f"before experts, {kind}", run, words, plain_columns, partial(before_experts, kind=kind))
-            of_kinds[kind] = Repeatable.of_values(before)
+            end = first + Repeatable.num_values(len(costing.chain_before_experts(kind)))
+            of_kinds[kind], first = Repeatable.of_values(before[first:end]), end
         if "experts" in kinds:
             of_kinds["experts"] += Repeatable.of_values(memo.rows("experts", run, words, layer_columns, experts))
         return _rows(run, [costing.repeating(*piece, of_kinds[piece[0]]).values() for piece in pieces])
 
-    def before_experts(run: Run, kind: str) -> Array:
-        return _rows(run, [Costing.of(run, constants).before_experts(kind).values()])
+    def before_experts(run: Run) -> Array:
+        costing = Costing.of(run, constants)
+        return _rows(run, [costing.before_experts(kind).values() for kind in kinds])
 
     def experts(run: Run) -> Array:
         return _rows(run, [Costing.of(run, constants).experts().values()])
