@@ -14,15 +14,14 @@ from torch.utils.flop_counter import flop_registry
 
 from cases import small_job
 from ranks import run_on_mesh
-from shardwright.cost.calibration import software_of
 from shardwright.parallel import expert
 from shardwright.parallel.ledger import Ledger
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import layer_policies
 from shardwright.train.build import build
-from shardwright.workload.layers import chains, share_run_again
-from shardwright.workload.shape import run_of
+from shardwright.workload.again import Again
 
 Sent = Counter[tuple[str, str]]  # bytes by kind and axis
 
@@ -48,6 +47,8 @@ OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "whole, sequence parallel": ("deepseek", {"ep": 2, "expert_tp": 1} | SEQUENCE),
 }
 AGAIN = {
+    "a layer": ("llama", ["layer"]),
+    "a layer of experts": ("deepseek", ["layer"]),
     "qkv": ("gpt", ["qkv", "attention"]),
     "up": ("llama", ["norm", "up", "activation"]),
     "latents": ("latent", ["qkv", "attention"]),
@@ -98,18 +99,18 @@ def run_layer(mesh: Mesh, job: JobSpec, number: int) -> tuple[Sent, int]:
 
 def costed(job: JobSpec, number: int) -> tuple[Sent, float]:
     """The same as the list has it. Kernels of attention are not among the products that are counted."""
-    run = run_of(job)
-    kind = "dense" if run.shape.is_dense(number) else "experts"
+    cp, layer = job.plan.cp, Again.of(job, number)
+    again = {operator.name: share for operator, share in layer.operators(layer_policies(job.plan, number + 1)[number])}
     sent, flops = Sent(), 0.0
-    for operator in chains(run.shape, run.cut, software_of("megatron-2022"))[kind]:
-        again = share_run_again(operator, run.cut.recompute)
-        for share, exchanges in ((1 + again, operator.forward), (1, operator.backward)):
+    for operator in layer.chain:
+        share = again.get(operator.name, 0)
+        for times, exchanges in ((1 + share, operator.forward), (1, operator.backward)):
             for e in exchanges:
                 # What goes round a ring is what its ranks have, and each rank passes on what the others have.
-                passed_on = (run.cut.cp - 1) / run.cut.cp if e.kind == "ring" else 1
-                sent[e.kind, e.axis] += int(share * e.size * passed_on)
-        flops += (3 + again) * sum(p.flops for p in operator.products if p.weight)
-    if kind == "experts":  # the router's account of which experts are chosen together
+                passed_on = (cp - 1) / cp if e.kind == "ring" else 1
+                sent[e.kind, e.axis] += int(times * e.size * passed_on)
+        flops += (3 + share) * sum(p.flops for p in operator.products if p.weight)
+    if job.model.moe.has_experts(number):  # the router's account of which experts are chosen together
         tokens = job.tokens_within * job.plan.microbatch_size / (job.plan.tp if job.plan.sequence_parallel else 1)
         flops += 2 * tokens * job.model.moe.experts**2
     return +sent, flops
@@ -143,4 +144,4 @@ def test_a_layer_of_experts(kind: str, plan: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("kind", "names"), AGAIN.values(), ids=AGAIN)
 def test_what_is_computed_again(kind: str, names: list[str]) -> None:
     """A product that is computed again under sequence parallel has its input gathered again."""
-    check(expert_job(kind, recompute="selective", recompute_operators=names, **SEQUENCE), 1)
+    check(expert_job(kind, recompute="layers", recompute_layers=[names] * 4, **SEQUENCE), 1)

@@ -7,15 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.calibration import shipped, software_of
+from shardwright.cost.calibration import shipped
 from shardwright.cost.memory import rank_memory
 from shardwright.spec import catalog
 from shardwright.spec.flops import flops_per_token
 from shardwright.spec.load import load_job, make_job
 from shardwright.spec.parameters import num_parameters
+from shardwright.spec.software import software_of
 from shardwright.workload.blocks import Experts, Latent
 from shardwright.workload.layers import chain_flops, chains, kept_bytes, placeholder_elements, turn_bytes
-from shardwright.workload.shape import Cut, Run, Shape, run_of, shape_of
+from shardwright.workload.run import run_of
+from shardwright.workload.shape import Cut, Run, Shape, shape_of
 
 GPT = Shape(4, 1024, 16, 16, 64, 4096, False, 51200, 512)
 LLAMA = Shape(4, 1024, 16, 4, 64, 2816, True, 51200, 512)

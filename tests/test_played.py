@@ -9,7 +9,7 @@ from shardwright.simulate.played import played_step
 from shardwright.simulate.step import StepTime, step_time
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 CONSTANTS = shipped()
 

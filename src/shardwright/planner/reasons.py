@@ -14,7 +14,7 @@ from shardwright.planner.traffic import Traffic, traffic
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime
 from shardwright.spec.job import JobSpec
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 # Parts of a step, as they are told.
 PARTS = {

@@ -21,7 +21,8 @@ from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.step import StepTime, message_bytes, step_time
 from shardwright.spec.job import JobSpec
 from shardwright.workload.ranks import Ranks, held_by_rank, layer_kinds
-from shardwright.workload.shape import Run, run_of
+from shardwright.workload.run import run_of
+from shardwright.workload.shape import Run
 
 _AMONG_OTHERS = ("zb-h2", "zb-v")  # schedules whose next step begins before all ranks have ended the one before
 

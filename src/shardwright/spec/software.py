@@ -5,11 +5,14 @@ of bytes are by element of the tensor that the operator is about, (forward, back
 read and write; they are not fitted.
 """
 
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from shardwright.spec import catalog
 from shardwright.spec.base import Spec
+from shardwright.spec.entry import read_entry
 
 Bytes = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
 
@@ -90,3 +93,20 @@ class SoftwareSpec(Spec):
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
     )
+
+
+@lru_cache(maxsize=64)
+def software_of(name: str) -> SoftwareSpec:
+    """Software by catalog name or of a file of yours; NAME+ATTENTION is that of the catalog with another attention."""
+    if catalog.is_file(name) or "+" not in name:
+        return read_entry("software", name, SoftwareSpec)
+    name, _, kernel = name.partition("+")
+    software = read_entry("software", name, SoftwareSpec)
+    fields: dict[str, object] = {"attention": kernel, "causal": kernel not in _SOFTMAX_BYTES}
+    if kernel in _SOFTMAX_BYTES and "softmax" not in software.model_fields_set:
+        fields["softmax"] = _SOFTMAX_BYTES[kernel]
+    return software.model_copy(update=fields)
+
+
+# Bytes by score, forward and backward, of code that has no softmax of its own: torch's operators, or fused in one.
+_SOFTMAX_BYTES = {"torch": (22.0, 22.0), "softmax": (4.0, 6.0)}

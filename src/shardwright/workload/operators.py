@@ -39,6 +39,11 @@ class Product:
         """Of the forward; the backward takes twice as many."""
         return 2.0 * self.batch * self.rows * self.inner * self.columns
 
+    @property
+    def elements(self) -> Numbers:
+        """That the forward reads and writes."""
+        return self.batch * (self.rows * self.inner + self.inner * self.columns + self.rows * self.columns)
+
 
 @dataclass(frozen=True)
 class Scores:
