@@ -1,4 +1,5 @@
-"""Actions a second that timing.py plays on one core, from a program to all start and end times.
+"""Actions a second that are played on one core: by timing.py, from a program to all start and end times; by rounds.py,
+of ten plans in one order at once, from the order to the ends of steps.
 
 python benchmarks/simulator.py
 """
@@ -6,25 +7,33 @@ python benchmarks/simulator.py
 import statistics
 import time
 
-from shardwright.schedule.generate import training_program
+from shardwright.schedule.generate import Shape, shape_order, training_program
 from shardwright.schedule.timing import Costs, play
+from shardwright.simulate.rounds import rounds_of
 
 ROUNDS = 7
+PLANS = 10
 
 
 def main() -> None:
     """A few shapes, the median of several rounds; processor time, so that other programs count less."""
-    print("| schedule | ranks | microbatches | actions | actions a second |\n|---|---|---|---|---|")
+    print("| schedule | ranks | microbatches | actions | actions a second | of ten plans at once |")
+    print("|---|---|---|---|---|---|")
     for name, ranks, microbatches, virtual in (("1f1b", 8, 32, 1), ("1f1b", 16, 512, 1), ("zb-v", 8, 128, 1)):
         program = training_program(name, ranks, microbatches, virtual)
         costs = Costs.uniform(program.num_stages, latency=0.1)
         num_actions = sum(map(len, program.ranks))
-        rates = []
+        order = shape_order(name, Shape(ranks, microbatches, virtual))
+        rates, together = [], []
         for _ in range(ROUNDS):
             start_s = time.process_time()
             play(program, costs)
             rates.append(num_actions / (time.process_time() - start_s))
-        print(f"| {name} | {ranks} | {microbatches} | {num_actions:,} | {statistics.median(rates):,.0f} |")
+            start_s = time.process_time()
+            rounds_of(order, has_collectives=False).ends([costs] * PLANS)
+            together.append(PLANS * num_actions / (time.process_time() - start_s))
+        medians = " | ".join(f"{statistics.median(of):,.0f}" for of in (rates, together))
+        print(f"| {name} | {ranks} | {microbatches} | {num_actions:,} | {medians} |")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cases import ATTENTIONS, against_one_rank, record, remembered, small_job
+from cases import against_one_rank, record, remembered, small_job
 from ranks import run_on_mesh
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
@@ -26,8 +26,14 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", ATTENTIONS)
+# Queries that are not made through latents are cut over tp as others are: two plans of tp, and recomputed on one rank.
+EVERY = [(kind, plan) for kind in ("qwen", "latent") for plan in PLANS]
+EVERY += [("latent-plain-queries", plan) for plan in ("tp4-sp-zero1", "tp2-sp-zb-v")]
+RECOMPUTED = [("qwen", "one"), ("qwen", "tp2-sp-zb-v"), ("latent", "one"), ("latent", "tp2-sp-zb-v")]
+RECOMPUTED += [("latent-plain-queries", "one")]
+
+
+@pytest.mark.parametrize(("kind", "plan"), EVERY)
 def test_plan_equals_one_rank(kind: str, plan: str) -> None:
     fields = PLANS[plan]
     verdict = against_one_rank(of_four_microbatches(kind, **fields), NUM_STEPS)
@@ -39,8 +45,7 @@ def test_plan_equals_one_rank(kind: str, plan: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("plan", ["one", "tp2-sp-zb-v"])
-@pytest.mark.parametrize("kind", ATTENTIONS)
+@pytest.mark.parametrize(("kind", "plan"), RECOMPUTED)
 def test_recomputed_has_the_same_bits(kind: str, plan: str, policy: str) -> None:
     fields = PLANS.get(plan, {})
     kept, again = (of_four_microbatches(kind, **fields, **how) for how in ({}, POLICIES[policy]))

@@ -106,13 +106,13 @@ def check(case: Case, schedule: Schedule) -> float:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_right_and_never_worse_than_the_best_named_one(seed: int) -> None:
-    """10 times 20 questions."""
+    """10 times 10 questions."""
     random = Random(seed)
     gains = []
-    for _ in range(20):
+    for _ in range(10):
         case = random_case(random)
         gains.append(check(case, case.solve(effort=0.15)))
-    assert sum(gain > 1 + 1e-6 for gain in gains) >= 10
+    assert sum(gain > 1 + 1e-6 for gain in gains) >= 5
 
 
 @pytest.mark.parametrize("objective", ["makespan", "period"])

@@ -28,7 +28,7 @@ def compressed(method: str, **plan: Any) -> JobSpec:
 @pytest.mark.parametrize("method", METHODS)
 def test_follows_uncompressed(method: str, zero: int) -> None:
     plain, job = small_job(batch=4, dp=2), compressed(method, zero=zero)
-    expected, ranks = remembered(plain, record, 10)[0], run_on_mesh(job, record, job, 10)
+    expected, ranks = remembered(plain, record, 6)[0], run_on_mesh(job, record, job, 6)
     assert [rank.steps for rank in ranks] == [ranks[0].steps] * 2
     assert ranks[0].steps[0].loss == expected.steps[0].loss
     assert ranks[0].steps != expected.steps

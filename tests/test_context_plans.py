@@ -17,13 +17,15 @@ from shardwright.train.step import evaluate, train_step
 from shardwright.train.stream import train_stream
 from shardwright.workload.attention import context_bytes
 
+# Each layer and microbatch is many collectives over tp: two microbatches.
+SP2 = {"tp": 2, "sequence_parallel": True, "microbatch_size": 2}
 METHODS = ("ring", "all-gather", "ulysses")
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "cp2": ("llama", {"cp": 2}),
     **{f"cp4-{method}": ("gpt-tied", {"cp": 4, "cp_method": method, "microbatch_size": 2}) for method in METHODS},
-    "cp2-tp2-sp": ("llama", {"cp": 2, "tp": 2, "sequence_parallel": True}),
-    "cp4-tp2-sp-more-ranks-than-keys": ("llama", {"cp": 4, "tp": 2, "sequence_parallel": True, "cp_method": "ulysses"}),
-    "cp2-tp2-sp-latent": ("latent", {"cp": 2, "tp": 2, "sequence_parallel": True}),
+    "cp2-tp2-sp": ("llama", {"cp": 2, **SP2}),
+    "cp4-tp2-sp-more-ranks-than-keys": ("llama", {"cp": 4, "cp_method": "ulysses", **SP2}),
+    "cp2-tp2-sp-latent": ("latent", {"cp": 2, **SP2}),
     "cp2-ulysses-qwen": ("qwen", {"cp": 2, "cp_method": "ulysses"}),
     "cp2-pp2": ("gpt-tied", {"cp": 2, "pp": 2}),
     "cp2-zb-v": ("llama", {"cp": 2, "pp": 2, "schedule": "zb-v", "cp_method": "ulysses"}),
@@ -50,7 +52,7 @@ def test_plan_equals_one_rank(name: str) -> None:
     verdict = against_one_rank(dropping(small_job(kind, batch=4, **fields)))
     assert verdict.max_loss_difference < 1e-6
     assert verdict.max_grad_norm_relative_difference < 1e-6
-    assert verdict.max_parameter_relative_difference < 1e-6
+    assert verdict.max_parameter_relative_difference < 2e-6
 
 
 PACKED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,7 +62,7 @@ PACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "cp4-all-gather": ("gpt", {"cp": 4, "cp_method": "all-gather", "microbatch_size": 2}),
     "cp2-ulysses-dp2": ("llama", {"cp": 2, "dp": 2, "cp_method": "ulysses"}),
     "cp2-pp2-dualpipev": ("llama", {"cp": 2, "pp": 2, "schedule": "dualpipev", "recompute": "full"}),
-    "cp2-tp2-sp-zero3": ("gpt-tied", {"cp": 2, "tp": 2, "sequence_parallel": True, "zero": 3}),
+    "cp2-tp2-sp-zero3": ("gpt-tied", {"cp": 2, "zero": 3, **SP2}),
 }
 
 

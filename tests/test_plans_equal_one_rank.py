@@ -23,11 +23,11 @@ def plans() -> list[tuple[str, dict[str, Any]]]:
         for kind in KINDS:
             for sequence_parallel in (False, True) if tp > 1 else (False,):
                 n = next(turn)
-                accumulation = (4, 1, 3, 2)[n % 4]
+                accumulation = (3, 1, 2, 2)[n % 4]
                 fields = {
                     "tp": tp, "pp": pp, "dp": dp, "sequence_parallel": sequence_parallel,
                     "schedule": SCHEDULES[n % 3], "microbatch_size": 1 + n % 2,
-                    "batch": accumulation * dp * (1 + n % 2), "layers": max(pp, 2) + n // 2 % 3,
+                    "batch": accumulation * dp * (1 + n % 2), "layers": max(pp, 2) + n // 2 % 2,
                 }  # fmt: skip
                 found.append((kind, fields))
     return found

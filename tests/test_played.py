@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from shardwright.cost.calibration import shipped
-from shardwright.simulate.played import played_step
+from shardwright.simulate import played
+from shardwright.simulate.played import num_played, played_step, played_steps
 from shardwright.simulate.step import StepTime, step_time
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
@@ -70,3 +71,28 @@ def test_a_stage_that_runs_again_before_its_gradient_comes_waits_less() -> None:
 def test_without_a_pipeline_nothing_is_played() -> None:
     of = job(dp=16, tp=2)
     assert played_step(of, CONSTANTS) == step_time(run_of(of), CONSTANTS)
+
+
+def test_plans_played_at_once_are_played_as_each_alone() -> None:
+    """Also where only some share an order of work."""
+    plans = [
+        *PLANS,
+        {"schedule": "zb-h1", "zero": 2},
+        {"schedule": "1f1b", "zero": 3},
+        {"schedule": "1f1b", "tp": 1, "pp": 8},
+    ]
+    of = [job(**({"dp": 4, "tp": 2, "pp": 4} | plan)) for plan in plans]
+    closed = [step_time(run_of(each), CONSTANTS) for each in of]
+    assert played_steps(of, closed, CONSTANTS) == [played_step(each, CONSTANTS) for each in of]
+    assert num_played(of[:1]) == num_played([of[0], of[0]]) == 16 * 4
+    assert num_played([job(dp=32)]) == 0
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan["schedule"])
+def test_very_many_microbatches_cost_what_those_before_them_do(plan: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = job(dp=4, tp=2, pp=4, batch=256, vocab=128256, **plan)
+    whole = played_step(of, CONSTANTS)
+    monkeypatch.setattr(played, "_MOST", 1)
+    orders = played.played_orders(of)
+    assert [order.shape.num_microbatches for order in orders] == [16, 12]
+    assert played_step(of, CONSTANTS).total == pytest.approx(whole.total, rel=2e-3)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import shardwright.cli
 from experts_run import write_run
 from shardwright.spec import catalog
 
@@ -19,8 +20,8 @@ SHORT = (
     "--set optimizer.steps=3 --set optimizer.warmup_steps=1 --set optimizer.learning_rate=2e-4 --set run.eval_every=0 "
     "--set run.eval_batches=1 --set run.sample_tokens=4"
 )
-# Where nothing is compared, half the batch.
-SMALL = "--set batch.global_batch_size=16"
+# Where nothing is compared, half the batch, of short samples.
+SMALL = "--set batch.global_batch_size=16 --set model.sequence=32"
 
 
 def blocks(language: str) -> list[str]:
@@ -55,16 +56,40 @@ def shortened(command: str, folder: Path) -> list[str]:
     return shlex.split(command)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command(command: str, tmp_path: Path) -> None:
+def of(program: str) -> list[str]:
+    return [command for command in COMMANDS if (command.split()[0] == "shardwright") == (program == "shardwright")]
+
+
+@pytest.mark.parametrize("command", of("others"))
+def test_command_of_another_program(command: str, tmp_path: Path) -> None:
+    """The script that is installed as `shardwright` is run by make, and here and below."""
     words = shortened(command, tmp_path)
     if not words[0].startswith("make"):
         words[0] = str(BIN / words[0])
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
+    assert command == "make test" or "step 3/3" in done.stdout
+
+
+@pytest.mark.parametrize("command", of("shardwright"))
+def test_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has loaded all that it takes; its ranks are processes of their own."""
+    words = shortened(command, tmp_path)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        shardwright.cli.main()
+    out, err = capfd.readouterr()
+    assert not ended.value.code, out + err
+    if words[1] == "train" and "--help" not in words:  # its rank 0 prints, whose output is not caught here
+        assert '"step": 3' in (tmp_path / "metrics.jsonl").read_text()
+    else:
+        assert out
     if words[1:3] == ["train", "quickstart-moe"]:
-        assert f"how experts were used: {tmp_path / 'experts.svg'}" in done.stdout
+        assert f"how experts were used: {tmp_path / 'experts.svg'}" in out
         assert "steps 1 to 3" in (tmp_path / "experts.svg").read_text()
 
 

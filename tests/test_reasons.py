@@ -9,9 +9,10 @@ from click.testing import CliRunner
 
 from shardwright.cli import cli
 from shardwright.cost.calibration import pessimistic, shipped
-from shardwright.planner.advice import best_plans, priced
+from shardwright.planner.advice import best_plans
 from shardwright.planner.constraints import constraints_of
 from shardwright.planner.flips import flips
+from shardwright.planner.layout import most_gain
 from shardwright.planner.misfit import misfit
 from shardwright.planner.objectives import Objective, best, node_counts, on_nodes
 from shardwright.planner.price import room_bytes
@@ -20,6 +21,7 @@ from shardwright.planner.rules import rules_for
 from shardwright.planner.sample import standing
 from shardwright.report.toml import write_toml
 from shardwright.schedule.job import plan_faults
+from shardwright.simulate.played import played_step
 from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.check import job_faults
@@ -161,10 +163,33 @@ def test_the_command_prints_a_list_and_writes_a_job(tmp_path: Path) -> None:
         assert heading in text
 
 
-def test_simulated_plans_come_first_by_their_own_time() -> None:
-    """The programs of the best plans are played, and ordered by what that says."""
-    found = best_plans(job_with(dp=8), QUICK, shipped(), Objective(), 4, num_simulated=2)
-    first, second, *_ = found.plans
-    assert first.simulated and second.simulated and not found.plans[2].simulated
-    assert first.time.total <= second.time.total
-    assert priced([first.job], shipped())[0].job == first.job
+def test_plans_are_ordered_by_their_simulated_time() -> None:
+    """All of them where they are few, some if so many are asked for, none for 0; closed forms are kept beside."""
+    by_number = {
+        number: best_plans(job_with(dp=8), QUICK, shipped(), Objective(), 4, number).plans for number in (None, 2, 0)
+    }
+    for number, plans in by_number.items():
+        assert sum(plan.simulated for plan in plans) == (4 if number is None else number)
+        assert [plan.time.total for plan in plans] == sorted(plan.time.total for plan in plans)
+        for plan in plans:
+            assert plan.closed == step_time(run_of(plan.job), shipped())
+            assert plan.time == (played_step(plan.job, shipped()) if plan.simulated else plan.closed)
+    assert any(plan.time.total != plan.closed.total for plan in by_number[None])
+
+
+def test_a_plan_gets_uneven_stages_where_that_pays() -> None:
+    """A head as large as several layers: the last stage holds fewer, and the plan says what that brings."""
+    job = job_with(dp=8)
+    wide = job.model_copy(update={"model": job.model.model_copy(update={"vocab": 256_000, "layers": 10})})
+    constraints = constraints_of(
+        ["plan.pp=2", "plan.cp=1", "plan.schedule=1f1b", "plan.recompute=none", "plan.zero=1", "plan.tp=1"], []
+    )
+    best, *_ = best_plans(wide, constraints, shipped(), Objective(), 1).plans
+    layout = best.job.plan.layout
+    assert sum(layout) == 10 and layout[0] > layout[1] and best.fits
+    assert best.even_s is not None
+    even = best.job.model_copy(update={"plan": best.job.plan.model_copy(update={"layout": []})})
+    assert best.even_s == pytest.approx(played_step(even, shipped()).total) and best.even_s > 1.01 * best.time.total
+    assert most_gain(even, shipped()) > best.even_s / best.time.total - 1
+    small = best_plans(job, QUICK, shipped(), Objective(), 2).plans
+    assert all(plan.even_s is None and not plan.job.plan.layout for plan in small)

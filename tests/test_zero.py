@@ -10,7 +10,7 @@ from ranks import run_on_mesh
 from shardwright.measure.verify import Record
 from shardwright.spec.precision import PrecisionSpec
 
-STEPS = 10
+STEPS = 3
 PLANS: dict[str, dict[str, Any]] = {
     "dp2": {"dp": 2},
     "dp4": {"dp": 4},
@@ -40,7 +40,7 @@ CASES = [
 
 @pytest.mark.parametrize(("plan", "zero", "kind"), CASES)
 def test_equals_one_rank(plan: str, zero: int, kind: str) -> None:
-    """After ten steps whose gradients are accumulated over several microbatches, and clipped."""
+    """After three steps whose gradients are accumulated over several microbatches, and clipped."""
     verdict = against_one_rank(small_job(kind, zero=zero, batch=8, **PLANS[plan]), STEPS)
     assert verdict.max_loss_difference < 1e-6
     assert verdict.max_parameter_relative_difference < 1e-6
@@ -72,7 +72,7 @@ def test_offload_changes_no_bit(offload: dict[str, Any], compute: str) -> None:
     def run(**plan: Any) -> list[Record]:
         job = small_job("gpt-tied", dp=2, batch=4, **plan)
         job = job.model_copy(update={"precision": PrecisionSpec(compute=compute)})
-        return run_on_mesh(job, record, job, 3)
+        return run_on_mesh(job, record, job, STEPS)
 
     for rank, expected in zip(run(**offload), run(zero=offload["zero"]), strict=True):
         assert rank.steps == expected.steps
@@ -81,5 +81,5 @@ def test_offload_changes_no_bit(offload: dict[str, Any], compute: str) -> None:
 
 
 def test_parameters_can_wait_on_the_host_of_a_single_replica() -> None:
-    verdict = against_one_rank(small_job(zero=3, pp=2, offload_parameters=True), 3)
+    verdict = against_one_rank(small_job(zero=3, pp=2, offload_parameters=True), STEPS)
     assert verdict.bitwise

@@ -233,9 +233,13 @@ def layout(
     "for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
 )  # fmt: skip
 @click.option(
-    "--simulate", "simulated", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-    help="Simulate the N best plans in full, by their own programs, and order them anew: 1 s each for 16 pipeline "
-    "ranks, 10 s for 64.",
+    "--simulate", "simulated", type=click.IntRange(min=0), default=None, metavar="N",
+    help="Simulate the N best plans in full, by their own orders of work, and order all anew; 0 leaves closed forms.  "
+    "[default: as many as take a fraction of a second]",
+)  # fmt: skip
+@click.option(
+    "--as-software", is_flag=True,
+    help="Leave out what the job's software (cluster.software) does not have. Without it such plans are marked.",
 )  # fmt: skip
 @click.option("--tokens", type=float, default=0.0, help="Tokens to train on within --days.")
 @click.option("--days", type=float, default=0.0, help="Days for --tokens.")
@@ -245,7 +249,8 @@ def layout(
 )  # fmt: skip
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
-    float8: str, objective: str, simulated: int, tokens: float, days: float, toml: Path | None,
+    float8: str, objective: str, simulated: int | None, as_software: bool, tokens: float, days: float,
+    toml: Path | None,
 ) -> None:  # fmt: skip
     """Find the best plans for JOB's model, batch and cluster, and say why they are.
 
@@ -258,10 +263,13 @@ def plan(
     from shardwright.report.plans import show_plans
     from shardwright.report.toml import write_toml
     from shardwright.spec.base import PlanError
+    from shardwright.spec.software import software_of
 
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
     spec, has_own = load_to_plan(job, overrides)
+    if as_software:
+        constraints = constraints.as_software(software_of(spec.cluster.software))
     try:
         advice = best_plans(spec, constraints, shipped(), wanted, top, simulated)
         if not as_json:

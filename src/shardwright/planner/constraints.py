@@ -2,11 +2,12 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.planner.block import NUMBERS, Words
 from shardwright.spec.base import PlanError
+from shardwright.spec.software import SoftwareSpec
 
 _SEARCHED = tuple(
     name for name in (*NUMBERS, *Words.__dataclass_fields__) if name not in ("global_batch_size", "float8")
@@ -18,13 +19,15 @@ _RANGES = ("microbatch_size", "tp", "pp", "cp", "dp", "ep", "virtual_stages")
 class Constraints:
     """Fields of the plan that stay, and ranges of others (both ends included), by name without section.
 
-    `global_batch` is a range of sequences in a step, `float8` a recipe that may be chosen beside the job's precision.
+    `global_batch` is a range of sequences in a step, `float8` a recipe that may be chosen beside the job's precision,
+    and `among` the values that there are for some fields.
     """
 
     keep: Mapping[str, Any] = field(default_factory=dict)
     between: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     global_batch: tuple[int, int] | None = None
     float8: str = "none"
+    among: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         faults = [
@@ -44,8 +47,28 @@ class Constraints:
         """Whether a field may have a value."""
         if name in self.keep and self.keep[name] != value:
             return False
+        if name in self.among and value not in self.among[name]:
+            return False
         low, high = self.between.get(name, (None, None))
         return low is None or high is None or low <= value <= high  # type: ignore[operator]
+
+    def as_software(self, software: SoftwareSpec) -> "Constraints":
+        """The same, of what a generation of software has. PlanError where that is not known."""
+        has = {
+            "schedule": software.schedules, "zero": software.zero_stages,
+            "sequence_parallel": (False,) if software.sequence_parallel is False else None,
+            "cp": (1,) if software.context_parallel is False else None,
+        }  # fmt: skip
+        known = {name: values for name, values in has.items() if values is not None}
+        if not known:
+            raise PlanError(
+                f"software {software.name}",
+                [
+                    "its entry does not say what it has, so no plan can be held to that; add schedules, zero_stages, "
+                    "sequence_parallel and context_parallel, or use another cluster.software"
+                ],
+            )
+        return replace(self, among=known)
 
     def batches(self, given: int) -> list[int]:
         """Global batches to try: the job's, or the range's lower end doubled until its upper end."""

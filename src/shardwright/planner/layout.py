@@ -59,6 +59,23 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     return found
 
 
+def most_gain(job: JobSpec, constants: Constants) -> float:
+    """What no layout gains more than, as a share of the slowest rank's microbatch, over layers spread evenly.
+
+    No layout makes the slowest rank faster than the mean one, nor than one that holds its part of the layers, rounded
+    up. Of a job on devices of one kind. KeyError says what is not known.
+    """
+    plan = job.plan
+    placement = placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
+    layers = plan.model_copy(update={"layout": []}).stage_layers(job.model.layers)
+    mine = seats(run_of(job), plan, constants)
+    rank_s = stages_of(layers, mine, placement, job.num_microbatches).rank_s
+    copies = placement.num_copies
+    fewest = -(-copies * job.model.layers // plan.pp) / copies
+    least_s = max(sum(rank_s) / len(rank_s), fewest * min(piece.seconds for piece in mine[0].pieces[1:-1]))
+    return max(rank_s) / least_s - 1
+
+
 def _orders(job: JobSpec) -> list[list[PartSpec]]:
     """Orders of the parts that differ; none but [] where devices are of one kind."""
     found: list[list[PartSpec]] = []

@@ -1,11 +1,12 @@
 """A plan that does not fit: what exceeds by how much, on which rank; and the nearest plans that fit."""
 
+import math
 from dataclasses import dataclass
 
 from shardwright.cost.calibration import Constants
 from shardwright.cost.memory import Memory, rank_memory
 from shardwright.planner.neighbours import neighbours
-from shardwright.planner.price import room_bytes
+from shardwright.planner.price import fits, host_room_bytes, room_bytes
 from shardwright.simulate.prices import Price, prices
 from shardwright.spec.job import JobSpec
 from shardwright.workload.run import run_of
@@ -24,12 +25,17 @@ class Near:
 
 @dataclass(frozen=True)
 class Misfit:
-    """The pipeline ranks that need too much, the first that needs most, by how many bytes, and plans that fit."""
+    """The pipeline ranks that need too much, the first that needs most, by how many bytes, and plans that fit.
+
+    `excess_bytes` is of the device, and `host_excess_bytes` of a device's share of its node's host memory; one of them
+    may be negative, which is then what is left.
+    """
 
     rank: int
     num_ranks: int
     memory: Memory
     excess_bytes: float
+    host_excess_bytes: float
     nearest: list[Near]
 
 
@@ -39,15 +45,19 @@ def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_s
     room = room_bytes(job)
     ranks = rank_memory(run_of(job), constants)
     most = max(range(len(ranks)), key=lambda rank: float(ranks[rank].process))
-    excess = float(ranks[most].process) - room
+    excess, host_excess = float(ranks[most].process) - room, -math.inf
     if excess <= 0:
+        most = max(range(len(ranks)), key=lambda rank: float(ranks[rank].host))
+        host_excess = float(ranks[most].host) - host_room_bytes(job)
+        excess = float(ranks[most].process) - room
+    if max(excess, host_excess) <= 0:
         return None
     tried = _around([((), job)], schedules)
     fitting = _that_fit(tried, room, constants)
     if not fitting:
         fitting = _that_fit(_around(tried, schedules)[:_MOST_TRIED], room, constants)
-    too_large = sum(float(memory.process) > room for memory in ranks)
-    return Misfit(most, too_large, ranks[most], excess, fitting[:num_shown])
+    too_large = sum(not fits(job, memory, room) for memory in ranks)
+    return Misfit(most, too_large, ranks[most], excess, host_excess, fitting[:num_shown])
 
 
 def _around(
@@ -66,6 +76,6 @@ def _that_fit(tried: list[tuple[tuple[str, ...], JobSpec]], room: float, constan
     found = [
         Near(changes, job, price)
         for (changes, job), price in zip(tried, prices([run_of(job) for _, job in tried], constants), strict=True)
-        if isinstance(price, Price) and float(price.memory.process) <= room
+        if isinstance(price, Price) and fits(job, price.memory, room)
     ]
     return sorted(found, key=lambda near: float(near.price.time.total) / near.job.tokens_per_step)

@@ -1,6 +1,8 @@
 """What each plan of a block takes: seconds and bytes by the cost model, and whether it fits."""
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -8,6 +10,7 @@ from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.planner.block import Block, Column
 from shardwright.simulate.step import StepTime, step_time
+from shardwright.spec.host import host_memory_bytes
 from shardwright.spec.job import JobSpec
 from shardwright.workload.memo import Memo
 
@@ -28,6 +31,17 @@ def room_bytes(job: JobSpec) -> float:
     return device_of(job.cluster.device).memory_bytes
 
 
+def host_room_bytes(job: JobSpec) -> float:
+    """Bytes that a device's share of its node's host memory has; endless where that is not known."""
+    known = host_memory_bytes(job.cluster)
+    return math.inf if known is None else known
+
+
+def fits(job: JobSpec, memory: Memory, room: float) -> Any:
+    """Whether what a process needs fits in `room` bytes of the device, and what is offloaded in the host's memory."""
+    return (memory.process <= room) & (memory.host <= host_room_bytes(job))
+
+
 def prices(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Prices:
     """Price a block. `memo` has what was computed before of this job with these constants.
 
@@ -37,5 +51,5 @@ def prices(job: JobSpec, block: Block, constants: Constants, memo: Memo | None =
     run = block.run(job, memo)
     time, memory = step_time(run, constants, memo), peak_memory(run, constants, memo)
     tokens = block.columns["global_batch_size"] * job.model.sequence
-    fits = np.broadcast_to(memory.process <= room_bytes(job), tokens.shape)
-    return Prices(block, time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fits)
+    fitting = np.broadcast_to(fits(job, memory, room_bytes(job)), tokens.shape)
+    return Prices(block, time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fitting)

@@ -1,11 +1,12 @@
 """The best plans of the whole space, by branch and bound.
 
-1. Price a first guess for all degrees: 1F1B with nothing or all computed again, and sharding that most often wins. What
-   fits of it sets marks: for each kind of plan its best time, and for all of them the time of the last kind shown.
+1. Price a first guess, of each kind the degrees with the lowest bounds: 1F1B with nothing or all computed again, and
+   sharding that most often wins. What fits of it sets marks: for each kind of plan its best time, and for all of them
+   the time of the last kind shown.
 2. Bound each row of degrees under each policy of recomputation (`bounds.mean_rank_token_s`). What is above its mark,
    goes.
-3. Make what is left into plans with their words and virtual stages, and price them with nothing sharded. What is above
-   its mark, or has no room for its activations however its state is sharded, goes.
+3. Make what is left into plans with all schedules and virtual stages, and price them with nothing sharded, memory
+   before time. What has no room for its activations however its state is sharded, or is above its mark, goes.
 4. Price what is left with every way of sharding, and lower the marks as better plans are found. Plans that offload are
    priced where the same plan without does not fit, for they are not faster.
 
@@ -23,7 +24,7 @@ from shardwright.planner import bounds
 from shardwright.planner.block import Block, Column, Columns, Words, taken, together
 from shardwright.planner.constraints import Constraints
 from shardwright.planner.found import Best, Candidate, Found, Tally
-from shardwright.planner.price import prices, room_bytes
+from shardwright.planner.price import fits, prices, room_bytes
 from shardwright.planner.space import (
     admits,
     admits_schedule,
@@ -340,12 +341,12 @@ class _Search:
             return block
         found = prices(self.job, block, self.constants, self.memo)
         self.tally.num_priced += len(block)
-        fits = found.memory.process <= self.room
-        self.tally.num_fit += int(np.count_nonzero(fits))
+        fitting = fits(self.job, found.memory, self.room)
+        self.tally.num_fit += int(np.count_nonzero(fitting))
         marks = self.marks(block.columns["kind"])
         process = np.broadcast_to(found.memory.process, found.token_s.shape)
-        self.shown.take(block, found.token_s, process, np.flatnonzero(fits & (found.token_s < marks)))
-        return block.where(~fits & (found.token_s < marks))
+        self.shown.take(block, found.token_s, process, np.flatnonzero(fitting & (found.token_s < marks)))
+        return block.where(~fitting & (found.token_s < marks))
 
     def fastest(self) -> list[Candidate]:
         """Of the kinds that are shown the best plan, fastest first."""

@@ -4,6 +4,7 @@ And, where the cluster's device is known, time, MFU, money, energy and time lost
 """
 
 import json
+import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from shardwright.schedule.job import job_program
 from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.entry import read_entry
+from shardwright.spec.host import host_memory_bytes
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory, amount
 from shardwright.spec.notes import job_notes
@@ -63,7 +65,10 @@ def _as_dict(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -
         "active_parameters": num_active_parameters(job.model),
         "memory": [rank.as_dict() for rank in memory],
         "device_memory_bytes": limit,
-        "fits": None if limit is None else all(rank.total_bytes <= limit for rank in memory),
+        "host_memory_bytes": host_memory_bytes(job.cluster),
+        "fits": None
+        if limit is None
+        else all(rank.total_bytes <= limit and _host_left(job, rank) >= 0 for rank in memory),
         "notes": job_notes(job),
         **_takes_dict(job, priced),
     }
@@ -134,6 +139,31 @@ def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
     device = f"one {_device(job).name} with {amount(limit)}"
     where = f"pp rank {memory.index(largest)} needs {amount(largest.total_bytes)}"
     left = limit - largest.total_bytes
+    if left >= 0 and any(rank.host_bytes for rank in memory):
+        return f"It fits a {device}: {where}, which leaves {amount(left)}. " + _host_verdict(job, memory)
     if left < 0:
         return f"It does not fit {device}: {where}, which is {amount(-left)} too much."
     return f"It fits {device}: {where}, which leaves {amount(left)}."
+
+
+def _host_left(job: JobSpec, rank: RankMemory) -> float:
+    """Bytes of a device's share of its node's host memory that are left; endless where that is not known."""
+    room = host_memory_bytes(job.cluster)
+    return math.inf if room is None else room - rank.host_bytes
+
+
+def _host_verdict(job: JobSpec, memory: list[RankMemory]) -> str:
+    """Whether what is offloaded fits in the host's memory."""
+    most = max(memory, key=lambda rank: rank.host_bytes)
+    where = f"pp rank {memory.index(most)} offloads {amount(most.host_bytes)} a device"
+    room, per_node = host_memory_bytes(job.cluster), max(1, job.cluster.devices_per_node)
+    if room is None:
+        return f"{where}; whether its host has that is not said: set cluster.host_memory_gib."
+    node = f"its node's {amount(int(room * per_node))} for {per_node} devices are {amount(int(room))} each"
+    left = room - most.host_bytes
+    if left < 0:
+        return (
+            f"It does not fit its host: {where}, and {node}, {amount(int(-left))} too little; offload less, shard over "
+            "more replicas, or set cluster.host_memory_gib if a node has more."
+        )
+    return f"{where}, and {node}, which leaves {amount(int(left))}."

@@ -1,8 +1,9 @@
 """The best plans as text that says why, and as JSON."""
 
+import itertools
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,8 +11,10 @@ import click
 from shardwright.cost.calibration import device_of
 from shardwright.planner.advice import Advice, Own, Priced
 from shardwright.report.aligned import aligned
+from shardwright.spec.lacks import lacks
 from shardwright.spec.notes import job_notes
 from shardwright.spec.plan import PlanSpec
+from shardwright.spec.software import software_of
 
 if TYPE_CHECKING:  # they are there where a plan is explained
     from shardwright.planner.misfit import Misfit
@@ -34,6 +37,7 @@ def as_dict(plan: Priced) -> dict[str, Any]:
         "global_batch_size": plan.job.batch.global_batch_size,
         "num_devices": plan.job.plan.world,
         "step_s": float(plan.time.total),
+        "closed_form_step_s": float(plan.closed.total),
         "pessimistic_step_s": float(plan.cautious.total),
         "tokens_per_s_per_device": plan.tokens_per_s_per_device,
         "mfu": float(plan.time.mfu),
@@ -42,8 +46,14 @@ def as_dict(plan: Priced) -> dict[str, Any]:
         "memory": {name: float(value) for name, value in memory.items()} | {"process": float(plan.memory.process)},
         "time": {name: float(value) for name, value in time.items() if name not in ("mfu", "hfu")},
         "fits": plan.fits,
+        "even_stages_step_s": plan.even_s,
+        "software_lacks": list(_lacks(plan)),
         "simulated": plan.simulated,
     }
+
+
+def _lacks(plan: Priced) -> tuple[str, ...]:
+    return lacks(software_of(plan.job.cluster.software), plan.job)
 
 
 def plan_words(plan: PlanSpec) -> str:
@@ -68,6 +78,12 @@ def plan_words(plan: PlanSpec) -> str:
     if plan.dispatch != "direct":
         words.append(plan.dispatch)
     return ", ".join(words)
+
+
+def layers_words(layout: Sequence[int]) -> str:
+    """Layers by stage, equal neighbours in one: "7, 14 x 8, 7"."""
+    runs = [(layers, len(list(alike))) for layers, alike in itertools.groupby(layout)]
+    return ", ".join(f"{count} x {layers}" if count > 1 else str(layers) for layers, count in runs)
 
 
 def plans_text(advice: Advice) -> str:
@@ -102,11 +118,30 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
 def _best(advice: Advice) -> Iterator[str]:
     best = advice.plans[0]
     yield aligned(list(_rows(advice.plans)))
+    yield from (
+        _filled(
+            f"Plan {number} has stages of {layers_words(plan.job.plan.layout)} layers: "
+            f"{plan.even_s / total - 1:.1%} faster than with layers spread evenly."
+        )
+        for number, plan in enumerate(advice.plans, 1)
+        if plan.even_s
+        for total in [float(plan.time.total)]
+    )
+    missing = dict.fromkeys(word for plan in advice.plans for word in _lacks(plan))
+    if missing:
+        yield _filled(
+            f"* {advice.job.cluster.software} lacks {', '.join(missing)}. This runtime has all of it; --as-software "
+            "leaves such plans out."
+        )
     num_simulated = sum(plan.simulated for plan in advice.plans)
     if num_simulated:
-        yield _filled(f"The first {num_simulated} were simulated in full, by their own programs.")
+        which = "All of them" if num_simulated == len(advice.plans) else f"{num_simulated} of them"
+        yield _filled(
+            f"{which} were simulated in full, by their own orders of work; closed forms say "
+            f"{_closed_words(advice.plans)}. Pessimistic steps, and why not another, are by closed forms."
+        )
     else:
-        yield _filled("Steps are by closed forms; --simulate N plays the N best plans' own programs.")
+        yield _filled("Steps are by closed forms; --simulate N simulates the N best plans by their own orders of work.")
     yield "The best plan\n" + aligned(list(_breakdown(best)))
     if advice.binding:
         yield _filled(f"What binds: {advice.binding.text}.")
@@ -120,10 +155,20 @@ def _best(advice: Advice) -> Iterator[str]:
     )
 
 
+def _closed_words(plans: list[Priced]) -> str:
+    """How far closed forms are off what was simulated."""
+    off = [float(plan.closed.total / plan.time.total) - 1 for plan in plans if plan.simulated]
+    least, most = (f"{abs(of):.1%} {'more' if of >= 0 else 'less'}" for of in (min(off), max(off)))
+    return least if least == most else f"from {least} to {most}"
+
+
 def _runner_up(advice: Advice) -> str:
     second = advice.plans[1]
     behind = float(second.time.total - advice.plans[0].time.total)
     words = f"The runner-up ({plan_words(second.job.plan)}) is {behind:.3g} s behind. "
+    if second.closed.total <= advice.plans[0].closed.total:
+        ahead = float(advice.plans[0].closed.total - second.closed.total)
+        return words + f"By closed forms it would be {ahead:.3g} s ahead."
     if not advice.flips:
         return words + "No change of bandwidth, rates or batch by up to 8 times makes it the faster one."
     return words + "It would be as fast with " + ", or ".join(flip.text for flip in advice.flips) + "."
@@ -131,7 +176,7 @@ def _runner_up(advice: Advice) -> str:
 
 def _caution(plans: list[Priced]) -> str:
     """What the pessimistic prices say of the order."""
-    slowest = max(float(plan.cautious.total / plan.time.total) for plan in plans)
+    slowest = max(float(plan.cautious.total / plan.closed.total) for plan in plans)
     first = min(plans, key=lambda plan: float(plan.cautious.total / plan.job.tokens_per_step))
     text = (
         "A search exploits the errors of its model. Under pessimistic constants, each at the worst of the fits that "
@@ -154,7 +199,7 @@ def _rows(plans: list[Priced]) -> Iterator[list[str]]:
         yield [
             str(number), f"{plan.time.total:.3f} s", f"{plan.cautious.total:.3f} s",
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
-            f"{plan.memory.process / _GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan),
+            f"{plan.memory.process / _GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
         ]  # fmt: skip
 
 
@@ -223,10 +268,21 @@ def _misfit(found: "Misfit", own: Priced) -> str:
         if name != "total" and value
     )
     room = device_of(own.job.cluster.device).memory_gib
+    if found.excess_bytes > 0:
+        what = (
+            f"pp rank {found.rank} needs {found.memory.process / _GIB:.1f} GiB ({kinds}), and the device has {room:g}: "
+            f"{found.excess_bytes / _GIB:.1f} too much"
+        )
+    else:
+        kept = float(found.memory.host)
+        what = (
+            f"pp rank {found.rank} offloads {kept / _GIB:.1f} GiB, and its share of a node's host memory is "
+            f"{(kept - found.host_excess_bytes) / _GIB:.1f}: {found.host_excess_bytes / _GIB:.1f} too much; offload "
+            "less, or set cluster.host_memory_gib if a node has more"
+        )
     lines = [
         _filled(
-            f"It does not fit: pp rank {found.rank} needs {found.memory.process / _GIB:.1f} GiB ({kinds}), and the "
-            f"device has {room:g}: {found.excess_bytes / _GIB:.1f} too much; {found.num_ranks} of {own.job.plan.pp} "
+            f"It does not fit: {what}; {found.num_ranks} of {own.job.plan.pp} "
             "pipeline ranks need too much. "
             + ("The nearest plans that fit:" if found.nearest else "No plan within two changes of it fits.")
         )

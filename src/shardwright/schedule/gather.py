@@ -18,13 +18,11 @@ stays.
 
 from dataclasses import replace
 
-from shardwright.schedule.action import Action, Kind
-from shardwright.schedule.schedule import Program
-
-ADDS = frozenset({Kind.BACKWARD, Kind.WEIGHT_GRAD})  # to a stage's gradients
+from shardwright.schedule.action import ADDS, Action, Kind
+from shardwright.schedule.schedule import AnySchedule, Schedule
 
 
-def add_gathers(program: Program) -> Program:
+def add_gathers(program: AnySchedule) -> AnySchedule:
     """The same program with a G before and an L after each run, and an R after each stretch of gradients.
 
     ValueError for a schedule that keeps older versions of its weights: those are whole.
@@ -34,7 +32,7 @@ def add_gathers(program: Program) -> Program:
     return replace(reduced, ranks=tuple(map(_with_gathers, reduced.ranks)))
 
 
-def reduce_by_run(program: Program) -> Program:
+def reduce_by_run(program: AnySchedule) -> AnySchedule:
     """The same program with an R after each stretch of B and W of one stage; if there is but one stage, after each B.
 
     ValueError for a schedule that keeps older versions of its weights.
@@ -46,7 +44,7 @@ def reduce_by_run(program: Program) -> Program:
     return replace(program, ranks=tuple(_reduced_by_run(row, by_microbatch) for row in program.ranks))
 
 
-def _refuse_versions(program: Program) -> None:
+def _refuse_versions(program: Schedule) -> None:
     if program.weights != "current":
         raise ValueError(
             f"schedule {program.name!r} keeps older versions of the weights, which are whole on every rank; "

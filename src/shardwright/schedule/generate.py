@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from shardwright.schedule.action import Kind
 from shardwright.schedule.dualpipe import dualpipe, dualpipe_faults
@@ -10,12 +11,12 @@ from shardwright.schedule.gather import add_gathers
 from shardwright.schedule.gpipe import gpipe
 from shardwright.schedule.interleaved import interleaved, interleaved_faults
 from shardwright.schedule.looped_bfs import looped_bfs
-from shardwright.schedule.lower import lower
+from shardwright.schedule.lower import lower, with_step
 from shardwright.schedule.one_f_one_b import one_f_one_b
 from shardwright.schedule.pipedream import pipedream
 from shardwright.schedule.pipedream_2bw import pipedream_2bw, pipedream_2bw_faults
 from shardwright.schedule.recompute import add_recompute
-from shardwright.schedule.schedule import Program, Schedule
+from shardwright.schedule.schedule import AnySchedule, Program, Schedule
 from shardwright.schedule.sequential import sequential
 from shardwright.schedule.timing import Costs
 from shardwright.schedule.v_half import v_half
@@ -167,6 +168,11 @@ def schedule_faults(
 ) -> list[str]:  # fmt: skip
     """Why a schedule does not admit a shape, each with its arithmetic and a way out. Empty if it does."""
     shape = Shape(num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs)
+    return shape_faults(name, shape)
+
+
+def shape_faults(name: str, shape: Shape) -> list[str]:
+    """The same of a shape."""
     entry = GENERATORS[name]
     faults = [
         f"schedule {name!r} has no {field}, and it is {getattr(shape, field)}; leave it out, or use "
@@ -174,7 +180,7 @@ def schedule_faults(
         for field in ("extra_warmup", "group", "num_steps", "most_alive")
         if getattr(shape, field) != getattr(Shape, field) and field not in entry.understands
     ]
-    return _stage_faults(name, virtual_stages) + faults + entry.faults(shape)
+    return _stage_faults(name, shape.virtual_stages) + faults + entry.faults(shape)
 
 
 def _stage_faults(name: str, virtual_stages: int) -> list[str]:
@@ -207,16 +213,31 @@ def training_program(
     is not admitted.
     """
     shape = Shape(num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs)
-    faults = schedule_faults(
-        name, num_ranks, num_microbatches, virtual_stages, extra_warmup=extra_warmup, group=group,
-        num_steps=num_steps, most_alive=most_alive, costs=costs,
-    )  # fmt: skip
+    return shape_program(name, shape, recompute, gathers)
+
+
+def shape_program(name: str, shape: Shape, recompute: Recompute = "none", gathers: bool = False) -> Program:
+    """The same of a shape."""
+    return _extended(lower(_made(name, shape)), recompute, gathers)
+
+
+def shape_order(name: str, shape: Shape, recompute: Recompute = "none", gathers: bool = False) -> Schedule:
+    """The same without messages: what the times of a step depend on, and far sooner made."""
+    return _extended(with_step(_made(name, shape)), recompute, gathers)
+
+
+@lru_cache(maxsize=8)
+def _made(name: str, shape: Shape) -> Schedule:
+    faults = shape_faults(name, shape)
     if faults:
         raise ValueError("; ".join(faults))
-    program = lower(GENERATORS[name].make(shape))
+    return GENERATORS[name].make(shape)
+
+
+def _extended(schedule: AnySchedule, recompute: Recompute, gathers: bool) -> AnySchedule:
     if recompute == "stage":
-        program = add_recompute(program)
-    return add_gathers(program) if gathers else program
+        schedule = add_recompute(schedule)
+    return add_gathers(schedule) if gathers else schedule
 
 
 def forward_of(program: Program) -> Program:

@@ -1,26 +1,54 @@
 """A job as a schedule: its program, what its stages cost relative to each other, and whether that is admitted."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwright.schedule.gather import reduce_by_run
-from shardwright.schedule.generate import schedule_faults, training_program
-from shardwright.schedule.schedule import Program
+from shardwright.schedule.generate import Shape, schedule_faults, shape_order, shape_program
+from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.sizes import job_sizes
 from shardwright.schedule.timing import Costs
 from shardwright.spec.flops import stage_flops
 from shardwright.spec.job import JobSpec
+from shardwright.spec.plan import Recompute
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that the order of work of a job depends on."""
+
+    schedule: str
+    shape: Shape
+    recompute: Recompute
+    gathers: bool
+    reduces_by_run: bool
+
+    def program(self) -> Program:
+        """One optimizer step, all communication written out; of an asynchronous schedule, several."""
+        program = shape_program(self.schedule, self.shape, self.recompute, self.gathers)
+        return reduce_by_run(program) if self.reduces_by_run else program
+
+    def without_messages(self) -> Schedule:
+        """The same without messages, which is what the times of a step depend on."""
+        order = shape_order(self.schedule, self.shape, self.recompute, self.gathers)
+        return reduce_by_run(order) if self.reduces_by_run else order
+
+
+def job_order(job: JobSpec, num_steps: int = 1) -> Order:
+    """The order of a job's work."""
+    plan = job.plan
+    costs = relative_costs(job) if plan.schedule == "auto" else None
+    shape = Shape(
+        plan.pp, job.num_microbatches, plan.virtual_stages, plan.extra_warmup, num_steps=num_steps,
+        most_alive=_limit(job), costs=costs,
+    )  # fmt: skip
+    # The only run of a rank with one stage of several ends with its last addition anyway.
+    reduces_by_run = plan.zero >= 2 and (plan.stages_per_rank > 1 or plan.pp == 1)
+    return Order(plan.schedule, shape, plan.recompute, plan.zero == 3 and plan.pp > 1, reduces_by_run)
 
 
 def job_program(job: JobSpec, num_steps: int = 1) -> Program:
     """One optimizer step of the job, all communication written out; of an asynchronous schedule, several."""
-    plan = job.plan
-    program = training_program(
-        plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages,
-        extra_warmup=plan.extra_warmup, num_steps=num_steps, most_alive=_limit(job), costs=relative_costs(job),
-        recompute=plan.recompute, gathers=plan.zero == 3 and plan.pp > 1,
-    )  # fmt: skip
-    if plan.zero >= 2 and program.weights == "current":
-        program = reduce_by_run(program)
+    program = job_order(job, num_steps).program()
     return replace(program, sizes=job_sizes(job, program.placement))
 
 

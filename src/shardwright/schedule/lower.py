@@ -7,8 +7,11 @@ blocked until its receive is reached, the first message not yet passed could alw
 can exist.
 """
 
-from shardwright.schedule.action import Action, Kind
-from shardwright.schedule.schedule import Program, Schedule
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardwright.schedule.action import ADDS, Action, Kind
+from shardwright.schedule.schedule import Order, Program, Schedule
 
 Event = tuple[Kind, int, int]  # (F or B, stage, microbatch): this has its input; or (kind, ...): this has run
 
@@ -45,11 +48,24 @@ def lower(schedule: Schedule) -> Program:
             if sender != receiver:
                 rows[sender].append(send)
                 rows[receiver].append(recv)
-    updates_itself = any(action.kind is Kind.STEP for row in schedule.ranks for action in row)
-    if schedule.trains and not updates_itself:
-        rows = [[*_with_reductions(row), Action(Kind.STEP)] for row in rows]
-    ranks = tuple(map(tuple, rows))
+    ranks = _with_step(schedule, rows)
     return Program(schedule.name, schedule.num_microbatches, schedule.placement, ranks, schedule.weights)
+
+
+def with_step(schedule: Schedule) -> Schedule:
+    """The schedule with its reductions and the optimizer step, and without messages.
+
+    That is all that its times depend on: messages leave in the order in which they are made.
+    """
+    return replace(schedule, ranks=_with_step(schedule, schedule.ranks))
+
+
+def _with_step(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> Order:
+    """Rows of a schedule, with or without its messages, that also reduce and update."""
+    updates_itself = any(action.kind is Kind.STEP for row in schedule.ranks for action in row)
+    if not schedule.trains or updates_itself:
+        return tuple(map(tuple, rows))
+    return tuple((*_with_reductions(row), Action(Kind.STEP)) for row in rows)
 
 
 def _can_run(entry: Action, schedule: Schedule, arrived: set[Event], done: set[Event]) -> bool:
@@ -84,21 +100,23 @@ def _products(action: Action, schedule: Schedule) -> list[tuple[int, Action, int
     return []
 
 
-def _with_reductions(row: list[Action]) -> list[Action]:
+def _with_reductions(row: Sequence[Action]) -> list[Action]:
     """Reduce a stage's gradients right after the last action that adds to them."""
     adds_last: dict[int, int] = {}
     for index, action in enumerate(row):
-        for part in action.computes():
-            if part.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+        for part in action.parts or (action,):
+            if part.kind in ADDS:
                 adds_last[part.stage] = index
     complete: dict[int, list[int]] = {}
     for stage, index in sorted(adds_last.items()):
         complete.setdefault(index, []).append(stage)
     with_them: list[Action] = []
-    for index, action in enumerate(row):
-        with_them.append(action)
-        with_them += [Action(Kind.REDUCE, stage) for stage in complete.get(index, ())]
-    return with_them
+    first = 0
+    for index in sorted(complete):
+        with_them += row[first : index + 1]
+        with_them += [Action(Kind.REDUCE, stage) for stage in complete[index]]
+        first = index + 1
+    return [*with_them, *row[first:]]
 
 
 def _stuck(schedule: Schedule, position: list[int]) -> str:

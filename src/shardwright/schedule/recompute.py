@@ -8,10 +8,10 @@ runs while the gradient is on its way, and costs a forward only where the rank w
 from dataclasses import replace
 
 from shardwright.schedule.action import Action, Kind
-from shardwright.schedule.schedule import Program
+from shardwright.schedule.schedule import AnySchedule
 
 
-def add_recompute(program: Program) -> Program:
+def add_recompute(program: AnySchedule) -> AnySchedule:
     """The same program with a C before each B or I, or before the pair that it is in.
 
     There is none where a backward follows its own forward with no computation between, as on the last stage of 1F1B:

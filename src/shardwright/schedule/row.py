@@ -10,15 +10,17 @@ from collections.abc import Sequence
 
 from shardwright.schedule.action import Action, Kind
 
+_ANY = -1  # a chunk
+_FORWARD, _INPUT_GRAD, _WEIGHT_GRAD = Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD  # looked up for every action
+
 
 class Row:
     """The list of a rank that holds `stages`, one a chunk; chunk c sees the microbatches `microbatches[c]`."""
 
     def __init__(self, stages: Sequence[int], microbatches: Sequence[range]) -> None:
         self._stages = tuple(stages)
-        self._microbatches = tuple(microbatches)
-        self._forwards = [0] * len(self._stages)
-        self._backwards = [0] * len(self._stages)
+        self._forwards = [iter(mine) for mine in microbatches]  # what is left of them
+        self._backwards = [iter(mine) for mine in microbatches]
         self._deferred: list[Action] = []  # weight gradients whose input gradient has run, oldest first
         self._actions: list[Action] = []
 
@@ -31,25 +33,26 @@ class Row:
 
         "W" without a chunk is the weight gradient that has waited longest, whichever chunk's.
         """
+        wanted = [
+            [(Kind(text[0]), int(text[1:]) if text[1:] else _ANY) for text in token.split("+")]
+            for token in tokens.split()
+        ]
         for _ in range(times):
-            for token in tokens.split():
-                parts = tuple(part for text in token.split("+") for part in self._next(text[0], text[1:]))
-                self._actions += parts if len(parts) < 2 else (Action(Kind.OVERLAP, parts=parts),)
+            for token in wanted:
+                parts = [part for kind, chunk in token if (part := self._next(kind, chunk))]
+                self._actions += parts if len(parts) < 2 else [Action(Kind.OVERLAP, parts=tuple(parts))]
 
-    def _next(self, letter: str, chunk_text: str) -> list[Action]:
+    def _next(self, kind: Kind, chunk: int) -> Action | None:
         """The next action of a kind on a chunk, or none."""
-        if letter == "W":
-            stage = self._stages[int(chunk_text)] if chunk_text else -1
-            found = [action for action in self._deferred if stage in (action.stage, -1)][:1]
-            for action in found:
-                self._deferred.remove(action)
-            return found
-        chunk = int(chunk_text)
-        taken, stage = self._forwards if letter == "F" else self._backwards, self._stages[chunk]
-        if taken[chunk] == len(self._microbatches[chunk]):
-            return []
-        microbatch = self._microbatches[chunk][taken[chunk]]
-        taken[chunk] += 1
-        if letter == "I":
+        if kind is _WEIGHT_GRAD:
+            for place, waiting in enumerate(self._deferred):
+                if chunk == _ANY or waiting.stage == self._stages[chunk]:
+                    return self._deferred.pop(place)
+            return None
+        left, stage = (self._forwards if kind is _FORWARD else self._backwards)[chunk], self._stages[chunk]
+        microbatch = next(left, None)
+        if microbatch is None:
+            return None
+        if kind is _INPUT_GRAD:
             self._deferred.append(Action(Kind.WEIGHT_GRAD, stage, microbatch))
-        return [Action(Kind(letter), stage, microbatch)]
+        return Action(kind, stage, microbatch)

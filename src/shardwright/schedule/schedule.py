@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.placement import Placement
 from shardwright.schedule.sizes import Sizes
 
 Order = tuple[tuple[Action, ...], ...]  # one list of actions a rank
+AnySchedule = TypeVar("AnySchedule", bound="Schedule")
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,11 @@ class ClusterSpec(Spec):
         "devices_per_node, nodes, intra_node and inter_node. A pipeline stage lies within one part. Leave device, "
         "devices_per_node and nodes of the cluster out then.",
     )
+    host_memory_gib: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="Host memory of a node that what is offloaded may fill, in GiB; 0 means the catalog's of the "
+        "device, for each of a node's devices.",
+    )
     told_devices: Annotated[int, Field(ge=0)] = Field(
         0,
         description="Devices that the plan is said to use; predictions note where its degrees do not make so many. 0 "

@@ -13,6 +13,7 @@ from pydantic import Field
 from shardwright.spec import catalog
 from shardwright.spec.base import Spec
 from shardwright.spec.entry import read_entry
+from shardwright.spec.plan import ScheduleName
 
 Bytes = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
 
@@ -93,6 +94,14 @@ class SoftwareSpec(Spec):
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
     )
+    schedules: tuple[ScheduleName, ...] | None = Field(
+        None, description="Schedules of a pipeline that it has; left out where that is not known, as what follows."
+    )
+    zero_stages: tuple[Literal[0, 1, 2, 3], ...] | None = Field(
+        None, description="ZeRO stages that it has beside a pipeline."
+    )
+    sequence_parallel: bool | None = Field(None, description="Whether it has sequence parallel.")
+    context_parallel: bool | None = Field(None, description="Whether it splits sequences over ranks.")
 
 
 @lru_cache(maxsize=64)

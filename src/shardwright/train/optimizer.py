@@ -1,6 +1,7 @@
 """AdamW, its learning rate, and the global gradient norm that clips it."""
 
 import math
+from inspect import unwrap
 
 import torch
 from torch import Tensor
@@ -13,10 +14,24 @@ from shardwright.parallel.unit import Sharding, Unit
 from shardwright.spec.job import OptimizerSpec
 
 
-def make_adamw(spec: OptimizerSpec, decayed: list[Tensor], plain: list[Tensor]) -> torch.optim.AdamW:
+class EagerAdamW(torch.optim.AdamW):
+    """torch's AdamW without the guards that keep torch.compile out of it.
+
+    Those import the compiler when the first optimizer is made: a second for every process, and nothing is compiled.
+    """
+
+    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
+    _eager_step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        self._eager_step()
+
+
+def make_adamw(spec: OptimizerSpec, decayed: list[Tensor], plain: list[Tensor]) -> EagerAdamW:
     """For weights that decay (what is drawn at random: matrices and embeddings) and that don't (norms and biases)."""
     groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
+    return EagerAdamW(
         [group for group in groups if group["params"]],
         lr=spec.learning_rate,
         betas=(spec.beta1, spec.beta2),

@@ -1,9 +1,9 @@
 """What the server that ranks are forked from loads once, so that each of them is up in milliseconds."""
 
 import torch
+import torch.fx.experimental.symbolic_shapes  # the first backward imports it, and it takes half a second
 
 import shardwright.train.trainer  # noqa: F401
 
-# The first optimizer imports much; no rank should pay for that. One thread: an OpenMP pool does not survive a fork.
+# An OpenMP pool does not survive a fork.
 torch.set_num_threads(1)
-torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])

@@ -159,10 +159,11 @@ def _join(seat: Seat, job: JobSpec, device: torch.device) -> dist.Store | None:
     """Enter the process group. Returns a connection to the rendezvous store for the watch; one rank needs neither."""
     if seat.world != job.plan.world:
         plan = job.plan
+        were_started = "1 rank was started" if seat.world == 1 else f"{seat.world} ranks were started"
         raise PlanError(
             "launch",
             [
-                f"{seat.world} ranks were started, and the plan needs {plan.degrees} = {plan.world}; start "
+                f"{were_started}, and the plan needs {plan.degrees} = {plan.world}; start "
                 f"{plan.world}, or change the plan"
             ],
         )

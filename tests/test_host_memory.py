@@ -1,0 +1,71 @@
+"""What is offloaded has to fit in the host's memory: in an estimate, in a search, and in what is said of a misfit."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.cost.calibration import shipped
+from shardwright.planner.advice import priced
+from shardwright.planner.constraints import constraints_of
+from shardwright.planner.misfit import misfit
+from shardwright.planner.price import fits, room_bytes
+from shardwright.planner.search import search
+from shardwright.report.estimate import _as_dict, _verdict
+from shardwright.spec.host import host_memory_bytes
+from shardwright.spec.job import JobSpec
+from shardwright.spec.load import make_job
+from shardwright.workload.memory import job_memory
+
+OFFLOADING = constraints_of(
+    ["plan.offload_optimizer=1.0", "plan.recompute=none", "plan.schedule=1f1b", "plan.cp=1", "plan.microbatch_size=1"],
+    [],
+)
+
+
+def job(host_memory_gib: float, **plan: object) -> JobSpec:
+    model = {"layers": 6, "hidden": 4096, "heads": 32, "kv_heads": 4, "ffn": 11008, "vocab": 32000, "sequence": 2048}
+    links = {"intra_node": {"bandwidth_gb_per_s": 300.0}, "inter_node": {"bandwidth_gb_per_s": 25.0}}
+    cluster = {"device": "a100-sxm-40g", "devices_per_node": 4, "nodes": 2, "host_memory_gib": host_memory_gib} | links
+    return make_job(
+        {
+            "model": model, "cluster": cluster, "plan": {"dp": 8} | plan, "batch": {"global_batch_size": 8},
+            "precision": {"compute": "bf16"},
+        }
+    )  # fmt: skip
+
+
+def test_a_share_of_the_node_or_what_the_catalog_says() -> None:
+    assert host_memory_bytes(job(400.0).cluster) == 100 * 2**30
+    assert host_memory_bytes(job(0.0).cluster) == 128 * 2**30  # DGX A100 of 40 GB: 1 TiB for 8
+    unknown = job(0.0).cluster.model_copy(update={"device": "a100-pcie-40g"})
+    assert host_memory_bytes(unknown) is None
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.floats(1.0, 200.0), st.floats(1.0, 4.0))
+def test_more_host_memory_never_makes_it_slower_or_a_fitting_plan_unfit(gib: float, times: float) -> None:
+    less, more = job(gib), job(gib * times)
+    few, many = (search(of, OFFLOADING, shipped(), num_shown=4).candidates for of in (less, more))
+    for candidate in few:
+        (found,) = priced([candidate.job], shipped())
+        assert float(found.memory.host) <= gib / 4 * 2**30
+        assert found.fits and fits(more, found.memory, room_bytes(more))
+    if few:
+        assert many and many[0].token_s <= few[0].token_s
+
+
+def test_what_does_not_fit_says_so_with_a_way_out() -> None:
+    small, large = (job(gib, zero=1, offload_optimizer=1.0) for gib in (4.0, 400.0))
+    needed = max(rank.host_bytes for rank in job_memory(small))
+    assert needed > 2**30
+    assert "does not fit its host: pp rank 0 offloads" in _verdict(small, job_memory(small))
+    assert "4.0 GiB for 4 devices are 1.0 GiB each" in _verdict(small, job_memory(small))
+    assert "which leaves" in _verdict(large, job_memory(large))
+    assert [_as_dict(of, job_memory(of), "")["fits"] for of in (small, large)] == [False, True]
+    found = misfit(small, ("1f1b",), shipped())
+    assert found is not None and misfit(large, ("1f1b",), shipped()) is None
+    (mine,) = priced([small], shipped())
+    assert not mine.fits
+    assert found.host_excess_bytes == pytest.approx(float(mine.memory.host) - 2**30)
+    assert found.excess_bytes < 0
+    assert found.nearest and all(float(near.price.memory.host) <= 2**30 for near in found.nearest)

@@ -1,0 +1,51 @@
+"""What software has: the catalog's own plans run on theirs, and a search can be held to it."""
+
+import pytest
+
+from shardwright.cost.calibration import shipped, software_of
+from shardwright.planner.constraints import constraints_of
+from shardwright.planner.search import search
+from shardwright.spec import catalog
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.lacks import lacks
+from shardwright.spec.load import load_job, make_job
+
+
+def job(**plan: object) -> JobSpec:
+    model = {"layers": 8, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 11008, "vocab": 32000, "sequence": 2048}
+    links = {"intra_node": {"bandwidth_gb_per_s": 300.0}, "inter_node": {"bandwidth_gb_per_s": 25.0}}
+    cluster = {"device": "a100-sxm-80g", "devices_per_node": 8, "nodes": 1, "software": "megatron-2021"} | links
+    return make_job(
+        {
+            "model": model, "cluster": cluster, "plan": plan or {"dp": 8}, "batch": {"global_batch_size": 16},
+            "precision": {"compute": "bf16"},
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", catalog.names("jobs"))
+def test_no_plan_of_the_catalog_needs_what_its_software_lacks(name: str) -> None:
+    found = load_job(name)
+    assert lacks(software_of(found.cluster.software), found) == ()
+
+
+def test_what_is_missing_is_named() -> None:
+    of = job(tp=2, pp=2, cp=2, sequence_parallel=True, schedule="zb-h1", zero=1)
+    assert lacks(software_of("megatron-2021"), of) == (
+        "schedule zb-h1", "ZeRO-1", "sequence parallel", "context parallel",
+    )  # fmt: skip
+    assert lacks(software_of("megatron-core"), of) == ("schedule zb-h1",)
+    assert lacks(software_of("large-2024"), of) == ()
+
+
+def test_a_search_held_to_software_finds_what_it_has_and_nothing_faster() -> None:
+    free = constraints_of(["plan.recompute=none", "plan.microbatch_size=1", "plan.offload_optimizer=0.0"], [])
+    software = software_of("megatron-2021")
+    held = search(job(), free.as_software(software), shipped()).candidates
+    best = search(job(), free, shipped(), num_shown=1).candidates[0]
+    assert held and all(lacks(software, candidate.job) == () for candidate in held)
+    assert lacks(software, best.job)
+    assert best.token_s < held[0].token_s
+    with pytest.raises(PlanError, match="add schedules, zero_stages"):
+        free.as_software(software_of("flash-2023"))
