@@ -2,7 +2,8 @@
 
 import pytest
 
-from shardwright.cost.calibration import shipped, software_of
+from shardwright.cost.calibration import shipped
+from shardwright.spec.software import software_of
 from shardwright.planner.constraints import constraints_of
 from shardwright.planner.search import search
 from shardwright.spec import catalog

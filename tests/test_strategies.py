@@ -59,7 +59,7 @@ def test_every_field_of_a_plan_reaches_the_cost_model(name: str) -> None:
     base = job()
     # What each field alone can be is not asked here: some need others beside them.
     plans = [PlanSpec.model_validate(plan | changed) for changed in ({}, {name: OTHER[name]})]
-    one, two = (cut_of(base.model_copy(update={"plan": plan})) for plan in plans)
+    one, two = (run_of(base.model_copy(update={"plan": plan})).cut for plan in plans)
     assert one != two
 
 
