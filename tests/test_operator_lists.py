@@ -37,6 +37,8 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "ulysses": ("llama", {"cp": 2, "cp_method": "ulysses"}),
     "latents, tp": ("latent", {"tp": 2}),
     "latents, sequence parallel": ("latent", SEQUENCE),
+    "latents, ring": ("latent", {"cp": 2}),
+    "latents, all-gather": ("latent-plain-queries", {"cp": 2, "cp_method": "all-gather"}),
     "latents and plain queries": ("latent-plain-queries", SEQUENCE),
 }
 OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,16 +101,14 @@ def run_layer(mesh: Mesh, job: JobSpec, number: int) -> tuple[Sent, int]:
 
 def costed(job: JobSpec, number: int) -> tuple[Sent, float]:
     """The same as the list has it. Kernels of attention are not among the products that are counted."""
-    cp, layer = job.plan.cp, Again.of(job, number)
+    layer = Again.of(job, number)
     again = {operator.name: share for operator, share in layer.operators(layer_policies(job.plan, number + 1)[number])}
     sent, flops = Sent(), 0.0
     for operator in layer.chain:
         share = again.get(operator.name, 0)
         for times, exchanges in ((1 + share, operator.forward), (1, operator.backward)):
             for e in exchanges:
-                # What goes round a ring is what its ranks have, and each rank passes on what the others have.
-                passed_on = (cp - 1) / cp if e.kind == "ring" else 1
-                sent[e.kind, e.axis] += int(times * e.size * passed_on)
+                sent[e.kind, e.axis] += int(times * e.counted(job.plan.cp))
         flops += (3 + share) * sum(p.flops for p in operator.products if p.weight)
     if job.model.moe.has_experts(number):  # the router's account of which experts are chosen together
         tokens = job.tokens_within * job.plan.microbatch_size / (job.plan.tp if job.plan.sequence_parallel else 1)

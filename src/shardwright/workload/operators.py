@@ -75,6 +75,10 @@ class Exchange:
     size: Numbers
     is_hidden: bool = False
 
+    def counted(self, num_ranks: int) -> float:
+        """Bytes that a rank's ledger counts in one plan: around a ring it passes on what the other ranks have."""
+        return float(self.size * ((num_ranks - 1) / num_ranks if self.kind == "ring" else 1))
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -282,7 +286,7 @@ def attention(c: Context) -> Operator:
     per_value = s.latent.value if s.latent else s.head_dim
     queries = s.sequence // cut.cp
     given = HALF * c.tokens * heads * per_value
-    ahead, back = _keys_to_queries(c, heads, per_query, per_value)
+    ahead, back = _keys_to_queries(c, heads, per_query)
     if w.attention in ("torch", "softmax"):
         batch, n = heads * cut.microbatch, 1.0 * heads * cut.microbatch * queries * s.sequence
         if cut.cp_method == "ulysses":
@@ -307,27 +311,26 @@ def attention(c: Context) -> Operator:
     return Operator("attention", (), scores, 0.0, 0.0, ahead, back, kept, kept, given, inside, needs_kept=True)
 
 
-def _keys_to_queries(
-    c: Context, heads: Numbers, per_query: int, per_value: int
-) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+def _keys_to_queries(c: Context, heads: Numbers, width: int) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
     """What cp ranks exchange around attention, forward and backward.
 
     ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, in the backward with their gradients.
     all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward again, and their
     gradients scattered. ulysses (Jacobs et al. 2023, arXiv 2309.14509): tokens are traded for heads and back; fewer
-    key/value heads than cp ranks are repeated.
+    key/value heads than cp ranks are repeated. A latent's values travel as wide as its keys, `width` elements, for
+    kernels have them padded.
     """
     s, cut = c.shape, c.cut
     kv_heads, is_cut = np.maximum(1, s.kv_heads // cut.tp), cut.cp > 1
-    kv = HALF * c.tokens * kv_heads * (per_query + per_value) * cut.cp * is_cut
+    kv = HALF * c.tokens * kv_heads * 2 * width * cut.cp * is_cut
     if cut.cp_method == "ring":
         return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", 2 * kv),)
     if cut.cp_method == "all-gather":
         gather = Exchange("all_gather", "cp", kv)
         return (gather,), (gather, Exchange("reduce_scatter", "cp", kv))
-    per_token = heads * per_query + np.maximum(kv_heads, cut.cp) * (per_query + per_value)
+    per_token = (heads + 2 * np.maximum(kv_heads, cut.cp)) * width
     there = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
-    back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * per_value * is_cut)
+    back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * width * is_cut)
     return (there, back), (back, there)
 
 
