@@ -19,7 +19,7 @@ from shardwright.spec.recompute import KEEP_ALL
 from shardwright.train.build import build
 from shardwright.train.launch import launch
 from shardwright.workload.activations import layer_of
-from shardwright.workload.attention import context_bytes
+from shardwright.workload.again import Again
 
 MODEL = {
     "layers": 1, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "sequence": 2048, "vocab": 256,
@@ -59,7 +59,9 @@ def row(plan: dict[str, object]) -> list[str]:
     layer = layer_of(job)
     tensors = layer.kept(KEEP_ALL)
     attention = sum(size for name, size in tensors.items() if name in ATTENTION)
-    sizes = (attention, layer.kept_bytes(KEEP_ALL), kept, context_bytes(job), forward, backward)
+    exchanges = [e for operator in Again.of(job).chain for e in operator.forward if e.axis == "cp"]
+    moved = sum(e.counted(job.plan.cp) for e in exchanges)
+    sizes = (attention, layer.kept_bytes(KEEP_ALL), kept, moved, forward, backward)
     method = job.plan.cp_method if job.plan.cp > 1 else "one rank"
     by_tp = ", tp 2 with sequence parallel" if job.plan.tp > 1 else ""
     return [f"{method}{by_tp}", str(job.plan.cp), *(f"{size / 2**20:.3f}" for size in sizes)]

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.cost.calibration import device_of, shipped, software_of
+from shardwright.cost.calibration import device_of, shipped
 from shardwright.measure.runs import Measured, read_runs
 from shardwright.measure.score import percentile
 from shardwright.simulate.prices import batches
 from shardwright.simulate.step import step_time
+from shardwright.spec.software import software_of
 
 HERE = Path(__file__).parent
 CATALOG = HERE.parent / "src/shardwright/spec/catalog/calibrations"

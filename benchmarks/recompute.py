@@ -28,6 +28,7 @@ from shardwright.spec.recompute import KEEP_ALL, OPERATORS, WHOLE_LAYER, Policy
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.step import train_step
 from shardwright.workload.activations import layer_of
+from shardwright.workload.again import Again
 from shardwright.workload.peak import job_stages, moments, peak
 from shardwright.workload.recompute import GIB, choices, meet_budget
 
@@ -126,16 +127,16 @@ def checkpointed() -> Step:
 
 def policy_table() -> Iterator[str]:
     """Bytes and time by policy."""
-    layer = layer_of(job_with())
+    layer, work = layer_of(job_with()), Again.of(job_with())
     steps = {name: Step(job_with(**fields_of(policy))) for name, policy in POLICIES.items()}
     steps["full by torch.utils.checkpoint"] = checkpointed()
     times = ratios(steps)
-    work = layer.work().flops
+    forward = sum(operator.flops for operator in work.chain)
     yield "| recomputed | kept a layer, measured | predicted | FLOPs of a forward, again | step time |"
     yield "| --- | --- | --- | --- | --- |"
     for name, step in steps.items():
         policy = POLICIES.get(name, WHOLE_LAYER)
-        again = layer.work_again(policy).flops / work if name in POLICIES else 1.0
+        again = work.flops(policy) / forward if name in POLICIES else 1.0
         measured = f"{step.layer_bytes():,}" if name in POLICIES else ""
         predicted = f"{layer.kept_bytes(policy):,}" if name in POLICIES else ""
         yield f"| {name} | {measured} | {predicted} | {again:.0%} | {times[name]:.2f} |"
@@ -155,8 +156,7 @@ def budget_table() -> Iterator[str]:
         limit = least + share * (most - least)
         variants[f"{limit / 2**20:.1f} MiB"] = Step(job_with(recompute="budget", memory_limit_gib=limit / GIB))
     times = ratios(variants)
-    layer = layer_of(job)
-    of_full = layers * layer.work_again(WHOLE_LAYER).flops
+    of_full = layers * Again.of(job).flops(WHOLE_LAYER)
     yield f"Without recomputation {most / 2**20:.1f} MiB, with full {least / 2**20:.1f} MiB.\n"
     yield "| limit | predicted peak, MiB | measured peak, MiB | FLOPs again, of full's | step time, of full's |"
     yield "| --- | --- | --- | --- | --- |"

@@ -12,6 +12,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.train.build import Replica, build
 from shardwright.train.step import train_step
+from shardwright.workload.again import Again
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"kv_heads": 4, "ffn": 48},
@@ -84,6 +85,12 @@ def small_job(kind: str = "llama", batch: int = 8, layers: int = 4, **plan: Any)
             },
         }
     )  # fmt: skip
+
+
+def context_bytes(job: JobSpec) -> float:
+    """Bytes over cp in the forward of one layer, of one microbatch, as the ledger counts them."""
+    exchanges = (e for operator in Again.of(job).chain for e in operator.forward if e.axis == "cp")
+    return sum(e.counted(job.plan.cp) for e in exchanges)
 
 
 def made_up_tokens(job: JobSpec, step: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from shardwright.simulate.step import step_time
 from shardwright.spec.check import job_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import PlanSpec
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 
 def best_of_few(job: JobSpec) -> JobSpec | None:

@@ -15,7 +15,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.limits import runtime_limits
 from shardwright.spec.model import ModelSpec
 from shardwright.spec.parameters import num_active_parameters, num_parameters
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 # Parameters of released checkpoints, as the headers of their files say, and what of them this decoder does not have.
 CHECKPOINTS = {

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import against_one_rank, made_up_tokens, record, small_job
+from cases import against_one_rank, context_bytes, made_up_tokens, record, small_job
 from ranks import run_on_mesh
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.job import job_program
@@ -15,7 +15,6 @@ from shardwright.train.build import build
 from shardwright.train.generate import generate
 from shardwright.train.step import evaluate, train_step
 from shardwright.train.stream import train_stream
-from shardwright.workload.attention import context_bytes
 
 # Each layer and microbatch is many collectives over tp: two microbatches.
 SP2 = {"tp": 2, "sequence_parallel": True, "microbatch_size": 2}

@@ -15,7 +15,8 @@ from shardwright.simulate.step import step_time
 from shardwright.spec import catalog
 from shardwright.spec.load import load_job
 from shardwright.workload.blocks import Experts
-from shardwright.workload.shape import Cut, Run, Shape, run_of
+from shardwright.workload.run import run_of
+from shardwright.workload.shape import Cut, Run, Shape
 
 CONSTANTS = shipped()
 LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardwright.cost.calibration import shipped, software_of
+from shardwright.cost.calibration import shipped
 from shardwright.planner.constraints import constraints_of
 from shardwright.planner.search import search
 from shardwright.spec import catalog
@@ -10,6 +10,7 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.lacks import lacks
 from shardwright.spec.load import load_job, make_job
+from shardwright.spec.software import software_of
 
 
 def job(**plan: object) -> JobSpec:

@@ -25,7 +25,7 @@ from shardwright.spec.check import job_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import load_job, make_job
 from shardwright.spec.plan import PlanSpec
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 CONSTANTS = shipped()
 LINKS = {"intra_node": {"bandwidth_gb_per_s": 300.0}, "inter_node": {"bandwidth_gb_per_s": 25.0}}

@@ -20,10 +20,9 @@ from shardwright.spec.recompute import KEEP_ALL, WHOLE_LAYER, Policy
 from shardwright.train.build import build
 from shardwright.train.step import train_step
 from shardwright.workload.activations import layer_of
+from shardwright.workload.again import Again
 from shardwright.workload.peak import activation_bytes, bytes_at, job_stages, moments, peak
-from shardwright.workload.recompute import GIB, Prices, choices, choose, ladder, meet_budget, options
-
-PRICES = Prices()
+from shardwright.workload.recompute import GIB, choices, choose, ladder, meet_budget, options
 
 
 def budget_job(limit_bytes: float = GIB, **fields: Any) -> JobSpec:
@@ -62,8 +61,7 @@ def test_limit_holds_as_measured_and_costs_less_than_full(share: float) -> None:
     limit = between(budget_job(), share)
     job = budget_job(limit)
     found = choices(job)
-    layer = layer_of(job)
-    full = layer.work_again(WHOLE_LAYER).flops
+    full = Again.of(job).flops(WHOLE_LAYER)
     for rank, (choice, measured) in enumerate(zip(found, run_on_mesh(job, live_peak, meet_budget(job)), strict=True)):
         assert choice.peak_bytes <= choice.limit_bytes == int(limit)
         assert measured <= choice.peak_bytes
@@ -105,7 +103,7 @@ def test_any_schedule(schedule: str) -> None:
 
 
 def cost_of(job: JobSpec, policies: tuple[Policy, ...]) -> float:
-    by_policy = {option.policy: option.cost for option in options(layer_of(job), PRICES)}
+    by_policy = {option.policy: option.cost for option in options(layer_of(job), Again.of(job))}
     return sum(by_policy[policy] for policy in policies)
 
 
@@ -115,12 +113,12 @@ def test_no_choice_is_cheaper_by_more_than_a_step(pp: int, share: float) -> None
     """Against all combinations of policies: at most the dearest step of one layer above the best of them."""
     job = budget_job(pp=pp, layers=4 * pp)
     layer, program = layer_of(job), job_program(job)
-    every = options(layer, PRICES)
+    every = options(layer, Again.of(job))
     dearest_step = max(b.cost - a.cost for a, b in itertools.pairwise(ladder(every)))
     limit = int(between(job, share))
     stages = job_stages(job, program, 0, [KEEP_ALL] * 4 * pp)
     when = moments(program, 0)
-    chosen = choose(layer, stages, when, limit, PRICES)
+    chosen = choose(layer, stages, when, limit, Again.of(job))
     assert chosen is not None
     ours = cost_of(job, tuple(held.policy for held in chosen[0].layers))
     best = float("inf")
@@ -134,8 +132,8 @@ def test_no_choice_is_cheaper_by_more_than_a_step(pp: int, share: float) -> None
 
 
 def test_ladder_gets_steeper() -> None:
-    layer = layer_of(budget_job())
-    steps = ladder(options(layer, PRICES))
+    job = budget_job()
+    steps = ladder(options(layer_of(job), Again.of(job)))
     assert steps[0].policy == KEEP_ALL and steps[-1].policy == WHOLE_LAYER
     assert len(steps) >= 4
     rates = [(b.cost - a.cost) / (a.kept_bytes - b.kept_bytes) for a, b in itertools.pairwise(steps)]

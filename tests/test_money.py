@@ -22,7 +22,7 @@ from shardwright.spec import catalog
 from shardwright.spec.cluster import ClusterSpec, DeviceSpec
 from shardwright.spec.load import load_job
 from shardwright.spec.parameters import num_parameters
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 
 def cluster(**fields: object) -> ClusterSpec:

@@ -1,95 +1,147 @@
-"""Two lists of a layer's operators say the same of what both say: FLOPs and bytes of collectives, operator by operator.
+"""The list of a layer's operators that is costed, against what the runtime does: FLOPs and collectives, counted.
 
-`workload/activations.py` has what our runtime keeps, for memory budgets; `workload/layers.py` what any software moves,
-for time. A product that is in one alone, or has other sizes there, would make the budget choose by wrong prices.
+`workload/layers.py` says what a layer computes and exchanges, and what share of it a policy does again. Here layers
+run on real ranks, forward and backward, and each of their products and collectives is noted.
 """
 
 from collections import Counter
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
-from shardwright.cost.calibration import software_of
-from shardwright.spec import catalog
+from cases import small_job
+from ranks import run_on_mesh
+from shardwright.parallel import expert
+from shardwright.parallel.ledger import Ledger
+from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.microbatch import Microbatch
 from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.workload.activations import layer_of
-from shardwright.workload.layers import chains
-from shardwright.workload.shape import run_of
+from shardwright.spec.plan import layer_policies
+from shardwright.train.build import build
+from shardwright.workload.again import Again
 
-# What the runtime's operators are in the list of the cost model. Of norms, activations and gates one list says no
-# FLOPs, for memory bounds them.
-PARTS = {
-    "attention enter": "qkv", "qkv": "qkv", "heads": "attention", "rotary": "attention", "attention": "attention",
-    "out": "output", "attention leave": "output", "mlp enter": "up", "up": "up", "down": "down", "mlp leave": "down",
-}  # fmt: skip
-DENSE = ("gpt2", "llama3-8b", "qwen2.5-7b", "tiny-llama")
-PLANS = {
-    "one rank": {},
-    "tp": {"tp": 2},
-    "sequence parallel": {"tp": 4, "sequence_parallel": True},
-    "ring": {"tp": 2, "cp": 4},
-    "all-gather": {"cp": 2, "cp_method": "all-gather"},
-    "ulysses": {"cp": 2, "cp_method": "ulysses"},
+Sent = Counter[tuple[str, str]]  # bytes by kind and axis
+
+# Of the collectives of a router itself (choices, their weights, counts) no cost model speaks: fewer bytes by token.
+ROUTER_BYTES = 32
+SEQUENCE = {"tp": 2, "sequence_parallel": True}
+DENSE: dict[str, tuple[str, dict[str, Any]]] = {
+    "one rank": ("gpt", {}),
+    "tp": ("llama", {"tp": 2}),
+    "sequence parallel": ("gpt", {"tp": 4, "sequence_parallel": True}),
+    "ring": ("llama", {"cp": 4}),
+    "all-gather": ("llama", {"tp": 2, "cp": 2, "cp_method": "all-gather"}),
+    "ulysses": ("llama", {"cp": 2, "cp_method": "ulysses"}),
+    "latents, tp": ("latent", {"tp": 2}),
+    "latents, sequence parallel": ("latent", SEQUENCE),
+    "latents, ring": ("latent", {"cp": 2}),
+    "latents, all-gather": ("latent-plain-queries", {"cp": 2, "cp_method": "all-gather"}),
+    "latents and plain queries": ("latent-plain-queries", SEQUENCE),
+}
+OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one rank": ("deepseek", {}),
+    "ep": ("mixtral", {"dp": 2, "ep": 2}),
+    "cut": ("deepseek", {"tp": 2}),
+    "cut, sequence parallel": ("mixtral", {"dp": 2, "ep": 2} | SEQUENCE),
+    "whole, sequence parallel": ("deepseek", {"ep": 2, "expert_tp": 1} | SEQUENCE),
+}
+AGAIN = {
+    "a layer": ("llama", ["layer"]),
+    "a layer of experts": ("deepseek", ["layer"]),
+    "qkv": ("gpt", ["qkv", "attention"]),
+    "up": ("llama", ["norm", "up", "activation"]),
+    "latents": ("latent", ["qkv", "attention"]),
+    "heads": ("latent", ["attention"]),
+    "plain queries": ("latent-plain-queries", ["qkv", "attention"]),
+    "experts": ("deepseek", ["norm", "up", "activation"]),
 }
 
 
-def job_of(model: str, plan: dict[str, object]) -> JobSpec:
-    return make_job({
-        "model": catalog.read("models", model) | {"name": model}, "plan": {"microbatch_size": 2} | plan,
-        "cluster": {"device": "h100-sxm"}, "precision": {"compute": "bf16"},
-    })  # fmt: skip
+class Flops(TorchDispatchMode):
+    """Adds up the FLOPs of matrix products. (FlopCounterMode follows modules, and stumbles over regions run again.)"""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func._overloadpacket in flop_registry:
+            self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=found)
+        return found
 
 
-def of_runtime(job: JobSpec, layer: int) -> tuple[Counter[str], Counter[str]]:
-    """FLOPs and bytes by operator of the list that the runtime's memory is derived from."""
-    flops, sent = Counter[str](), Counter[str]()
-    for chain in layer_of(job, layer).chains:
-        for operator in chain:
-            if operator.name in PARTS.values():
-                flops[operator.name] += int(operator.work.flops)
-                sent[operator.name] += int(operator.work.communicated_bytes)
-    return flops, sent
+def run_layer(mesh: Mesh, job: JobSpec, number: int) -> tuple[Sent, int]:
+    """One microbatch through a layer and back: what it sent, and FLOPs of its products."""
+    stage = build(job, mesh).stages[0]
+    torch.manual_seed(mesh.rank // job.plan.tp)
+    x = stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
+    run = stage.forward_pass(Microbatch(1, 0, 0))
+    sent, rows = Sent(), []
+    plan_trip = expert.plan_trip
+
+    def noted(_: Ledger, kind: str, axis: str, num_bytes: int, __: Any) -> None:
+        if kind == "all_to_all_v":  # of which the ledger has what goes to others
+            sent["all_to_all", axis] += rows[-1] * job.model.hidden * x.element_size()
+        elif num_bytes >= ROUTER_BYTES * job.tokens_within * job.plan.microbatch_size:
+            sent["ring" if kind == "exchange" else kind, axis] += num_bytes
+
+    def noted_trip(*args: Any) -> expert.Trip:
+        trip = plan_trip(*args)
+        rows.append(sum(trip.num_sent))
+        return trip
+
+    with pytest.MonkeyPatch.context() as patch, Flops() as flops:
+        patch.setattr(Ledger, "record", noted)
+        patch.setattr(expert, "plan_trip", noted_trip)
+        stage.layers[str(number)](x, run).sum().backward()
+    return sent, flops.total
 
 
-def of_costs(job: JobSpec, kind: str) -> tuple[Counter[str], Counter[str]]:
-    """The same of the list that is costed. Scores are not discounted for causality in the other one."""
-    run = run_of(job)
-    flops, sent = Counter[str](), Counter[str]()
-    for operator in chains(run.shape, run.cut, software_of("megatron-2022"))[kind]:
-        part = PARTS.get(operator.name)
-        if part is None:
-            continue
-        flops[part] += int(operator.flops)
-        for exchange in operator.forward:
-            # The ledger counts what a rank passes on around a ring, the cost model what goes round.
-            passed_on = (run.cut.cp - 1) / run.cut.cp if exchange.kind == "ring" else 1
-            sent[part] += int(exchange.size * passed_on)
-    return flops, sent
+def costed(job: JobSpec, number: int) -> tuple[Sent, float]:
+    """The same as the list has it. Kernels of attention are not among the products that are counted."""
+    layer = Again.of(job, number)
+    again = {operator.name: share for operator, share in layer.operators(layer_policies(job.plan, number + 1)[number])}
+    sent, flops = Sent(), 0.0
+    for operator in layer.chain:
+        share = again.get(operator.name, 0)
+        for times, exchanges in ((1 + share, operator.forward), (1, operator.backward)):
+            for e in exchanges:
+                sent[e.kind, e.axis] += int(times * e.counted(job.plan.cp))
+        flops += (3 + share) * sum(p.flops for p in operator.products if p.weight)
+    if job.model.moe.has_experts(number):  # the router's account of which experts are chosen together
+        tokens = job.tokens_within * job.plan.microbatch_size / (job.plan.tp if job.plan.sequence_parallel else 1)
+        flops += 2 * tokens * job.model.moe.experts**2
+    return +sent, flops
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@pytest.mark.parametrize("model", DENSE)
-def test_a_dense_layer(model: str, plan: dict[str, object]) -> None:
-    job = job_of(model, plan)
-    assert of_runtime(job, 0) == of_costs(job, "dense")
+def check(job: JobSpec, number: int) -> None:
+    sent, flops = costed(job, number)
+    counted = run_on_mesh(job, run_layer, job, number)
+    assert [of for of, _ in counted] == [sent] * job.plan.world
+    assert sum(of for _, of in counted) == job.plan.world * flops
 
 
-@pytest.mark.parametrize("plan", [{}, {"dp": 2, "ep": 2}, {"cp": 2, "cp_method": "all-gather"}])
-@pytest.mark.parametrize("model", ["tiny-mixtral", "tiny-qwen-moe", "tiny-switch", "qwen3-30b-a3b"])
-def test_a_layer_of_experts(model: str, plan: dict[str, object]) -> None:
-    """As many rows as on average, whatever ranks hold the experts; shared experts beside them."""
-    job = job_of(model, plan)
-    assert of_runtime(job, job.model.layers - 1) == of_costs(job, "experts")
+@pytest.mark.parametrize(("kind", "plan"), DENSE.values(), ids=DENSE)
+def test_a_dense_layer(kind: str, plan: dict[str, Any]) -> None:
+    check(small_job(kind, microbatch_size=2, **plan), 0)
 
 
-@pytest.mark.parametrize("model", ["tiny-deepseek", "deepseek-v3"])
-@pytest.mark.parametrize("plan", [{}, {"tp": 2}])
-def test_latent_attention(model: str, plan: dict[str, object]) -> None:
-    """Of the norms of latents one list says no FLOPs: a thousandth of attention's, or less in a large model."""
-    job = job_of(model, plan)
-    (flops, sent), (costed, exchanged) = of_runtime(job, 0), of_costs(job, "dense")
-    assert sent == exchanged
-    assert {part: costed[part] / count for part, count in flops.items()} == pytest.approx(
-        dict.fromkeys(flops, 1.0), rel=0.01
-    )
-    assert costed["qkv"] == flops["qkv"] and costed["down"] == flops["down"]
+def expert_job(kind: str, **plan: Any) -> JobSpec:
+    """Without losses for balance, whose own small products nobody costs."""
+    job = small_job(kind, microbatch_size=2, **plan)
+    moe = job.model.moe.model_copy(update={"aux_loss": "none", "z_coefficient": 0.0})
+    return job.model_copy(update={"model": job.model.model_copy(update={"moe": moe})})
+
+
+@pytest.mark.parametrize(("kind", "plan"), OF_EXPERTS.values(), ids=OF_EXPERTS)
+def test_a_layer_of_experts(kind: str, plan: dict[str, Any]) -> None:
+    """One with shared experts and latent attention, one without; rows are as many as the gate has chosen."""
+    check(expert_job(kind, **plan), 1)
+
+
+@pytest.mark.parametrize(("kind", "names"), AGAIN.values(), ids=AGAIN)
+def test_what_is_computed_again(kind: str, names: list[str]) -> None:
+    """A product that is computed again under sequence parallel has its input gathered again."""
+    check(expert_job(kind, recompute="layers", recompute_layers=[names] * 4, **SEQUENCE), 1)

@@ -23,7 +23,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.workload.memo import Memo
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"layers": 6, "hidden": 4096, "heads": 32, "kv_heads": 4, "ffn": 11008, "vocab": 32000, "sequence": 4096},

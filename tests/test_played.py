@@ -10,7 +10,7 @@ from shardwright.simulate.played import num_played, played_step, played_steps
 from shardwright.simulate.step import StepTime, step_time
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 CONSTANTS = shipped()
 

@@ -27,7 +27,7 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.check import job_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import load_job
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 from test_planner import small_job
 
 QUICK = constraints_of(["plan.recompute=none", "plan.cp=1", "plan.schedule=1f1b"], [])

@@ -19,7 +19,7 @@ from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 SIZES = [1, 16, 32, 64]
 MODEL = {"name": "m", "layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008, "vocab": 32000, "sequence": 4096}

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import EXPERTS, KINDS, made_up_tokens, small_job
+from cases import EXPERTS, KINDS, context_bytes, made_up_tokens, small_job
 from ranks import run_on_mesh
 from shardwright.cli import cli
 from shardwright.cost.sent import ring_sent
@@ -27,7 +27,6 @@ from shardwright.spec.load import make_job
 from shardwright.spec.mesh import MeshShape
 from shardwright.train.build import build
 from shardwright.train.step import train_step
-from shardwright.workload.attention import context_bytes
 from shardwright.workload.expert import ExpertRanks, expected_counts, sent_direct
 from shardwright.workload.recompute import meet_budget
 from shardwright.workload.traffic import replica_traffic, wire_bytes

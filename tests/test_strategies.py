@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cost.calibration import device_of, shipped, software_of
+from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.simulate.step import StepTime, step_time
 from shardwright.spec.job import JobSpec
@@ -15,10 +15,12 @@ from shardwright.spec.load import make_job
 from shardwright.spec.plan import PlanSpec
 from shardwright.spec.precision import PrecisionSpec
 from shardwright.spec.recompute import NEEDS, OPERATORS
+from shardwright.spec.software import software_of
 from shardwright.workload.activations import layer_of
 from shardwright.workload.blocks import Experts
 from shardwright.workload.layers import chains, kept_bytes, share_run_again
-from shardwright.workload.shape import Cut, Run, Shape, cut_of, run_of
+from shardwright.workload.run import run_of
+from shardwright.workload.shape import Cut, Run, Shape, cut_of
 
 CONSTANTS = shipped()
 LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
@@ -57,7 +59,7 @@ def test_every_field_of_a_plan_reaches_the_cost_model(name: str) -> None:
     base = job()
     # What each field alone can be is not asked here: some need others beside them.
     plans = [PlanSpec.model_validate(plan | changed) for changed in ({}, {name: OTHER[name]})]
-    one, two = (cut_of(base.model_copy(update={"plan": plan})) for plan in plans)
+    one, two = (run_of(base.model_copy(update={"plan": plan})).cut for plan in plans)
     assert one != two
 
 

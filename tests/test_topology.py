@@ -15,7 +15,8 @@ from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
-from shardwright.workload.shape import Cut, Run, Shape, Topology, run_of
+from shardwright.workload.run import run_of
+from shardwright.workload.shape import Cut, Run, Shape, Topology
 
 CONSTANTS = shipped()
 LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

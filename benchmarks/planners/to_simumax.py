@@ -17,7 +17,7 @@ from typing import Any
 
 from answer import Answer, refuse, said_by_none, write_answers
 
-from shardwright.cost.calibration import software_of
+from shardwright.spec.software import software_of
 from shardwright.workload.shape import Run
 
 # The system files that it ships, by our name of the device, and the one whose links in a node it measured on NVLink.

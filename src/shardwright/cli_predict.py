@@ -256,13 +256,14 @@ def plan(
 
     Every legal plan is considered. JOB's own plan, if it has one, is compared with what is found.
     """
-    from shardwright.cost.calibration import shipped, software_of
+    from shardwright.cost.calibration import shipped
     from shardwright.planner.advice import best_plans, explained
     from shardwright.planner.constraints import constraints_of
     from shardwright.planner.objectives import NAMES, Objective
     from shardwright.report.plans import show_plans
     from shardwright.report.toml import write_toml
     from shardwright.spec.base import PlanError
+    from shardwright.spec.software import software_of
 
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)

@@ -12,7 +12,7 @@ from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.device_name import device_name
 from shardwright.spec.entry import read_entry
-from shardwright.spec.software import SoftwareSpec
+from shardwright.spec.software import SoftwareSpec, software_of
 from shardwright.workload.shape import Run
 
 Constants = Mapping[str, float]
@@ -52,23 +52,6 @@ def _constants_in(name: str) -> dict[str, float]:
 def device_of(name: str) -> DeviceSpec:
     """A device by catalog name, by what tables of runs call it, or of a file of yours. KeyError with a way out."""
     return read_entry("devices", name if catalog.is_file(name) else device_name(name), DeviceSpec)
-
-
-@lru_cache(maxsize=64)
-def software_of(name: str) -> SoftwareSpec:
-    """Software by catalog name or of a file of yours; NAME+ATTENTION is that of the catalog with another attention."""
-    if catalog.is_file(name) or "+" not in name:
-        return read_entry("software", name, SoftwareSpec)
-    name, _, kernel = name.partition("+")
-    software = read_entry("software", name, SoftwareSpec)
-    fields: dict[str, object] = {"attention": kernel, "causal": kernel not in _SOFTMAX_BYTES}
-    if kernel in _SOFTMAX_BYTES and "softmax" not in software.model_fields_set:
-        fields["softmax"] = _SOFTMAX_BYTES[kernel]
-    return software.model_copy(update=fields)
-
-
-# Bytes by score, forward and backward, of code that has no softmax of its own: torch's operators, or fused in one.
-_SOFTMAX_BYTES = {"torch": (22.0, 22.0), "softmax": (4.0, 6.0)}
 
 
 def software_under(run: Run) -> SoftwareSpec:

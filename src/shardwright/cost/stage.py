@@ -176,7 +176,7 @@ _ROUTED = ("up", "activation", "down")
 
 def _first_of_experts(chain: Chain) -> int:
     """Where in a layer of experts attention has ended."""
-    return next(place for place, operator in enumerate(chain) if operator.name == "mlp norm")
+    return next(place for place, operator in enumerate(chain) if operator.name == "norm before experts")
 
 
 @dataclass(frozen=True)

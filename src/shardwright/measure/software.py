@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from shardwright.cost.calibration import device_of, software_of
+from shardwright.cost.calibration import device_of
 from shardwright.spec import catalog
+from shardwright.spec.software import software_of
 from shardwright.workload.shape import Cut
 
 # When kernels reached most code, as YYMM: some months after FlashAttention (2205), and its version 2 (2307).

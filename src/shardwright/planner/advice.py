@@ -18,7 +18,7 @@ from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 if TYPE_CHECKING:  # what explains a plan is imported where one is explained
     from shardwright.planner.flips import Flip

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK, PlanSpec
 from shardwright.workload.memo import Memo
-from shardwright.workload.shape import SCHEDULE_NAMES, Run, run_of
+from shardwright.workload.run import run_of
+from shardwright.workload.shape import SCHEDULE_NAMES, Run
 
 Column = NDArray[Any]
 Columns = dict[str, Column]  # by name of a field of PlanSpec, and global_batch_size; all of one length

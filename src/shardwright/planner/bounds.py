@@ -20,15 +20,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.cost.calibration import Constants, Rates, rates_of, software_of
+from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.stage import PieceTime
 from shardwright.planner.block import SHARING, Block, Column, Columns, Words
 from shardwright.simulate.step import message_and_turn_s, microbatch_time, pipeline_s, step_time
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.spec.software import software_of
 from shardwright.workload.memo import Memo
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 # Schedules that hide tokens' way to experts behind another microbatch.
 _PAIRED = ("dualpipe", "dualpipev")

@@ -18,7 +18,7 @@ from shardwright.simulate.played import played_step
 from shardwright.simulate.step import StepTime
 from shardwright.spec.job import JobSpec
 from shardwright.spec.parameters import num_parameters
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 MANY_TOKENS = 1e12
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.simulate.step import step_time
 from shardwright.spec.job import JobSpec
-from shardwright.workload.shape import Run, run_of
+from shardwright.workload.run import run_of
+from shardwright.workload.shape import Run
 
 _MOST = 8.0  # times more or less that is tried
 _STEPS = 7  # of bisection: 2 ln 8 / 2^7, a 30th of the factor

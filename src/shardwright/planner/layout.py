@@ -17,7 +17,7 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.cluster import PartSpec
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import PlanSpec
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from shardwright.planner.neighbours import neighbours
 from shardwright.planner.price import fits, host_room_bytes, room_bytes
 from shardwright.simulate.prices import Price, prices
 from shardwright.spec.job import JobSpec
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 _MOST_TRIED = 200  # plans two changes away
 

@@ -124,7 +124,9 @@ def _told_apart(operators: tuple[OperatorPass, ...]) -> tuple[OperatorPass, ...]
     """The MLP between dispatch and combine is the experts', one after them that of the shared experts."""
     found, whose = [], ""
     for of in operators:
-        whose = {"dispatch": "expert ", "combine": "", "mlp enter": "shared ", "mlp leave": ""}.get(of.name, whose)
+        whose = {"dispatch": "expert ", "combine": "", "shared enter": "shared ", "shared leave": ""}.get(
+            of.name, whose
+        )
         is_inner = of.name in ("up", "activation", "down")
         found.append(replace(of, name=whose + of.name) if is_inner else of)
     return tuple(found)

@@ -15,7 +15,7 @@ from shardwright.simulate.played import played_steps
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime
 from shardwright.spec.job import JobSpec
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 # Parts of a step, as they are told.
 PARTS = {

@@ -20,7 +20,7 @@ from shardwright.planner.search import search
 from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 # Given a job on a cluster: the same with the best plan, or None if none fits.
 Choose = Callable[[JobSpec], JobSpec | None]

@@ -41,7 +41,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK
 from shardwright.workload.arrays import distinct
 from shardwright.workload.memo import Memo
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 # Plans that are priced in one call, so that their columns stay in the cache of a core, before they are shared out; and
 # so few that a bound would take as long as their price.

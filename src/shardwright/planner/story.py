@@ -27,7 +27,8 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
 from shardwright.workload.layouts import RegionLayout, layouts
 from shardwright.workload.memory import job_memory
-from shardwright.workload.shape import Run, run_of
+from shardwright.workload.run import run_of
+from shardwright.workload.shape import Run
 
 
 @dataclass(frozen=True)

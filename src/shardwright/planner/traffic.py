@@ -8,7 +8,7 @@ from shardwright.planner.crossings import layer_crossings
 from shardwright.planner.passes import piece_passes, rank_pieces
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cost.calibration import device_of, software_of
+from shardwright.cost.calibration import device_of
 from shardwright.planner.advice import Advice, Own, Priced
 from shardwright.report.aligned import aligned
 from shardwright.spec.lacks import lacks
 from shardwright.spec.notes import job_notes
 from shardwright.spec.plan import PlanSpec
+from shardwright.spec.software import software_of
 
 if TYPE_CHECKING:  # they are there where a plan is explained
     from shardwright.planner.misfit import Misfit

@@ -3,11 +3,11 @@
 import textwrap
 from typing import Any
 
-from shardwright.cost.calibration import software_of
 from shardwright.planner.estimate import Estimate
 from shardwright.report.aligned import aligned
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import amount
+from shardwright.spec.software import software_of
 
 # Parts of simulate.step.StepTime, in words. They add up to the step.
 PARTS = {

@@ -23,7 +23,7 @@ from shardwright.simulate.rounds import Rounds, rounds_of
 from shardwright.simulate.step import StepTime, message_bytes, step_time
 from shardwright.spec.job import JobSpec
 from shardwright.workload.ranks import Ranks, held_by_rank, layer_kinds
-from shardwright.workload.shape import run_of
+from shardwright.workload.run import run_of
 
 _AMONG_OTHERS = ("zb-h2", "zb-v")  # schedules whose next step begins before all ranks have ended the one before
 _MOST = 2**14  # microbatches that are played, each once for each stage

@@ -5,11 +5,14 @@ of bytes are by element of the tensor that the operator is about, (forward, back
 read and write; they are not fitted.
 """
 
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from shardwright.spec import catalog
 from shardwright.spec.base import Spec
+from shardwright.spec.entry import read_entry
 from shardwright.spec.plan import ScheduleName
 
 Bytes = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
@@ -82,6 +85,11 @@ class SoftwareSpec(Spec):
     dispatch_bytes: Literal[1, 2] = Field(
         2, description="Bytes of an element on its way to experts, kept there as it came; what comes back has 2."
     )
+    returned_kept: Literal[0, 2] = Field(
+        2,
+        description="Bytes kept by element of what comes back from experts: 2 where it meets the weights of choices, "
+        "whose gradients need it, 0 where experts apply the weights inside.",
+    )
     expert_dedupe: bool = Field(
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
@@ -94,3 +102,20 @@ class SoftwareSpec(Spec):
     )
     sequence_parallel: bool | None = Field(None, description="Whether it has sequence parallel.")
     context_parallel: bool | None = Field(None, description="Whether it splits sequences over ranks.")
+
+
+@lru_cache(maxsize=64)
+def software_of(name: str) -> SoftwareSpec:
+    """Software by catalog name or of a file of yours; NAME+ATTENTION is that of the catalog with another attention."""
+    if catalog.is_file(name) or "+" not in name:
+        return read_entry("software", name, SoftwareSpec)
+    name, _, kernel = name.partition("+")
+    software = read_entry("software", name, SoftwareSpec)
+    fields: dict[str, object] = {"attention": kernel, "causal": kernel not in _SOFTMAX_BYTES}
+    if kernel in _SOFTMAX_BYTES and "softmax" not in software.model_fields_set:
+        fields["softmax"] = _SOFTMAX_BYTES[kernel]
+    return software.model_copy(update=fields)
+
+
+# Bytes by score, forward and backward, of code that has no softmax of its own: torch's operators, or fused in one.
+_SOFTMAX_BYTES = {"torch": (22.0, 22.0), "softmax": (4.0, 6.0)}

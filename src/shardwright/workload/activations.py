@@ -1,4 +1,4 @@
-"""What a layer keeps for its backward, tensor by tensor, and what it costs to compute it again.
+"""What a layer keeps for its backward, tensor by tensor.
 
 This is what our runtime keeps (model/decoder.py), derived operator by operator as Korthikanti et al. 2022 (arXiv
 2205.05198, section 4) derive theirs; docs/recompute.md sets the two side by side. A test compares it with what autograd
@@ -16,7 +16,7 @@ from shardwright.spec.plan import split_evenly
 from shardwright.spec.recompute import LAYER, Policy
 from shardwright.workload.attention import attention_of, stream_sizes
 from shardwright.workload.moe import Rows, experts_of
-from shardwright.workload.operator import ACTIVATION_FLOPS, BOOL, FLOAT32, INT32, INT64, Chain, Operator, Share, Work
+from shardwright.workload.operator import BOOL, FLOAT32, INT32, INT64, Chain, Operator, Share
 
 Region = Chain
 
@@ -45,50 +45,49 @@ class Layer:
         """Bytes that are kept from the forward to the backward, by tensor."""
         if LAYER in policy:
             return {"input": self.sizes["input"]}
-        names: dict[str, None] = {}
-        for chain in self.chains:
-            follows_region = False
-            for region in _runs(chain, policy):
-                if region[0].name in policy:
-                    names[region[0].takes] = None
-                    follows_region = True
-                    continue
-                for operator in region:
-                    # The product after a region keeps the region's input instead of its own.
-                    names |= {} if follows_region else dict.fromkeys(operator.keeps)
-                    follows_region = False
-        return {name: self.sizes[name] for name in names}
+        return {name: self.sizes[name] for chain in self.chains for name in _kept_names(chain, policy)}
 
     def kept_bytes(self, policy: Policy) -> int:
         """All that is kept."""
         return sum(self.kept(policy).values())
 
-    def regions(self, policy: Policy) -> list[Region]:
-        """What is computed again, each at a time of its own."""
+    def again_bytes(self, policy: Policy) -> int:
+        """What is there in the backward besides what was kept: of the largest region, all that it makes again.
+
+        When attention's turn comes, the chains behind it have let go what they kept.
+        """
         if LAYER in policy:
             whole = sum(self.chains, ())
-            return [whole if self.has_experts else whole[:-1]]
-        return [run for chain in self.chains for run in _runs(chain, policy) if run[0].name in policy]
+            return self._made_bytes(whole if self.has_experts else whole[:-1])
+        sizes, behind = [0], set(self.kept(policy)) - set(_kept_names(self.attention, policy))
+        for chain in self.chains:
+            gone = sum(self.sizes[name] for name in behind) if chain is self.attention else 0
+            sizes += [self._made_bytes(run) - gone for run in _runs(chain, policy) if run[0].name in policy]
+        return max(sizes)
 
-    def again_bytes(self, policy: Policy) -> int:
-        """What is there in the backward besides what was kept: of the largest region, all that it makes again."""
-        sizes = []
-        for region in self.regions(policy):
-            made = {name for operator in region for name in operator.keeps} | {region[-1].gives}
-            sizes.append(sum(self.sizes[name] for name in made - {region[0].takes}))
-        return max(sizes, default=0)
-
-    def work_again(self, policy: Policy) -> Work:
-        """What computing again takes."""
-        return sum((operator.work for region in self.regions(policy) for operator in region), Work())
-
-    def work(self) -> Work:
-        """What the forward takes."""
-        return sum((operator.work for chain in self.chains for operator in chain), Work())
+    def _made_bytes(self, region: Region) -> int:
+        made = {name for operator in region for name in operator.keeps} | {region[-1].gives}
+        return sum(self.sizes[name] for name in made - {region[0].takes})
 
     def deferred_bytes(self) -> int:
         """What is kept from I to W: inputs and output gradients of the products."""
         return sum(self.sizes[name] for chain in self.chains for operator in chain for name in operator.waits)
+
+
+def _kept_names(chain: Region, policy: Policy) -> dict[str, None]:
+    """The tensors that a chain keeps, in order."""
+    names: dict[str, None] = {}
+    follows_region = False
+    for region in _runs(chain, policy):
+        if region[0].name in policy:
+            names[region[0].takes] = None
+            follows_region = True
+            continue
+        for operator in region:
+            # The product after a region keeps the region's input instead of its own.
+            names |= {} if follows_region else dict.fromkeys(operator.keeps)
+            follows_region = False
+    return names
 
 
 def _runs(chain: Region, policy: Policy) -> Iterator[Region]:
@@ -121,17 +120,14 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
         "biased up": element * tokens * up_width,
         "inner": element * tokens * inner,
     }
-    activated = Work(float(ACTIVATION_FLOPS * tokens * up_width), float(sizes["up"] + sizes["inner"]))
-    falling = share.product(inner, share.hidden, share.whole_stream, share.whole_stream)
-    rising = share.product(share.hidden, up_width, share.whole_stream)
     return Layer(
         sizes | attention_sizes,
         attention=attention,
         mlp=(
-            Operator("norm", "middle", ("middle", "mlp statistics"), "mlp normal", share.norm()),
-            Operator("up", "mlp normal", ("mlp normal",), "up", rising, ("whole mlp normal", "up")),
-            Operator("activation", "up", ("biased up" if model.bias else "up",), "inner", activated),
-            Operator("down", "inner", ("inner",), "output", falling, ("inner", "whole output")),
+            Operator("norm", "middle", ("middle", "mlp statistics"), "mlp normal"),
+            Operator("up", "mlp normal", ("mlp normal",), "up", ("whole mlp normal", "up")),
+            Operator("activation", "up", ("biased up" if model.bias else "up",), "inner"),
+            Operator("down", "inner", ("inner",), "output", ("inner", "whole output")),
         ),
     )
 

@@ -5,7 +5,7 @@ width of a head's query and key, E of its value. Sizes are bytes on one rank.
 """
 
 from shardwright.spec.job import JobSpec
-from shardwright.workload.operator import FLOAT32, Chain, Operator, Share, Work
+from shardwright.workload.operator import FLOAT32, Chain, Operator, Share
 
 
 def stream_sizes(share: Share) -> dict[str, int]:
@@ -23,10 +23,8 @@ def attention_of(job: JobSpec) -> tuple[dict[str, int], Chain]:
     """Sizes of the tensors of any layer's attention, and its operators, for one microbatch on any rank."""
     share = Share.of(job)
     sizes, project, attend = _latent(job, share) if job.model.is_latent else _grouped(job, share)
-    norm = Operator("norm", "input", ("input", "attention statistics"), "attention normal", share.norm())
-    width = job.model.heads // share.tp * job.model.value_width
-    leaving = share.product(width, share.hidden, share.whole_stream, share.whole_stream)
-    leave = Operator("output", "attended", ("attended",), "middle", leaving, ("attended", "whole middle"))
+    norm = Operator("norm", "input", ("input", "attention statistics"), "attention normal")
+    leave = Operator("output", "attended", ("attended",), "middle", ("attended", "whole middle"))
     return sizes, (norm, project, attend, leave)
 
 
@@ -61,16 +59,11 @@ def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, int], Operator, Oper
         kept = (whole_qkv,)  # three views of it
     else:
         kept = (whole_qkv, "query")  # several queries of a key are copied side by side
-    made = (2 * (sizes["query"] + sizes["key"])) * (is_rotary + model.qk_norm)
-    work = _scores(job, share, sizes["query"] + sizes["key"] + sizes["value"] + sizes["attended"] + made)
     output = "attended before trade" if trades else "attended"
-    projecting = share.product(share.hidden, qkv_width, share.whole_stream)
     return (
         sizes,
-        Operator(
-            "qkv", "attention normal", ("attention normal",), "qkv", projecting, ("whole attention normal", "qkv")
-        ),
-        Operator("attention", "qkv", (*kept, output, "log-sum-exp"), "attended", work),
+        Operator("qkv", "attention normal", ("attention normal",), "qkv", ("whole attention normal", "qkv")),
+        Operator("attention", "qkv", (*kept, output, "log-sum-exp"), "attended"),
     )
 
 
@@ -100,55 +93,27 @@ def _latent(job: JobSpec, share: Share) -> tuple[dict[str, int], Operator, Opera
         "attended": element * tokens * heads * value_width,
         "log-sum-exp": FLOAT32 * tokens * heads,
     }
-    up = share.product(latent.kv_rank, made)
     heads_kept = ("query", "key", "value", "padded attended", "attended", "log-sum-exp")
-    work = up + share.norm(rows, latents) + _scores(
-        job, share, 3 * sizes["query"] + sizes["attended"] + 2 * (2 * sizes["query"] + sizes["made keys and values"])
-    )  # fmt: skip
     if not is_low_rank:
-        projecting = share.product(share.hidden, query + latents, share.whole_stream)
         return (
             sizes,
             Operator(
-                "qkv", "attention normal", ("attention normal",), "projected", projecting,
+                "qkv", "attention normal", ("attention normal",), "projected",
                 ("whole attention normal", "query", "whole latents"),
             ),
             Operator(
                 "attention", "projected",
-                ("keys' latent", "latent statistics", "normal keys' latent", *heads_kept), "attended", work,
+                ("keys' latent", "latent statistics", "normal keys' latent", *heads_kept), "attended",
                 ("normal keys' latent", "made keys and values"),
             ),
         )  # fmt: skip
-    queries = share.product(latent.q_rank, query, gathered=sizes["whole latents"])
     return (
         sizes,
         Operator(
-            "qkv", "attention normal", ("attention normal",), "latents",
-            share.product(share.hidden, latents, tokens=rows), ("attention normal", "latents"),
+            "qkv", "attention normal", ("attention normal",), "latents", ("attention normal", "latents"),
         ),
         Operator(
             "attention", "latents", ("latents", "latent statistics", "normal latents", *heads_kept), "attended",
-            work + queries, ("whole latents", "query", "made keys and values"),
+            ("whole latents", "query", "made keys and values"),
         ),
     )  # fmt: skip
-
-
-def _scores(job: JobSpec, share: Share, moved_bytes: int) -> Work:
-    """Scores and sums of values, causality not discounted."""
-    model = job.model
-    flops = 2.0 * share.tokens * model.sequence * (model.heads // share.tp) * (model.query_width + model.value_width)
-    return Work(flops, float(moved_bytes), context_bytes(job))
-
-
-def context_bytes(job: JobSpec) -> int:
-    """Bytes of the collectives over cp in the forward of one layer's attention, of one microbatch, as the ledger counts
-    them: of the keys and values that a rank sends on, of all that are gathered, or of what is traded for the rest."""
-    plan, model = job.plan, job.model
-    if plan.cp == 1:
-        return 0
-    heads = model.heads // plan.tp
-    kv_heads = heads if model.is_latent else model.num_kv_heads // plan.tp
-    head = job.precision.compute_bytes * job.tokens_within * plan.microbatch_size * model.query_width
-    if plan.cp_method == "ulysses":
-        return head * (2 * heads + 2 * max(kv_heads, plan.cp))
-    return head * 2 * kv_heads * (plan.cp - 1 if plan.cp_method == "ring" else plan.cp)

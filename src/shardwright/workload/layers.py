@@ -4,11 +4,12 @@ Adding an operator is a function in operators.py and its place in a list here.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from shardwright.spec.software import SoftwareSpec
-from shardwright.workload import ends
+from shardwright.workload import ends, routed
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import HALF, Context, Operator
@@ -20,9 +21,11 @@ LAYERS = ("dense", "experts")  # kinds of pieces that are layers
 
 def attention_block(c: Context) -> list[Operator]:
     """Norm, query, key and value, rotation, attention, output, sum."""
-    made = [op.latents(c), op.heads_of_latents(c)] if c.shape.latent else [op.queries_keys_values(c)]
+    latent = c.shape.latent
+    made = [op.latents(c), op.heads_of_latents(c)] if latent else [op.queries_keys_values(c)]
+    enter = op.enter_alone if latent and latent.query_rank else op.enter
     return [
-        op.norm(c, "attention norm"), op.enter(c, "attention enter"), *made, op.rotate(c), op.attention(c),
+        op.norm(c, "attention norm"), enter(c, "attention enter"), *made, op.rotate(c), op.attention(c),
         op.output(c), op.leave(c, "attention leave"), op.join(c, "attention join"),
     ]  # fmt: skip
 
@@ -40,12 +43,15 @@ def expert_layer(c: Context) -> Chain:
     """A layer with a mixture of experts, and maybe experts that all tokens meet."""
     of = c.shape.experts
     assert of is not None, "a layer of experts needs some"
-    routed = (op.route(c), op.trade(c, "dispatch"), *op.experts(c), op.trade(c, "combine"))
     shared: tuple[Operator, ...] = ()
-    if of.shared_ffn:
-        whole = op.mlp(c, of.shared_ffn)
-        shared = (op.enter(c, "mlp enter"), *whole, op.leave(c, "mlp leave"))
-    return (*attention_block(c), op.norm(c, "mlp norm"), *routed, *shared, op.join(c, "mlp join"))
+    if of.shared_ffn:  # their input is what the router keeps
+        enter = replace(op.enter(c, "shared enter"), kept=0.0)
+        shared = (enter, *op.mlp(c, of.shared_ffn), op.leave(c, "shared leave"))
+    return (
+        *attention_block(c), op.norm(c, "norm before experts"), routed.route(c), routed.assemble(c),
+        routed.trade(c, "dispatch"), *routed.experts(c), routed.trade(c, "combine"), routed.total(c), *shared,
+        op.join(c, "mlp join"),
+    )  # fmt: skip
 
 
 def chains(shape: Shape, cut: Cut, software: SoftwareSpec) -> dict[str, Chain]:
@@ -62,12 +68,14 @@ def chains(shape: Shape, cut: Cut, software: SoftwareSpec) -> dict[str, Chain]:
 
 
 # By the name of what a plan recomputes: the operators here that run again, and those whose result it then need not
-# keep. The result of a norm is kept as the input of the products behind it.
+# keep. A product that runs again has its input gathered again. The result of a norm is kept as the input of the
+# products behind it; that of the norm before experts is the router's too, and stays.
 _RUN_AGAIN = {
-    "norm": ("attention norm", "mlp norm"), "qkv": ("qkv",), "attention": ("heads", "rotary", "attention"),
-    "up": ("up",), "activation": ("activation",),
+    "norm": ("attention norm", "mlp norm"), "qkv": ("attention enter", "qkv"),
+    "attention": ("heads", "rotary", "attention"), "up": ("mlp enter", "shared enter", "up"),
+    "activation": ("activation",),
 }  # fmt: skip
-_NOT_KEPT = _RUN_AGAIN | {"norm": ("attention enter", "mlp enter")}
+_NOT_KEPT = _RUN_AGAIN | {"norm": ("attention enter", "mlp enter"), "qkv": ("qkv",), "up": ("up",)}
 
 
 def _named(table: Mapping[str, tuple[str, ...]], policy: str) -> set[str]:

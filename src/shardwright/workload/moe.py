@@ -1,4 +1,4 @@
-"""What a layer with experts keeps and computes in place of an MLP, operator by operator: model/router.py and moe.py.
+"""What a layer with experts keeps in place of an MLP, operator by operator: model/router.py and moe.py.
 
 How many rows arrive at a rank's experts is the gate's choice: on average as many as leave it, which is top_k for each
 token. Given counts make it exact. What is kept of them is not divided by ep: tokens are traded, not removed.
@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from shardwright.spec.job import JobSpec
 from shardwright.spec.moe import MoeSpec
-from shardwright.workload.operator import ACTIVATION_FLOPS, FLOAT32, INT64, Chain, Operator, Share, Work
-
-GATE_FLOPS = 10  # an expert and token, roughly: softmax, and an order by it
+from shardwright.workload.operator import FLOAT32, INT64, Chain, Operator, Share
 
 
 @dataclass(frozen=True)
@@ -60,46 +58,18 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, int], 
         "returned": element * (rows.sent + 1) * share.hidden,  # a last row of zeros is that of dropped choices
     }
     kept = _router_keeps(moe)
-    traded = float(element * rows.sent * share.hidden)
-    gathers = share.whole_stream if share.tp > 1 and job.plan.expert_tp_size > 1 else 0
-    routing = Work(2.0 * tokens * moe.experts * share.hidden + GATE_FLOPS * tokens * moe.experts, float(share.stream))
-    local = moe.experts // job.plan.ep
-
-    def product(columns: int, rows_of: int) -> Work:
-        moved = element * (rows.arrived * (columns + rows_of) + local * columns * rows_of)
-        return Work(2.0 * rows.arrived * columns * rows_of, float(moved))
-
-    activated = Work(
-        float(ACTIVATION_FLOPS * rows.arrived * up_width), float(element * rows.arrived * (up_width + inner))
-    )
     chain = (
         # By names of their own: a policy's "norm" is not this one, whose result several operators need.
-        Operator("norm before experts", "middle", ("middle", "mlp statistics"), "mlp normal", share.norm()),
-        Operator("router", "mlp normal", ("mlp normal", *kept), "weights", routing, ("mlp normal", "logits")),
-        Operator(
-            "dispatch", "mlp normal", ("trip",), "dispatched", Work(0.0, 2 * traded, _to_others(job, traded) + gathers)
-        ),
-        Operator(
-            "up", "dispatched", ("dispatched",), "expert up", product(share.hidden, up_width),
-            ("dispatched", "expert up"),
-        ),
-        Operator("activation", "expert up", ("expert up",), "expert inner", activated),
-        Operator(
-            "down", "expert inner", ("expert inner",), "expert output", product(inner, share.hidden),
-            ("expert inner", "expert output"),
-        ),
-        Operator(
-            "combine", "expert output", ("returned", "weights"), "output",
-            Work(2.0 * rows.sent * share.hidden, 2 * traded, _to_others(job, traded) + gathers),
-        ),
-    )  # fmt: skip
+        Operator("norm before experts", "middle", ("middle", "mlp statistics"), "mlp normal"),
+        Operator("router", "mlp normal", ("mlp normal", *kept), "weights", ("mlp normal", "logits")),
+        Operator("dispatch", "mlp normal", ("trip",), "dispatched"),
+        Operator("up", "dispatched", ("dispatched",), "expert up", ("dispatched", "expert up")),
+        Operator("activation", "expert up", ("expert up",), "expert inner"),
+        Operator("down", "expert inner", ("expert inner",), "expert output", ("expert inner", "expert output")),
+        Operator("combine", "expert output", ("returned", "weights"), "output"),
+    )
     shared_sizes, shared = _shared(job, share)
     return sizes | shared_sizes, chain, shared
-
-
-def _to_others(job: JobSpec, traded: float) -> float:
-    """Bytes of rows that go to other ranks, if experts are evenly chosen."""
-    return traded * (job.plan.ep - 1) / job.plan.ep
 
 
 def _router_sizes(moe: MoeSpec, tokens: int, batch: int, choices: int) -> dict[str, int]:
@@ -143,23 +113,15 @@ def _shared(job: JobSpec, share: Share) -> tuple[dict[str, int], Chain]:
         "shared gate": (element + (FLOAT32 if element != FLOAT32 else 0)) * share.tokens_here,
         "shared gate logits": FLOAT32 * share.tokens_here,
     }
-    activated = Work(
-        float(ACTIVATION_FLOPS * share.tokens * up_width), float(sizes["shared up"] + sizes["shared inner"])
-    )
-    rising = share.product(share.hidden, up_width, share.whole_stream)
-    falling = share.product(inner, share.hidden, share.whole_stream, share.whole_stream)
     chain = [
-        Operator("up", "mlp normal", ("mlp normal",), "shared up", rising, ("whole mlp normal", "shared up")),
-        Operator(
-            "activation", "shared up", ("biased shared up" if model.bias else "shared up",), "shared inner", activated
-        ),
-        Operator("down", "shared inner", ("shared inner",), "shared output", falling, ("shared inner", "whole output")),
+        Operator("up", "mlp normal", ("mlp normal",), "shared up", ("whole mlp normal", "shared up")),
+        Operator("activation", "shared up", ("biased shared up" if model.bias else "shared up",), "shared inner"),
+        Operator("down", "shared inner", ("shared inner",), "shared output", ("shared inner", "whole output")),
     ]
     if moe.shared_gate:
-        work = Work(2.0 * share.tokens_here * share.hidden, 3.0 * share.stream)
         chain.append(
             Operator(
-                "gate", "shared output", ("mlp normal", "shared output", "shared gate"), "output", work,
+                "gate", "shared output", ("mlp normal", "shared output", "shared gate"), "output",
                 ("mlp normal", "shared gate logits"),
             )
         )  # fmt: skip

@@ -1,4 +1,5 @@
-"""An operator of a layer as data: what it takes, keeps and gives, and what running it costs on one rank."""
+"""An operator of a layer of our runtime as data: which tensors it takes, keeps and gives. What it costs is in
+operators.py."""
 
 from dataclasses import dataclass
 
@@ -6,29 +7,10 @@ from shardwright.spec.job import JobSpec
 
 FLOAT32, INT32, INT64, BOOL = 4, 4, 8, 1
 
-# Operations an element, roughly: what is elementwise is bound by memory, and counted so that nothing is free.
-NORM_FLOPS, ACTIVATION_FLOPS = 6, 8
-
-
-@dataclass(frozen=True)
-class Work:
-    """FLOPs, bytes read and written, and bytes of collectives' full tensors."""
-
-    flops: float = 0.0
-    moved_bytes: float = 0.0
-    communicated_bytes: float = 0.0
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.flops + other.flops,
-            self.moved_bytes + other.moved_bytes,
-            self.communicated_bytes + other.communicated_bytes,
-        )
-
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of a layer: the tensors it takes, keeps for its backward and gives, and what running it takes.
+    """One operator of a layer: the tensors it takes, keeps for its backward and gives.
 
     `waits` are those that its weight gradients are made from, and so stay from I to W where the backward is split.
     """
@@ -37,7 +19,6 @@ class Operator:
     takes: str
     keeps: tuple[str, ...]
     gives: str
-    work: Work
     waits: tuple[str, ...] = ()
 
 
@@ -82,19 +63,3 @@ class Share:
         RMSNorm keeps 1 / rms in float32; LayerNorm keeps mean and 1 / deviation, in the number type of x on a CPU.
         """
         return FLOAT32 * rows if self.is_rmsnorm else 2 * self.element * rows
-
-    def norm(self, rows: int = 0, width: int = 0) -> Work:
-        """A norm; of the residual stream, unless a shape is given."""
-        elements = (rows or self.tokens_here) * (width or self.hidden)
-        return Work(float(NORM_FLOPS * elements), 2.0 * self.element * elements)
-
-    def product(self, rows: int, columns: int, gathered: int = 0, scattered: int = 0, tokens: int = 0) -> Work:
-        """T x rows times rows x columns, of all tokens or of `tokens`.
-
-        Under sequence parallel `gathered` bytes of its input are gathered, else `scattered` of its output summed; one
-        rank alone does neither.
-        """
-        tokens = tokens or self.tokens
-        moved = self.element * (tokens * rows + rows * columns + tokens * columns)
-        is_sharded = self.tokens_here < self.tokens
-        return Work(2.0 * tokens * rows * columns, moved, gathered if is_sharded else (scattered if self.tp > 1 else 0))

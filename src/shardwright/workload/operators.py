@@ -39,6 +39,11 @@ class Product:
         """Of the forward; the backward takes twice as many."""
         return 2.0 * self.batch * self.rows * self.inner * self.columns
 
+    @property
+    def elements(self) -> Numbers:
+        """That the forward reads and writes."""
+        return self.batch * (self.rows * self.inner + self.inner * self.columns + self.rows * self.columns)
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -69,6 +74,10 @@ class Exchange:
     axis: Axis
     size: Numbers
     is_hidden: bool = False
+
+    def counted(self, num_ranks: int) -> float:
+        """Bytes that a rank's ledger counts in one plan: around a ring it passes on what the other ranks have."""
+        return float(self.size * ((num_ranks - 1) / num_ranks if self.kind == "ring" else 1))
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,11 @@ class Context:
         return self.tokens * self.shape.hidden / np.where(self.cut.sequence_parallel, self.cut.tp, 1)
 
     @cached_property
+    def own(self) -> Numbers:
+        """Tokens of the residual stream on a rank."""
+        return self.tokens / np.where(self.cut.sequence_parallel, self.cut.tp, 1)
+
+    @cached_property
     def stream(self) -> Numbers:
         """Bytes of the residual stream on a rank."""
         return HALF * self.residual
@@ -163,11 +177,6 @@ class Context:
     def _between(self) -> Numbers:
         return self.whole * (self.cut.tp > 1)
 
-    @cached_property
-    def routed(self) -> Numbers:
-        """Tokens that a rank sends to experts: tp ranks share theirs, for each token goes once."""
-        return self.tokens / self.cut.tp
-
 
 def norm(c: Context, name: str) -> Operator:
     """Layernorm or RMSNorm of the residual stream."""
@@ -181,11 +190,24 @@ def enter(c: Context, name: str) -> Operator:
     Backward: the sum of the input gradients, or its scatter; under sp also the gather of the saved input again
     (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). What is kept is the product's input.
     """
-    whole, parts = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
+    forward, backward = _gathered(c, 1.0)
+    return Operator(name, forward=forward, backward=backward, kept=c.stream, given=c.whole)
+
+
+def enter_alone(c: Context, name: str) -> Operator:
+    """The same before a product that each rank makes of its own rows: nothing comes together."""
+    return Operator(name, kept=c.stream, given=c.stream)
+
+
+def _gathered(c: Context, share: float) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """What tp ranks exchange around column-parallel products, forward and backward, if the input has a `share` of the
+    residual stream's width."""
+    whole, parts = (
+        Exchange("all_reduce", "tp", share * c.summed), Exchange("reduce_scatter", "tp", share * c.scattered)
+    )  # fmt: skip
     # The saved input comes back while the input gradient is computed.
-    again = Exchange("all_gather", "tp", c.scattered, is_hidden=True)
-    gather = Exchange("all_gather", "tp", c.scattered)
-    return Operator(name, forward=(gather,), backward=(whole, parts, again), kept=c.stream, given=c.whole)
+    again = Exchange("all_gather", "tp", share * c.scattered, is_hidden=True)
+    return (Exchange("all_gather", "tp", share * c.scattered),), (whole, parts, again)
 
 
 def leave(c: Context, name: str) -> Operator:
@@ -205,29 +227,42 @@ def queries_keys_values(c: Context) -> Operator:
 
 
 def latents(c: Context) -> Operator:
-    """The small vectors that heads are made from, on every tp rank; without low-rank queries also the queries."""
+    """The small vectors that heads are made from, by each tp rank for its own rows.
+
+    Without low-rank queries the same gather brings the rows for the queries, and each rank makes the latents of all.
+    """
     s, t, m = c.shape, c.cut.tp, c.shape.latent
     assert m is not None, "only latent attention has latents"
     low = m.query_rank + m.key_rank + m.rotary
+    rows = c.own if m.query_rank else c.tokens
     columns = m.query_rank or s.heads * (m.plain + m.rotary) // t
-    products = (Product(c.tokens, s.hidden, columns), Product(c.tokens, s.hidden, m.key_rank + m.rotary))
-    kept = HALF * c.tokens * low
-    given = HALF * c.tokens * (columns + m.key_rank + m.rotary)
-    return Operator("qkv", products, kept=kept, kept_result=kept, given=given, inside=c.gathered)
+    products = (Product(rows, s.hidden, columns), Product(rows, s.hidden, m.key_rank + m.rotary))
+    kept, given = HALF * rows * low, HALF * rows * (columns + m.key_rank + m.rotary)
+    inside = 0.0 if m.query_rank else c.gathered
+    return Operator("qkv", products, kept=kept, kept_result=kept, given=given, inside=inside)
 
 
 def heads_of_latents(c: Context) -> Operator:
-    """Norms of the latents, and the products that make query, key and value of a rank's heads."""
+    """Norms of the latents, and the products that make query, key and value of a rank's heads.
+
+    With low-rank queries the latents are what tp ranks gather, and whose gradients they sum (model/latent_attention.py;
+    so does Megatron-core, whose down projections are duplicated).
+    """
     s, t, m = c.shape, c.cut.tp, c.shape.latent
     assert m is not None, "only latent attention has latents"
     widths = m.plain + m.rotary
     queries = (Product(c.tokens, m.query_rank, s.heads * widths // t),) if m.query_rank else ()
     products = (*queries, Product(c.tokens, m.key_rank, s.heads * (m.plain + m.value) // t))
+    rows = c.own if m.query_rank else c.tokens
     low = m.query_rank + m.key_rank
-    traffic = c.tokens * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
+    traffic = rows * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
     given = HALF * c.tokens * (s.heads // t) * (2 * widths + m.value)
-    kept = HALF * c.tokens * low + given
-    return Operator("heads", products, None, traffic, 2 * traffic, kept=kept, kept_result=kept, given=given)
+    kept = HALF * rows * low + given
+    narrow = (low + m.rotary) / s.hidden if m.query_rank else 0.0
+    forward, backward = _gathered(c, narrow)
+    return Operator(
+        "heads", products, None, traffic, 2 * traffic, forward, backward, kept, kept, given, narrow * c.gathered
+    )  # fmt: skip
 
 
 def rotate(c: Context) -> Operator:
@@ -251,7 +286,7 @@ def attention(c: Context) -> Operator:
     per_value = s.latent.value if s.latent else s.head_dim
     queries = s.sequence // cut.cp
     given = HALF * c.tokens * heads * per_value
-    ahead, back = _keys_to_queries(c, heads, per_query, per_value)
+    ahead, back = _keys_to_queries(c, heads, per_query)
     if w.attention in ("torch", "softmax"):
         batch, n = heads * cut.microbatch, 1.0 * heads * cut.microbatch * queries * s.sequence
         if cut.cp_method == "ulysses":
@@ -276,27 +311,26 @@ def attention(c: Context) -> Operator:
     return Operator("attention", (), scores, 0.0, 0.0, ahead, back, kept, kept, given, inside, needs_kept=True)
 
 
-def _keys_to_queries(
-    c: Context, heads: Numbers, per_query: int, per_value: int
-) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+def _keys_to_queries(c: Context, heads: Numbers, width: int) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
     """What cp ranks exchange around attention, forward and backward.
 
     ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, in the backward with their gradients.
     all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward again, and their
     gradients scattered. ulysses (Jacobs et al. 2023, arXiv 2309.14509): tokens are traded for heads and back; fewer
-    key/value heads than cp ranks are repeated.
+    key/value heads than cp ranks are repeated. A latent's values travel as wide as its keys, `width` elements, for
+    kernels have them padded.
     """
     s, cut = c.shape, c.cut
     kv_heads, is_cut = np.maximum(1, s.kv_heads // cut.tp), cut.cp > 1
-    kv = HALF * c.tokens * kv_heads * (per_query + per_value) * cut.cp * is_cut
+    kv = HALF * c.tokens * kv_heads * 2 * width * cut.cp * is_cut
     if cut.cp_method == "ring":
         return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", 2 * kv),)
     if cut.cp_method == "all-gather":
         gather = Exchange("all_gather", "cp", kv)
         return (gather,), (gather, Exchange("reduce_scatter", "cp", kv))
-    per_token = heads * per_query + np.maximum(kv_heads, cut.cp) * (per_query + per_value)
+    per_token = (heads + 2 * np.maximum(kv_heads, cut.cp)) * width
     there = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
-    back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * per_value * is_cut)
+    back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * width * is_cut)
     return (there, back), (back, there)
 
 
@@ -336,42 +370,3 @@ def mlp(
         ),
         Operator("down", (Product(rows, width, s.hidden, batch),), given=HALF * rows * batch * s.hidden),
     ]  # fmt: skip
-
-
-def route(c: Context) -> Operator:
-    """The router's product and choice, in float32, on the rows of this rank."""
-    s = c.shape
-    assert s.experts is not None, "only a mixture of experts has a router"
-    rows = c.routed
-    traffic = rows * s.experts.num * FLOAT32 * 8
-    return Operator("router", (Product(rows, s.hidden, s.experts.num),), None, traffic, traffic, kept=traffic / 4)
-
-
-def trade(c: Context, name: str) -> Operator:
-    """Tokens to their experts, or back: a permutation on each side of an all-to-all over ep.
-
-    Each token travels topk times, and lies in two orders meanwhile. What arrives at the experts is kept as their input;
-    what leaves them is not. On the way to experts, tokens forward and gradients backward, software may send 8 bits
-    (arXiv 2412.19437, section 3.3.3).
-    """
-    s, cut = c.shape, c.cut
-    assert s.experts is not None, "only a mixture of experts trades tokens"
-    n = c.routed * s.hidden * s.experts.topk
-    moved = n * HALF * np.where(cut.ep > 1, 4, 2)
-    there, back = (
-        (Exchange("all_to_all", "ep", size * n * (cut.ep > 1)),) for size in (c.software.dispatch_bytes, HALF)
-    )
-    if name == "dispatch":
-        kept = c.software.dispatch_bytes * n
-        return Operator(name, (), None, moved, moved, there, back, kept, given=HALF * n, inside=HALF * n)
-    return Operator(name, (), None, moved, moved, back, there, given=c.stream, inside=HALF * n)
-
-
-def experts(c: Context) -> list[Operator]:
-    """The routed experts of a rank: grouped products over what ep ranks sent, evenly."""
-    s, cut = c.shape, c.cut
-    of = s.experts
-    assert of is not None, "only a mixture of experts has experts"
-    held = np.maximum(1, of.num // cut.ep)
-    rows = c.routed * of.topk * cut.ep * cut.expert_tp / of.num
-    return mlp(c, of.ffn, rows, held, cut.expert_tp)

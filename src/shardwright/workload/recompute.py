@@ -20,25 +20,10 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.recompute import NEEDS, OPERATORS, WHOLE_LAYER, Policy
 from shardwright.workload.activations import Layer, layer_of
-from shardwright.workload.operator import Work
+from shardwright.workload.again import Again
 from shardwright.workload.peak import LayerMemory, Moment, StageMemory, job_stages, moments, peak
 
 GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Prices:
-    """What a byte costs in FLOPs: read or written on the device, and in a collective.
-
-    The defaults are an H100's: 989e12 FLOP/s over 3.35e12 bytes/s of memory, and over 4.5e11 of NVLink.
-    """
-
-    moved: float = 300.0
-    communicated: float = 2000.0
-
-    def __call__(self, work: Work) -> float:
-        """The time of a work, in FLOPs of the device: computing hides reading and writing, or the other way round."""
-        return max(work.flops, self.moved * work.moved_bytes) + self.communicated * work.communicated_bytes
 
 
 @dataclass(frozen=True)
@@ -60,18 +45,14 @@ class Choice:
     flops: float  # that are computed again, of one microbatch
 
 
-def options(layer: Layer, prices: Prices) -> list[Option]:
+def options(layer: Layer, again: Again) -> list[Option]:
     """The policies that no other beats, from keeping all to keeping least; costs ascend."""
-    candidates = [Option(policy, layer.kept_bytes(policy), _cost(layer, policy, prices)) for policy in _all_policies()]
+    candidates = [Option(policy, layer.kept_bytes(policy), again.cost(policy)) for policy in _all_policies()]
     best: list[Option] = []
     for option in sorted(candidates, key=lambda o: (o.cost, o.kept_bytes, sorted(o.policy))):
         if not best or option.kept_bytes < best[-1].kept_bytes:
             best.append(option)
     return best
-
-
-def _cost(layer: Layer, policy: Policy, prices: Prices) -> float:
-    return sum(prices(operator.work) for region in layer.regions(policy) for operator in region)
 
 
 def _all_policies() -> list[Policy]:
@@ -95,10 +76,10 @@ def _rate(lower: Option, upper: Option) -> float:
 
 
 def choose(
-    layer: Layer, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int, prices: Prices
+    layer: Layer, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int, again: Again
 ) -> dict[int, StageMemory] | None:
     """The stages of a rank, with policies that fit; None if none do. The policies that `stages` have do not matter."""
-    all_options = options(layer, prices)
+    all_options = options(layer, again)
     steps = ladder(all_options)
     rungs = [LayerMemory.of(layer, option.policy) for option in steps]
     levels = {stage: [0] * len(memory.layers) for stage, memory in stages.items()}
@@ -153,16 +134,16 @@ def _give_back(
             return current
 
 
-def choices(job: JobSpec, prices: Prices | None = None) -> list[Choice]:
+def choices(job: JobSpec) -> list[Choice]:
     """What each pipeline rank recomputes under plan.recompute = "budget". PlanError if a rank can't fit the limit."""
     plan, layers, program = job.plan, job.model.layers, job_program(job)
-    layer, counts = layer_of(job), plan.stage_layers(layers)
+    layer, again, counts = layer_of(job), Again.of(job), plan.stage_layers(layers)
     limit_bytes = int(plan.memory_limit_gib * GIB)
     found, faults = [], []
     for rank in range(plan.pp):
         least = job_stages(job, program, rank, [WHOLE_LAYER] * layers)
         when = moments(program, rank)
-        chosen = choose(layer, least, when, limit_bytes, prices or Prices())
+        chosen = choose(layer, least, when, limit_bytes, again)
         if chosen is None:
             faults.append(_too_little(job, rank, least, when))
             continue
@@ -171,7 +152,7 @@ def choices(job: JobSpec, prices: Prices | None = None) -> list[Choice]:
             for stage, memory in chosen.items()
             for i, held in enumerate(memory.layers)
         }
-        flops = sum(layer.work_again(policy).flops for policy in policies.values())
+        flops = sum(again.flops(policy) for policy in policies.values())
         found.append(Choice(policies, peak(when, chosen)[0], limit_bytes, flops))
     if faults:
         raise PlanError(f"memory budget of {job.name}", faults)

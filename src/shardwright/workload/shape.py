@@ -1,11 +1,10 @@
 """The model and the plan as the cost model sees them: shapes and degrees, nothing of how they are run.
 
-A job becomes a `Run` (`run_of`), and so does a row of published measurements: everything behind it reads only this. It
+A job becomes a `Run` (run.py), and so does a row of published measurements: everything behind it reads only this. It
 can say more than our runtime executes (mixtures of experts, latent attention), because plans of others are predicted
 too.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -332,7 +331,7 @@ def shape_of(job: JobSpec) -> Shape:
     )  # fmt: skip
 
 
-def _policy_name(policy: Policy) -> str:
+def policy_name(policy: Policy) -> str:
     """What a cut calls a policy of a job."""
     return "full" if policy == WHOLE_LAYER else "+".join(sorted(policy)) or "none"
 
@@ -341,18 +340,13 @@ def _policies(job: JobSpec) -> tuple[str, ...]:
     """What each layer of a job recomputes."""
     if job.plan.recompute == "stage":
         return ("stage",) * job.model.layers
-    plan = job.plan
-    if plan.recompute == "budget":
-        from shardwright.workload.recompute import meet_budget  # heavy, and few plans have a budget
-
-        plan = meet_budget(job).plan
-    policies = layer_policies(plan, job.model.layers)
-    names = {policy: _policy_name(policy) for policy in set(policies)}
+    policies = layer_policies(job.plan, job.model.layers)
+    names = {policy: policy_name(policy) for policy in set(policies)}
     return tuple(names[policy] for policy in policies)
 
 
 def cut_of(job: JobSpec) -> Cut:
-    """The plan of a job. PlanError if it has a budget for activations that can't be met."""
+    """The plan of a job. If it had a budget for activations, that is met (run.py)."""
     p, precision, policies = job.plan, job.precision, _policies(job)
     is_uniform = len(set(policies)) == 1
     return Cut(
@@ -366,18 +360,4 @@ def cut_of(job: JobSpec) -> Cut:
         offload_activations=p.offload_activations, compress=p.compress, compress_rank=p.compress_rank,
         compress_share=p.compress_share, gradient_bytes=precision.gradient_bytes,
         reduce_bytes=precision.reduce_bytes, bucket_bytes=p.bucket_mib * 2**20,
-    )  # fmt: skip
-
-
-def run_of(job: JobSpec) -> Run:
-    """A job on its cluster."""
-    cluster = job.cluster
-    inner, outer, of = cluster.intra_node, cluster.inter_node, cluster.topology
-    together = math.prod(of.torus) if of.torus else cluster.devices_per_node or job.plan.world
-    ports = of.rails / together if of.rails and not of.torus else 1.0
-    return Run(
-        shape_of(job), cut_of(job), cluster.device, cluster.software, together,
-        inner.bandwidth_gb_per_s * 1e9, ports * outer.bandwidth_gb_per_s * 1e9,
-        inner.latency_us * 1e-6, outer.latency_us * 1e-6,
-        Topology(tuple((level.devices, level.share) for level in of.levels), tuple(of.torus)),
     )  # fmt: skip
