@@ -13,6 +13,7 @@ help:  ## list the commands
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m compileall -q src  # where Python may write no bytecode itself, each command would compile again
 	touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
