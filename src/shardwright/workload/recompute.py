@@ -14,14 +14,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
+from typing import TYPE_CHECKING
 
 from shardwright.schedule.job import job_program
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.recompute import NEEDS, OPERATORS, WHOLE_LAYER, Policy
 from shardwright.workload.activations import Layer, layer_of
-from shardwright.workload.again import Again
 from shardwright.workload.peak import LayerMemory, Moment, StageMemory, job_stages, moments, peak
+
+if TYPE_CHECKING:
+    from shardwright.workload.again import Again
 
 GIB = 2**30
 
@@ -45,7 +48,7 @@ class Choice:
     flops: float  # that are computed again, of one microbatch
 
 
-def options(layer: Layer, again: Again) -> list[Option]:
+def options(layer: Layer, again: "Again") -> list[Option]:
     """The policies that no other beats, from keeping all to keeping least; costs ascend."""
     candidates = [Option(policy, layer.kept_bytes(policy), again.cost(policy)) for policy in _all_policies()]
     best: list[Option] = []
@@ -76,7 +79,7 @@ def _rate(lower: Option, upper: Option) -> float:
 
 
 def choose(
-    layer: Layer, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int, again: Again
+    layer: Layer, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int, again: "Again"
 ) -> dict[int, StageMemory] | None:
     """The stages of a rank, with policies that fit; None if none do. The policies that `stages` have do not matter."""
     all_options = options(layer, again)
@@ -136,6 +139,8 @@ def _give_back(
 
 def choices(job: JobSpec) -> list[Choice]:
     """What each pipeline rank recomputes under plan.recompute = "budget". PlanError if a rank can't fit the limit."""
+    from shardwright.workload.again import Again  # numpy, and few plans have a budget
+
     plan, layers, program = job.plan, job.model.layers, job_program(job)
     layer, again, counts = layer_of(job), Again.of(job), plan.stage_layers(layers)
     limit_bytes = int(plan.memory_limit_gib * GIB)

@@ -3,15 +3,13 @@
 import math
 
 from shardwright.spec.job import JobSpec
+from shardwright.workload.recompute import meet_budget
 from shardwright.workload.shape import Run, Topology, cut_of, shape_of
 
 
 def run_of(job: JobSpec) -> Run:
     """A job on its cluster. PlanError if it has a budget for activations that can't be met."""
-    if job.plan.recompute == "budget":
-        from shardwright.workload.recompute import meet_budget  # heavy, and few plans have a budget
-
-        job = meet_budget(job)
+    job = meet_budget(job)
     cluster = job.cluster
     inner, outer, of = cluster.intra_node, cluster.inter_node, cluster.topology
     together = math.prod(of.torus) if of.torus else cluster.devices_per_node or job.plan.world
