@@ -69,8 +69,12 @@ EXPERTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def small_job(kind: str = "llama", batch: int = 8, layers: int = 4, **plan: Any) -> JobSpec:
-    """A model of some thousand parameters, whose vocabulary does not divide by 2 or 4."""
+def small_job(kind: str = "llama", batch: int = 0, layers: int = 4, **plan: Any) -> JobSpec:
+    """A model of some thousand parameters, whose vocabulary does not divide by 2 or 4.
+
+    A batch of 0 is eight samples, or four where each is many collectives over tp.
+    """
+    batch = batch or (4 if plan.get("tp", 1) > 1 else 8)
     kinds = KINDS | ATTENTIONS | EXPERTS
     model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | kinds[kind]
     return make_job(
