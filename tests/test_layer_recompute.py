@@ -90,8 +90,8 @@ def collectives(mesh: Mesh, job: JobSpec) -> int:
 def test_output_products_are_not_computed_again() -> None:
     """Of a block's two sums over tp, only the one between attention and MLP is needed twice."""
     counts = [run_on_mesh(job, collectives, job)[0] for job in (small_job(tp=2), small_job(tp=2, recompute="full"))]
-    layers, microbatches = 4, 8
-    assert counts[1] - counts[0] == layers * microbatches
+    job = small_job(tp=2)
+    assert counts[1] - counts[0] == job.model.layers * job.num_microbatches
 
 
 @pytest.mark.parametrize(
