@@ -29,8 +29,9 @@ from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.step import train_step
 from shardwright.workload.activations import layer_of
 from shardwright.workload.again import Again
+from shardwright.workload.budget import meet_budget
 from shardwright.workload.peak import job_stages, moments, peak
-from shardwright.workload.recompute import GIB, choices, meet_budget
+from shardwright.workload.recompute import GIB, choices
 
 ROUNDS = 20
 MODEL = {"layers": 8, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 704, "sequence": 256, "vocab": 256}

@@ -9,6 +9,7 @@ from shardwright.planner.advice import priced
 from shardwright.planner.constraints import constraints_of
 from shardwright.planner.misfit import misfit
 from shardwright.planner.price import fits, room_bytes
+from shardwright.planner.reasons import reasons
 from shardwright.planner.search import search
 from shardwright.report.estimate import _as_dict, _verdict
 from shardwright.spec.host import host_memory_bytes
@@ -60,6 +61,7 @@ def test_what_does_not_fit_says_so_with_a_way_out() -> None:
     assert needed > 2**30
     assert "does not fit its host: pp rank 0 offloads" in _verdict(small, job_memory(small))
     assert "4.0 GiB for 4 devices are 1.0 GiB each" in _verdict(small, job_memory(small))
+    assert "It fits one a100-sxm-40g with 40.0 GiB: pp rank 0 needs" in _verdict(large, job_memory(large))
     assert "which leaves" in _verdict(large, job_memory(large))
     assert [_as_dict(of, job_memory(of), "")["fits"] for of in (small, large)] == [False, True]
     found = misfit(small, ("1f1b",), shipped())
@@ -69,3 +71,12 @@ def test_what_does_not_fit_says_so_with_a_way_out() -> None:
     assert found.host_excess_bytes == pytest.approx(float(mine.memory.host) - 2**30)
     assert found.excess_bytes < 0
     assert found.nearest and all(float(near.price.memory.host) <= 2**30 for near in found.nearest)
+
+
+def test_a_neighbour_that_offloads_too_much_is_told_as_not_fitting() -> None:
+    small = job(4.0, zero=1)
+    beside = [reason for reason in reasons(small, ("1f1b",), shipped(), True) if reason.field == "offload_optimizer"]
+    assert beside and all(reason.is_host and reason.excess_bytes > 0 for reason in beside)
+    assert all("more than a device's share of its host" in reason.text for reason in beside)
+    roomy = job(400.0, zero=1)
+    assert not any(reason.is_host for reason in reasons(roomy, ("1f1b",), shipped(), True))

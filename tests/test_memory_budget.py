@@ -21,8 +21,9 @@ from shardwright.train.build import build
 from shardwright.train.step import train_step
 from shardwright.workload.activations import layer_of
 from shardwright.workload.again import Again
+from shardwright.workload.budget import meet_budget
 from shardwright.workload.peak import activation_bytes, bytes_at, job_stages, moments, peak
-from shardwright.workload.recompute import GIB, choices, choose, ladder, meet_budget, options
+from shardwright.workload.recompute import GIB, choices, choose, ladder, options
 
 
 def budget_job(limit_bytes: float = GIB, **fields: Any) -> JobSpec:

@@ -27,8 +27,8 @@ from shardwright.spec.load import make_job
 from shardwright.spec.mesh import MeshShape
 from shardwright.train.build import build
 from shardwright.train.step import train_step
+from shardwright.workload.budget import meet_budget
 from shardwright.workload.expert import ExpertRanks, expected_counts, sent_direct
-from shardwright.workload.recompute import meet_budget
 from shardwright.workload.traffic import replica_traffic, wire_bytes
 
 LLAMA = {

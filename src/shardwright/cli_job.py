@@ -33,14 +33,11 @@ def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     from shardwright.schedule.job import plan_faults
     from shardwright.spec.base import PlanError
     from shardwright.spec.load import load_job
+    from shardwright.workload.budget import meet_budget
 
     spec = load_job(job, list(overrides))
     if faults := plan_faults(spec):
         raise PlanError(f"job {job}", faults)
-    if spec.plan.recompute != "budget":
-        return spec
-    from shardwright.workload.recompute import meet_budget
-
     return meet_budget(spec)
 
 

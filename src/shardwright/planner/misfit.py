@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from shardwright.cost.calibration import Constants
 from shardwright.cost.memory import Memory, rank_memory
 from shardwright.planner.neighbours import neighbours
-from shardwright.planner.price import fits, host_room_bytes, room_bytes
+from shardwright.planner.price import fits, room_bytes
 from shardwright.simulate.prices import Price, prices
+from shardwright.spec.host import host_room_bytes
 from shardwright.spec.job import JobSpec
 from shardwright.workload.run import run_of
 
@@ -48,7 +49,7 @@ def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_s
     excess, host_excess = float(ranks[most].process) - room, -math.inf
     if excess <= 0:
         most = max(range(len(ranks)), key=lambda rank: float(ranks[rank].host))
-        host_excess = float(ranks[most].host) - host_room_bytes(job)
+        host_excess = float(ranks[most].host) - host_room_bytes(job.cluster)
         excess = float(ranks[most].process) - room
     if max(excess, host_excess) <= 0:
         return None

@@ -1,6 +1,5 @@
 """What each plan of a block takes: seconds and bytes by the cost model, and whether it fits."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.planner.block import Block, Column
 from shardwright.simulate.step import StepTime, step_time
-from shardwright.spec.host import host_memory_bytes
+from shardwright.spec.host import host_room_bytes
 from shardwright.spec.job import JobSpec
 from shardwright.workload.memo import Memo
 
@@ -31,15 +30,9 @@ def room_bytes(job: JobSpec) -> float:
     return device_of(job.cluster.device).memory_bytes
 
 
-def host_room_bytes(job: JobSpec) -> float:
-    """Bytes that a device's share of its node's host memory has; endless where that is not known."""
-    known = host_memory_bytes(job.cluster)
-    return math.inf if known is None else known
-
-
 def fits(job: JobSpec, memory: Memory, room: float) -> Any:
     """Whether what a process needs fits in `room` bytes of the device, and what is offloaded in the host's memory."""
-    return (memory.process <= room) & (memory.host <= host_room_bytes(job))
+    return (memory.process <= room) & (memory.host <= host_room_bytes(job.cluster))
 
 
 def prices(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Prices:

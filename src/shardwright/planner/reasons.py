@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from shardwright.cost.calibration import Constants
 from shardwright.cost.memory import Memory
 from shardwright.planner.neighbours import Neighbour, neighbours
-from shardwright.planner.price import room_bytes
+from shardwright.planner.price import fits, room_bytes
 from shardwright.planner.traffic import Traffic, traffic
 from shardwright.simulate.played import played_steps
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime
+from shardwright.spec.host import host_room_bytes
 from shardwright.spec.job import JobSpec
 from shardwright.workload.run import run_of
 
@@ -31,13 +32,18 @@ _RIVAL = 1.25  # how much longer a step may be by closed forms and still be simu
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a field has its value and not another: seconds of a step that the other would take more, or bytes."""
+    """Why a field has its value and not another: seconds of a step that the other would take more, or bytes.
+
+    `excess_bytes` are those that the other has too much: of the device, or if it fits there, of the device's share of
+    its node's host memory (`is_host`). Zero where it fits.
+    """
 
     field: str
     value: object
     other: object
     slower_s: float
     excess_bytes: float
+    is_host: bool
     text: str
 
 
@@ -56,7 +62,7 @@ def reasons(
     longest_s = _RIVAL * mine.time.total if is_simulated else 0.0
 
     def is_rival(price: Price) -> bool:
-        return bool(price.memory.process <= room_bytes(job) and price.time.total <= longest_s)
+        return bool(fits(job, price.memory, room_bytes(job)) and price.time.total <= longest_s)
 
     rivals = [(one, price) for one, price in beside if is_rival(price)]
     found = [_reason(job, mine.time, one, price) for one, price in beside if not is_rival(price)]
@@ -75,15 +81,19 @@ def _simulated(priced: list[tuple[JobSpec, Price]], constants: Constants) -> lis
 
 def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reason:
     time, memory = price.time, price.memory
-    excess = float(memory.process) - room_bytes(job)
+    excess, host_excess = float(memory.process) - room_bytes(job), float(memory.host) - host_room_bytes(job.cluster)
     slower = float(time.total - mine.total)
-    if excess > 0:
+    is_host = excess <= 0 < host_excess
+    if is_host:
+        excess = host_excess
+        text = f"offloads {memory.host / GIB:.1f} GiB, {excess / GIB:.1f} more than a device's share of its host"
+    elif excess > 0:
         text = f"needs {memory.process / GIB:.1f} GiB, {excess / GIB:.1f} more than the device has, {_most(memory)}"
-        if slower < 0:
-            text += f"; it would be {-slower:.3g} s faster"
     else:
         text = _inequality(job, near.job, mine, time)
-    return Reason(near.field, _value(job, near.field), near.value, slower, max(0.0, excess), text)
+    if excess > 0 and slower < 0:
+        text += f"; it would be {-slower:.3g} s faster"
+    return Reason(near.field, _value(job, near.field), near.value, slower, max(0.0, excess), is_host, text)
 
 
 def _value(job: JobSpec, field: str) -> object:
@@ -157,7 +167,7 @@ def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -
         best = min(faster, key=lambda reason: reason.slower_s)
         parts.append(
             f"memory binds: {best.field} {best.other} would be {-best.slower_s:.3g} s faster and needs "
-            f"{best.excess_bytes / GIB:.1f} GiB more than there is"
+            f"{best.excess_bytes / GIB:.1f} GiB more than {'its share of the host' if best.is_host else 'there is'}"
         )
     else:
         parts.append(

@@ -4,7 +4,6 @@ And, where the cluster's device is known, time, MFU, money, energy and time lost
 """
 
 import json
-import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from shardwright.schedule.job import job_program
 from shardwright.spec import catalog
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.entry import read_entry
-from shardwright.spec.host import host_memory_bytes
+from shardwright.spec.host import host_memory_bytes, host_room_bytes
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory, amount
 from shardwright.spec.notes import job_notes
@@ -68,7 +67,7 @@ def _as_dict(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -
         "host_memory_bytes": host_memory_bytes(job.cluster),
         "fits": None
         if limit is None
-        else all(rank.total_bytes <= limit and _host_left(job, rank) >= 0 for rank in memory),
+        else all(rank.total_bytes <= limit and rank.host_bytes <= host_room_bytes(job.cluster) for rank in memory),
         "notes": job_notes(job),
         **_takes_dict(job, priced),
     }
@@ -140,16 +139,10 @@ def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
     where = f"pp rank {memory.index(largest)} needs {amount(largest.total_bytes)}"
     left = limit - largest.total_bytes
     if left >= 0 and any(rank.host_bytes for rank in memory):
-        return f"It fits a {device}: {where}, which leaves {amount(left)}. " + _host_verdict(job, memory)
+        return f"It fits {device}: {where}, which leaves {amount(left)}. " + _host_verdict(job, memory)
     if left < 0:
         return f"It does not fit {device}: {where}, which is {amount(-left)} too much."
     return f"It fits {device}: {where}, which leaves {amount(left)}."
-
-
-def _host_left(job: JobSpec, rank: RankMemory) -> float:
-    """Bytes of a device's share of its node's host memory that are left; endless where that is not known."""
-    room = host_memory_bytes(job.cluster)
-    return math.inf if room is None else room - rank.host_bytes
 
 
 def _host_verdict(job: JobSpec, memory: list[RankMemory]) -> str:

@@ -121,11 +121,10 @@ def _best(advice: Advice) -> Iterator[str]:
     yield from (
         _filled(
             f"Plan {number} has stages of {layers_words(plan.job.plan.layout)} layers: "
-            f"{plan.even_s / total - 1:.1%} faster than with layers spread evenly."
+            f"{plan.even_s / float(plan.time.total) - 1:.1%} faster than with layers spread evenly."
         )
         for number, plan in enumerate(advice.plans, 1)
         if plan.even_s
-        for total in [float(plan.time.total)]
     )
     missing = dict.fromkeys(word for plan in advice.plans for word in _lacks(plan))
     if missing:

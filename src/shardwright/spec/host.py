@@ -1,5 +1,7 @@
 """How much host memory there is for what a plan offloads."""
 
+import math
+
 from shardwright.spec.cluster import ClusterSpec, DeviceSpec
 from shardwright.spec.entry import read_entry
 
@@ -12,3 +14,9 @@ def host_memory_bytes(cluster: ClusterSpec) -> float | None:
         return None
     by_device = read_entry("devices", cluster.device, DeviceSpec).host_memory_gib
     return by_device * 2**30 if by_device else None
+
+
+def host_room_bytes(cluster: ClusterSpec) -> float:
+    """The same as a limit: endless where it is not known."""
+    known = host_memory_bytes(cluster)
+    return math.inf if known is None else known

@@ -14,9 +14,9 @@ from shardwright.schedule.versions import stashed_versions
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
 from shardwright.spec.units import num_hosted
+from shardwright.workload.budget import meet_budget
 from shardwright.workload.kept import kept_bytes
 from shardwright.workload.peak import activation_bytes
-from shardwright.workload.recompute import meet_budget
 from shardwright.workload.replay import Replayed, replay, runs_on_cpu
 from shardwright.workload.state import UnitState, rank_state
 

@@ -14,17 +14,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
-from typing import TYPE_CHECKING
 
 from shardwright.schedule.job import job_program
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.recompute import NEEDS, OPERATORS, WHOLE_LAYER, Policy
 from shardwright.workload.activations import Layer, layer_of
+from shardwright.workload.again import Again
 from shardwright.workload.peak import LayerMemory, Moment, StageMemory, job_stages, moments, peak
-
-if TYPE_CHECKING:
-    from shardwright.workload.again import Again
 
 GIB = 2**30
 
@@ -48,7 +45,7 @@ class Choice:
     flops: float  # that are computed again, of one microbatch
 
 
-def options(layer: Layer, again: "Again") -> list[Option]:
+def options(layer: Layer, again: Again) -> list[Option]:
     """The policies that no other beats, from keeping all to keeping least; costs ascend."""
     candidates = [Option(policy, layer.kept_bytes(policy), again.cost(policy)) for policy in _all_policies()]
     best: list[Option] = []
@@ -79,7 +76,7 @@ def _rate(lower: Option, upper: Option) -> float:
 
 
 def choose(
-    layer: Layer, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int, again: "Again"
+    layer: Layer, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int, again: Again
 ) -> dict[int, StageMemory] | None:
     """The stages of a rank, with policies that fit; None if none do. The policies that `stages` have do not matter."""
     all_options = options(layer, again)
@@ -139,8 +136,6 @@ def _give_back(
 
 def choices(job: JobSpec) -> list[Choice]:
     """What each pipeline rank recomputes under plan.recompute = "budget". PlanError if a rank can't fit the limit."""
-    from shardwright.workload.again import Again  # numpy, and few plans have a budget
-
     plan, layers, program = job.plan, job.model.layers, job_program(job)
     layer, again, counts = layer_of(job), Again.of(job), plan.stage_layers(layers)
     limit_bytes = int(plan.memory_limit_gib * GIB)
@@ -164,24 +159,17 @@ def choices(job: JobSpec) -> list[Choice]:
     return found
 
 
-def meet_budget(job: JobSpec) -> JobSpec:
-    """The job with its budget met: plan.recompute = "layers", and what each one recomputes. PlanError as `choices`.
+def chosen_layers(job: JobSpec) -> list[list[str]]:
+    """What each layer of the model recomputes. PlanError as `choices`.
 
-    A job without a budget is returned as it is. Where a schedule holds a stage on two ranks, its layers do what the
-    rank that keeps less of them needs.
+    Where a schedule holds a stage on two ranks, its layers do what the rank that keeps less of them needs.
     """
-    if job.plan.recompute != "budget":
-        return job
     layer = layer_of(job)
     merged: dict[int, Policy] = {}
     for choice in choices(job):
         for index, policy in choice.policies.items():
             merged[index] = min(policy, merged.get(index, policy), key=layer.kept_bytes)
-    chosen = {
-        "recompute": "layers", "recompute_layers": [sorted(merged[index]) for index in sorted(merged)],
-        "memory_limit_gib": 0.0,
-    }  # fmt: skip
-    return job.model_copy(update={"plan": job.plan.model_copy(update=chosen)})
+    return [sorted(merged[index]) for index in sorted(merged)]
 
 
 def _too_little(job: JobSpec, rank: int, stages: Mapping[int, StageMemory], when: frozenset[Moment]) -> str:

@@ -3,7 +3,7 @@
 import math
 
 from shardwright.spec.job import JobSpec
-from shardwright.workload.recompute import meet_budget
+from shardwright.workload.budget import meet_budget
 from shardwright.workload.shape import Run, Topology, cut_of, shape_of
 
 
