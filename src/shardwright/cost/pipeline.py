@@ -114,14 +114,15 @@ def _v_half(p: Numbers, m: Numbers, f: Numbers, i: Numbers, w: Numbers) -> Numbe
 
 def _v_min(p: Numbers, m: Numbers, f: Numbers, i: Numbers, w: Numbers) -> Numbers:
     """Qi et al. 2024 (arXiv 2405.15362) say about two thirds of 1F1B's. It has no slack: wherever F, I and W differ one
-    of the first two paths grows with m. Within 5 % of a step of what is played for p >= 3 and m >= p.
+    of the first two paths grows with m. Within 4 % of a step of what is played for p >= 3 and m >= p.
     """
-    equal = 2 * p - 2.5 - (p % 3 == 0)  # what it is where F = I = W = 1
+    thirds = 0.5 * (p % 3 == 0)
+    equal = 2 * p - 2.5 - thirds  # what it is where F = I = W = 1
     n = m * np.minimum(1, (p - 1) / 2)
     return np.maximum(
         0.0,
         _longest(
-            (p - n) * f + (2 * n + equal - p - 0.5) * i + (0.5 - n) * w,
+            (p - n) * f + (2 * n + equal - thirds - p - 0.5) * i + (0.5 - n) * w,
             (2 * n - 2) * f + (equal + 1 - n) * i - (n - 1) * w,
             (p / 2 + 1) * f + (equal - p / 2) * i - w,
         ),
