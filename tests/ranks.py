@@ -23,11 +23,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.envir
 CONTEXT.set_forkserver_preload(["ranks_preload"])
 
 
+# A test that hangs fails after this; one that does not may be ten times slower on a machine that others load.
+PATIENCE_S = 600.0
+
+
 class RankFailedError(AssertionError):
     """A rank raised, died or did not end in time."""
 
 
-def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
+def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout_s: float = PATIENCE_S) -> list[Any]:
     """Call `function(rank, store_path, *args)` in `world` processes; returns what each returned, by rank."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ranks = []
@@ -91,7 +95,7 @@ def _collect(ranks: list[tuple[Any, Any]], deadline: float) -> list[Any]:
     return [results[rank] for rank in range(len(ranks))]
 
 
-def run_on_mesh(job: Any, function: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
+def run_on_mesh(job: Any, function: Callable[..., Any], *args: Any, timeout_s: float = PATIENCE_S) -> list[Any]:
     """Call `function(mesh, *args)` on every rank of a job's plan; one rank runs in this process."""
     if job.plan.world == 1:
         return [_on_mesh(0, "", job, function, *args)]
@@ -107,7 +111,7 @@ def _on_mesh(rank: int, store: str, job: Any, function: Callable[..., Any], *arg
     torch.set_num_threads(1)
     world = job.plan.world
     if world > 1:
-        timeout = timedelta(seconds=30)
+        timeout = timedelta(seconds=PATIENCE_S)
         dist.init_process_group(
             "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout
         )

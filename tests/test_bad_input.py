@@ -19,6 +19,7 @@ import torch
 
 import shardwright.cli
 import shardwright.train.launch
+from ranks import PATIENCE_S
 from shardwright.spec.load import load_job
 
 JOB = """
@@ -601,7 +602,7 @@ def test_verify_refuses_what_train_refuses(command: Callable[..., tuple[object, 
 
 def run_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardwright", *arguments]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -634,5 +635,7 @@ def test_ranks_of_another_launcher_that_do_not_fit_the_plan(here: Path) -> None:
     # As `python -m shardwright`, but not as long as the first one may take to speak.
     soon = "from shardwright import cli; cli.SPEAKING_S = 0.1; cli.main()"
     command = [sys.executable, "-c", soon, "train", "job.toml"]
-    done = subprocess.run(command, env=os.environ | seat | {"RANK": "1"}, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, env=os.environ | seat | {"RANK": "1"}, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from ranks import PATIENCE_S
 from shardwright import __version__
 from shardwright.spec.job import JobSpec
 from shardwright.spec.latent import LatentSpec
@@ -21,7 +22,7 @@ HEAVY = ("torch", "numpy", "pydantic", "pyarrow", "tokenizers")
 def shardwright(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardwright", *arguments]
     environment = os.environ | {"COLUMNS": "80"}  # the width of the help
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def cpu_seconds(*arguments: str) -> float:
@@ -39,7 +40,7 @@ def imported_by(*arguments: str) -> set[str]:
         "try:\n    shardwright.cli.main()\nexcept SystemExit:\n    pass\n"
         f"print('imported', *[name for name in {HEAVY} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 

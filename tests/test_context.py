@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from ranks import run_ranks
+from ranks import PATIENCE_S, run_ranks
 from shardwright.parallel.block_attention import Merged, Sight, attend_block, block_gradients
 from shardwright.parallel.collectives import Axis
 from shardwright.parallel.context import gathered_attention, ring_attention, trade_for_heads, trade_for_tokens
@@ -97,7 +97,7 @@ def full_attention(tensors: list[Tensor], is_causal: bool, documents_BS: Tensor 
 def bare_axis(rank: int, store: str, size: int) -> Axis:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=30)
+        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE_S)
     )
     return Axis("cp", tuple(range(size)), rank, dist.group.WORLD, Ledger(torch.device("cpu")), None)
 

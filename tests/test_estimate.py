@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from ranks import PATIENCE_S
+
 KINDS = ["parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes"]
 BF16 = ["precision.compute=bf16", "precision.gradients=compute"]
 
@@ -13,7 +15,7 @@ BF16 = ["precision.compute=bf16", "precision.gradients=compute"]
 def estimate(*overrides: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     words = [part for override in overrides for part in ("--set", override)]
     command = [sys.executable, "-m", "shardwright", "estimate", "quickstart", *words, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def as_json(*overrides: str) -> dict:

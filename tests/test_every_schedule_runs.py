@@ -45,7 +45,7 @@ def run_and_watch(mesh: Mesh, job: JobSpec) -> tuple[Record, list[str], tuple[in
 
 def check(job: JobSpec, bitwise: bool) -> None:
     one, _, _, one_evaluation = by_one_rank(job, run_and_watch)
-    results = run_on_mesh(job, run_and_watch, job, timeout_s=120)
+    results = run_on_mesh(job, run_and_watch, job)
     verdict = compare([trained for trained, _, _, _ in results], one)
     if bitwise:
         assert verdict.bitwise

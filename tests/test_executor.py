@@ -122,7 +122,7 @@ def test_bytes_planned_are_bytes_counted(schedule: str, plan: dict[str, Any]) ->
     kind = "gpt-tied" if schedule == "zb-v" else "llama"
     job = small_job(kind, pp=2, schedule=schedule, batch=4 * 2 * plan.get("dp", 1), microbatch_size=2, **plan)
     program = job_program(job)
-    for rank, (_, table) in enumerate(run_on_mesh(job, performed_and_counted, job, timeout_s=120)):
+    for rank, (_, table) in enumerate(run_on_mesh(job, performed_and_counted, job)):
         position, tp_index = rank // (job.plan.dp * job.plan.tp), rank % job.plan.tp
         mine = replace(program, sizes=job_sizes(job, program.placement, tp_index))
 

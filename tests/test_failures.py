@@ -1,4 +1,4 @@
-"""A rank that dies or hangs ends the whole run quickly, and the command says which rank it was."""
+"""A rank that dies or hangs ends the whole run, and the command says which rank it was."""
 
 import json
 import signal
@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from ranks import PATIENCE_S
 
 # Of quickstart's ranks those of one replica, and of its model as little.
 SMALL = ("plan.dp=1", "model.layers=2", "model.hidden=32", "model.ffn=64", "batch.global_batch_size=8")
@@ -23,13 +25,14 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     command += sets(*SMALL, "optimizer.steps=100000", f'run.folder="{folder}"', *overrides)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = folder / "metrics.jsonl"
-    for _ in range(600):
+    late_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < late_s:
         if metrics.exists() and metrics.read_text().count("\n") > 3:
             return process
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     process.kill()
-    raise AssertionError(f"no step after a minute: {process.communicate()}")
+    raise AssertionError(f"no step in time: {process.communicate()}")
 
 
 def rank_processes(process: subprocess.Popen[str]) -> list[int]:
@@ -43,13 +46,12 @@ def children(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
-def ends(process: subprocess.Popen[str], within_s: float) -> tuple[int, str, float]:
-    start_s = time.monotonic()
+def ends(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
-        _, err = process.communicate(timeout=within_s)
+        _, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-    return process.returncode, err, time.monotonic() - start_s
+    return process.returncode, err
 
 
 linux_only = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks under /proc")
@@ -62,7 +64,7 @@ def test_killed_rank_is_named(tmp_path: Path, rank: int) -> None:
     ranks = rank_processes(process)
     assert len(ranks) == 4
     signal_to(ranks[rank], signal.SIGKILL)
-    status, err, _ = ends(process, within_s=20)
+    status, err = ends(process)
     assert status == 1
     assert f"rank {rank} (" in err
     assert "was killed by SIGKILL; the other 3 ranks were ended" in err
@@ -72,10 +74,10 @@ def test_killed_rank_is_named(tmp_path: Path, rank: int) -> None:
 
 @linux_only
 def test_hanging_rank_is_named_by_those_who_wait(tmp_path: Path) -> None:
-    process = start(tmp_path, "run.timeout_s=3")
+    process = start(tmp_path, "run.timeout_s=10")
     ranks = rank_processes(process)
     signal_to(ranks[2], signal.SIGSTOP)
-    status, err, _ = ends(process, within_s=20)
+    status, err = ends(process)
     assert status == 1
     assert "waited" in err
     assert "rank 2 (pp 1, dp 0, tp 0) has been silent" in err
@@ -97,7 +99,7 @@ def test_under_torchrun(tmp_path: Path, ranks: int) -> None:
         *sets(*SMALL, "optimizer.steps=2", "optimizer.warmup_steps=1", "run.sample_tokens=2", "run.eval_batches=1"),
         *sets("plan.pp=1", f'run.folder="{tmp_path}"'),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     if ranks == 2:
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
@@ -118,7 +120,7 @@ def test_diverging_loss_is_said(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
     command += sets(*SMALL, *overrides, f'run.folder="{tmp_path}"')
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    status, err, _ = ends(process, within_s=60)
+    status, err = ends(process)
     assert status == 1
     assert "the loss is nan in step" in err
     assert "lower optimizer.learning_rate" in err

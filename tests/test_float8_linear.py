@@ -110,7 +110,7 @@ def test_an_overflow_comes_out_of_the_products(name: RecipeName, step: int, bad:
 
 def on_two_ranks(run: Callable[[int, ReduceMax], Any]) -> list[Any]:
     """Run as two ranks, each a thread, that can take the largest over both."""
-    meeting = threading.Barrier(2, timeout=20)
+    meeting = threading.Barrier(2, timeout=100)
     given: list[Tensor | None] = [None, None]
     results: list[Any] = [None, None]
 

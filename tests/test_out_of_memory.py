@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cases import small_job
+from ranks import PATIENCE_S
 from shardwright.spec.memory import RankMemory
 from shardwright.train.out_of_memory import OutOfMemoryError, asked_bytes, is_out_of_memory, telling_what_is_held
 from shardwright.workload.fit import USABLE, first_fit
@@ -79,7 +80,7 @@ def test_a_run_says_which_rank_and_what_would_have_fitted(tmp_path: Path) -> Non
     command += [part for field in fields for part in ("--set", field)]
     limit = 10 * 2**30
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False,
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )  # fmt: skip
     assert done.returncode == 1, done.stderr

@@ -10,6 +10,7 @@ import pytest
 
 import shardwright.cli
 from experts_run import write_run
+from ranks import PATIENCE_S
 from shardwright.spec import catalog
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +67,7 @@ def test_command_of_another_program(command: str, tmp_path: Path) -> None:
     words = shortened(command, tmp_path)
     if not words[0].startswith("make"):
         words[0] = str(BIN / words[0])
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
     assert command == "make test" or "step 3/3" in done.stdout

@@ -11,7 +11,7 @@ from shardwright.parallel.turns import Turns
 
 
 def test_only_waits_hand_over() -> None:
-    turns, met = Turns(), Barrier(2, timeout=10)
+    turns, met = Turns(), Barrier(2, timeout=100)
     log: list[str] = []
 
     def work(name: str) -> None:
@@ -24,7 +24,7 @@ def test_only_waits_hand_over() -> None:
 
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(work, name) for name in "FB"]:
-            done.result(timeout=10)
+            done.result(timeout=100)
     for name in "FB":
         assert log.index(f"{name} ends") == log.index(f"{name} goes on") + 1
         assert log.index(f"{name} begins") < 2
@@ -43,7 +43,7 @@ def test_a_failure_gives_the_turn_back() -> None:
             with turns.taking(), turns.waiting():
                 return True
 
-        assert threads.submit(take).result(timeout=10)
+        assert threads.submit(take).result(timeout=100)
 
 
 def test_who_takes_no_turns_is_never_held_up() -> None:
@@ -54,12 +54,12 @@ def test_who_takes_no_turns_is_never_held_up() -> None:
             with turns.waiting():
                 return True
 
-        assert threads.submit(wait).result(timeout=10)
+        assert threads.submit(wait).result(timeout=100)
 
 
 def test_time_in_which_the_turn_is_kept_stands_still_for_all() -> None:
     """Of two passes one waits and keeps the turn: nobody computes, whether the other waits too or not."""
-    ledger, ends = Ledger(torch.device("cpu")), Barrier(2, timeout=10)
+    ledger, ends = Ledger(torch.device("cpu")), Barrier(2, timeout=100)
 
     def wait(name: str, keeps_turn: bool, alone_s: float) -> None:
         with ledger.blocked(name, keeps_turn):
@@ -69,10 +69,10 @@ def test_time_in_which_the_turn_is_kept_stands_still_for_all() -> None:
     with ledger.lanes(+1), ThreadPoolExecutor(2) as threads:
         start_s = time.perf_counter()
         for done in [threads.submit(wait, "kept", True, 0.06), threads.submit(wait, "given", False, 0.03)]:
-            done.result(timeout=10)
+            done.result(timeout=100)
         # To the end of the longer, and what both waited only once.
         assert 0.06 <= sum(ledger.blocked_s().values()) <= time.perf_counter() - start_s
-        threads.submit(wait_alone, ledger).result(timeout=10)
+        threads.submit(wait_alone, ledger).result(timeout=100)
         assert "waits" not in ledger.blocked_s()  # the other pass could compute
 
 

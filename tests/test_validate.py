@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ranks import PATIENCE_S
 from shardwright.cost import calibration
 from shardwright.measure.runs import measured, read_runs
 from shardwright.measure.score import kendall_tau, percentile, share_within, weights_of
@@ -27,7 +28,7 @@ TODAY = {
 
 def validate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardwright", "validate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.fixture(scope="module")
