@@ -10,6 +10,7 @@ from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
+from shardwright.spec.plan import PlanSpec
 from shardwright.train.build import Replica, build
 from shardwright.train.step import train_step
 from shardwright.workload.again import Again
@@ -69,12 +70,15 @@ EXPERTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def small_job(kind: str = "llama", batch: int = 0, layers: int = 4, **plan: Any) -> JobSpec:
+def small_job(kind: str = "llama", batch: int = 0, layers: int = 0, **plan: Any) -> JobSpec:
     """A model of some thousand parameters, whose vocabulary does not divide by 2 or 4.
 
-    A batch of 0 is eight samples, or four where each is many collectives over tp.
+    Layers of 0 are those that the plan speaks of, or two, or one a stage. A batch of 0 is eight samples, or four where
+    each is many collectives over tp.
     """
     batch = batch or (4 if plan.get("tp", 1) > 1 else 8)
+    layers = layers or sum(plan.get("layout", ())) or len(plan.get("recompute_layers", ()))
+    layers = layers or max(2, PlanSpec(**plan).num_stages)
     kinds = KINDS | ATTENTIONS | EXPERTS
     model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | kinds[kind]
     return make_job(

@@ -1,6 +1,8 @@
 """What the fork server of the tests loads once: what a run's server does, and what test modules import."""
 
+import hypothesis  # noqa: F401
 import pytest  # noqa: F401
+import torch._dynamo  # noqa: F401 - a dispatch mode loads it at its first call, in each rank if not here
 from click.testing import CliRunner  # noqa: F401
 
 import cases  # noqa: F401

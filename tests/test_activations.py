@@ -41,13 +41,13 @@ OTHERS = {
 }
 
 
-def shaped(kind: str, shape: str, policy: list[str], **plan: Any) -> JobSpec:
+def shaped(kind: str, shape: str, policy: list[str], layers: int = 0, **plan: Any) -> JobSpec:
     fields = SHAPES[shape]
     chosen: dict[str, Any] = {"recompute": "selective", "recompute_operators": policy}
     if policy in ([], ["layer"]):
         chosen = {"recompute": "full" if policy else "none"}
     size = fields.get("microbatch_size", 2)
-    job = small_job("llama" if kind in OTHERS else kind, batch=2 * size, microbatch_size=size, **plan, **chosen)
+    job = small_job("llama" if kind in OTHERS else kind, 2 * size, layers, microbatch_size=size, **plan, **chosen)
     model = job.model.model_copy(update=fields.get("model", {}) | OTHERS.get(kind, {}) | {"dropout": 0.1})
     precision = job.precision.model_copy(update=fields.get("precision", {}))
     return job.model_copy(update={"model": model, "precision": precision})
@@ -144,7 +144,7 @@ def saved_by_stage(mesh: Mesh, job: JobSpec) -> int:
 @pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2", "tp2-sp"])
 @pytest.mark.parametrize("kind", ["llama", "gpt"])
 def test_stages_with_their_ends(kind: str, plan: dict[str, Any]) -> None:
-    job = shaped(kind, "small", ["attention"], pp=2, recompute_every=2, **plan)
+    job = shaped(kind, "small", ["attention"], 4, pp=2, recompute_every=2, **plan)
     layer = layer_of(job)
     policies = layer_policies(job.plan, job.model.layers)
     ends = [embedding_kept(job), head_kept(job)]

@@ -30,7 +30,7 @@ def reductions(mesh: Mesh, job: JobSpec) -> tuple[list[int], list[bool]]:
 
 
 def test_reductions_overlap_the_last_backward() -> None:
-    job = small_job(dp=2, bucket_mib=0.02, batch=8)
+    job = small_job(dp=2, bucket_mib=0.02, batch=8, layers=4)
     results = run_on_mesh(job, reductions, job)
     sizes, during = results[0]
     assert results[1][0] == sizes
@@ -39,7 +39,7 @@ def test_reductions_overlap_the_last_backward() -> None:
 
 
 def test_partial_sums_are_reduced_during_the_backward_too() -> None:
-    job = small_job(dp=2, tp=2, sequence_parallel=True, bucket_mib=0.02, batch=8)
+    job = small_job(dp=2, tp=2, sequence_parallel=True, bucket_mib=0.02, batch=8, layers=4)
     for sizes, during in run_on_mesh(job, reductions, job):
         assert all(during)
         assert len(sizes) > 2

@@ -100,7 +100,13 @@ def expected_table(rank: int, sequence_parallel: bool) -> dict[str, dict[str, in
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_bytes_counted_are_bytes_derived(sequence_parallel: bool) -> None:
     job = small_job(
-        dp=2, tp=2, pp=2, sequence_parallel=sequence_parallel, microbatch_size=BATCH, batch=2 * BATCH * MICROBATCHES
+        layers=4,
+        dp=2,
+        tp=2,
+        pp=2,
+        sequence_parallel=sequence_parallel,
+        microbatch_size=BATCH,
+        batch=2 * BATCH * MICROBATCHES,
     )
     for rank, (_, table) in enumerate(run_on_mesh(job, performed_and_counted, job)):
         assert table == expected_table(rank, sequence_parallel)

@@ -39,9 +39,9 @@ PLANS: dict[str, dict[str, Any]] = {
 NUM_STEPS = 2  # the second is of weights that the first has moved
 
 
-def of_four_microbatches(kind: str, **plan: Any) -> JobSpec:
+def of_four_microbatches(kind: str, layers: int = 0, **plan: Any) -> JobSpec:
     """With dropout, whose masks differ from step to step and from microbatch to microbatch."""
-    return with_dropout(small_job(kind, batch=4, **plan), 0.1)
+    return with_dropout(small_job(kind, batch=4, layers=layers, **plan), 0.1)
 
 
 def with_dropout(job: JobSpec, rate: float) -> JobSpec:
@@ -67,8 +67,9 @@ def cases() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("kind", "plan", "policy"), cases())
 def test_same_bits_as_without(kind: str, plan: str, policy: str) -> None:
-    job = of_four_microbatches(kind, **PLANS[plan], **POLICIES[policy])
-    kept = of_four_microbatches(kind, **PLANS[plan])
+    num_layers = len(POLICIES[policy].get("recompute_layers", ()))
+    job = of_four_microbatches(kind, num_layers, **PLANS[plan], **POLICIES[policy])
+    kept = of_four_microbatches(kind, num_layers, **PLANS[plan])
     assert_same_bits(run_on_mesh(job, record, job, NUM_STEPS), remembered(kept, record, NUM_STEPS))
 
 
@@ -113,5 +114,5 @@ def test_output_products_are_not_computed_again() -> None:
 )
 def test_contradictions_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError) as caught:
-        small_job(**fields)
+        small_job(layers=4, **fields)
     assert said in str(caught.value)

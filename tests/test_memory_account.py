@@ -65,7 +65,7 @@ def test_sixteen_bytes_a_parameter_and_their_shards(gradients: str, num_ranks: i
     g, d = (2 if gradients == "compute" else 4), num_ranks
     whole, shard = {0: 14 + g, 1: 2 + g, 2: 2, 3: 0}, {0: 0, 1: 12, 2: 12 + g, 3: 14 + g}
     for zero in range(4):
-        job = with_precision(small_job(dp=d, zero=zero, bucket_mib=0.01), compute="bf16", gradients=gradients)
+        job = with_precision(small_job(layers=4, dp=d, zero=zero, bucket_mib=0.01), compute="bf16", gradients=gradients)
         elements = rank_state(job, job_program(job), 0)[0].num_elements
         assert elements >= 34912  # of the model; the rest is padding
         assert elements % d == 0 or zero == 0

@@ -21,8 +21,8 @@ SHORT = (
     "--set optimizer.steps=3 --set optimizer.warmup_steps=1 --set optimizer.learning_rate=2e-4 --set run.eval_every=0 "
     "--set run.eval_batches=1 --set run.sample_tokens=4"
 )
-# Where nothing is compared, half the batch, of short samples.
-SMALL = "--set batch.global_batch_size=16 --set model.sequence=32"
+# Half the batch, of short samples, through few layers.
+SMALL = "--set batch.global_batch_size=16 --set model.sequence=32 --set model.layers=2"
 
 
 def blocks(language: str) -> list[str]:
@@ -37,7 +37,7 @@ COMMANDS = [command for command in SHOWN if command != MADE]
 
 def shortened(command: str, folder: Path) -> list[str]:
     """The command as it is typed, with fewer steps and a folder of its own."""
-    extra = f"{SHORT} --set run.folder={shlex.quote(str(folder))}"
+    extra = f"{SHORT} {SMALL} --set run.folder={shlex.quote(str(folder))}"
     if command.startswith("make "):
         # The environment that runs the tests is the one that make would use.
         stamps = f"-o {BIN.parent}/installed -o {BIN.parent}/installed-test VENV={BIN.parent}"
@@ -53,7 +53,7 @@ def shortened(command: str, folder: Path) -> list[str]:
         re.match(r"(shardwright|torchrun .* -m shardwright) (train|verify) ", command) and "--help" not in command
     )
     if takes_a_job:
-        command += f" {extra} {SMALL}" if " train " in command else f" {extra}"
+        command += f" {extra}"
     return shlex.split(command)
 
 

@@ -7,7 +7,7 @@ from shardwright.spec.parameters import num_parameters
 
 
 def test_one_stage_is_the_matrices_the_table_and_the_norms() -> None:
-    model = small_job().model
+    model = small_job(layers=4).model
     assert num_parameters(model) == matrix_parameters(model) + model.vocab * model.hidden + 9 * model.hidden
 
 

@@ -1,8 +1,7 @@
 """The model and the plan as the cost model sees them: shapes and degrees, nothing of how they are run.
 
 A job becomes a `Run` (run.py), and so does a row of published measurements: everything behind it reads only this. It
-can say more than our runtime executes (mixtures of experts, latent attention), because plans of others are predicted
-too.
+can say more than our runtime executes (fp4, experts that compute in fp8), because plans of others are predicted too.
 """
 
 from collections.abc import Callable, Sequence
