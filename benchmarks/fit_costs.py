@@ -5,6 +5,8 @@
 Maximum a posteriori by Gauss-Newton on the logarithms: each constant has a prior (its value in PRIORS, known to a
 factor) and each run's residual is log(predicted / measured), with weights as benchmarks/truth/README.md scores them.
 Residuals count by their absolute value, not its square, so that a few odd runs do not bend the constants of all.
+
+After it run fit_range.py and pessimistic.py.
 """
 
 import argparse
@@ -18,7 +20,6 @@ import numpy as np
 
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.measure.runs import Measured, read_runs
-from shardwright.measure.score import percentile
 from shardwright.simulate.prices import batches
 from shardwright.simulate.step import step_time
 from shardwright.spec.software import software_of
@@ -159,21 +160,13 @@ def main() -> None:
     write(values | found)
     if options.no_folds:
         return
-    misses: list[tuple[float, float]] = []
     lines = ["# Written by benchmarks/fit_costs.py: constants fitted without each family of runs.\n"]
     for family in sorted({row.family for row in rows}):
         is_other = np.array([row.family != family for row in rows])
         others = [row for row in rows if row.family != family]
         left = fit(others, Fit(best.x, best.jacobian[is_other]), best.x, values, options.rounds).constants
-        mine = [row for row in rows if row.family == family and row.tier == "A"]
-        ratios = np.array([row.step_s for row in mine]) / step_seconds(mine, values | left)
-        misses += zip(ratios, weights_of(mine) if mine else [], strict=True)
         lines.append(f"\n[{family}]\n" + "".join(f'"{k}" = {v:.4g}\n' for k, v in sorted(left.items())))
     (CATALOG.parent / "left_out.toml").write_text("".join(lines))
-    # Of runs from families that were not fitted to, four of five lie within this range.
-    ratios, weights = zip(*misses, strict=True)
-    values |= {"common.low": percentile(ratios, weights, 0.1), "common.high": percentile(ratios, weights, 0.9)}
-    write(values | found)
 
 
 if __name__ == "__main__":

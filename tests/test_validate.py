@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from ranks import PATIENCE_S
 from shardwright.cost import calibration
+from shardwright.cost.calibration import shipped
 from shardwright.measure.runs import measured, read_runs
 from shardwright.measure.score import kendall_tau, percentile, share_within, weights_of
 from shardwright.measure.validate import order
@@ -52,6 +54,18 @@ def test_headline_figures(found: dict) -> None:
     assert abs(b200["mean_error_gb"]) <= 0.1
     assert found["fit"]["accuracy"] >= 0.95
     assert found["fitted_constants"] <= 40
+
+
+def test_four_of_five_runs_to_which_nothing_was_fitted_lie_in_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Families weigh alike, and as many runs are below as above."""
+    monkeypatch.syspath_prepend(TRUTH.parent)
+    from fit_range import misses
+
+    ratios, weights = (np.array(of) for of in zip(*misses(), strict=True))
+    low, high = (shipped()[f"common.{end}"] for end in ("low", "high"))
+    assert len(ratios) > 600
+    assert weights[ratios < low].sum() / weights.sum() == pytest.approx(0.1, abs=0.01)
+    assert weights[ratios > high].sum() / weights.sum() == pytest.approx(0.1, abs=0.01)
 
 
 def test_families_left_out(found: dict) -> None:
