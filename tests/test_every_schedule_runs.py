@@ -25,7 +25,7 @@ LOOPED = ("interleaved-1f1b", "looped-bfs", "auto")
 def job_for(schedule: str, pp: int, kind: str = "llama", **fields: Any) -> JobSpec:
     # Microbatches enough for what is between warm-up and cool-down.
     num_microbatches = 6 if pp == 2 else 2 * pp
-    plan = {"pp": pp, "schedule": schedule, "layers": 2 * pp, "batch": num_microbatches * fields.get("dp", 1)} | fields
+    plan = {"pp": pp, "schedule": schedule, "batch": num_microbatches * fields.get("dp", 1)} | fields
     if schedule in LOOPED:
         plan["virtual_stages"] = 2
     return small_job(kind, **plan)
