@@ -1,6 +1,9 @@
 """PipeDream and PipeDream-2BW against a serial model of what their papers say, and whether they train."""
 
 import json
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,7 +136,8 @@ def test_replicas_stay_equal(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
-def test_it_trains(schedule: str, tmp_path: Any) -> None:
+def test_it_trains(schedule: str, tmp_path: Path) -> None:
+    """And leaves nothing of its launcher behind where temporary files are."""
     from click.testing import CliRunner
 
     fields = {
@@ -148,6 +152,7 @@ def test_it_trains(schedule: str, tmp_path: Any) -> None:
     assert outcome["steps"] == 40
     assert outcome["last_loss"] < outcome["first_loss"] - 1.0
     assert outcome["validation_loss"] < outcome["unigram_loss"] + 0.3
+    assert not list(Path(tempfile.gettempdir()).glob(f"*/shardwright-{os.getpid()}_*"))
 
 
 def test_a_tied_embedding_on_one_rank_learns_from_both_uses() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -52,23 +53,25 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
     multiprocessing.set_forkserver_preload(["shardwright.train.preload"])
     for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # we say ourselves what went wrong
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=job.plan.world,
-        run_id=f"shardwright-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"localhost:{job.run.port}",
-        rdzv_configs={"timeout": 60},
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method="forkserver" if on_cpu else "spawn",
-    )
     threading.Thread(target=_kill_the_stuck, args=(job.plan.world,), name="reaper", daemon=True).start()
-    try:
-        results = elastic_launch(config, _as_rank)(work, job, folder, num_threads)
-    except ChildFailedError as error:
-        raise _explain(error.failures, job, folder) from None
+    with tempfile.TemporaryDirectory(prefix="shardwright-") as logs:  # torch would leave its own behind
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=job.plan.world,
+            run_id=f"shardwright-{os.getpid()}",
+            rdzv_backend="c10d",
+            rdzv_endpoint=f"localhost:{job.run.port}",
+            rdzv_configs={"timeout": 60},
+            max_restarts=0,
+            monitor_interval=0.1,
+            start_method="forkserver" if on_cpu else "spawn",
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        try:
+            results = elastic_launch(config, _as_rank)(work, job, folder, num_threads)
+        except ChildFailedError as error:
+            raise _explain(error.failures, job, folder) from None
     return [results[rank] for rank in sorted(results)]
 
 
