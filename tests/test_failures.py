@@ -74,7 +74,7 @@ def test_killed_rank_is_named(tmp_path: Path, rank: int) -> None:
 
 @linux_only
 def test_hanging_rank_is_named_by_those_who_wait(tmp_path: Path) -> None:
-    process = start(tmp_path, "run.timeout_s=10")
+    process = start(tmp_path, "run.timeout_s=6")
     ranks = rank_processes(process)
     signal_to(ranks[2], signal.SIGSTOP)
     status, err = ends(process)
