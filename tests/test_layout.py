@@ -10,7 +10,7 @@ import pytest
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.memory import rank_memory
 from shardwright.planner.constraints import constraints_of
-from shardwright.planner.layout import best_layout
+from shardwright.planner.layout import best_layout, most_gain
 from shardwright.planner.mixed import best_mixed
 from shardwright.planner.pieces import stages_of
 from shardwright.planner.pieces_of import seats
@@ -78,6 +78,10 @@ def test_pieces_add_up_to_what_the_cost_model_says_of_the_whole(given: JobSpec) 
     found = best_layout(given, CONSTANTS)
     assert found.step_s == pytest.approx(step_time(run_of(found.job), CONSTANTS).total, rel=1e-6)
     assert found.step_s <= time.total * (1 + 1e-6)
+    assert found.even is not None
+    gain = max(found.even.rank_s) / max(found.stages.rank_s) - 1
+    bound = most_gain(found.even, places, placement_of(plan.schedule, plan.pp, plan.stages_per_rank))
+    assert gain <= bound * (1 + 1e-9) + 1e-9
     assert not job_faults(found.job) and not plan_faults(found.job)
 
 

@@ -12,7 +12,7 @@ from shardwright.cost.calibration import pessimistic, shipped
 from shardwright.planner.advice import best_plans
 from shardwright.planner.constraints import constraints_of
 from shardwright.planner.flips import flips
-from shardwright.planner.layout import most_gain
+from shardwright.planner.layout import paying_layout
 from shardwright.planner.misfit import misfit
 from shardwright.planner.objectives import Objective, best, node_counts, on_nodes
 from shardwright.planner.price import room_bytes
@@ -201,6 +201,9 @@ def test_a_plan_gets_uneven_stages_where_that_pays() -> None:
     assert best.even_s is not None
     even = best.job.model_copy(update={"plan": best.job.plan.model_copy(update={"layout": []})})
     assert best.even_s == pytest.approx(played_step(even, shipped()).total) and best.even_s > 1.01 * best.time.total
-    assert most_gain(even, shipped()) > best.even_s / best.time.total - 1
+    gain = best.even_s / best.time.total - 1
+    laid = paying_layout(even, shipped(), gain)
+    assert laid is not None and laid.plan == best.job.plan
+    assert paying_layout(even, shipped(), 10 * gain) is None
     small = best_plans(job, QUICK, shipped(), Objective(), 2).plans
     assert all(plan.even_s is None and not plan.job.plan.layout for plan in small)

@@ -9,14 +9,13 @@ from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.constraints import Constraints
 from shardwright.planner.found import Tally
-from shardwright.planner.layout import best_layout, most_gain
+from shardwright.planner.layout import paying_layout
 from shardwright.planner.objectives import Objective, best
 from shardwright.planner.price import fits, room_bytes
 from shardwright.planner.space import SCHEDULES
 from shardwright.simulate.played import num_played, played_steps
 from shardwright.simulate.prices import Price, prices
 from shardwright.simulate.step import StepTime
-from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.workload.run import run_of
 
@@ -149,12 +148,10 @@ def _simulated(plans: Sequence[Priced], constants: Constants) -> list[Priced]:
 
 def _laid_out(plan: Priced, constants: Constants) -> Priced:
     """The plan with the layers of its stages chosen, if that is worth it and fits."""
-    if plan.job.plan.pp == 1 or most_gain(plan.job, constants) < _GAIN:
+    job = paying_layout(plan.job, constants, _GAIN) if plan.job.plan.pp > 1 else None
+    if job is None:
         return plan
-    try:
-        (laid,) = priced([best_layout(plan.job, constants).job], constants)
-    except PlanError:  # none fits with what is set aside for the largest rank
-        return plan
+    (laid,) = priced([job], constants)
     if plan.simulated:
         (laid,) = _simulated([laid], constants)
     if not laid.fits or laid.time.total * (1 + _GAIN) > plan.time.total:

@@ -3,6 +3,7 @@
 The layout is plan.layout, which the runtime runs; the order is that of cluster.parts, whose nodes come in rank order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -10,8 +11,8 @@ from shardwright.cost.calibration import Constants
 from shardwright.planner.chunks import best_chunks
 from shardwright.planner.pieces import Seat, Stages, stages_of
 from shardwright.planner.pieces_of import seats
-from shardwright.planner.stages import best_stages
-from shardwright.schedule.placement import in_line, placement_of
+from shardwright.planner.stages import NoFitError, best_stages
+from shardwright.schedule.placement import Placement, in_line, placement_of
 from shardwright.simulate.step import step_time
 from shardwright.spec.base import PlanError
 from shardwright.spec.cluster import PartSpec
@@ -59,21 +60,52 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     return found
 
 
-def most_gain(job: JobSpec, constants: Constants) -> float:
+def paying_layout(job: JobSpec, constants: Constants, least_gain: float) -> JobSpec | None:
+    """The job with its best layout, if one fits and takes the share `least_gain` off the pipeline's seconds, or more.
+
+    Of a job on devices of one kind. KeyError says what is not known.
+    """
+    mine, placement = seats(run_of(job), job.plan, constants), _placement(job.plan)
+    even = _even(job, mine, placement)
+    if most_gain(even, mine, placement) < least_gain:
+        return None
+    try:
+        stages = _best(job, mine, placement)
+    except NoFitError:  # with what is set aside for the largest rank
+        return None
+    return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages)
+
+
+def most_gain(even: Stages, mine: Sequence[Seat], placement: Placement) -> float:
     """What no layout gains more than, as a share of the slowest rank's microbatch, over layers spread evenly.
 
     No layout makes the slowest rank faster than the mean one, nor than one that holds its part of the layers, rounded
-    up. Of a job on devices of one kind. KeyError says what is not known.
+    up.
     """
-    plan = job.plan
-    placement = placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
-    layers = plan.model_copy(update={"layout": []}).stage_layers(job.model.layers)
-    mine = seats(run_of(job), plan, constants)
-    rank_s = stages_of(layers, mine, placement, job.num_microbatches).rank_s
-    copies = placement.num_copies
-    fewest = -(-copies * job.model.layers // plan.pp) / copies
-    least_s = max(sum(rank_s) / len(rank_s), fewest * min(piece.seconds for piece in mine[0].pieces[1:-1]))
-    return max(rank_s) / least_s - 1
+    copies, layers = placement.num_copies, mine[0].pieces[1:-1]
+    fewest = -(-copies * len(layers) // len(mine)) / copies
+    least_s = max(sum(even.rank_s) / len(mine), fewest * min(piece.seconds for piece in layers))
+    return max(even.rank_s) / least_s - 1
+
+
+def _placement(plan: PlanSpec) -> Placement:
+    return placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
+
+
+def _even(job: JobSpec, mine: list[Seat], placement: Placement) -> Stages:
+    """The layout without a thought: layers spread evenly."""
+    layers = job.plan.model_copy(update={"layout": []}).stage_layers(job.model.layers)
+    return stages_of(layers, mine, placement, job.num_microbatches)
+
+
+def _best(job: JobSpec, mine: list[Seat], placement: Placement) -> Stages:
+    """ValueError if none fits."""
+    m = job.num_microbatches
+    return best_stages(mine, m) if placement == in_line(job.plan.pp) else best_chunks(mine, placement, m)
+
+
+def _with_layout(job: JobSpec, stages: Stages) -> JobSpec:
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"layout": list(stages.layout)})})
 
 
 def _orders(job: JobSpec) -> list[list[PartSpec]]:
@@ -87,16 +119,13 @@ def _orders(job: JobSpec) -> list[list[PartSpec]]:
 
 def _laid_out(job: JobSpec, parts: list[PartSpec], constants: Constants) -> LaidOut:
     job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"parts": parts})})
-    plan, m = job.plan, job.num_microbatches
-    placement = placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
+    plan, placement = job.plan, _placement(job.plan)
     alone = _alone(job)
     by_part = [seats(run_of(part), plan, constants) for part in alone]
     where = part_of_rank(plan, parts)
     mine = [by_part[part][rank] for rank, part in enumerate(where)]
-    stages = best_stages(mine, m) if placement == in_line(plan.pp) else best_chunks(mine, placement, m)
-    layout = plan.model_copy(update={"layout": list(stages.layout)})
-    laid = job.model_copy(update={"plan": layout})
-    even = stages_of(plan.model_copy(update={"layout": []}).stage_layers(job.model.layers), mine, placement, m)
+    stages, even = _best(job, mine, placement), _even(job, mine, placement)
+    laid = _with_layout(job, stages)
     devices = tuple(alone[part].cluster.device for part in where)
     return LaidOut(laid, stages, devices, _step_s(laid, stages, constants), even if _fits(even, mine) else None)
 

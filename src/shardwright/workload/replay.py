@@ -93,6 +93,18 @@ class _Replay:
         self._holds: Counter[UnitKey] = Counter()  # how many stages want the values kept
         self._messages: set[tuple[Kind, int, int]] = set()
         self._has_sent = False
+        # Passes over thousands of microbatches ask the same of their stage: what that is, once for all.
+        self._prompt = {stage.stage: _prompt(stage) for stage in held.values()}
+        self._arrivals = {
+            (stage.stage, kind): {region: _arrivals(stage, region, kind) for region in stage.regions}
+            for stage in held.values()
+            for kind in (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
+        }
+        self._gathers = {
+            stage.stage: any(self._unit(key).replicas.zero == 3 for keys in stage.units_in.values() for key in keys)
+            for stage in held.values()
+        }
+        self._lends = {stage.stage: any(unit.replicas.zero >= 2 for unit in stage.units) for stage in held.values()}
 
     def run(self, program: Program, row: tuple[Action, ...]) -> None:
         """Carry out one rank's list."""
@@ -186,6 +198,8 @@ class _Replay:
             self._release(key)
 
     def _forward(self, number: int, trains: bool) -> None:
+        if not self._gathers[number]:
+            return
         stage = self._stages[number]
         order = list(stage.regions)
         for region, following in zip(order, [*order[1:], None], strict=True):
@@ -194,14 +208,16 @@ class _Replay:
                 self._leave(stage, region)
 
     def _backward(self, number: int, kind: Kind) -> None:
+        if not (self._gathers[number] or self._lends[number] or number in self._armed):
+            return
         stage = self._stages[number]
         order = list(stage.regions)
         for region, before in zip(reversed(order), [*reversed(order[:-1]), None], strict=True):
             needs_values = region != "embedding" and kind is not Kind.WEIGHT_GRAD
             if needs_values:
                 self._enter(stage, region, before if before != "embedding" else None)
-            for place in _gradients_of(region, stage.regions[region], kind):
-                self._arrive(stage, stage.unit_of[place.name])
+            for key in self._arrivals[number, kind][region]:
+                self._arrive(number, key)
             if needs_values:
                 self._leave(stage, region)
 
@@ -215,22 +231,19 @@ class _Replay:
         for n, unit in enumerate(stage.units):
             self._missing[number, n] = len(unit.places)
 
-    def _prompt(self, stage: StageState) -> list[UnitKey]:
-        return [(stage.stage, n) for n, unit in reversed(list(enumerate(stage.units))) if not unit.is_late]
-
-    def _arrive(self, stage: StageState, key: UnitKey) -> None:
+    def _arrive(self, number: int, key: UnitKey) -> None:
         self._open(key)
-        if stage.stage not in self._armed:
+        if number not in self._armed:
             return
         self._missing[key] -= 1
-        prompt = self._prompt(stage)
-        while self._next[stage.stage] < len(prompt) and self._missing[prompt[self._next[stage.stage]]] <= 0:
-            self._start_next(stage)
+        prompt = self._prompt[number]
+        while self._next[number] < len(prompt) and self._missing[prompt[self._next[number]]] <= 0:
+            self._start_next(number)
 
-    def _start_next(self, stage: StageState) -> None:
-        under_way = self._under_way[stage.stage]
-        key = self._prompt(stage)[self._next[stage.stage]]
-        self._next[stage.stage] += 1
+    def _start_next(self, number: int) -> None:
+        under_way = self._under_way[number]
+        key = self._prompt[number][self._next[number]]
+        self._next[number] += 1
         while len(under_way) >= MOST_REDUCING:
             self._finish_reduce(under_way.popleft())
         self._start_reduce(key)
@@ -282,9 +295,8 @@ class _Replay:
 
     def _reduce(self, number: int) -> None:
         self._armed.discard(number)
-        stage = self._stages[number]
-        while self._next[number] < len(self._prompt(stage)):
-            self._start_next(stage)
+        while self._next[number] < len(self._prompt[number]):
+            self._start_next(number)
 
     # Update.
 
@@ -342,6 +354,16 @@ def message_bytes(job: JobSpec) -> int:
 def runs_on_cpu(job: JobSpec) -> bool:
     """Whether ranks are processes on CPUs, over Gloo: where the job does not say otherwise."""
     return job.run.device == "cpu" or (job.run.device == "auto" and job.cluster.device == "unknown")
+
+
+def _prompt(stage: StageState) -> list[UnitKey]:
+    """The units that are reduced beside the backward, in the order in which it is done with them."""
+    return [(stage.stage, n) for n, unit in reversed(list(enumerate(stage.units))) if not unit.is_late]
+
+
+def _arrivals(stage: StageState, region: str, kind: Kind) -> list[UnitKey]:
+    """By arriving gradient of a region, the unit that it is of."""
+    return [stage.unit_of[place.name] for place in _gradients_of(region, stage.regions[region], kind)]
 
 
 def _gradients_of(region: str, places: tuple[Place, ...], kind: Kind) -> Iterator[Place]:
