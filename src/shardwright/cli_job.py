@@ -30,15 +30,9 @@ def job_options(command: Any) -> Any:
 
 def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     """The job with its overrides, checked. PlanError lists every fault."""
-    from shardwright.schedule.job import plan_faults
-    from shardwright.spec.base import PlanError
     from shardwright.spec.load import load_job
-    from shardwright.workload.budget import meet_budget
 
-    spec = load_job(job, list(overrides))
-    if faults := plan_faults(spec):
-        raise PlanError(f"job {job}", faults)
-    return meet_budget(spec)
+    return _planned(job, load_job(job, list(overrides)))
 
 
 def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
@@ -57,4 +51,15 @@ def load_to_plan(job: str, overrides: tuple[str, ...]) -> "tuple[JobSpec, bool]"
     from shardwright.spec.load import load_to_plan as read
 
     spec, has_own = read(job, list(overrides))
-    return (load(job, overrides) if has_own else spec), has_own
+    return (_planned(job, spec) if has_own else spec), has_own
+
+
+def _planned(job: str, spec: "JobSpec") -> "JobSpec":
+    """The job with its plan checked too."""
+    from shardwright.schedule.job import plan_faults
+    from shardwright.spec.base import PlanError
+    from shardwright.workload.budget import meet_budget
+
+    if faults := plan_faults(spec):
+        raise PlanError(f"job {job}", faults)
+    return meet_budget(spec)

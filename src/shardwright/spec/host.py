@@ -1,6 +1,7 @@
 """How much host memory there is for what a plan offloads."""
 
 import math
+from functools import lru_cache
 
 from shardwright.spec.cluster import ClusterSpec, DeviceSpec
 from shardwright.spec.entry import read_entry
@@ -12,8 +13,13 @@ def host_memory_bytes(cluster: ClusterSpec) -> float | None:
         return cluster.host_memory_gib * 2**30 / max(1, cluster.devices_per_node)
     if cluster.parts or cluster.device == "unknown":
         return None
-    by_device = read_entry("devices", cluster.device, DeviceSpec).host_memory_gib
-    return by_device * 2**30 if by_device else None
+    return _beside_device(cluster.device) or None
+
+
+@lru_cache(maxsize=64)
+def _beside_device(name: str) -> float:
+    """Host memory of a device; 0 where it is not known. A search asks for each of its blocks."""
+    return read_entry("devices", name, DeviceSpec).host_memory_gib * 2**30
 
 
 def host_room_bytes(cluster: ClusterSpec) -> float:
