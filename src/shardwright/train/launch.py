@@ -1,9 +1,4 @@
-"""Start the local ranks through torch's elastic launcher, and say what went wrong if they fail.
-
-On a CPU the ranks are forked from a server that has torch loaded: eight of them are up in a fraction of a second. They
-are not forked from this process, whose threads and sockets (the rendezvous store's) they would inherit. CUDA does not
-survive a fork, so there they are spawned.
-"""
+"""Start the local ranks through torch's elastic launcher, and say what went wrong if they fail."""
 
 import logging
 import multiprocessing
@@ -27,7 +22,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
-from shardwright.train.rank import Failure, Seat, Work, choose_device, failures_in, run_rank
+from shardwright.train.rank import Failure, Work, choose_device, failures_in, run_rank
+from shardwright.train.seat import Seat
+from shardwright.train.server import start_server
 
 RANKS_PER_CORE = 16
 RANK_MEMORY_MIB = 250
@@ -50,7 +47,7 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
     check_machine(job, folder)
     shutil.rmtree(folder / "failures", ignore_errors=True)
     on_cpu = choose_device(job.run.device, 0).type == "cpu"
-    multiprocessing.set_forkserver_preload(["shardwright.train.preload"])
+    start_server(job.run.device)
     for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # we say ourselves what went wrong
     threading.Thread(target=_kill_the_stuck, args=(job.plan.world,), name="reaper", daemon=True).start()
