@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from cases import small_job
 from ranks import PATIENCE_S
+from shardwright.train.rank import Failure, run_rank
+from shardwright.train.seat import Seat
 
 # Of quickstart's ranks those of one replica, and of its model as little.
 SMALL = ("plan.dp=1", "model.layers=2", "model.hidden=32", "model.ffn=64", "batch.global_batch_size=8")
@@ -90,29 +93,36 @@ def signal_to(pid: int, number: signal.Signals) -> None:
     os.kill(pid, number)
 
 
-@pytest.mark.parametrize("ranks", [2, 1])
-def test_under_torchrun(tmp_path: Path, ranks: int) -> None:
-    """The same command is one rank of torchrun's; a wrong number of them is refused."""
+def test_under_torchrun(tmp_path: Path) -> None:
+    """The same command is one rank of torchrun's."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         "-m", "shardwright", "train", "quickstart", "--json",
         *sets(*SMALL, "optimizer.steps=2", "optimizer.warmup_steps=1", "run.sample_tokens=2", "run.eval_batches=1"),
         *sets("plan.pp=1", f'run.folder="{tmp_path}"'),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    if ranks == 2:
-        assert done.returncode == 0, done.stderr
-        result = json.loads(done.stdout)
-        assert result["steps"] == 2
-        lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-        assert len(lines) == 4  # two steps, the memory account, and an evaluation
-        (account,) = [line["memory"] for line in lines if "memory" in line]
-        for kind in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
-            assert [m[kind] for m in account["measured"]] == [m[kind] for m in account["predicted"]]
-    else:
-        assert done.returncode != 0
-        assert "1 rank was started, and the plan needs dp 1 x tp 2 x pp 1 = 2; start 2" in done.stderr
-        assert done.stdout == ""
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["steps"] == 2
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 4  # two steps, the memory account, and an evaluation
+    (account,) = [line["memory"] for line in lines if "memory" in line]
+    for kind in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
+        assert [m[kind] for m in account["measured"]] == [m[kind] for m in account["predicted"]]
+
+
+@pytest.mark.parametrize(("world", "were_started"), [(1, "1 rank was started"), (3, "3 ranks were started")])
+def test_a_wrong_number_of_ranks_is_refused(tmp_path: Path, world: int, were_started: str) -> None:
+    told: list[Failure] = []
+    with pytest.raises(SystemExit) as end:
+        run_rank(Seat(0, 0, world, world, 0), pytest.fail, small_job(tp=2), tmp_path, told.append, num_threads=1)
+    assert end.value.code == 2
+    (failure,) = told
+    assert (failure.kind, failure.faults) == (
+        "input",
+        (f"{were_started}, and the plan needs dp 1 x tp 2 x pp 1 = 2; start 2, or change the plan",),
+    )
 
 
 def test_diverging_loss_is_said(tmp_path: Path) -> None:
