@@ -1,10 +1,12 @@
 """A rank that dies or hangs ends the whole run, and the command says which rank it was."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,16 +28,21 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     """A long run on 4 ranks, in its steps when this returns."""
     command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
     command += sets(*SMALL, "optimizer.steps=100000", f'run.folder="{folder}"', *overrides)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     metrics = folder / "metrics.jsonl"
     late_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < late_s:
-        if metrics.exists() and metrics.read_text().count("\n") > 3:
-            return process
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-    process.kill()
-    raise AssertionError(f"no step in time: {process.communicate()}")
+    try:
+        while not metrics.exists() or metrics.read_text().count("\n") < 4:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < late_s, "no step in time"
+            time.sleep(0.1)
+    except BaseException:  # not even an interruption of the tests leaves it running
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return process
 
 
 def rank_processes(process: subprocess.Popen[str]) -> list[int]:
@@ -66,7 +73,7 @@ def test_killed_rank_is_named(tmp_path: Path, rank: int) -> None:
     process = start(tmp_path)
     ranks = rank_processes(process)
     assert len(ranks) == 4
-    signal_to(ranks[rank], signal.SIGKILL)
+    os.kill(ranks[rank], signal.SIGKILL)
     status, err = ends(process)
     assert status == 1
     assert f"rank {rank} (" in err
@@ -79,7 +86,7 @@ def test_killed_rank_is_named(tmp_path: Path, rank: int) -> None:
 def test_hanging_rank_is_named_by_those_who_wait(tmp_path: Path) -> None:
     process = start(tmp_path, "run.timeout_s=6")
     ranks = rank_processes(process)
-    signal_to(ranks[2], signal.SIGSTOP)
+    os.kill(ranks[2], signal.SIGSTOP)
     status, err = ends(process)
     assert status == 1
     assert "waited" in err
@@ -87,10 +94,19 @@ def test_hanging_rank_is_named_by_those_who_wait(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
-def signal_to(pid: int, number: signal.Signals) -> None:
-    import os
-
-    os.kill(pid, number)
+@linux_only
+def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
+    """Ctrl-C reaches the command, the server and all ranks; a batch system ends the command alone."""
+    for to_all, number, said in (
+        (True, signal.SIGINT, "Aborted!"),
+        (False, signal.SIGTERM, "failed: SIGTERM ended this process; the ranks were ended too"),
+    ):
+        process = start(tmp_path / number.name)
+        ranks = rank_processes(process)
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        status, err = ends(process)
+        assert (status, err.strip()) == (1, said)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
 
 
 def test_under_torchrun(tmp_path: Path) -> None:

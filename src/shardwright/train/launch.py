@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -42,13 +42,15 @@ class RunError(RuntimeError):
 def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list[Any]:
     """Run `work` on every rank of the job's plan, on this machine. Returns what each rank returned.
 
-    Raises PlanError if check_machine does or the ranks refuse their input, RunError if a rank fails.
+    Raises PlanError if check_machine does or the ranks refuse their input, RunError if a rank fails or this process
+    is told to end.
     """
     check_machine(job, folder)
     shutil.rmtree(folder / "failures", ignore_errors=True)
     on_cpu = choose_device(job.run.device, 0).type == "cpu"
     start_server(job.run.device)
-    for noisy in ("torch.distributed.elastic", "torch.multiprocessing"):
+    elastic = "torch.distributed.elastic"
+    for noisy in (elastic, f"{elastic}.agent.server.api", "torch.multiprocessing"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # we say ourselves what went wrong
     threading.Thread(target=_kill_the_stuck, args=(job.plan.world,), name="reaper", daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="shardwright-") as logs:  # torch would leave its own behind
@@ -69,6 +71,10 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
             results = elastic_launch(config, _as_rank)(work, job, folder, num_threads)
         except ChildFailedError as error:
             raise _explain(error.failures, job, folder) from None
+        except SignalException as error:
+            if error.sigval is signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise RunError(f"{error.sigval.name} ended this process; the ranks were ended too") from None
     return [results[rank] for rank in sorted(results)]
 
 
@@ -92,6 +98,7 @@ def _kill_the_stuck(world: int) -> None:
 
 
 def _as_rank(work: Work, job: JobSpec, folder: Path, num_threads: int) -> Any:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once and silently, also out of a collective
     seat = Seat.from_environment()
     assert seat is not None, "the launcher sets the environment of its ranks"
     return run_rank(seat, work, job, folder, partial(Failure.leave, folder=folder), num_threads)
