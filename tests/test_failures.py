@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from queue import Queue
 
 import pytest
+import torch.distributed as dist
 
 from cases import small_job
 from ranks import PATIENCE_S
+from shardwright.parallel.watch import Watch
 from shardwright.train.rank import Failure, run_rank
 from shardwright.train.seat import Seat
 
@@ -92,6 +96,25 @@ def test_hanging_rank_is_named_by_those_who_wait(tmp_path: Path) -> None:
     assert "waited" in err
     assert "rank 2 (pp 1, dp 0, tp 0) has been silent" in err
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+def test_ranks_that_say_nothing_are_told_apart() -> None:
+    """One that died in its first second, and one that never started."""
+    store, told = dist.HashStore(), Queue[str]()
+    dead, waiting = (Watch(store, rank, 2.0, lambda rank: f"rank {rank}", told.put) for rank in (1, 0))
+    dead.start()
+    dead.stop()
+    waiting.start()
+    with waiting.waiting("recv", (1, 2)):
+        sentence = told.get(timeout=PATIENCE_S)
+    waiting.stop()
+    assert re.fullmatch(
+        r"rank 0 waited \d+ s in recv \(at starting\) for rank 1 and rank 2\n"
+        r"  rank 1 has been silent for \d+ s: it is dead, stopped, or its machine is; it was at starting\n"
+        r"  rank 2 never reported: it did not start\n"
+        r"  if the work is slow and not stuck, raise run.timeout_s",
+        sentence,
+    )
 
 
 @linux_only

@@ -37,7 +37,8 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to publish and to watch."""
+        """Begin to publish and to watch. A rank that dies in its first second has reported too."""
+        self._publish(None)
         self._thread.start()
 
     def stop(self) -> None:
@@ -79,14 +80,17 @@ class Watch:
         try:
             while not self._stop.wait(self._interval_s):
                 wait = min(list(self._waits.values()), key=lambda wait: wait[2], default=None)  # the longest
-                waits_for = [wait[0], list(wait[1])] if wait else None
-                state = {"doing": self._doing, "waits": waits_for, "at": time.time()}
-                self._store.set(f"watch/{self._rank}", json.dumps(state))
+                self._publish(wait)
                 if wait and time.monotonic() - wait[2] > self._timeout_s:
                     self._on_timeout(self._sentence(*wait))
                     return
         except RuntimeError:  # the store is gone, and with it the run; the main thread hears of it itself
             return
+
+    def _publish(self, wait: tuple[str, tuple[int, ...], float] | None) -> None:
+        waits_for = [wait[0], list(wait[1])] if wait else None
+        state = {"doing": self._doing, "waits": waits_for, "at": time.time()}
+        self._store.set(f"watch/{self._rank}", json.dumps(state))
 
     def _sentence(self, what: str, peers: tuple[int, ...], since: float) -> str:
         """Who waited for whom, down the chain to a rank that waits for no one: there the fault is."""
