@@ -35,7 +35,6 @@ def validate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What the README's command says."""
     out = tmp_path_factory.mktemp("validate") / "rows.csv"
     done = validate(str(TRUTH / "runs.csv"), "--json", "--out", str(out))
     assert (done.returncode, done.stderr) == (0, "")

@@ -34,12 +34,12 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them."""
     spec = load_to_run(job, overrides)
     from shardwright.train.seat import Seat
-    from shardwright.train.server import start_server
+    from shardwright.train.server import start_server_early
 
     seat = Seat.from_environment()
     if seat is None:
         with _standard_output_for_json_alone(as_json):
-            start_server(spec.run.device)
+            start_server_early(spec.run.device)
     from shardwright.measure.out_of_memory import way_out
     from shardwright.spec.mesh import MeshShape
     from shardwright.train.data import prepare_tokens
@@ -102,9 +102,9 @@ def experts(run: Path, as_json: bool, svg: Path | None) -> None:
 def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tolerance: float) -> None:
     """Run JOB's plan and one rank on the same data, and print the largest differences."""
     spec = load_to_run(job, overrides)
-    from shardwright.train.server import start_server
+    from shardwright.train.server import start_server_early
 
-    start_server(spec.run.device)
+    start_server_early(spec.run.device)
     from shardwright.measure.verify import verify as compare_with_one_rank
 
     verdict = compare_with_one_rank(spec, steps)

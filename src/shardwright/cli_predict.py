@@ -125,9 +125,9 @@ def simulate(
     if not execute:
         show_job(spec, communication, steps, Output(**output))
         return
-    from shardwright.train.server import start_server
+    from shardwright.train.server import start_server_early
 
-    start_server(spec.run.device)
+    start_server_early(spec.run.device)
     from shardwright.measure.step_time import compare_step_time
 
     with tempfile.TemporaryDirectory(prefix="shardwright-simulate-") as folder:

@@ -61,7 +61,7 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
 
 
 def paying_layout(job: JobSpec, constants: Constants, least_gain: float) -> JobSpec | None:
-    """The job with its best layout, if one fits and takes the share `least_gain` off the pipeline's seconds, or more.
+    """The job with its best layout, if one fits and makes the pipeline faster by the share `least_gain` or more.
 
     Of a job on devices of one kind. KeyError says what is not known.
     """
@@ -99,7 +99,7 @@ def _even(job: JobSpec, mine: list[Seat], placement: Placement) -> Stages:
 
 
 def _best(job: JobSpec, mine: list[Seat], placement: Placement) -> Stages:
-    """ValueError if none fits."""
+    """NoFitError if none fits."""
     m = job.num_microbatches
     return best_stages(mine, m) if placement == in_line(job.plan.pp) else best_chunks(mine, placement, m)
 

@@ -48,7 +48,8 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
     check_machine(job, folder)
     shutil.rmtree(folder / "failures", ignore_errors=True)
     on_cpu = choose_device(job.run.device, 0).type == "cpu"
-    start_server(job.run.device)
+    if on_cpu:
+        start_server()
     elastic = "torch.distributed.elastic"
     for noisy in (elastic, f"{elastic}.agent.server.api", "torch.multiprocessing"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # we say ourselves what went wrong

@@ -6,14 +6,21 @@ inherit. CUDA does not survive a fork, so there they are spawned and need no ser
 
 import multiprocessing
 from multiprocessing.forkserver import ensure_running
+from pathlib import Path
+
+_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # NVIDIA's and AMD's, told without torch
 
 
-def start_server(device: str) -> None:
-    """Start it for a job with that `run.device`, or do nothing if it runs.
+def start_server() -> None:
+    """Start it, or do nothing if it runs."""
+    multiprocessing.set_forkserver_preload(["shardwright.train.preload"])
+    ensure_running()
 
-    A command that launches ranks does so first of all: the server loads torch while the command does the same. Where
-    "auto" then finds CUDA, it was started in vain, and ends with the command.
+
+def start_server_early(device: str) -> None:
+    """Start it if a job with that `run.device` will need it, as far as one can tell without torch.
+
+    A command that launches ranks does so first of all: the server loads torch while the command does the same.
     """
-    if device != "cuda":
-        multiprocessing.set_forkserver_preload(["shardwright.train.preload"])
-        ensure_running()
+    if device == "cpu" or (device == "auto" and not any(Path(driver).exists() for driver in _GPU_DRIVERS)):
+        start_server()
