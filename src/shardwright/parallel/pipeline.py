@@ -64,15 +64,18 @@ class Held(Protocol):
         """L: nothing computes with the parameters until the next gather."""
         ...
 
-    def arm(self) -> None:
-        """The next backward or weight gradient is the last before `reduce`: reduce what is complete meanwhile."""
+    def arm(self, is_last: bool) -> None:
+        """The next backward or weight gradient is the last before `reduce`: reduce what is complete meanwhile.
+
+        `is_last` says that nothing is added between that reduction and the update.
+        """
         ...
 
     def reduce(self) -> None:
         """R: start to sum what is not under way yet, over the replicas.
 
         In a program with gathers this comes several times a step, each time for the gradients since the last; who
-        holds them sharded adds each sum to the shard.
+        holds them sharded adds each sum to the shard, and who holds them whole reduces them at the last.
         """
         ...
 
@@ -159,14 +162,14 @@ class PipelineExecutor:
             stash.expect([version for (s, _), version in run.versions.items() if s == stage])
         if self._mesh.device.type == "cpu":
             run.leaves_with = sends_of_parts(row)
-        arming = before_reductions(row)
+        armings = before_reductions(row)
         self.performed, self.peak_alive, self.peak_inputs, self.versions_seen = [], 0, 0, {}
         with torch.set_grad_enabled(program.trains):
             for index, action in enumerate(row):
                 if self._mesh.watch is not None:
                     self._mesh.watch.doing(f"action {index}, {action}")
-                for stage in arming.get(index, ()):
-                    self._held[stage].arm()
+                for arming in armings.get(index, ()):
+                    self._held[arming.stage].arm(arming.is_last)
                 start_s = self._began_s = time.perf_counter()
                 if action in run.left:
                     start_s, end_s = run.left.pop(action)
