@@ -24,6 +24,7 @@ from shardwright.parallel.documents import document_numbers, without_marks
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.stash import StashedWeights
+from shardwright.parallel.turns import Pass
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.pairs import sends_of_parts
 from shardwright.schedule.reductions import before_reductions
@@ -319,7 +320,7 @@ class PipelineExecutor:
         # Who begins is the same on every rank: the forward, unless experts are elsewhere. A block ends with their rows
         # on the way back, so its backward begins with rows on their way, and the forward computes under that.
         begins, follows = (second, first) if self._mesh.ep.size > 1 else (first, second)
-        with self._mesh.turns.taking():
+        with self._mesh.turns.taking(_pass_of(begins)):
             beside = self._side.submit(self._do_beside, follows, run)
             self._do_part(begins, run)
         with self._mesh.ledger.lanes(-1):
@@ -327,7 +328,7 @@ class PipelineExecutor:
 
     def _do_beside(self, action: Action, run: _Run) -> None:
         # A thread begins with its own grad mode.
-        with self._mesh.ledger.lanes(+1), self._mesh.turns.taking(), torch.enable_grad():
+        with self._mesh.ledger.lanes(+1), self._mesh.turns.taking(_pass_of(action)), torch.enable_grad():
             self._do_part(action, run)
 
     def _do_part(self, part: Action, run: _Run) -> None:
@@ -353,3 +354,7 @@ class PipelineExecutor:
         """Names a message: two stages may talk both ways over one pair of ranks."""
         is_backward = action.kind in (Kind.SEND_BACKWARD, Kind.RECV_BACKWARD)
         return (to_stage * run.program.num_microbatches + action.microbatch) * 2 + is_backward
+
+
+def _pass_of(part: Action) -> Pass:
+    return "forward" if part.kind is Kind.FORWARD else "backward"

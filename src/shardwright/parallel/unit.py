@@ -246,7 +246,7 @@ class Unit:
                 assert parameter.gradient is not None
                 parameter.gradient.zero_()
         for start, stop in self._partial_sums():
-            all_reduce(gradients[start:stop], sharding.tp.for_backward)
+            all_reduce(gradients[start:stop], sharding.tp)
         source = gradients
         if sharding.reduce != gradients.dtype:
             source = self._pool.borrow(gradients.numel(), sharding.reduce).copy_(gradients)

@@ -186,6 +186,15 @@ class PlanSpec(Spec):
         return self.zero if holders > 1 or self.offload_parameters else 0
 
     @property
+    def gathers_stages(self) -> bool:
+        """ZeRO 3: whether the program gathers whole stages, between computations; a model in one piece is gathered
+        layer by layer, within them.
+
+        Passes side by side could not gather by layer: they would share the communicator of the replicas.
+        """
+        return self.num_stages > 1
+
+    @property
     def stages_per_rank(self) -> int:
         """Pieces of the model for each pipeline rank. DualPipe's ranks hold two, but each piece is there twice."""
         return STAGES_PER_RANK.get(self.schedule, 1) or self.virtual_stages

@@ -179,9 +179,8 @@ def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> list[Float8Linea
         if isinstance(module, ColumnLinear | RowLinear):
             cut: CutDim = "none" if tp.size == 1 else "outputs" if isinstance(module, ColumnLinear) else "inputs"
             state = make_float8_state(
-                recipe, cut, partial(all_reduce_max, axis=tp), partial(all_reduce_max, axis=tp.for_backward),
-                history=job.precision.float8_history,
-            )  # fmt: skip
+                recipe, cut, partial(all_reduce_max, axis=tp), history=job.precision.float8_history
+            )
             module.weight.float8 = state
             states.append(state)
     return states
