@@ -311,6 +311,7 @@ def scale(
     from shardwright.planner.batch import batch_limits
     from shardwright.planner.constraints import constraints_of
     from shardwright.planner.scaling import best_plan, scaling, sizes_of
+    from shardwright.report.output import write_output
     from shardwright.report.scaling import scaling_dict, scaling_text
     from shardwright.report.scaling_picture import scaling_picture
     from shardwright.spec.base import PlanError
@@ -323,7 +324,7 @@ def scale(
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if svg:
-        svg.write_text(scaling_picture(spec, found), encoding="utf-8")
+        write_output(svg, scaling_picture(spec, found), "--svg")
     click.echo(json.dumps(scaling_dict(spec, found, limits)) if as_json else scaling_text(spec, found, limits))
 
 

@@ -15,6 +15,7 @@ import click
 from shardwright.report.aligned import aligned
 from shardwright.report.figures import as_dict, as_full_dict, figures, idle_table
 from shardwright.report.memory import memory_table
+from shardwright.report.output import write_output
 from shardwright.report.page import Section, section_of, timeline_page
 from shardwright.report.picture import picture
 from shardwright.report.study import Study, count, number, study, study_schedule
@@ -250,9 +251,5 @@ def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
     if path is None:
         return
     contents = text()
-    try:
-        path.write_text(contents, encoding="utf-8")
-    except OSError as error:
-        fault = f"{option} {path} can't be written: {error.strerror}; check the folder and its permissions"
-        raise PlanError("output", [fault]) from None
+    write_output(path, contents, option)
     click.echo(f"wrote {path}", err=True)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import DataSpec
+from shardwright.spec.user_file import MIB, FileFault, read_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -94,6 +95,10 @@ class FileTokenizer:
         return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
+# The largest of published ones, with a quarter of a million tokens, have 35 MB; reading takes thirty times as much.
+_MOST_BYTES = 64 * MIB
+
+
 def load_tokenizer(data: DataSpec) -> Tokenizer:
     """The tokenizer that `data` names. Raises PlanError if its file is missing or broken."""
     if data.tokenizer == "bytes":
@@ -101,16 +106,14 @@ def load_tokenizer(data: DataSpec) -> Tokenizer:
     path = Path(os.path.expanduser(data.tokenizer))
     way_out = 'name a tokenizer.json of Hugging Face tokenizers, or use data.tokenizer = "bytes"'
     try:
-        text = path.read_bytes().decode()
+        text = read_text(path, _MOST_BYTES, "tokenizer.json", way_out)
     except FileNotFoundError:
         fault = f"there is no tokenizer file {data.tokenizer} (looked from {Path.cwd()}); {way_out}"
         raise PlanError("data", [fault]) from None
-    except IsADirectoryError:
-        fault = f"data.tokenizer {data.tokenizer} is a folder; name the tokenizer.json in it"
-        raise PlanError("data", [fault]) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or contents that are not UTF-8
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise PlanError("data", [f"tokenizer file {path} can't be read: {reason}; {way_out}"]) from None
+    except FileFault as fault_of_file:
+        raise PlanError("data", [f"data.tokenizer {fault_of_file}"]) from None
+    except OSError as error:
+        raise PlanError("data", [f"tokenizer file {path} can't be read: {error.strerror}; {way_out}"]) from None
     try:
         return FileTokenizer(text)
     except Exception as error:  # the library raises bare Exception for a file that is no tokenizer
