@@ -4,7 +4,6 @@ A fault is not raised where it is met but appended to a list, so that the caller
 """
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
