@@ -70,7 +70,7 @@ def read_file(path: Path, most_bytes: int, what: str = "file") -> bytes:
 
 
 def read_text(path: Path, most_bytes: int, what: str = "file", hint: str = "save it as UTF-8") -> str:
-    """The text of a regular file in UTF-8, with or without a byte order mark; `hint` is the way out of another encoding.
+    """The text of a regular file in UTF-8, with or without a byte order mark. `hint`: the way out of what is no text.
 
     Raises FileFault or OSError.
     """

@@ -175,8 +175,8 @@ def _check_written(file: SourceFile) -> None:
         holes = hole_bytes(stream)
     if holes > _MOST_HOLES_BYTES and holes > file.size_bytes // 2:
         raise ValueError(
-            f"{file.path} is a sparse file: of its {file.size_bytes:,} bytes {holes:,} were never written, and would be "
-            "read as tokens 0; write it again, to its end"
+            f"{file.path} is a sparse file: of its {file.size_bytes:,} bytes {holes:,} were never written, and would "
+            "be read as tokens 0; write it again, to its end"
         )
 
 

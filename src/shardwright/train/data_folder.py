@@ -80,7 +80,7 @@ def _list_glob(pattern: Path, text: str, faults: list[str]) -> tuple[Path, list[
 
 def _bounded(paths: Iterator[Path], text: str, faults: list[str]) -> list[Path]:
     """All of them, or a fault if there are too many."""
-    found = []
+    found: list[Path] = []
     for path in paths:
         if len(found) == MOST_FILES:
             faults.append(

@@ -166,8 +166,8 @@ def _read_jsonl(file: SourceFile, text_field: str, faults: list[str]) -> Iterato
         for number, raw in enumerate(iter(lambda: stream.readline(_LONGEST_LINE_BYTES + 1), b""), 1):
             if len(raw) > _LONGEST_LINE_BYTES:
                 raise _FaultError(
-                    f"{file.path}, line {number} is longer than {_LONGEST_LINE_BYTES:,} bytes; write one record a line, "
-                    "and cut longer documents"
+                    f"{file.path}, line {number} is longer than {_LONGEST_LINE_BYTES:,} bytes; write one record a "
+                    "line, and cut longer documents"
                 )
             text = _decode(raw, file, position).removeprefix("\ufeff" if number == 1 else "")
             position += len(raw)
