@@ -57,16 +57,19 @@ def device_of(name: str) -> DeviceSpec:
 def software_under(run: Run) -> SoftwareSpec:
     """The software of a run as its plan has it: in which numbers gradients are, how tokens cross the network."""
     cut = run.cut
-    return _software_with(run.software, cut.gradient_bytes, cut.reduce_bytes, cut.dispatch == "node-aware")
+    numbers = (cut.precision, cut.gradient_bytes, cut.reduce_bytes)
+    return _software_with(run.software, numbers, cut.dispatch == "node-aware")
 
 
 @lru_cache(maxsize=64)
-def _software_with(name: str, gradient_bytes: int, reduce_bytes: int, is_node_aware: bool) -> SoftwareSpec:
+def _software_with(name: str, numbers: tuple[str, int, int], is_node_aware: bool) -> SoftwareSpec:
     software = software_of(name)
+    precision, gradient_bytes, reduce_bytes = numbers
+    usual = software.bf16_gradient_bytes if precision == "bf16" else 0
     return software.model_copy(
         update={
-            "gradient_bytes": gradient_bytes or software.gradient_bytes,
-            "reduce_bytes": reduce_bytes or software.reduce_bytes,
+            "gradient_bytes": gradient_bytes or usual or software.gradient_bytes,
+            "reduce_bytes": reduce_bytes or usual or software.reduce_bytes,
             "expert_dedupe": software.expert_dedupe or is_node_aware,
         }
     )

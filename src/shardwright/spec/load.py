@@ -37,7 +37,7 @@ def load_to_plan(job: str, overrides: list[str] | None = None) -> tuple[JobSpec,
     fields = _all_fields(job, overrides or [])
     if fields.get("plan"):
         return make_job(fields, f"job {job}"), True
-    spec, faults = _validate(fields)
+    spec, faults = validate_fields(fields)
     on_any_cluster = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"devices_per_node": 0})})
     if faults := faults or job_faults(on_any_cluster):
         raise PlanError(f"job {job}", faults)
@@ -51,20 +51,20 @@ def _all_fields(job: str, overrides: list[str]) -> dict[str, Any]:
     faults = [fault for override in overrides for fault in _apply_override(fields, override)]
     faults += _resolve_catalog_names(fields)
     if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
-        raise PlanError(subject, faults + _validate(fields)[1])
+        raise PlanError(subject, faults + validate_fields(fields)[1])
     return fields
 
 
 def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
     """Validate and check nested fields. Raises PlanError with every fault found."""
-    job, faults = _validate(fields)
+    job, faults = validate_fields(fields)
     faults = faults or job_faults(job)
     if faults:
         raise PlanError(subject, faults)
     return job
 
 
-def _validate(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
+def validate_fields(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
     """The job, and what is wrong with single fields; the default job if something is."""
     if faults := value_faults(fields):
         return JobSpec(), faults

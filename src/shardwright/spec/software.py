@@ -67,6 +67,11 @@ class SoftwareSpec(Spec):
     causal: bool = Field(True, description="Whether attention skips what causality masks.")
     gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")
     reduce_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient on its way.")
+    bf16_gradient_bytes: Literal[0, 2, 4] = Field(
+        0,
+        description="Both of these where products are in bfloat16, whose 8 bits many will not add up in; 0 is as in "
+        "other numbers.",
+    )
     reduce_whole: bool = Field(False, description="ZeRO-1 sums gradients on every rank, as without it.")
     reduce_overlap: bool = Field(False, description="Gradients are reduced during the last backward.")
     masters: bool = Field(
