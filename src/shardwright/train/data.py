@@ -55,6 +55,7 @@ class TokenFiles:
     sequence: int
     seed: int
     separate_documents: bool = False
+    dropped_share: float = 0.0  # of the text's characters: those for which the tokenizer has no token
 
     def train_samples(self) -> Samples:
         """Training samples, shuffled anew in every epoch."""
@@ -282,6 +283,7 @@ def _split(
         sequence=model.sequence,
         seed=seed,
         separate_documents=data.separate_documents,
+        dropped_share=summary.dropped_share,
     )
 
 
