@@ -1,8 +1,8 @@
 """Text that a tokenizer without an unknown token drops in silence: how much of it, and whether that is too much.
 
 A vocabulary of characters, or one of merges without bytes below them (BPE that is not over bytes), has no token for
-what it has never seen, and Hugging Face tokenizers leave it out where no unknown token is named. A model would be trained on
-what remains and nobody would know.
+what it has never seen, and Hugging Face tokenizers leave it out where no unknown token is named. A model would be
+trained on what remains and nobody would know.
 """
 
 import json
