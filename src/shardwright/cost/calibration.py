@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from shardwright.spec import catalog
+from shardwright.spec.calibration import CalibrationSpec
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.device_name import device_name
 from shardwright.spec.entry import read_entry
@@ -43,8 +44,11 @@ _PESSIMISTIC = "pessimistic."
 
 @lru_cache(maxsize=64)
 def _constants_in(name: str) -> dict[str, float]:
-    """The constants of one calibration, of the catalog or in a file of your own."""
-    fields = catalog.read("calibrations", name)
+    """The constants of one calibration, of the catalog or in a file of your own. PlanError for what is wrong with it."""
+    if catalog.is_file(name):
+        fields = read_entry("calibrations", name, CalibrationSpec).model_dump(exclude_unset=True)
+    else:
+        fields = catalog.read("calibrations", name)
     return {f"{name}.{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)}
 
 
