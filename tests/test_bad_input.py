@@ -407,10 +407,10 @@ def test_a_byte_order_mark_is_no_fault(here: Path) -> None:
 
 
 def test_an_unreadable_job_file(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path) -> bytes:
+    def refuse(self: Path, mode: str) -> bytes:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     (fault,) = refused().faults
     assert fault == "job.toml can't be read: Permission denied; check the path and its permissions"
 

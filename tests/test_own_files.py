@@ -11,7 +11,10 @@ from click.testing import CliRunner
 
 from shardwright.cli import cli
 from shardwright.cli_job import load
+from shardwright.spec import catalog
 from shardwright.spec.base import PlanError
+from shardwright.spec.calibration import CalibrationSpec
+from shardwright.spec.entry import read_entry
 
 CHIP = """
 memory_gib = 64.0
@@ -144,3 +147,20 @@ def test_what_is_wrong_with_a_file_is_said(job: Path, file: str, text: str | Non
 def test_a_path_on_the_command_line_is_found_from_here(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(job.parent / "own")
     assert load("quickstart", ("model.name=model.toml",)).model.hidden == 1024
+
+
+def test_a_calibration_is_checked(job: Path) -> None:
+    """A wrong constant is refused by its name; none makes a step that takes no time, or ends before it began."""
+    (job.parent / "own" / "calibrations" / "mine.toml").write_text("product = -1\nhigh = false\nproducct = 0.4\n")
+    found = CliRunner().invoke(cli, ["estimate", str(job)])
+    assert isinstance(found.exception, PlanError)
+    faults = "\n".join(found.exception.faults)
+    assert "product = -1: it should be greater than or equal to 0.000001" in faults
+    assert "high = false: it should be a valid number" in faults
+    assert "producct is not a known field; did you mean product" in faults
+
+
+def test_the_catalog_has_no_other_constants() -> None:
+    for name in catalog.names("calibrations"):
+        if name != "pessimistic":
+            read_entry("calibrations", name, CalibrationSpec)

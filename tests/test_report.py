@@ -445,7 +445,10 @@ def test_job_is_drawn_in_units_of_its_mean_rank(
         (["schedule", "--compare", "--svg", "x.svg"], "--trace and --svg are of one schedule"),
         (["schedule", "1f1b", "--forward", "0", "--input-grad", "0", "--weight-grad", "0"], "nothing to draw"),
         (["schedule", "1f1b", "--html", "/no/such/folder/x.html"], "can't be written: No such file"),
-        (["simulate", "quickstart", "--communication", "-1"], "--communication is -1; use 0 or more"),
+        (
+            ["simulate", "quickstart", "--communication", "-1"],
+            "--communication is -1, and it must be 0, or from 1e-09 to 1e+09",
+        ),
         (["simulate", "quickstar"], "did you mean quickstart"),
     ],
 )

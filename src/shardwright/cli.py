@@ -4,10 +4,13 @@ Exit status: 0 done, 1 it failed, 2 the input is wrong.
 """
 
 import json
+import os
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -137,16 +140,12 @@ class _standard_output_for_json_alone:  # noqa: N801 (reads as a verb in its wit
 
     def __enter__(self) -> None:
         if self._active:
-            import os
-
             sys.stdout.flush()
             self._saved = os.dup(1)
             os.dup2(2, 1)
 
     def __exit__(self, *_: object) -> None:
         if self._active:
-            import os
-
             sys.stdout.flush()
             os.dup2(self._saved, 1)
             os.close(self._saved)
@@ -161,10 +160,23 @@ def main() -> None:
 
         if not isinstance(error, PlanError):
             raise
-        click.echo(str(error), err=True)
-        sys.exit(2)
+        _leave(str(error), 2)
     except RuntimeError as error:
         if type(error).__name__ != "RunError":
             raise
-        click.echo(f"failed: {error}", err=True)
-        sys.exit(1)
+        _leave(f"failed: {error}", 1)
+    except OSError as error:
+        what = "what was found can't be written" if error.filename is None else f"{error.filename} can't be used"
+        _leave(f"failed: {what}: {error.strerror or error}; make room there, or name another place", 1)
+
+
+def _leave(message: str, status: int) -> NoReturn:
+    """Say why and go, also where nothing can be written to."""
+    with suppress(OSError):
+        click.echo(message, err=True)
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None is one that was closed before we began
+        try:
+            stream.flush()
+        except OSError:  # or Python would try again in the end, fail, and have a status of its own
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(status)

@@ -153,14 +153,10 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> N
     """
     from shardwright.measure.validate import validate as compare
     from shardwright.report.validation import validation_text, write_rows
-    from shardwright.spec.base import PlanError
 
     beside = runs.parent / "oom.csv"
     oom = oom or (beside if beside.exists() and beside != runs else None)
-    try:
-        found = compare(runs, oom)
-    except ValueError as error:
-        raise PlanError(f"file {runs}", [str(error)]) from None
+    found = compare(runs, oom)
     lines = found.pop("predictions")
     if out:
         write_rows(out, lines)
@@ -311,6 +307,7 @@ def scale(
     from shardwright.planner.batch import batch_limits
     from shardwright.planner.constraints import constraints_of
     from shardwright.planner.scaling import best_plan, scaling, sizes_of
+    from shardwright.report.output import write_output
     from shardwright.report.scaling import scaling_dict, scaling_text
     from shardwright.report.scaling_picture import scaling_picture
     from shardwright.spec.base import PlanError
@@ -323,7 +320,7 @@ def scale(
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if svg:
-        svg.write_text(scaling_picture(spec, found), encoding="utf-8")
+        write_output(svg, scaling_picture(spec, found), "--svg")
     click.echo(json.dumps(scaling_dict(spec, found, limits)) if as_json else scaling_text(spec, found, limits))
 
 

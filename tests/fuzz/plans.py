@@ -73,7 +73,7 @@ class Trace:
 
 @dataclass
 class Outcome:
-    """What became of one draw: "equal", "refused" (and why), "differs" or "failed"; and how much of the bound it took."""
+    """What became of one draw: "equal", "refused" (and why), "tie", "differs" or "failed"; and the share of the bound."""
 
     kind: str
     reasons: list[str] = field(default_factory=list)

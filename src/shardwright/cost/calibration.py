@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from shardwright.spec import catalog
+from shardwright.spec.calibration import CalibrationSpec
 from shardwright.spec.cluster import PEAK_NAMES, DeviceSpec
 from shardwright.spec.device_name import device_name
 from shardwright.spec.entry import read_entry
@@ -43,8 +44,11 @@ _PESSIMISTIC = "pessimistic."
 
 @lru_cache(maxsize=64)
 def _constants_in(name: str) -> dict[str, float]:
-    """The constants of one calibration, of the catalog or in a file of your own."""
-    fields = catalog.read("calibrations", name)
+    """The constants of one calibration, of the catalog or in a file of your own. PlanError for what is wrong with it."""
+    if catalog.is_file(name):
+        fields = read_entry("calibrations", name, CalibrationSpec).model_dump(exclude_unset=True)
+    else:
+        fields = catalog.read("calibrations", name)
     return {f"{name}.{key}": float(value) for key, value in fields.items() if isinstance(value, int | float)}
 
 
@@ -57,16 +61,19 @@ def device_of(name: str) -> DeviceSpec:
 def software_under(run: Run) -> SoftwareSpec:
     """The software of a run as its plan has it: in which numbers gradients are, how tokens cross the network."""
     cut = run.cut
-    return _software_with(run.software, cut.gradient_bytes, cut.reduce_bytes, cut.dispatch == "node-aware")
+    numbers = (cut.precision, cut.gradient_bytes, cut.reduce_bytes)
+    return _software_with(run.software, numbers, cut.dispatch == "node-aware")
 
 
 @lru_cache(maxsize=64)
-def _software_with(name: str, gradient_bytes: int, reduce_bytes: int, is_node_aware: bool) -> SoftwareSpec:
+def _software_with(name: str, numbers: tuple[str, int, int], is_node_aware: bool) -> SoftwareSpec:
     software = software_of(name)
+    precision, gradient_bytes, reduce_bytes = numbers
+    usual = software.bf16_gradient_bytes if precision == "bf16" else 0
     return software.model_copy(
         update={
-            "gradient_bytes": gradient_bytes or software.gradient_bytes,
-            "reduce_bytes": reduce_bytes or software.reduce_bytes,
+            "gradient_bytes": gradient_bytes or usual or software.gradient_bytes,
+            "reduce_bytes": reduce_bytes or usual or software.reduce_bytes,
             "expert_dedupe": software.expert_dedupe or is_node_aware,
         }
     )

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.planner.block import NUMBERS, Words
+from shardwright.spec import largest
 from shardwright.spec.base import PlanError
+from shardwright.spec.describe import field_faults
+from shardwright.spec.plan import PlanSpec
 from shardwright.spec.software import SoftwareSpec
 
 _SEARCHED = tuple(
@@ -79,6 +82,17 @@ class Constraints:
         return sorted({size for size in (*doubled, high) if low <= size <= high})
 
 
+def whole_number(text: str, most: int) -> int | None:
+    """A number from 1 to `most` that a text is; None if it is none."""
+    is_short = text.isdecimal() and len(text) <= len(str(most))  # Python reads no number of thousands of digits
+    return int(text) if is_short and 0 < int(text) <= most else None
+
+
+def shortened(text: str) -> str:
+    """A text as a message quotes it."""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "none") -> Constraints:
     """From "plan.tp=8" and "plan.microbatch_size=1,4". PlanError lists what can't be read."""
     kept: dict[str, Any] = {}
@@ -93,13 +107,19 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
             kept[name.removeprefix("plan.")] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             kept[name.removeprefix("plan.")] = value
+    # That a field is not searched is said elsewhere.
+    faults += field_faults({"plan": {name: value for name, value in kept.items() if name in PlanSpec.model_fields}})
     for text in between:
         name, _, ends = text.partition("=")
         low, _, high = ends.partition(",")
-        if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high)):
-            faults.append(f"--between {text!r} is not of the form field=low,high, such as plan.microbatch_size=1,4")
+        least, most = whole_number(low, largest.BATCH), whole_number(high, largest.BATCH)
+        if least is None or most is None or least > most:
+            faults.append(
+                f"--between {shortened(text)!r} is not of the form field=low,high, such as plan.microbatch_size=1,4, "
+                f"with whole numbers from 1 to {largest.BATCH:,}"
+            )
             continue
-        ranges[name.removeprefix("plan.")] = int(low), int(high)
+        ranges[name.removeprefix("plan.")] = least, most
     if faults:
         raise PlanError("what the search may choose", faults)
     return Constraints(kept, ranges, ranges.pop("batch.global_batch_size", None), float8)

@@ -13,6 +13,7 @@ from shardwright.planner.constraints import Constraints
 from shardwright.planner.found import Found
 from shardwright.planner.price import room_bytes
 from shardwright.planner.search import search
+from shardwright.spec import largest
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 
@@ -32,7 +33,11 @@ class Objective:
     days: float = 0.0
 
     def __post_init__(self) -> None:
-        faults = []
+        faults = [
+            f"{option} is {value:g}, and it must be from 0 to {largest.FACTOR**2:g}; give as many as the run has"
+            for option, value in (("--tokens", self.tokens), ("--days", self.days))
+            if not 0 <= value <= largest.FACTOR**2
+        ]
         if self.name == "devices" and not (self.tokens > 0 and self.days > 0):
             faults.append("the fewest devices are those that meet a deadline; give --tokens and --days")
         if (self.tokens > 0) != (self.days > 0):

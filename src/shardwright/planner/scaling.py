@@ -15,9 +15,10 @@ from shardwright.cost.calibration import Constants, shipped
 from shardwright.cost.memory import peak_memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.batch import BatchLimits
-from shardwright.planner.constraints import Constraints
+from shardwright.planner.constraints import Constraints, shortened, whole_number
 from shardwright.planner.search import search
 from shardwright.simulate.step import step_time
+from shardwright.spec import largest
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.workload.run import run_of
@@ -147,15 +148,21 @@ def sizes_of(text: str) -> list[int]:
     """Sizes from "8,16,48" or "64-1024", which is doubled from one end to the other. PlanError says what is wrong."""
     found, faults = [], []
     for part in text.split(","):
-        low, dash, high = (word.strip() for word in part.partition("-"))
-        if not low.isdecimal() or int(low) == 0 or (dash and not (high.isdecimal() and int(high) >= int(low))):
-            faults.append(f"--devices {part!r} is neither a number of devices nor a range, such as 8,16,32 or 64-1024")
+        words = part.split("-")
+        ends = [whole_number(word.strip(), largest.RANKS) for word in words]
+        low, high = ends[0], ends[-1]
+        if len(ends) > 2 or low is None or high is None or low > high:
+            faults.append(
+                f"--devices {shortened(part)!r} is neither a number of devices nor a range, such as 8,16,32 or "
+                f"64-1024; the largest cluster has {largest.RANKS:,}"
+            )
             continue
-        size = int(low)
-        found.append(size)
-        while dash and 2 * size <= int(high):
-            size *= 2
-            found.append(size)
+        found += [low << n for n in range((high // low).bit_length())]
+    if len(set(found)) > largest.CLUSTER_SIZES:
+        faults.append(
+            f"--devices has {len(set(found)):,} sizes, and plans are searched for each; give at most "
+            f"{largest.CLUSTER_SIZES}"
+        )
     if faults:
         raise PlanError("sizes of the cluster", faults)
     return sorted(set(found))

@@ -16,6 +16,7 @@ from typing import Any
 from shardwright.report.colours import rgb
 from shardwright.report.heat import STYLE, heat_legend, heat_map
 from shardwright.report.memory import size_text
+from shardwright.report.output import write_output
 from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, px, text, x_axis
 from shardwright.spec.base import PlanError
 
@@ -117,12 +118,7 @@ def draw_use(folder: Path, svg: Path | None = None) -> Path:
     """Draw a run into a file, or into its own folder. Returns the file; raises PlanError as `read_use` does."""
     path = svg or folder / PICTURE
     picture = experts_picture(read_use(folder), folder.resolve().name)
-    try:
-        path.write_text(picture, encoding="utf-8")
-    except OSError as error:
-        raise PlanError(
-            f"run {folder}", [f"{path} can't be written: {error.strerror}; name another with --svg"]
-        ) from None
+    write_output(path, picture, "--svg")
     return path
 
 

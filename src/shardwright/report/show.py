@@ -1,7 +1,6 @@
 """What the commands `schedule` and `simulate` print and write: one study, or a comparison of several."""
 
 import json
-import math
 import shutil
 import sys
 import textwrap
@@ -15,18 +14,19 @@ import click
 from shardwright.report.aligned import aligned
 from shardwright.report.figures import as_dict, as_full_dict, figures, idle_table
 from shardwright.report.memory import memory_table
+from shardwright.report.output import write_output
 from shardwright.report.page import Section, section_of, timeline_page
 from shardwright.report.picture import picture
-from shardwright.report.study import Study, count, number, study, study_schedule
+from shardwright.report.study import Study, count, drawn_steps, number, study, study_schedule
 from shardwright.report.table import comparison
 from shardwright.report.terminal import draw, palette_of
 from shardwright.report.trace import trace
-from shardwright.schedule.generate import GENERATORS
+from shardwright.schedule.generate import GENERATORS, Shape, size_faults
 from shardwright.schedule.job import job_program, relative_costs
 from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import make_timeline
-from shardwright.spec import catalog
+from shardwright.spec import catalog, largest
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK, Recompute
@@ -58,14 +58,19 @@ class Request:
 
     def study(self, name: str) -> Study:
         """A named schedule of this shape. ValueError says why it is not admitted."""
-        virtual = self.virtual_stages
-        if virtual is None:
-            virtual = 2 if _chooses(name) else 1
+        if faults := self.size_faults(name):
+            raise ValueError("; ".join(faults))
         limit = self.most_alive if name == "auto" else 0.0
         return study_schedule(
-            name, self.num_ranks, self.num_microbatches, self.work, virtual, self.num_steps, limit,
+            name, self.num_ranks, self.num_microbatches, self.work, self.virtual(name), self.num_steps, limit,
             self.recompute, self.gather is not None,
         )  # fmt: skip
+
+    def virtual(self, name: str) -> int:
+        """Stages on each rank under a named schedule."""
+        if self.virtual_stages is None:
+            return 2 if _chooses(name) else 1
+        return self.virtual_stages
 
     def faults(self) -> list[str]:
         """All that is wrong whatever the schedule."""
@@ -85,16 +90,17 @@ class Request:
             "--gather": self.gather or 0.0,
         }
         faults = [f"{option} is {count}; use 1 or more" for option, count in counts.items() if count < 1]
-        faults += [
-            f"{option} is {cost:g}, and it must be a number of at least 0; use 1, say"
-            for option, cost in costs.items()
-            if not (math.isfinite(cost) and cost >= 0)
-        ]
+        faults += [fault for option, cost in costs.items() for fault in cost_faults(option, cost)]
         if not faults and work.forward + work.input_grad + work.weight_grad == 0:
             faults.append(
                 "--forward, --input-grad and --weight-grad are all 0, so there is nothing to draw; use 1 each"
             )
         return faults
+
+    def size_faults(self, name: str) -> list[str]:
+        """What makes a named schedule of this shape too large to draw."""
+        shape = Shape(self.num_ranks, self.num_microbatches, self.virtual(name))
+        return size_faults(name, shape, drawn_steps(name, self.num_steps))
 
     @property
     def note(self) -> str:
@@ -134,9 +140,10 @@ def show_schedule(name: str | None, request: Request, compare: bool, output: Out
 
 def show_job(job: JobSpec, latency: float, num_steps: int, output: Output) -> None:
     """The command `simulate`. PlanError for what is wrong."""
-    faults = [] if math.isfinite(latency) and latency >= 0 else [f"--communication is {latency:g}; use 0 or more"]
+    faults = cost_faults("--communication", latency)
     faults += [] if num_steps >= 1 else [f"--steps is {num_steps}; use 1 or more"]
-    if faults:
+    shape = Shape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
+    if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
         raise PlanError(f"job {job.name}", faults)
     unit = "the forward of one microbatch through the mean rank, by FLOPs"
     wire = f"a message takes {number(latency)}" if latency else "messages take no time"
@@ -218,6 +225,8 @@ def _show_comparison(request: Request, one: Study | None, output: Output) -> Non
             studies.append((request if _chooses(name) else replace(request, virtual_stages=None)).study(name))
         except ValueError as error:
             left_out.append(f"{name} is left out: {error}")
+    if not studies:
+        raise PlanError("schedule --compare", left_out)
     shape = f"{count(request.num_ranks, 'rank')}, {count(request.num_microbatches, 'microbatch')}"
     if one is not None:
         _write_files(one, request.note, Output(None, output.svg, output.trace), one.heading)
@@ -232,6 +241,13 @@ def _show_comparison(request: Request, one: Study | None, output: Output) -> Non
         click.echo(f"{drawing}{shape}\n{request.note}\n\n{aligned(comparison(studies))}")
     if left_out:
         click.echo("\n".join(["", *left_out] if not output.as_json else left_out), err=output.as_json)
+
+
+def cost_faults(option: str, cost: float) -> list[str]:
+    """Why an option is no time of an action."""
+    if cost == 0 or largest.LEAST_COST <= cost <= largest.COST:
+        return []
+    return [f"{option} is {cost:g}, and it must be 0, or from {largest.LEAST_COST:g} to {largest.COST:g}; use 1, say"]
 
 
 def _chooses(name: str) -> bool:
@@ -250,9 +266,5 @@ def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
     if path is None:
         return
     contents = text()
-    try:
-        path.write_text(contents, encoding="utf-8")
-    except OSError as error:
-        fault = f"{option} {path} can't be written: {error.strerror}; check the folder and its permissions"
-        raise PlanError("output", [fault]) from None
+    write_output(path, contents, option)
     click.echo(f"wrote {path}", err=True)

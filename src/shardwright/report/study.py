@@ -9,7 +9,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Bubbles, Work, measure_program
 from shardwright.simulate.timeline import Timeline, make_timeline
-from shardwright.spec.plan import Recompute
+from shardwright.spec.plan import ASYNCHRONOUS, Recompute
 
 _STEADY = 3  # steps after which each further one takes equally long
 
@@ -68,6 +68,11 @@ def study_schedule(
     as_in_the_paper = recompute == "none" and not gathers
     formula = _formula(name, one, num_microbatches, work) if as_in_the_paper else None
     return study(name, one, work.costs(one), num_steps, program, formula)
+
+
+def drawn_steps(name: str, num_steps: int) -> int:
+    """Steps that are laid out to draw some: of an asynchronous schedule so many that its pipeline fills."""
+    return max(num_steps, _STEADY + 1) if name in ASYNCHRONOUS else num_steps
 
 
 def study(

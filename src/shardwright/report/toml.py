@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shardwright.report.output import write_output
 from shardwright.spec.job import JobSpec
 
 
@@ -14,7 +15,7 @@ def write_toml(path: Path, job: JobSpec) -> None:
     lines: list[str] = [f"name = {_toml(fields.pop('name', job.name))}"]
     for section, values in fields.items():
         lines += ["", *_section(section, values)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_output(path, "\n".join(lines) + "\n", "--toml")
 
 
 def _section(name: str, values: dict[str, Any]) -> Iterator[str]:

@@ -1,11 +1,13 @@
 """What the command `validate` prints: scores of predicted against measured runs, as text and as a file of rows."""
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardwright.report.aligned import aligned
+from shardwright.report.output import write_output
 
 
 def validation_text(found: Mapping[str, Any]) -> str:
@@ -66,8 +68,20 @@ def _order(order: Mapping[str, Mapping[str, float]]) -> str:
 def write_rows(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """One line a row, with every prediction and its parts."""
     names = list(dict.fromkeys(name for line in lines for name in line))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        for line in lines:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in line.items()})
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, names)
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({name: _cell(value) for name, value in line.items()})
+    write_output(path, file.getvalue(), "--out")
+
+
+# What makes a spreadsheet run a text as a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+
+
+def _cell(value: object) -> object:
+    """A value as a cell: text that would run as a formula begins with an apostrophe, which spreadsheets do not show."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -24,6 +24,7 @@ from shardwright.schedule.v_min import v_min
 from shardwright.schedule.zb_h1 import zb_h1
 from shardwright.schedule.zb_h2 import zb_h2
 from shardwright.schedule.zb_v import zb_v
+from shardwright.spec import largest
 from shardwright.spec.plan import STAGES_PER_RANK, Recompute
 
 
@@ -180,7 +181,27 @@ def shape_faults(name: str, shape: Shape) -> list[str]:
         for field in ("extra_warmup", "group", "num_steps", "most_alive")
         if getattr(shape, field) != getattr(Shape, field) and field not in entry.understands
     ]
-    return _stage_faults(name, shape.virtual_stages) + faults + entry.faults(shape)
+    faults = _stage_faults(name, shape.virtual_stages) + faults
+    return size_faults(name, shape) or faults + entry.faults(shape)  # what is too large may take these for ever
+
+
+def size_faults(name: str, shape: Shape, num_drawn: int = 1) -> list[str]:
+    """What of a shape is too large to be laid out and played, `num_drawn` times; with its arithmetic and a way out."""
+    p, m, steps = shape.num_ranks, shape.num_microbatches, max(shape.num_steps, num_drawn)
+    each = STAGES_PER_RANK.get(name, 1) or shape.virtual_stages
+    faults = []
+    if p > largest.PIPELINE_RANKS:
+        faults.append(f"a pipeline of p {p:,} ranks is too long; use at most {largest.PIPELINE_RANKS:,}")
+    if p * each * m * steps > largest.COMPUTATIONS:
+        most = largest.COMPUTATIONS // (p * each * steps)
+        stages = f"p {p:,} ranks x {each:,} stages on each" if each > 1 else f"p {p:,} stages"
+        times = f" x {steps:,} steps" if steps > 1 else ""
+        faults.append(
+            f"{stages} x m {m:,} microbatches{times} = {p * each * m * steps:,} forwards, and at most "
+            f"{largest.COMPUTATIONS:,} can be laid out; use "
+            + (f"at most {most:,} microbatches" if most else "fewer stages" + " or steps" * (steps > 1))
+        )
+    return faults
 
 
 def _stage_faults(name: str, virtual_stages: int) -> list[str]:

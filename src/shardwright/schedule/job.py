@@ -9,7 +9,7 @@ from shardwright.schedule.sizes import job_sizes
 from shardwright.schedule.timing import Costs
 from shardwright.spec.flops import stage_flops
 from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import Recompute
+from shardwright.spec.plan import ASYNCHRONOUS, Recompute
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,13 @@ def relative_costs(job: JobSpec, latency: float = 0.0) -> Costs:
     return Costs(forward, forward, forward, latency=latency)
 
 
+def undrained_steps(job: JobSpec) -> int:
+    """Steps in one stream of work: 1 if the pipeline drains after each, else those to a log line or an evaluation."""
+    if job.plan.schedule not in ASYNCHRONOUS:
+        return 1
+    return min(n for n in (job.optimizer.steps, job.run.log_every, job.run.eval_every) if n)
+
+
 def plan_faults(job: JobSpec) -> list[str]:
     """All that is wrong with the schedule of a job that is right otherwise."""
     plan = job.plan
@@ -79,9 +86,11 @@ def plan_faults(job: JobSpec) -> list[str]:
         f"p is plan.pp {plan.pp}; m is batch.global_batch_size {job.batch.global_batch_size} / (plan.dp {plan.dp} x "
         f"plan.microbatch_size {plan.microbatch_size}) = {job.num_microbatches}"
     )
+    num_steps = undrained_steps(job)
+    letters += f"; {num_steps} steps go by until a log line or an evaluation" if num_steps > 1 else ""
     faults = schedule_faults(
         plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages,
-        extra_warmup=plan.extra_warmup, most_alive=_limit(job), costs=relative_costs(job),
+        extra_warmup=plan.extra_warmup, num_steps=num_steps, most_alive=_limit(job), costs=relative_costs(job),
     )  # fmt: skip
     return _asynchronous_faults(job) + [
         f"{fault} ({letters})" if " m " in fault or " p " in fault else fault for fault in faults
@@ -91,7 +100,7 @@ def plan_faults(job: JobSpec) -> list[str]:
 def _asynchronous_faults(job: JobSpec) -> list[str]:
     """What needs all stages to have the same number of updates at some moment."""
     schedule, faults = job.plan.schedule, []
-    if schedule not in ("pipedream", "pipedream-2bw"):
+    if schedule not in ASYNCHRONOUS:
         return []
     if job.optimizer.clip_grad_norm > 0:
         faults.append(

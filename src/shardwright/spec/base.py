@@ -20,5 +20,16 @@ class PlanError(ValueError):
         self.subject = subject
         self.faults = faults
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        lines = [f"{subject}: {count}"] + [f"  {i}. {fault}" for i, fault in enumerate(faults, 1)]
+        lines = [f"{_cut(subject, _MOST_SUBJECT)}: {count}"]
+        lines += [f"  {i}. {_cut(fault, _MOST_TEXT)}" for i, fault in enumerate(faults[:_MOST_FAULTS], 1)]
+        if len(faults) > _MOST_FAULTS:
+            lines.append(f"  ... and {len(faults) - _MOST_FAULTS} more; mend these first")
         super().__init__("\n".join(lines))
+
+
+# What a message shows of what was given: the beginning and the end, where the way out stands.
+_MOST_FAULTS, _MOST_SUBJECT, _MOST_TEXT = 20, 500, 2000
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

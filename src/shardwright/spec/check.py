@@ -8,6 +8,7 @@ from shardwright.spec.check_context import context_faults
 from shardwright.spec.check_experts import expert_faults
 from shardwright.spec.check_parts import part_faults
 from shardwright.spec.check_recompute import recompute_faults
+from shardwright.spec.check_size import rank_faults, size_faults
 from shardwright.spec.check_topology import topology_faults
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.entry import entry_faults
@@ -20,7 +21,10 @@ from shardwright.spec.software import SoftwareSpec
 
 def job_faults(job: JobSpec) -> list[str]:
     """All that is wrong with a job whose fields are each valid. Empty if it can run."""
+    if faults := rank_faults(job):  # the ways out of others are divisors of these numbers, which take long to find
+        return faults
     return [
+        *size_faults(job),
         *job.model.faults(),
         *_tensor_faults(job),
         *context_faults(job),

@@ -1,6 +1,7 @@
 """Faults of single fields in our words: where, what was given, what is asked for, a way out."""
 
 import json
+from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -8,6 +9,15 @@ from pydantic_core import ErrorDetails
 
 from shardwright.spec import catalog
 from shardwright.spec.job import JobSpec
+
+
+def field_faults(fields: Mapping[str, Any]) -> list[str]:
+    """What is wrong with single fields of a job, nested as in a file: names, types and limits. Empty if nothing is."""
+    try:
+        JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True)
+    except ValidationError as error:
+        return described(error, JobSpec)
+    return []
 
 
 def described(error: ValidationError, root: type[BaseModel]) -> list[str]:

@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from shardwright.spec import largest
 from shardwright.spec.base import Spec
 from shardwright.spec.cluster import ClusterSpec
-from shardwright.spec.model import Count, ModelSpec
+from shardwright.spec.model import ModelSpec
 from shardwright.spec.plan import PlanSpec
 from shardwright.spec.precision import PrecisionSpec
 
@@ -14,7 +15,9 @@ from shardwright.spec.precision import PrecisionSpec
 class BatchSpec(Spec):
     """What one optimizer step consumes."""
 
-    global_batch_size: Count = Field(8, description="Sequences in one optimizer step, over all ranks.")
+    global_batch_size: Annotated[int, Field(gt=0, le=largest.BATCH)] = Field(
+        8, description="Sequences in one optimizer step, over all ranks."
+    )
 
 
 class DataSpec(Spec):
@@ -39,7 +42,7 @@ class DataSpec(Spec):
         False,
         description="Documents in one sample do not see each other, and no loss is taken where one begins.",
     )
-    end_of_document: Annotated[int, Field(ge=-1)] = Field(
+    end_of_document: Annotated[int, Field(ge=-1, lt=largest.VOCAB)] = Field(
         -1, description="Token files: the id that ends each document; -1 means that a file is one document."
     )
 
@@ -48,19 +51,21 @@ class OptimizerSpec(Spec):
     """AdamW (Loshchilov and Hutter 2019) with linear warm-up and cosine decay."""
 
     name: Literal["adamw"] = Field("adamw", description="The optimizer.")
-    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-3, description="Peak learning rate.")
+    learning_rate: Annotated[float, Field(gt=0, le=largest.FACTOR)] = Field(1e-3, description="Peak learning rate.")
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
         0.1, description="Learning rate at the end, as a share of the peak."
     )
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(20, description="Steps of linear warm-up.")
-    steps: Count = Field(200, description="Optimizer steps of the whole run.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
+    warmup_steps: Annotated[int, Field(ge=0, le=largest.STEPS)] = Field(20, description="Steps of linear warm-up.")
+    steps: Annotated[int, Field(gt=0, le=largest.STEPS)] = Field(200, description="Optimizer steps of the whole run.")
+    weight_decay: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
         0.1, description="Decoupled weight decay; norms and biases have none."
     )
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="Decay of the first moment.")
     beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="Decay of the second moment.")
-    epsilon: Annotated[float, Field(gt=0)] = Field(1e-8, description="Added to the root of the second moment.")
-    clip_grad_norm: Annotated[float, Field(ge=0)] = Field(
+    epsilon: Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)] = Field(
+        1e-8, description="Added to the root of the second moment."
+    )
+    clip_grad_norm: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
         1.0, description="Largest global gradient norm; 0 means no clipping."
     )
 
@@ -71,14 +76,18 @@ class RunSpec(Spec):
     folder: str = Field("", description="Folder of logs and metrics; empty means runs/NAME.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(1234, description="Seeds weights, data order and sampling.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is some.")
-    log_every: Count = Field(10, description="Steps between progress lines.")
-    eval_every: Annotated[int, Field(ge=0)] = Field(
+    log_every: Annotated[int, Field(gt=0, le=largest.STEPS)] = Field(10, description="Steps between progress lines.")
+    eval_every: Annotated[int, Field(ge=0, le=largest.STEPS)] = Field(
         0, description="Steps between evaluations on held-out text; 0 means only at the end."
     )
-    eval_batches: Count = Field(4, description="Global batches of held-out text in one evaluation.")
-    sample_tokens: Annotated[int, Field(ge=0)] = Field(0, description="Tokens of text generated at the end.")
+    eval_batches: Annotated[int, Field(gt=0, le=largest.STEPS)] = Field(
+        4, description="Global batches of held-out text in one evaluation."
+    )
+    sample_tokens: Annotated[int, Field(ge=0, le=largest.SEQUENCE)] = Field(
+        0, description="Tokens of text generated at the end."
+    )
     sample_prompt: str = Field("def ", description="What the generated text begins with.")
-    timeout_s: Annotated[float, Field(gt=0)] = Field(
+    timeout_s: Annotated[float, Field(gt=0, le=largest.SECONDS)] = Field(
         120.0, description="Seconds that a rank waits for another before the run is ended."
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(

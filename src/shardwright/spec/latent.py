@@ -4,9 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from shardwright.spec import largest
 from shardwright.spec.base import Spec
 
-Width = Annotated[int, Field(ge=0, le=10**9)]
+Width = Annotated[int, Field(ge=0, le=largest.WIDTH)]
 
 
 class LatentSpec(Spec):

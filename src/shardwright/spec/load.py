@@ -12,12 +12,12 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.check import job_faults
 from shardwright.spec.describe import described
 from shardwright.spec.job import JobSpec
-
-# A TOMLDecodeError is a ValueError. The others are for numbers too long and nesting too deep for Python.
-_TOML_ERRORS = (ValueError, RecursionError)
+from shardwright.spec.toml_file import TOML_ERRORS, read_toml, value_faults
 
 # Fields of a job that name an entry of the catalog, or a file of your own.
 _NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
+
+_MOST_KEYS = 3  # of the path of a field
 
 
 def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
@@ -37,7 +37,7 @@ def load_to_plan(job: str, overrides: list[str] | None = None) -> tuple[JobSpec,
     fields = _all_fields(job, overrides or [])
     if fields.get("plan"):
         return make_job(fields, f"job {job}"), True
-    spec, faults = _validate(fields)
+    spec, faults = validate_fields(fields)
     on_any_cluster = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"devices_per_node": 0})})
     if faults := faults or job_faults(on_any_cluster):
         raise PlanError(f"job {job}", faults)
@@ -51,21 +51,23 @@ def _all_fields(job: str, overrides: list[str]) -> dict[str, Any]:
     faults = [fault for override in overrides for fault in _apply_override(fields, override)]
     faults += _resolve_catalog_names(fields)
     if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
-        raise PlanError(subject, faults + _validate(fields)[1])
+        raise PlanError(subject, faults + validate_fields(fields)[1])
     return fields
 
 
 def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
     """Validate and check nested fields. Raises PlanError with every fault found."""
-    job, faults = _validate(fields)
+    job, faults = validate_fields(fields)
     faults = faults or job_faults(job)
     if faults:
         raise PlanError(subject, faults)
     return job
 
 
-def _validate(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
+def validate_fields(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
     """The job, and what is wrong with single fields; the default job if something is."""
+    if faults := value_faults(fields):
+        return JobSpec(), faults
     try:
         # By way of JSON, in which pydantic's strict mode accepts a list for a list and an int for a float.
         return JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True), []
@@ -91,20 +93,12 @@ def _read_toml(job: str) -> dict[str, Any]:
     try:
         if not job:
             raise FileNotFoundError
-        contents = path.read_bytes()
+        fields = read_toml(path, "a job is a TOML file")
     except (FileNotFoundError, NotADirectoryError):
         if path.suffix == ".toml" or "/" in job:
             raise ValueError(f"there is no file {job} (looked from {Path.cwd()}); check the path") from None
         known = catalog.did_you_mean(job, catalog.names("jobs"))
         raise ValueError(f"{job!r} is neither a file nor a catalog job; {known}") from None
-    except IsADirectoryError:
-        raise ValueError(f"{job} is a folder; name the TOML file in it") from None
-    try:
-        fields = tomllib.loads(contents.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{job} is not UTF-8 text (byte {error.start}); a job is a TOML file") from None
-    except _TOML_ERRORS as error:
-        raise ValueError(f"{job} is not valid TOML: {error}; mend that line") from None
     for section, field in _NAMING:
         given = fields.get(section)
         if isinstance(given, dict) and field in given:
@@ -117,19 +111,28 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
     path, equals, text = override.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
-        return [f"--set {override!r} is not of the form section.field=value, such as plan.tp=4"]
+        return [f"--set {_short(override)!r} is not of the form section.field=value, such as plan.tp=4"]
+    if len(keys) > _MOST_KEYS:
+        return [
+            f"--set {_short(override)!r} names {len(keys)} sections within each other, and fields are at most "
+            f"{_MOST_KEYS} deep, such as model.moe.experts"
+        ]
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except _TOML_ERRORS:
+    except TOML_ERRORS:
         parsed = {}
     value = parsed["value"] if len(parsed) == 1 else text  # a line break in the text could begin another key
     target = fields
     for key in keys[:-1]:
         target = target.setdefault(key, {})
         if not isinstance(target, dict):
-            return [f"--set {override!r}: {key} is a value, not a section"]
+            return [f"--set {_short(override)!r}: {key} is a value, not a section; set it without what follows {key}"]
     target[keys[-1]] = value
     return []
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from shardwright.spec import largest
 from shardwright.spec.base import Spec
 
 GateName = Literal["softmax", "switch", "gshard", "sigmoid", "expert-choice", "correlation"]
@@ -17,28 +18,28 @@ Scope = Literal["microbatch", "sequence", "global"]
 class MoeSpec(Spec):
     """The experts of a model, who chooses them and what keeps them evenly used. Without experts a model is dense."""
 
-    experts: Annotated[int, Field(ge=0, le=10**6)] = Field(
+    experts: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
         0, description="Experts of a layer, of which each token gets a few; 0 means a dense model."
     )
-    top_k: Annotated[int, Field(ge=0)] = Field(
+    top_k: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
         0, description="Experts of a token; 0 means 1 for the switch gate and 2 for others."
     )
-    ffn: Annotated[int, Field(ge=0)] = Field(
+    ffn: Annotated[int, Field(ge=0, le=largest.WIDTH)] = Field(
         0, description="Width inside an expert; 0 means that of the model's MLP. Experts have no biases."
     )
-    shared_experts: Annotated[int, Field(ge=0)] = Field(
+    shared_experts: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
         0, description="Experts that every token gets besides, computed as one MLP."
     )
-    shared_ffn: Annotated[int, Field(ge=0)] = Field(
+    shared_ffn: Annotated[int, Field(ge=0, le=largest.WIDTH)] = Field(
         0, description="Width inside a shared expert; 0 means that of the others."
     )
     shared_gate: bool = Field(
         False, description="Weigh what the shared experts give with the sigmoid of one more product (Qwen2-MoE)."
     )
-    first_dense: Annotated[int, Field(ge=0)] = Field(
+    first_dense: Annotated[int, Field(ge=0, le=largest.LAYERS)] = Field(
         0, description="Layers at the beginning that keep a plain MLP (DeepSeek)."
     )
-    every: Annotated[int, Field(gt=0)] = Field(
+    every: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(
         1, description="After the first dense ones, each so many-th layer has experts; 2 is every other one (GShard)."
     )
     gate: GateName = Field(
@@ -54,25 +55,27 @@ class MoeSpec(Spec):
         "all",
         description="softmax: weights are the softmax over all experts, or over the chosen ones' alone (Mixtral).",
     )
-    routed_scaling: Annotated[float, Field(gt=0)] = Field(
+    routed_scaling: Annotated[float, Field(gt=0, le=largest.FACTOR)] = Field(
         1.0, description="What the weights of the chosen experts are multiplied with in the end."
     )
-    num_groups: Annotated[int, Field(gt=0)] = Field(
+    num_groups: Annotated[int, Field(gt=0, le=largest.EXPERTS)] = Field(
         1, description="softmax and sigmoid: equal groups of experts, of which a token uses some, such as nodes."
     )
-    groups_kept: Annotated[int, Field(gt=0)] = Field(1, description="Groups that a token's experts may lie in.")
+    groups_kept: Annotated[int, Field(gt=0, le=largest.EXPERTS)] = Field(
+        1, description="Groups that a token's experts may lie in."
+    )
     group_score: Literal["top2", "max"] = Field(
         "top2",
         description="How groups are compared: by the sum of their two best experts (DeepSeek-V3) or by the best "
         "(DeepSeek-V2).",
     )
-    partners: Annotated[int, Field(ge=0)] = Field(
+    partners: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
         0, description="correlation: experts that later choices may fall on; 0 means half of all, at least top_k - 1."
     )
     co_activation_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.9, description="correlation: what remains after each step of the counts of experts chosen together."
     )
-    bias_update: Annotated[float, Field(ge=0)] = Field(
+    bias_update: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
         0.0,
         description="sigmoid: by how much the bias of an expert that got less than the mean in a step rises, and that "
         "of one that got more falls (Wang et al. 2024, arXiv 2408.15664).",
@@ -80,7 +83,7 @@ class MoeSpec(Spec):
     aux_loss: AuxLoss = Field(
         "none", description="A loss that is least where experts are evenly used, of Switch or of GShard."
     )
-    aux_coefficient: Annotated[float, Field(gt=0)] = Field(
+    aux_coefficient: Annotated[float, Field(gt=0, le=largest.FACTOR)] = Field(
         0.01,
         description="What it is multiplied with. GShard's loss is smaller than Switch's by the square of the number of "
         "experts, and its coefficient must be as much larger to weigh the same.",
@@ -90,10 +93,10 @@ class MoeSpec(Spec):
         description="Where use should be even: in each microbatch, in each sequence, or in the global batch (there "
         "the counts are those of the step before).",
     )
-    z_coefficient: Annotated[float, Field(ge=0)] = Field(
+    z_coefficient: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
         0.0, description="Of a loss that keeps the gate's logits small (Zoph et al. 2022, arXiv 2202.08906)."
     )
-    capacity_factor: Annotated[float, Field(ge=0)] = Field(
+    capacity_factor: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
         0.0,
         description="Most tokens of an expert in a microbatch, as a multiple of the mean; 0 means no limit, and 1 "
         "with expert-choice, where each expert takes exactly so many.",

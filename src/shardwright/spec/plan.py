@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from shardwright.spec import largest
 from shardwright.spec.base import Spec
-from shardwright.spec.model import Count
 from shardwright.spec.recompute import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy, RecomputedName
 from shardwright.spec.sequence import ContextMethod
 
@@ -41,25 +41,36 @@ STAGES_PER_RANK = {
     "dualpipev": 2,
 }
 
+# Schedules that update weights while the pipeline is full.
+ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
+
 
 class PlanSpec(Spec):
     """Degrees and order of work. The product dp x cp x tp x pp is the number of ranks."""
 
-    dp: Count = Field(1, description="Data-parallel degree: replicas that see different samples.")
-    tp: Count = Field(1, description="Tensor-parallel degree: ranks that share each layer's matrices.")
-    pp: Count = Field(1, description="Pipeline-parallel degree: ranks that hold different layers.")
-    cp: Count = Field(1, description="Context-parallel degree: ranks that share each sequence's tokens.")
+    dp: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
+        1, description="Data-parallel degree: replicas that see different samples."
+    )
+    tp: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
+        1, description="Tensor-parallel degree: ranks that share each layer's matrices."
+    )
+    pp: Annotated[int, Field(gt=0, le=largest.PIPELINE_RANKS)] = Field(
+        1, description="Pipeline-parallel degree: ranks that hold different layers."
+    )
+    cp: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
+        1, description="Context-parallel degree: ranks that share each sequence's tokens."
+    )
     cp_method: ContextMethod = Field(
         "ring",
         description="How attention spans the cp ranks. ring: keys and values go around, under the computation; "
         "all-gather: they are gathered at once; ulysses: ranks trade tokens for heads, and each attends with its own.",
     )
-    ep: Count = Field(
+    ep: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
         1,
         description="Expert-parallel degree: ranks that hold different experts; they are ranks of dp and cp, and of tp "
         "where expert_tp is 1.",
     )
-    expert_tp: Annotated[int, Field(ge=0)] = Field(
+    expert_tp: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
         0, description="Tensor-parallel degree of the experts: plan.tp or 1; 0 is plan.tp."
     )
     dispatch: Literal["direct", "node-aware"] = Field(
@@ -67,17 +78,19 @@ class PlanSpec(Spec):
         description="How tokens cross to experts on other nodes. direct: once for each expert; node-aware: once for "
         "each node, and from there to its experts inside the node.",
     )
-    microbatch_size: Count = Field(1, description="Sequences in one forward pass of one rank.")
+    microbatch_size: Annotated[int, Field(gt=0, le=largest.BATCH)] = Field(
+        1, description="Sequences in one forward pass of one rank."
+    )
     schedule: ScheduleName = Field("1f1b", description="Order of forward and backward passes in the pipeline.")
-    virtual_stages: Count = Field(
+    virtual_stages: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(
         1,
         description="Pieces of the model that each pipeline rank holds, where the schedule lets you choose: "
         "interleaved-1f1b, looped-bfs and auto (1 or 2).",
     )
-    extra_warmup: Annotated[int, Field(ge=0)] = Field(
+    extra_warmup: Annotated[int, Field(ge=0, le=largest.COMPUTATIONS)] = Field(
         0, description="1f1b: more forwards before the first backward, to hide messages at the price of memory."
     )
-    most_alive: Annotated[float, Field(ge=0)] = Field(
+    most_alive: Annotated[float, Field(ge=0, le=largest.COMPUTATIONS)] = Field(
         0.0,
         description="auto: most microbatches whose activations a rank keeps; 0 is as many as 1f1b keeps, plan.pp.",
     )
@@ -89,7 +102,7 @@ class PlanSpec(Spec):
         description="ZeRO stage: what the dp ranks share instead of each holding all of it; 1 optimizer state, 2 "
         "gradients too, 3 parameters too.",
     )
-    zero_ranks: Annotated[int, Field(ge=0)] = Field(
+    zero_ranks: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
         0,
         description="Hybrid sharding: neighbouring dp ranks that share one set of shards, and copies of it over the "
         "others; 0 is all of dp.",
@@ -102,8 +115,9 @@ class PlanSpec(Spec):
     offload_parameters: bool = Field(
         False, description="ZeRO 3: keep the shards of the parameters in host memory until they are gathered."
     )
-    layout: list[Annotated[int, Field(ge=0)]] = Field(
+    layout: list[Annotated[int, Field(ge=0, le=largest.LAYERS)]] = Field(
         default_factory=list,
+        max_length=largest.LAYERS + 2,
         description="Layers of each stage, first to last; empty means as even as possible.",
     )
     recompute: Recompute = Field(
@@ -116,29 +130,34 @@ class PlanSpec(Spec):
         ["attention"],
         description="selective: operators that are computed again (norm, qkv, attention, up, activation).",
     )
-    recompute_every: Count = Field(
+    recompute_every: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(
         1, description="full and selective: only every so many layers, counted in the whole model from layer 0."
     )
     recompute_layers: list[list[RecomputedName]] = Field(
         default_factory=list,
+        max_length=largest.LAYERS,
         description="layers: by layer of the model what it computes again, operators or layer; budget chooses it.",
     )
-    memory_limit_gib: Annotated[float, Field(ge=0)] = Field(
+    memory_limit_gib: Annotated[float, Field(ge=0, le=largest.MEMORY_GIB)] = Field(
         0.0, description="budget: most GiB of activations on a rank; what is dearest to compute again is kept."
     )
     offload_activations: bool = Field(
         False,
         description="full: inputs of layers wait for the backward in host memory, and come back ahead of it.",
     )
-    bucket_mib: Annotated[float, Field(gt=0)] = Field(
+    bucket_mib: Annotated[float, Field(ge=largest.LEAST_BUCKET_MIB, le=largest.BUCKET_MIB)] = Field(
         25.0, description="Gradients are reduced over dp in buckets of this many MiB, during the backward."
     )
     compress: CompressName = Field("none", description="How gradients are made smaller on their way over dp.")
-    compress_rank: Count = Field(4, description="powersgd: rank of the two factors that a gradient matrix travels as.")
-    compress_share: Annotated[float, Field(gt=0, le=1)] = Field(
+    compress_rank: Annotated[int, Field(gt=0, le=largest.WIDTH)] = Field(
+        4, description="powersgd: rank of the two factors that a gradient matrix travels as."
+    )
+    compress_share: Annotated[float, Field(ge=largest.LEAST_RATE, le=1)] = Field(
         0.01, description="topk: share of the gradient elements of a bucket that travel in one step."
     )
-    compress_least: Count = Field(4096, description="Gradient tensors with fewer elements travel as they are.")
+    compress_least: Annotated[int, Field(gt=0, le=largest.PARAMETERS)] = Field(
+        4096, description="Gradient tensors with fewer elements travel as they are."
+    )
 
     @property
     def world(self) -> int:

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from shardwright.spec import largest
 from shardwright.spec.base import Spec
-from shardwright.spec.model import Count
 
 Number = Literal["float32", "bf16", "fp16"]
 
@@ -24,16 +24,18 @@ class PrecisionSpec(Spec):
         description="Number type in which gradients travel, if plan.compress says nothing else; gradients is that in "
         "which they add up.",
     )
-    loss_scale: Annotated[float, Field(ge=0)] = Field(
+    loss_scale: Annotated[float, Field(ge=0, le=largest.LOSS_SCALE)] = Field(
         65536.0, description="First factor of the loss with fp16, so that small gradients are kept; 0 means none."
     )
-    loss_scale_growth_steps: Annotated[int, Field(ge=0)] = Field(
+    loss_scale_growth_steps: Annotated[int, Field(ge=0, le=largest.STEPS)] = Field(
         2000, description="Steps without overflow after which the loss scale doubles; 0 means that it is constant."
     )
     float8: Literal["none", "delayed", "tensorwise", "rowwise", "blockwise"] = Field(
         "none", description="Recipe by which the products of linear layers are computed in fp8."
     )
-    float8_history: Count = Field(16, description="delayed: steps whose largest values the scales are taken from.")
+    float8_history: Annotated[int, Field(gt=0, le=largest.HISTORY)] = Field(
+        16, description="delayed: steps whose largest values the scales are taken from."
+    )
 
     @property
     def product_number(self) -> str:

@@ -10,12 +10,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shardwright.spec import catalog
+from shardwright.spec import catalog, largest
 from shardwright.spec.base import Spec
 from shardwright.spec.entry import read_entry
 from shardwright.spec.plan import ScheduleName
 
-Bytes = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
+Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
+Bytes = tuple[Number, Number]  # in the forward, in the backward
+
+
+Workspaces = Annotated[int, Field(ge=0, le=largest.WORKSPACES)]
 
 
 class SoftwareSpec(Spec):
@@ -26,7 +30,9 @@ class SoftwareSpec(Spec):
     matches: tuple[str, ...] = Field(
         (), description="Patterns by which the text about a run tells that it used this software."
     )
-    precedence: int = Field(0, description="Of several that match, the one with the highest is taken.")
+    precedence: Annotated[int, Field(ge=-largest.WORKSPACES, le=largest.WORKSPACES)] = Field(
+        0, description="Of several that match, the one with the highest is taken."
+    )
     calibration: str = Field("", description="Name of the calibration with constants of its own, if it has some.")
     attention: Literal["torch", "softmax", "flash1", "flash2", "cudnn"] = Field(
         description="Attention: torch's operators, a fused softmax, FlashAttention 1 or 2, or cuDNN's / version 3."
@@ -39,34 +45,39 @@ class SoftwareSpec(Spec):
     loss: Bytes = Field(description="Cross entropy, by logit.")
     float8: Bytes = Field((7.0, 7.0), description="Casts to fp8 and their transposes, by element of a product's input.")
     kernels: Bytes = Field((25.0, 45.0), description="Kernels that one layer launches.")
-    norm_kept: float = Field(2.0, description="Bytes that a norm keeps for its backward, by element.")
-    activation_kept: float = Field(
+    norm_kept: Number = Field(2.0, description="Bytes that a norm keeps for its backward, by element.")
+    activation_kept: Number = Field(
         0.0,
         description="Bytes that the activation keeps beside the inputs of both products, by element that leaves it.",
     )
-    rotary_kept: float = Field(0.0, description="Bytes kept beside query, key and value, by their elements.")
-    logit_peak: float = Field(6.0, description="Most bytes by logit while the loss is computed.")
+    rotary_kept: Number = Field(0.0, description="Bytes kept beside query, key and value, by their elements.")
+    logit_peak: Number = Field(6.0, description="Most bytes by logit while the loss is computed.")
     placeholder_bytes: Literal[0, 2] = Field(
         0,
         description="Bytes of a placeholder by element of a weight: products add weight gradients up themselves, and "
         "give autograd an empty tensor instead: one for each shape that weights of layers have, which stays, and that "
         "of the head, which is there during its backward.",
     )
-    workspaces: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = Field(
+    workspaces: tuple[Workspaces, Workspaces] = Field(
         (0, 0), description="Workspaces of 32 MiB that products take from the allocator: always, more with experts."
     )
     head_parallel: bool = Field(True, description="tp ranks share the loss; if not, logits are gathered on each.")
-    stage_kept: float = Field(
+    stage_kept: Number = Field(
         0.0,
         description="Bytes that a stage keeps of each microbatch in flight beside its layers', by output element.",
     )
-    step_bytes: float = Field(
+    step_bytes: Number = Field(
         0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
     )
     dropout: bool = Field(False, description="Whether dropout masks are kept.")
     causal: bool = Field(True, description="Whether attention skips what causality masks.")
     gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")
     reduce_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient on its way.")
+    bf16_gradient_bytes: Literal[0, 2, 4] = Field(
+        0,
+        description="Both of these where products are in bfloat16, whose 8 bits many will not add up in; 0 is as in "
+        "other numbers.",
+    )
     reduce_whole: bool = Field(False, description="ZeRO-1 sums gradients on every rank, as without it.")
     reduce_overlap: bool = Field(False, description="Gradients are reduced during the last backward.")
     masters: bool = Field(
@@ -74,7 +85,7 @@ class SoftwareSpec(Spec):
         description="Parameters in 16 bits have a copy in float32; if not, they are in float32 and cast where used.",
     )
     shard_overlap: bool = Field(True, description="ZeRO-3 gathers a layer's parameters while another one computes.")
-    shard_pieces: Annotated[int, Field(gt=0)] = Field(
+    shard_pieces: Annotated[int, Field(gt=0, le=largest.WORKSPACES)] = Field(
         1, description="Collectives in which ZeRO-3 gathers a layer's parameters."
     )
     gather_overlap: bool = Field(False, description="Updated parameters are gathered during the next forward.")

@@ -5,22 +5,23 @@ from typing import Annotated
 
 from pydantic import Field
 
+from shardwright.spec import largest
 from shardwright.spec.base import Spec
 
 
 class YarnSpec(Spec):
     """Pairs that turn slowly are stretched by `factor`, those that turn fast stay, and between is a ramp."""
 
-    factor: Annotated[float, Field(ge=1)] = Field(
+    factor: Annotated[float, Field(ge=1, le=largest.SEQUENCE)] = Field(
         1.0, description="How many times longer sequences become; 1 means no scaling."
     )
-    trained_sequence: Annotated[int, Field(gt=0)] = Field(
+    trained_sequence: Annotated[int, Field(gt=0, le=largest.SEQUENCE)] = Field(
         4096, description="Sequence that the model was trained on before, in tokens."
     )
-    fast: Annotated[float, Field(gt=0)] = Field(
+    fast: Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)] = Field(
         32.0, description="Pairs that turn more often than this in trained_sequence stay as they are."
     )
-    slow: Annotated[float, Field(gt=0)] = Field(
+    slow: Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)] = Field(
         1.0, description="Pairs that turn less often than this in trained_sequence are stretched by all of factor."
     )
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import DataSpec
 from shardwright.spec.model import ModelSpec
+from shardwright.spec.user_file import GIB, hole_bytes, open_file
 from shardwright.train.documents import SourceFile, find_files
 from shardwright.train.samples import Samples, TokenSpan, cut, num_tokens
 from shardwright.train.token_cache import (
@@ -27,6 +28,9 @@ from shardwright.train.token_cache import (
     tokenize,
 )
 from shardwright.train.tokenizer import Tokenizer, load_tokenizer
+
+# Of a token file that is mostly holes; a file system that compresses may have some of its own.
+_MOST_HOLES_BYTES = GIB
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class TokenFiles:
     sequence: int
     seed: int
     separate_documents: bool = False
+    dropped_share: float = 0.0  # of the text's characters: those for which the tokenizer has no token
 
     def train_samples(self) -> Samples:
         """Training samples, shuffled anew in every epoch."""
@@ -139,8 +144,7 @@ def _open_token_files(files: list[SourceFile], data: DataSpec, faults: list[str]
 
 def _open_bin(file: SourceFile, dtype: str) -> TokenSpan:
     """Little-endian ids and nothing else. Raises OSError, or ValueError with the fault."""
-    with file.path.open("rb"):  # only to see now that it can be
-        pass
+    _check_written(file)
     item_bytes = np.dtype(dtype).itemsize
     if file.size_bytes % item_bytes:
         raise ValueError(
@@ -153,6 +157,7 @@ def _open_bin(file: SourceFile, dtype: str) -> TokenSpan:
 
 def _open_npy(file: SourceFile) -> TokenSpan:
     """A one-dimensional array of integers. Raises OSError, or ValueError with the fault."""
+    _check_written(file)
     try:
         array = np.lib.format.open_memmap(file.path, mode="r")
     except ValueError as error:
@@ -163,6 +168,17 @@ def _open_npy(file: SourceFile) -> TokenSpan:
             f"in one dimension; save array.reshape(-1).astype('uint32')"
         )
     return TokenSpan(file.path, array.dtype.str, array.offset, len(array))
+
+
+def _check_written(file: SourceFile) -> None:
+    """Raises OSError if it can't be read, or ValueError if it is terabytes of what nobody wrote."""
+    with open_file(file.path) as stream:
+        holes = hole_bytes(stream)
+    if holes > _MOST_HOLES_BYTES and holes > file.size_bytes // 2:
+        raise ValueError(
+            f"{file.path} is a sparse file: of its {file.size_bytes:,} bytes {holes:,} were never written, and would "
+            "be read as tokens 0; write it again, to its end"
+        )
 
 
 def _with_starts(spans: list[TokenSpan], data: DataSpec, cache: Path) -> list[TokenSpan]:
@@ -267,6 +283,7 @@ def _split(
         sequence=model.sequence,
         seed=seed,
         separate_documents=data.separate_documents,
+        dropped_share=summary.dropped_share,
     )
 
 

@@ -3,28 +3,29 @@
 A fault is not raised where it is met but appended to a list, so that the caller can report all at once.
 """
 
-import glob
 import json
-import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from shardwright.spec.job import DataSpec
+from shardwright.spec.user_file import GIB, MIB, FileFault, kind_of, open_file
+from shardwright.train.data_folder import STDLIB, list_paths, unreadable
 
-STDLIB = "python-stdlib"
 # Enough for a model that learns on a laptop, and read in a second.
 _STDLIB_MOST_BYTES = 8_000_000
-_STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 _FORMATS = {".jsonl": "jsonl", ".parquet": "parquet", ".bin": "tokens", ".npy": "tokens"}
 _PACKED = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"}
 # Text is read and tokenized in pieces of about this size, so that memory doesn't grow with a document.
 _PIECE_BYTES = 1 << 20
 # A wrong text_field is a fault in every line; nobody reads a million of them.
 _MOST_FAULTS = 10
+# One record, and one group of rows of a parquet file, must fit into memory several times.
+_LONGEST_LINE_BYTES = 16 * MIB
+_LARGEST_GROUP_BYTES = 4 * GIB
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,23 @@ def find_files(data: DataSpec, faults: list[str]) -> list[SourceFile]:
     generated build settings and retired editor; of more than 8 MB, a part picked by a hash of the names.
     """
     try:
-        root, paths = _list_paths(data.path, faults)
+        root, paths = list_paths(data.path, faults)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         faults.append(f"data.path {data.path!r} can't be read: {reason}; check the path and its permissions")
         return []
-    files = []
+    files: list[SourceFile] = []
     for path in paths:
+        if len(faults) >= _MOST_FAULTS:
+            faults.append("no more files were looked at; there may be more faults behind them")
+            return []
         try:
             status = path.stat()
         except OSError as error:
-            faults.append(_unreadable(path, error))
+            faults.append(unreadable(path, error))
             continue
-        if not stat.S_ISREG(status.st_mode):
-            faults.append(f"{path} is not a regular file; copy its contents to one, or leave it out")
+        if kind := kind_of(status.st_mode):
+            faults.append(f"{path} is not a regular file but {kind}; copy its contents to one, or leave it out")
             continue
         format_ = _FORMATS.get(path.suffix.lower(), "text") if data.format == "auto" else data.format
         name = path.relative_to(root).as_posix()
@@ -93,68 +97,6 @@ def read_documents(files: Sequence[SourceFile], text_field: str, faults: list[st
             return
 
 
-def _list_paths(text: str, faults: list[str]) -> tuple[Path, list[Path]]:
-    """The folder that names are relative to, and all files, sorted. Raises OSError or ValueError."""
-    if text == STDLIB:
-        root = Path(os.__file__).parent
-        # Build settings hold paths of the machine that Python was built on.
-        found = [
-            path
-            for path in _walk(root, faults, _STDLIB_LEFT_OUT)
-            if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
-        ]
-        if not found:
-            faults.append(f"this Python keeps no .py files in {root}; set data.path to files of your own")
-        return root, found
-    if not text:
-        raise ValueError("it is empty")
-    path = Path(os.path.expanduser(text))
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return _list_glob(path, text, faults)
-    if not stat.S_ISDIR(mode):
-        return path.parent, [path]
-    num_faults = len(faults)
-    found = list(_walk(path, faults, set()))
-    if not found and len(faults) == num_faults:
-        faults.append(f"folder {path} holds no files (hidden ones are skipped); name one with text in it")
-    return path, found
-
-
-def _list_glob(pattern: Path, text: str, faults: list[str]) -> tuple[Path, list[Path]]:
-    parts = pattern.parts
-    fixed = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), len(parts))
-    if fixed == len(parts):
-        way_out = f"check the path, or use data.path = {STDLIB!r}"
-        faults.append(f"there is no file or folder {text} (looked from {Path.cwd()}); {way_out}")
-        return pattern, []
-    matches = [Path(match) for match in glob.glob(str(pattern), recursive=True)]
-    found = sorted(path for path in matches if not path.is_dir())
-    if not found:
-        also = "matches folders and no file" if matches else "matches nothing"
-        way_out = "check it, or name a folder, which is searched recursively"
-        faults.append(f"glob {text} {also} (looked from {Path.cwd()}); {way_out}")
-    return Path(*parts[:fixed]), found
-
-
-def _walk(root: Path, faults: list[str], left_out: set[str]) -> Iterator[Path]:
-    """All files under `root`, folder by folder in sorted order, without hidden ones."""
-    seen = set()
-
-    def unreadable(error: OSError) -> None:
-        faults.append(_unreadable(error.filename, error))
-
-    for folder, folders, names in os.walk(root, onerror=unreadable, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:  # a link back to a folder above, or a second link to this one
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if name[0] != "." and name not in left_out)
-        yield from (Path(folder, name) for name in sorted(names) if name[0] != ".")
-
-
 def _pick(files: list[SourceFile], most_bytes: int) -> list[SourceFile]:
     """Files of at most `most_bytes` in all, spread evenly over the names, in their order."""
     picked, total_bytes = set(), 0
@@ -163,11 +105,6 @@ def _pick(files: list[SourceFile], most_bytes: int) -> list[SourceFile]:
             picked.add(file.name)
             total_bytes += file.size_bytes
     return [file for file in files if file.name in picked]
-
-
-def _unreadable(path: Path | str, error: OSError) -> str:
-    way_out = "check its permissions, or leave it out of data.path"
-    return f"{path} can't be read: {error.strerror or error}; {way_out}"
 
 
 class _FaultError(Exception):
@@ -179,10 +116,10 @@ def _collect(file: SourceFile, faults: list[str]) -> Iterator[None]:
     """Turn what ends the reading of `file` into a fault."""
     try:
         yield
-    except _FaultError as fault:
+    except (_FaultError, FileFault) as fault:
         faults.append(str(fault))
     except OSError as error:
-        faults.append(_unreadable(file.path, error))
+        faults.append(unreadable(file.path, error))
 
 
 def _decode(raw: bytes, file: SourceFile, position: int) -> str:
@@ -204,7 +141,7 @@ def _read_text(file: SourceFile, text_field: str, faults: list[str]) -> Iterator
 
 
 def _text_pieces(file: SourceFile, faults: list[str]) -> Iterator[str]:
-    with _collect(file, faults), file.path.open("rb") as stream:
+    with _collect(file, faults), open_file(file.path) as stream:
         rest, position = b"", 0
         while block := stream.read(_PIECE_BYTES):
             raw = rest + block
@@ -224,9 +161,14 @@ def _text_pieces(file: SourceFile, faults: list[str]) -> Iterator[str]:
 
 def _read_jsonl(file: SourceFile, text_field: str, faults: list[str]) -> Iterator[Document]:
     """A document a line; blank lines are skipped."""
-    with _collect(file, faults), file.path.open("rb") as stream:
+    with _collect(file, faults), open_file(file.path) as stream:
         position = 0
-        for number, raw in enumerate(stream, 1):
+        for number, raw in enumerate(iter(lambda: stream.readline(_LONGEST_LINE_BYTES + 1), b""), 1):
+            if len(raw) > _LONGEST_LINE_BYTES:
+                raise _FaultError(
+                    f"{file.path}, line {number} is longer than {_LONGEST_LINE_BYTES:,} bytes; write one record a "
+                    "line, and cut longer documents"
+                )
             text = _decode(raw, file, position).removeprefix("\ufeff" if number == 1 else "")
             position += len(raw)
             if not text.strip():
@@ -279,15 +221,20 @@ def _read_parquet(file: SourceFile, text_field: str, faults: list[str]) -> Itera
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with _collect(file, faults):
+    with _collect(file, faults), open_file(file.path) as stream:
         try:
-            with pq.ParquetFile(file.path) as table:
+            with pq.ParquetFile(stream) as table:
                 columns = table.schema_arrow.names
                 if text_field not in columns:
                     raise _FaultError(f"{file.path} has no column {text_field!r}; {_one_of(columns)}")
+                metadata = table.metadata
+                _check_groups(metadata, file)
+            # Values that repeat stay references to a dictionary: written out, a small file could fill the memory.
+            with pq.ParquetFile(stream, metadata=metadata, read_dictionary=[text_field]) as table:
                 row = 0
                 for batch in table.iter_batches(batch_size=256, columns=[text_field]):
-                    for value in batch.column(0).to_pylist():
+                    for scalar in batch.column(0):
+                        value = scalar.as_py()
                         row += 1
                         where = f"{file.path}, row {row}"
                         try:
@@ -302,6 +249,16 @@ def _read_parquet(file: SourceFile, text_field: str, faults: list[str]) -> Itera
             reason = str(error).splitlines()[0]
             way_out = "write it again, or leave it out of data.path"
             raise _FaultError(f"{file.path} is a broken parquet file: {reason}; {way_out}") from None
+
+
+def _check_groups(metadata: Any, file: SourceFile) -> None:
+    """Raises _FaultError for a group of rows that would fill the memory."""
+    for number in range(metadata.num_row_groups):
+        if (size := metadata.row_group(number).total_byte_size) > _LARGEST_GROUP_BYTES:
+            raise _FaultError(
+                f"{file.path}: row group {number} has {size:,} bytes, and at most {_LARGEST_GROUP_BYTES:,} are read at "
+                "once; write it again with smaller row groups (row_group_size of pyarrow's write_table)"
+            )
 
 
 def _cut(text: str) -> list[str]:

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +25,7 @@ from shardwright.train.samples import TokenSpan
 from shardwright.train.tokenizer import Tokenizer
 
 # Part of every cache name: a change of what is written under the same name must change it.
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 # Text that is tokenized at a time. A tokenizer needs some 50 bytes of memory for each character.
 _BATCH_CHARACTERS = 4 << 20
 # Of a document, what its side of the split is decided by, next to its name.
@@ -39,7 +39,7 @@ Sides = tuple[tuple[TokenSpan, ...], tuple[TokenSpan, ...]]
 
 @dataclass(frozen=True)
 class Summary:
-    """What the JSON file beside the token files says; unigram_entropy in nats per token."""
+    """The JSON file beside the token files: unigram_entropy in nats per token, dropped_share of characters."""
 
     dtype: str
     num_documents: int
@@ -47,6 +47,7 @@ class Summary:
     num_held_out_tokens: int
     largest_id: int
     unigram_entropy: float
+    dropped_share: float = 0.0
 
 
 def cache_key(files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer) -> str:
@@ -79,8 +80,11 @@ def tokenize(files: list[SourceFile], data: DataSpec, tokenizer: Tokenizer, fold
         if faults:
             raise PlanError("data", faults)
         writer.flush()
+        if fault := tokenizer.dropped.fault(data.tokenizer):
+            raise PlanError("data", [fault])
         numbers = (writer.num_tokens[0], writer.num_tokens[1])
         summary = make_summary(dtype.str, writer.num_documents, numbers, writer.counts)
+        summary = replace(summary, dropped_share=tokenizer.dropped.share)
         _write_summary(create, folder / f"{key}.json", summary)
     return summary
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import DataSpec
+from shardwright.spec.user_file import MIB, FileFault, read_text
+from shardwright.train.dropped_text import Dropped, may_drop
 
 if TYPE_CHECKING:
     import tokenizers
@@ -20,12 +22,13 @@ class Tokenizer(Protocol):
     """Text to token ids and back.
 
     `num_ids` is 1 + the largest id it can give, `end_of_text` the ids that follow each document, and
-    `fingerprint` tells tokenizers apart.
+    `fingerprint` tells tokenizers apart. `dropped` counts what of the text encoded so far has no token.
     """
 
     num_ids: int
     end_of_text: tuple[int, ...]
     fingerprint: str
+    dropped: Dropped
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """Ids of `text`: [n]. Raises ValueError for what it can't encode, such as a lone surrogate."""
@@ -47,6 +50,9 @@ class ByteTokenizer:
     num_ids = 256
     end_of_text: tuple[int, ...] = (ord("\n"),)
     fingerprint = "bytes"
+
+    def __init__(self) -> None:
+        self.dropped = Dropped()
 
     def encode(self, text: str) -> NDArray[np.int64]:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
@@ -79,6 +85,8 @@ class FileTokenizer:
         self.num_ids = 1 + max(ids.values(), default=-1)  # ids may have gaps, so not the number of entries
         self.end_of_text = tuple(ids[name] for name in self.names if name in ids)[:1]
         self.fingerprint = blake2b(text.encode(), digest_size=16).hexdigest()
+        self.dropped = Dropped()
+        self._may_drop = may_drop(text)
 
     def encode(self, text: str) -> NDArray[np.int64]:
         return self.encode_batch([text])[0]
@@ -88,10 +96,19 @@ class FileTokenizer:
             encodings = self._library.encode_batch(list(texts), add_special_tokens=False)
         except Exception as error:  # again a bare one, as for a word outside a vocabulary without "unknown"
             raise ValueError(str(error)) from None
+        if self._may_drop:
+            self.dropped.add(texts, self._has_token)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
+
+    def _has_token(self, characters: Sequence[str]) -> list[bool]:
+        return [bool(alone.ids) for alone in self._library.encode_batch(list(characters), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+# The largest of published ones, with a quarter of a million tokens, have 35 MB; reading takes thirty times as much.
+_MOST_BYTES = 64 * MIB
 
 
 def load_tokenizer(data: DataSpec) -> Tokenizer:
@@ -101,16 +118,14 @@ def load_tokenizer(data: DataSpec) -> Tokenizer:
     path = Path(os.path.expanduser(data.tokenizer))
     way_out = 'name a tokenizer.json of Hugging Face tokenizers, or use data.tokenizer = "bytes"'
     try:
-        text = path.read_bytes().decode()
+        text = read_text(path, _MOST_BYTES, "tokenizer.json", way_out)
     except FileNotFoundError:
         fault = f"there is no tokenizer file {data.tokenizer} (looked from {Path.cwd()}); {way_out}"
         raise PlanError("data", [fault]) from None
-    except IsADirectoryError:
-        fault = f"data.tokenizer {data.tokenizer} is a folder; name the tokenizer.json in it"
-        raise PlanError("data", [fault]) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or contents that are not UTF-8
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise PlanError("data", [f"tokenizer file {path} can't be read: {reason}; {way_out}"]) from None
+    except FileFault as fault_of_file:
+        raise PlanError("data", [f"data.tokenizer {fault_of_file}"]) from None
+    except OSError as error:
+        raise PlanError("data", [f"tokenizer file {path} can't be read: {error.strerror}; {way_out}"]) from None
     try:
         return FileTokenizer(text)
     except Exception as error:  # the library raises bare Exception for a file that is no tokenizer

@@ -170,6 +170,8 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles, log: MetricsLog) -> 
         f"{tokens.num_documents:,} documents, {tokens.num_train_tokens:,} tokens to train on, "
         f"{tokens.num_validation_tokens:,} held out; {job.optimizer.steps} steps of {job.tokens_per_step:,} tokens"
     )
+    if tokens.dropped_share:
+        log.say(f"the tokenizer has no token for {tokens.dropped_share:.2%} of the text's characters, and drops them")
 
 
 def conclude(run: RunResult, log: MetricsLog) -> None:

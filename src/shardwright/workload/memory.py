@@ -8,7 +8,7 @@ is not counted.
 
 from collections.abc import Sequence
 
-from shardwright.schedule.job import job_program
+from shardwright.schedule.job import job_program, undrained_steps
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.versions import stashed_versions
 from shardwright.spec.job import JobSpec
@@ -73,7 +73,4 @@ def rank_replay(job: JobSpec, pp_rank: int, tp_index: int = 0) -> Replayed:
 
 def _num_steps(job: JobSpec) -> int:
     """Steps until the pipeline is as full as it gets: 1 if it drains, else enough for twice its depth."""
-    if job.plan.schedule not in ("pipedream", "pipedream-2bw"):
-        return 1
-    undrained = min(n for n in (job.optimizer.steps, job.run.log_every, job.run.eval_every) if n)
-    return min(undrained, 1 + -(-2 * job.plan.pp // job.num_microbatches))
+    return min(undrained_steps(job), 1 + -(-2 * job.plan.pp // job.num_microbatches))

@@ -10,6 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from shardwright.spec.toml_file import read_toml
+
 Kind = Literal["models", "clusters", "devices", "jobs", "software", "calibrations"]
 
 # Fields of an entry that name another one.
@@ -51,22 +53,23 @@ def read_left_out() -> dict[str, dict[str, float]]:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        fields = {"name": path.stem} | tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        fields = {"name": path.stem} | read_toml(path)
     except OSError as error:
         raise ValueError(f"{path} can't be read: {error.strerror} (looked from {Path.cwd()}); check the path") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deep
-        raise ValueError(f"{path} is not valid TOML: {error}; mend that line") from None
     return fields | {key: found_from(path, fields[key]) for key in _NAMING if key in fields}
 
 
 def found_from(file: Path, name: Any) -> Any:
     """A name that `file` mentions; the path of another file is taken from the folder of the first."""
-    return str((file.parent / name).resolve()) if isinstance(name, str) and is_file(name) else name
+    return str((file.parent / name).absolute()) if isinstance(name, str) and is_file(name) else name
+
+
+_LONGEST_WORD = 100  # comparing takes as long as the product of both lengths
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
     """A way out of a name that is not known."""
-    near = difflib.get_close_matches(word, known, n=2, cutoff=0.6)
+    near = difflib.get_close_matches(word[:_LONGEST_WORD], known, n=2, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(near) + "?"
     return "there are: " + ", ".join(known)

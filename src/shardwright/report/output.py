@@ -1,0 +1,23 @@
+"""A file that a command writes because the user named one."""
+
+import errno
+from pathlib import Path
+
+from shardwright.spec.base import PlanError
+from shardwright.spec.user_file import reason_of, write_text
+
+# What has nothing to do with the name: the command did all it could, and failed.
+_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+
+
+def write_output(path: Path, text: str, option: str) -> None:
+    """Write what a command found. PlanError if such a file can't be, OSError if the disk is full or fails."""
+    try:
+        write_text(path, text)
+    except OSError as error:
+        if error.errno in _FAILURES:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        fault = f"{option} {path} can't be written: {reason_of(error)}; check the folder and its permissions"
+        raise PlanError("output", [fault]) from None
+    except ValueError as error:  # a NUL in the name
+        raise PlanError("output", [f"{option} {str(path)!r} is no name of a file: {error}; use another"]) from None

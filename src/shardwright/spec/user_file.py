@@ -1,0 +1,141 @@
+"""The one place that opens what a user names: regular files of a sane size, read once and bounded.
+
+A job, a tokenizer or a table may be named by mistake, or by malice, as a device that never ends, a FIFO that nobody
+writes to, or a sparse file of terabytes. Nothing here waits or reads without a limit; a fault says what the file is and
+names a way out. What is wrong with a file comes as FileFault; OSError stays what the system said.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+# Folders whose files are not on any disk: what the kernel and its drivers say. /dev/shm is memory for files.
+_KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
+_OF_THE_KERNEL = "what the kernel shows of itself"
+_FOR_FILES = ("/dev/shm",)
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+)
+
+
+class FileFault(ValueError):  # noqa: N818 (a fault in the words of PlanError)
+    """What is wrong with a file, in one sentence with a way out."""
+
+
+def kind_of(mode: int) -> str:
+    """What a file is by its mode, in words; nothing if it is a regular one."""
+    if stat.S_ISREG(mode):
+        return ""
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+
+
+@contextmanager
+def open_file(path: Path, most_bytes: int = 0, what: str = "file") -> Iterator[BinaryIO]:
+    """A regular file, open for reading, of at most so many bytes (0: any number). `what` it should be, in words.
+
+    Raises FileFault or OSError.
+    """
+    try:
+        kind = kind_of(os.stat(path).st_mode)  # before it is opened: opening a device may have effects
+    except ValueError as error:  # a NUL, or half a character
+        raise FileFault(f"{str(path)!r} is no name of a file: {error}; check the path") from None
+    kind = kind or (_OF_THE_KERNEL if is_of_the_kernel(path) else "")  # some of these wait for ever, or have no end
+    if kind:
+        raise FileFault(_not_regular(path, kind, what))
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if most_bytes and status.st_size > most_bytes:
+            raise FileFault(_too_large(path, f"{status.st_size:,} bytes", most_bytes))
+        yield file
+
+
+def read_file(path: Path, most_bytes: int, what: str = "file") -> bytes:
+    """All of a regular file of at most so many bytes. Raises FileFault or OSError."""
+    with open_file(path, most_bytes, what) as file:
+        contents = file.read(most_bytes + 1)
+    if len(contents) > most_bytes:  # it grows, or its size is not known beforehand, as under /proc
+        raise FileFault(_too_large(path, "more bytes than it says", most_bytes))
+    return contents
+
+
+def read_text(path: Path, most_bytes: int, what: str = "file", hint: str = "save it as UTF-8") -> str:
+    """The text of a regular file in UTF-8, with or without a byte order mark. `hint`: the way out of what is no text.
+
+    Raises FileFault or OSError.
+    """
+    contents = read_file(path, most_bytes, what)
+    try:
+        return contents.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileFault(f"{path} is not UTF-8 text (byte {error.start}); {hint}") from None
+
+
+def is_of_the_kernel(path: str | Path) -> bool:
+    """Whether a path, links followed, lies where the kernel shows its own state as files: /proc, /sys, /dev."""
+    real = os.path.realpath(path)
+    return _is_under(real, _KERNEL_FOLDERS) and not _is_under(real, _FOR_FILES)
+
+
+def hole_bytes(file: BinaryIO, most_segments: int = 256) -> int:
+    """Bytes of a file that were never written and read as zeros, in its first segments of data."""
+    size, position, found = os.fstat(file.fileno()).st_size, 0, 0
+    for _ in range(most_segments):
+        if position >= size:
+            break
+        try:
+            data = os.lseek(file.fileno(), position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # a file system that does not know
+                break
+            data = size  # a hole to the end
+        found += data - position
+        if data >= size:
+            break
+        position = os.lseek(file.fileno(), data, os.SEEK_HOLE)
+    file.seek(0)
+    return found
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that a user names for what a command found. Raises OSError.
+
+    A FIFO that nobody reads is refused at once, not waited for.
+    """
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o666
+    )
+    os.set_blocking(descriptor, True)
+    with open(descriptor, "w", encoding="utf-8", newline="", errors="replace") as file:
+        file.write(text)
+
+
+def reason_of(error: OSError) -> str:
+    """What the system said, in words."""
+    if error.errno == errno.ENXIO:
+        return "it is a FIFO that nobody reads, or no file"
+    return error.strerror or str(error)
+
+
+def _not_regular(path: Path, kind: str, what: str) -> str:
+    if kind == "a folder":
+        return f"{path} is a folder; name the {what} in it"
+    return f"{path} is {kind}, not a regular file; copy what is meant into one, and name that"
+
+
+def _too_large(path: Path, size: str, most_bytes: int) -> str:
+    return f"{path} has {size}, and at most {most_bytes:,} are read here; check that it is the file that was meant"
+
+
+def _is_under(path: str, folders: tuple[str, ...]) -> bool:
+    return any(path == folder or path.startswith(folder + "/") for folder in folders)
