@@ -73,7 +73,7 @@ class Trace:
 
 @dataclass
 class Outcome:
-    """What became of one draw: "equal", "refused" (and why), "tie", "differs" or "failed"; and the share of the bound."""
+    """What became of one draw: "equal", "refused" (and why), "tie", "differs" or "failed"; and why."""
 
     kind: str
     reasons: list[str] = field(default_factory=list)
