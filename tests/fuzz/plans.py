@@ -194,9 +194,10 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
                 continue
             whole, part = full[place.name].double(), (box.numel() / full[place.name].numel()) ** 0.5
             away = max(float((other[place.name].double() - whole).norm()) for other in others)
-            hold(
-                place.name, float((box.double() - whole[place.slices]).norm()), away * part, float(whole.norm()) * part
-            )
+            difference = float((box.double() - whole[place.slices]).norm())
+            # What begins at 0 and has no gradient (a bias that softmax cancels) is as large as a step would make it.
+            size = float(whole.norm()) * part + job.optimizer.learning_rate * box.numel() ** 0.5
+            hold(place.name, difference, away * part, size)
     found.kind = "equal" if found.share <= 1 else "differs"
     return found
 
