@@ -14,6 +14,7 @@ import click
 from shardwright import __version__
 from shardwright.cli_job import JobCommand, job_options, load_to_run
 from shardwright.cli_predict import COMMANDS
+from shardwright.ending import telling_of_signals
 
 # What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
 SPEAKING_S = 10.0
@@ -43,8 +44,8 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from shardwright.measure.out_of_memory import way_out
     from shardwright.spec.mesh import MeshShape
     from shardwright.train.data import prepare_tokens
-    from shardwright.train.launch import RunError, check_machine, launch
-    from shardwright.train.rank import Failure, run_rank
+    from shardwright.train.launch import RankFailedError, check_machine, launch
+    from shardwright.train.rank import OF_ALL_RANKS, Failure, run_rank
     from shardwright.train.trainer import train as train_on_rank
     from shardwright.workload.memory import job_memory
 
@@ -52,11 +53,10 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     work = partial(train_on_rank, predicted=job_memory(spec))
 
     def tell(failure: Failure) -> None:
-        failure.leave(folder)
-        if failure.kind != "input" or (seat is not None and seat.rank == 0):  # all ranks refuse the same input
-            click.echo(failure.sentence(MeshShape.of(spec.plan)) + advice(failure), err=True)
-        elif seat is not None:
+        if seat is not None and seat.rank > 0 and failure.kind in OF_ALL_RANKS:
             time.sleep(SPEAKING_S)
+        else:
+            click.echo(failure.sentence(MeshShape.of(spec.plan)) + advice(failure), err=True)
 
     def advice(failure: Failure | None) -> str:
         return "\n" + way_out(spec, failure.room_bytes) if failure is not None and failure.kind == "memory" else ""
@@ -69,8 +69,8 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
             prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
             try:
                 result = launch(work, spec, folder)[0]
-            except RunError as error:
-                raise RunError(f"{error}{advice(error.failure)}", error.failure) from None
+            except RankFailedError as error:
+                raise RankFailedError(f"{error}{advice(error.failure)}", error.failure) from None
         if spec.model.moe.experts and (seat is None or seat.rank == 0):
             from shardwright.report.experts import draw_use
 
@@ -153,18 +153,17 @@ class _standard_output_for_json_alone:  # noqa: N801 (reads as a verb in its wit
 
 
 def main() -> None:
-    """Entry point: every error the user can mend is one message and no traceback."""
+    """Entry point: every error the user can mend is one message and no traceback, and so is a signal."""
+    telling_of_signals(_command)
+
+
+def _command() -> None:
     try:
         cli()
-    except ValueError as error:
-        from shardwright.spec.base import PlanError  # not before: it takes pydantic, and --help does not
+    except (ValueError, RuntimeError) as error:
+        from shardwright.spec.base import PlanError, RunError  # not before: it takes pydantic, and --help does not
 
-        if not isinstance(error, PlanError):
+        if not isinstance(error, PlanError | RunError):
             raise
-        click.echo(str(error), err=True)
-        sys.exit(2)
-    except RuntimeError as error:
-        if type(error).__name__ != "RunError":
-            raise
-        click.echo(f"failed: {error}", err=True)
-        sys.exit(1)
+        click.echo(str(error) if isinstance(error, PlanError) else f"failed: {error}", err=True)
+        sys.exit(2 if isinstance(error, PlanError) else 1)

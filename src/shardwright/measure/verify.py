@@ -1,7 +1,6 @@
 """Does a plan compute what one rank would have computed? Run both on the same data, and compare everything."""
 
 import math
-import tempfile
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from shardwright.spec.place import Place
 from shardwright.train.build import build
 from shardwright.train.data import prepare_tokens
 from shardwright.train.launch import launch
+from shardwright.train.scratch import scratch_folder
 from shardwright.train.step import StepResult, evaluate, refuse_asynchronous, train_step
 from shardwright.train.trainer import my_share
 
@@ -82,8 +82,8 @@ def verify(job: JobSpec, num_steps: int) -> Verdict:
     Every parameter of every rank is compared, copies included. Raises PlanError and RunError as `launch` does.
     """
     refuse_asynchronous(job, "verify")
-    with tempfile.TemporaryDirectory(prefix="shardwright-verify-") as scratch:
-        data_folder, plan_folder, one_folder = (Path(scratch, name) for name in ("data", "plan", "one"))
+    with scratch_folder() as scratch:
+        data_folder, plan_folder, one_folder = (scratch / name for name in ("data", "plan", "one"))
         prepare_tokens(job.data, job.model, job.run.seed, data_folder)  # what is wrong with the data shows here
         work = partial(record_steps, num_steps, data_folder)
         launch(work, job, plan_folder, num_threads=1)

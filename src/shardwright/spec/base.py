@@ -22,3 +22,7 @@ class PlanError(ValueError):
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         lines = [f"{subject}: {count}"] + [f"  {i}. {fault}" for i, fault in enumerate(faults, 1)]
         super().__init__("\n".join(lines))
+
+
+class RunError(RuntimeError):
+    """A run that failed for a reason which the user can be told in a sentence. Not wrong input: that is a PlanError."""
