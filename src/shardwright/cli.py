@@ -3,9 +3,12 @@
 Exit status: 0 done, 1 it failed, 2 the input is wrong.
 """
 
+import errno
 import json
+import os
 import sys
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -44,12 +47,14 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from shardwright.measure.out_of_memory import way_out
     from shardwright.spec.mesh import MeshShape
     from shardwright.train.data import prepare_tokens
-    from shardwright.train.launch import RankFailedError, check_machine, launch
+    from shardwright.train.folder import folder_faults, folder_of, holding
+    from shardwright.train.launch import RankFailedError, launch, machine_faults
     from shardwright.train.rank import OF_ALL_RANKS, Failure, run_rank
+    from shardwright.train.token_cache import remove_unfinished
     from shardwright.train.trainer import train as train_on_rank
     from shardwright.workload.memory import job_memory
 
-    folder = Path(spec.run.folder or Path("runs", spec.name))
+    folder = folder_of(spec)
     work = partial(train_on_rank, predicted=job_memory(spec))
 
     def tell(failure: Failure) -> None:
@@ -63,14 +68,19 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
     with _standard_output_for_json_alone(as_json):
         if seat is not None:
-            result = run_rank(seat, work, spec, folder, tell)
+            alone = holding(folder, folder_faults(folder)) if seat.rank == 0 else nullcontext()
+            with alone:
+                if seat.rank == 0:
+                    remove_unfinished(folder / "data")
+                result = run_rank(seat, work, spec, folder, tell)
         else:
-            check_machine(spec, folder)  # before much text is read
-            prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
-            try:
-                result = launch(work, spec, folder)[0]
-            except RankFailedError as error:
-                raise RankFailedError(f"{error}{advice(error.failure)}", error.failure) from None
+            with holding(folder, machine_faults(spec) + folder_faults(folder)):  # known before much text is read
+                remove_unfinished(folder / "data")
+                prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
+                try:
+                    result = launch(work, spec, folder)[0]
+                except RankFailedError as error:
+                    raise RankFailedError(f"{error}{advice(error.failure)}", error.failure) from None
         if spec.model.moe.experts and (seat is None or seat.rank == 0):
             from shardwright.report.experts import draw_use
 
@@ -137,16 +147,12 @@ class _standard_output_for_json_alone:  # noqa: N801 (reads as a verb in its wit
 
     def __enter__(self) -> None:
         if self._active:
-            import os
-
             sys.stdout.flush()
             self._saved = os.dup(1)
             os.dup2(2, 1)
 
     def __exit__(self, *_: object) -> None:
         if self._active:
-            import os
-
             sys.stdout.flush()
             os.dup2(self._saved, 1)
             os.close(self._saved)
@@ -159,7 +165,17 @@ def main() -> None:
 
 def _command() -> None:
     try:
-        cli()
+        try:
+            cli()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        # A write to standard output has no file name. What it could not take, it must not be offered at the exit again.
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE):
+            raise
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        click.echo(f"failed: standard output can't be written: {os.strerror(error.errno)}", err=True)
+        sys.exit(1)
     except (ValueError, RuntimeError) as error:
         from shardwright.spec.base import PlanError, RunError  # not before: it takes pydantic, and --help does not
 

@@ -24,7 +24,9 @@ from pathlib import Path
 # Steps, and the plan of two ranks.
 RUNS = {
     "quickstart": (2000, ("plan.dp=1", "plan.tp=1", "plan.sequence_parallel=false")),
-    "quickstart-moe": (1000, ("plan.dp=2", "plan.tp=1", "plan.ep=2", "plan.expert_tp=0", "plan.sequence_parallel=false")),
+    "quickstart-moe": (
+        1000, ("plan.dp=2", "plan.tp=1", "plan.ep=2", "plan.expert_tp=0", "plan.sequence_parallel=false"),
+    ),
 }  # fmt: skip
 SHORT = (
     "model.sequence=32", "batch.global_batch_size=8", "plan.microbatch_size=2", "run.sample_tokens=0",

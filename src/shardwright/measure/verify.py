@@ -14,6 +14,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.place import Place
 from shardwright.train.build import build
 from shardwright.train.data import prepare_tokens
+from shardwright.train.disk import telling_of_full_disk
 from shardwright.train.launch import launch
 from shardwright.train.scratch import scratch_folder
 from shardwright.train.step import StepResult, evaluate, refuse_asynchronous, train_step
@@ -73,7 +74,10 @@ def record_steps(num_steps: int, data_folder: Path, job: JobSpec, mesh: Mesh, fo
         # Copies, for a view would be saved with the whole buffer that it lies in.
         boxes = [(p.place, p.detach().clone()) for p in parameters]
     following = my_share(samples, num_steps * job.batch.global_batch_size, job, mesh)
-    torch.save((steps, boxes, evaluate(job, replica, mesh, following)), folder / f"rank{mesh.rank}.pt")
+    record = (steps, boxes, evaluate(job, replica, mesh, following))
+    path = folder / f"rank{mesh.rank}.pt"
+    with telling_of_full_disk(path, way_out="name another folder in TMPDIR"), path.open("wb") as file:
+        torch.save(record, file)
 
 
 def verify(job: JobSpec, num_steps: int) -> Verdict:

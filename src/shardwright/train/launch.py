@@ -6,7 +6,6 @@ Ranks of several machines are started by torchrun, or by whatever else sets its 
 import os
 import pickle
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from shardwright.ending import signal_name
 from shardwright.spec.base import PlanError, RunError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
+from shardwright.train.folder import folder_faults
 from shardwright.train.forking import Run
 from shardwright.train.rank import Failure, Work, by_cause, choose_device, run_rank
 from shardwright.train.ranks import ForkedRanks, Ranks, SpawnedRanks
@@ -147,7 +147,7 @@ def _wait(ranks: Ranks) -> _End:
 
 def check_machine(job: JobSpec, folder: Path) -> None:
     """Make the run's folder. Raises PlanError with all that keeps this machine from running the job."""
-    faults = machine_faults(job) + _folder_faults(folder)
+    faults = machine_faults(job) + folder_faults(folder)
     if faults:
         raise PlanError("this machine", faults)
 
@@ -174,22 +174,6 @@ def machine_faults(job: JobSpec) -> list[str]:
     if job.run.port and (refusal := _port_refusal(job.run.port)):
         faults.append(f"run.port {job.run.port} {refusal}; use another, or 0 for any free one")
     return faults
-
-
-def _folder_faults(folder: Path) -> list[str]:
-    """Make the folder and write to it: what else could tell that it can be done?"""
-    way_out = "name another folder in run.folder"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except (FileExistsError, NotADirectoryError):
-        file = next((path for path in (folder, *folder.parents) if path.is_file()), folder)
-        return [f"run.folder {folder} can't be made: {file} is a file; {way_out}"]
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
-        return [f"run.folder {folder} can't be written to: {reason}; {way_out}"]
-    return []
 
 
 def _available_mib() -> int:

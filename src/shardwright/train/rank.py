@@ -23,6 +23,7 @@ from shardwright.spec.base import PlanError, RunError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
 from shardwright.train.build import job_mesh
+from shardwright.train.disk import DiskFullError
 from shardwright.train.out_of_memory import OutOfMemoryError, is_out_of_memory, room_bytes
 from shardwright.train.seat import Seat
 
@@ -98,7 +99,7 @@ def run_rank(
     except Exception as error:
         failure = Failure(seat.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
         if isinstance(error, RunError):
-            failure = Failure(seat.rank, "run", str(error))
+            failure = Failure(seat.rank, "disk" if isinstance(error, DiskFullError) else "run", str(error))
         elif is_out_of_memory(error):
             known = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
             failure = Failure(seat.rank, "memory", str(known), room_bytes=room)
