@@ -1,0 +1,20 @@
+"""A process that ends with the one that started it, however that one ended.
+
+Linux tells the child of its parent's end, even a child that is stopped or stuck. Elsewhere a child must look itself.
+"""
+
+import ctypes
+import os
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def follow(parent: int, number: int) -> bool:
+    """Have the system send this process signal `number` when `parent` ends. False if it has ended already.
+
+    Linux takes the end of the thread that started this process for the parent's.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    return os.getppid() == parent
