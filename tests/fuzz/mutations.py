@@ -16,7 +16,8 @@ NUMBERS: tuple[Json, ...] = (
 STRINGS = (
     "", " ", "x", "none", "full", "nan", "0", "1e9", "true", "null", "../../etc/passwd", "/dev/zero", "/proc", "a.toml",
     "no-such.toml", "quickstart", "llama3-8b", "h100-sxm", "this-machine", "=1+1", "\u0000", "\ufeff", "ä😀\u202e",
-    "x" * 300,    "x" * 70_000, "'", '"', "a\nb", "%s%n", "{}", "model.layers", ".", "/", "~", "$HOME", "*", "[", "tp=4",
+    "x" * 300,
+    "x" * 70_000, "'", '"', "a\nb", "%s%n", "{}", "model.layers", ".", "/", "~", "$HOME", "*", "[", "tp=4",
 )  # fmt: skip
 
 
