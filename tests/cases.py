@@ -12,7 +12,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.spec.plan import PlanSpec
 from shardwright.train.build import Replica, build
-from shardwright.train.step import train_step
+from shardwright.train.step import evaluate, train_step
 from shardwright.workload.again import Again
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -120,17 +120,18 @@ def record(mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
 
 
 def record_with(replica: Replica, mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
-    """Train a replica that was just built, and take its record."""
+    """Train a replica that was just built, evaluate another batch, and take its record."""
     share = job.batch.global_batch_size // job.plan.dp
-    steps = []
-    for step in range(num_steps):
-        mine = made_up_tokens(job, step)[mesh.dp.index * share :][:share]
-        steps.append(train_step(job, replica, mesh, step, mine))
+
+    def my_tokens(step: int) -> torch.Tensor:
+        return made_up_tokens(job, step)[mesh.dp.index * share :][:share]
+
+    steps = [train_step(job, replica, mesh, step, my_tokens(step)) for step in range(num_steps)]
     boxes = []
     with replica.gathered():
         for stage in replica.stages.values():
             boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
-    return Record(steps, boxes)
+    return Record(steps, boxes, evaluate(job, replica, mesh, my_tokens(num_steps)))
 
 
 _remembered: dict[tuple[Callable[..., Any], str, tuple[Any, ...]], list[Any]] = {}

@@ -34,6 +34,12 @@ def scores_of(spec: MoeSpec, logits: list[float]) -> list[float]:
     return softmax(logits)
 
 
+def in_12_bits(x: float) -> float:
+    """What tokens are compared by: those that differ by rounding alone are equal."""
+    mantissa, exponent = math.frexp(x)
+    return math.ldexp(round(mantissa * 4096), exponent)
+
+
 def ranked(preferences: list[float | None]) -> list[int]:
     """Experts from the most preferred to the least; those that may not be chosen are left out."""
     known = [(-p, e) for e, p in enumerate(preferences) if p is not None]
@@ -101,7 +107,7 @@ def _experts_choose(spec: MoeSpec, logits: list[list[float]]) -> Routed:
     capacity = math.ceil(len(logits) * spec.num_chosen * (spec.capacity_factor or 1.0) / spec.experts)
     experts: list[list[int]] = [[] for _ in logits]
     for e in range(spec.experts):
-        for t in sorted(range(len(logits)), key=lambda t: (-scores[t][e], t))[:capacity]:
+        for t in sorted(range(len(logits)), key=lambda t: (-in_12_bits(scores[t][e]), t))[:capacity]:
             experts[t].append(e)
     weights = [[scores[t][e] * spec.routed_scaling for e in chosen] for t, chosen in enumerate(experts)]
     return Routed(experts, experts, weights, [list(row) for row in scores])
@@ -117,7 +123,7 @@ def with_room(spec: MoeSpec, logits: list[list[float]], routed: Routed) -> list[
     if spec.overflow == "reroute":
         return _rerouted(spec, logits, routed, room, choices)
     if spec.overflow == "drop-probability":
-        choices.sort(key=lambda c: (-routed.weights[c[1]][c[0]], c[1], c[0]))
+        choices.sort(key=lambda c: (-in_12_bits(routed.weights[c[1]][c[0]]), c[1], c[0]))
     found: list[dict[int, float]] = [{} for _ in tokens]
     for k, t in choices:
         expert = routed.experts[t][k]

@@ -95,7 +95,7 @@ def drop(job_sequence: int, microbatch: Microbatch | None, place: str, x: Tensor
     spec = ModelSpec(dropout=RATE, hidden=x.shape[-1], heads=1, sequence=job_sequence)
     mesh = make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
     cut = Cut.of_tp(mesh.tp)
-    return Dropout(spec, place, cut)(x, ForwardPass(cut.tp, cut.cp, cut.ep, cut.expert_tp, None, microbatch))
+    return Dropout(spec, place, cut)(x, ForwardPass(None, microbatch))
 
 
 def test_steps_layers_branches_samples_and_seeds_differ() -> None:

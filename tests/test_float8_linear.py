@@ -160,9 +160,7 @@ def test_shards_are_cast_as_the_whole(name: RecipeName, cut: CutDim) -> None:
         return steps
 
     expected = cast_all(whole, 0, None)
-    found = on_two_ranks(
-        lambda i, reduce_max: cast_all(make_float8_state(name, cut, reduce_max, reduce_max), i, reduce_max)
-    )
+    found = on_two_ranks(lambda i, reduce_max: cast_all(make_float8_state(name, cut, reduce_max), i, reduce_max))
     columns_dim = None if dims["w"] is None else 1 - dims["w"]
     for index in range(2):
         for i in range(num_steps):
@@ -182,7 +180,7 @@ def test_what_is_shared_over_the_cut() -> None:
                 asked.append(tuple(amax.shape))
                 return amax
 
-            state = make_float8_state(name, cut, reduce_max, reduce_max)
+            state = make_float8_state(name, cut, reduce_max)
             for i in range(2):
                 forward_product(state, random(6, 32), random(16, 32))
                 input_gradient(state, random(6, 16), random(16, 32))

@@ -1,6 +1,7 @@
 """Every gate, every way of making room and every balance rule, against plain loops (moe_reference.py)."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -112,6 +113,27 @@ def test_among_equals_the_lower_number() -> None:
         rule, about = make_gate(spec), replace(known(0), draws_T=None)
         scores_TE = rule.score(torch.zeros(2, EXPERTS))
         assert rule.choose(scores_TE, about).experts_TK.tolist() == [wanted, wanted]
+
+
+@pytest.mark.parametrize(("gate", "room"), [("expert-choice", "dropless"), ("softmax", "probability")])
+def test_among_tokens_that_differ_by_rounding_the_earlier(gate: str, room: str) -> None:
+    """Four tokens begin a document alike. Whatever the last bits of their scores, the first ones find room."""
+    spec, about = spec_of(gate, **ROOM[room]), known(0)
+    rule, logits_TE = make_gate(spec), chosen_logits(1)
+    alike = [2, 7, 11, 13]
+    logits_TE[alike] = logits_TE[0] + 1.0
+    found = []
+    for seed in range(8):
+        noise_AE = torch.rand(len(alike), EXPERTS, generator=torch.Generator().manual_seed(seed)) - 0.5
+        rounded_TE = logits_TE.index_add(0, torch.tensor(alike), noise_AE * 2.0**-21)
+        scores_TE = rule.score(rounded_TE)
+        choice = rule.choose(scores_TE, about)
+        if not rule.sees_all:
+            weights_TK = rule.weigh(rounded_TE, scores_TE, choice.experts_TK)
+            choice = fit(choice, weights_TK, 3, spec.overflow)
+        found.append([set(token) for token in as_dicts(choice, choice.experts_TK.float())])
+    assert all(other == found[0] for other in found)
+    assert any(found[0][a] != found[0][b] for a, b in pairwise(alike))  # there is not room for all of them
 
 
 def test_the_second_expert_is_drawn_as_often_as_it_weighs() -> None:

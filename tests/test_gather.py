@@ -187,9 +187,9 @@ class LostUnlessGathered:
         self._shards = [p.detach().clone() for p in self._parameters]
         self._wipe()
 
-    def arm(self) -> None:
+    def arm(self, is_last: bool) -> None:
         self.told.append("arm")
-        self._whole.arm()
+        self._whole.arm(is_last)
 
     def reduce(self) -> None:
         self.told.append("R")

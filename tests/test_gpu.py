@@ -21,9 +21,9 @@ def record_on(device: torch.device, job: JobSpec) -> Record:
     mesh = make_mesh(job.plan, 0, device, 30)
     replica = build(job, mesh)
     steps = [train_step(job, replica, mesh, i, made_up_tokens(job, i).to(device)) for i in range(3)]
-    evaluate(job, replica, mesh, made_up_tokens(job, 9).to(device))
+    evaluated = evaluate(job, replica, mesh, made_up_tokens(job, 9).to(device))
     held = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
-    return Record(steps, [(p.place, p.detach().cpu()) for p in held])
+    return Record(steps, [(p.place, p.detach().cpu()) for p in held], evaluated)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -11,11 +11,13 @@ from cases import small_job
 from ranks import run_on_mesh
 from shardwright.parallel.mesh import Mesh
 from shardwright.report.experts import read_use
+from shardwright.spec import catalog
+from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.spec.plan import PlanSpec
 from shardwright.train.build import build
-from shardwright.train.metrics import MetricsLog, Shares, measure_shares
+from shardwright.train.metrics import MetricsLog, Shares, job_peak_flops, measure_shares
 from shardwright.train.routing import LayerRouting
 from shardwright.train.step import StepResult
 from shardwright.train.trainer import train
@@ -132,3 +134,24 @@ def test_experts_are_told(tmp_path: Path) -> None:
     assert b"experts/layer 1/dropped_share" in board
     (layer,) = read_use(tmp_path).layers
     assert layer.loads == [step["experts"][0]["load"] for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "tflops"),
+    [
+        ("h100-sxm", {}, 66.9),
+        ("h100-sxm", {"compute": "bf16"}, 989.4),
+        ("h100-sxm", {"compute": "fp16"}, 989.4),
+        ("h100-sxm", {"compute": "bf16", "float8": "rowwise"}, 1978.9),
+        ("a100-sxm-80g", {"compute": "bf16", "float8": "rowwise"}, 312.0),  # emulated: it has no fp8 products
+    ],
+)
+def test_mfu_is_over_the_peak_of_the_products(device: str, precision: dict[str, Any], tflops: float) -> None:
+    job = make_job({"plan": {"dp": 2}, "batch": {"global_batch_size": 8}, "precision": precision})
+    spec = DeviceSpec(**catalog.read("devices", device))
+    assert job_peak_flops(job, spec) == pytest.approx(2e12 * tflops)
+
+
+def test_no_peak_is_guessed() -> None:
+    spec = DeviceSpec(name="new", memory_gib=1.0, peak_tflops={"float32": 10.0})
+    assert job_peak_flops(make_job({"precision": {"compute": "bf16"}}), spec) is None

@@ -3,9 +3,12 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
+import pytest
 import torch
 
+from shardwright.parallel.collectives import Axis
 from shardwright.parallel.ledger import Ledger
 from shardwright.parallel.turns import Turns
 
@@ -15,7 +18,7 @@ def test_only_waits_hand_over() -> None:
     log: list[str] = []
 
     def work(name: str) -> None:
-        with turns.taking():
+        with turns.taking("forward"):
             log.append(f"{name} begins")
             with turns.waiting():
                 met.wait()  # only if both can be here at once
@@ -33,14 +36,14 @@ def test_only_waits_hand_over() -> None:
 def test_a_failure_gives_the_turn_back() -> None:
     turns = Turns()
     try:
-        with turns.taking(), turns.waiting():
+        with turns.taking("backward"), turns.waiting():
             raise RuntimeError
     except RuntimeError:
         pass
     with ThreadPoolExecutor(1) as threads:
 
         def take() -> bool:
-            with turns.taking(), turns.waiting():
+            with turns.taking("backward"), turns.waiting():
                 return True
 
         assert threads.submit(take).result(timeout=100)
@@ -48,7 +51,7 @@ def test_a_failure_gives_the_turn_back() -> None:
 
 def test_who_takes_no_turns_is_never_held_up() -> None:
     turns = Turns()
-    with ThreadPoolExecutor(1) as threads, turns.taking():
+    with ThreadPoolExecutor(1) as threads, turns.taking("forward"):
 
         def wait() -> bool:
             with turns.waiting():
@@ -79,3 +82,20 @@ def test_time_in_which_the_turn_is_kept_stands_still_for_all() -> None:
 def wait_alone(ledger: Ledger) -> None:
     with ledger.blocked("waits"):
         time.sleep(0.01)
+
+
+def test_a_forward_beside_a_backward_uses_no_communicator_of_both() -> None:
+    """Each pass has its own group of an axis; an axis with one group is the backward's, which reduces on it."""
+    both: Any = object()
+    own: Any = object()
+    turns = Turns()
+    ledger = Ledger(torch.device("cpu"))
+    one = Axis("dp", (0, 1), 0, both, ledger, None, None, turns)
+    two = Axis("tp", (0, 1), 0, both, ledger, None, own, turns)
+    assert one.communicator is two.communicator is both  # where one pass runs
+    with turns.taking("backward"):
+        assert (one.communicator, two.communicator) == (both, own)
+    with turns.taking("forward"):
+        assert two.communicator is both
+        with pytest.raises(AssertionError, match="a forward beside a backward may not use axis dp"):
+            _ = one.communicator

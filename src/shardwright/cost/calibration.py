@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from shardwright.spec import catalog
 from shardwright.spec.calibration import CalibrationSpec
-from shardwright.spec.cluster import DeviceSpec
+from shardwright.spec.cluster import PEAK_NAMES, DeviceSpec
 from shardwright.spec.device_name import device_name
 from shardwright.spec.entry import read_entry
 from shardwright.spec.software import SoftwareSpec, software_of
@@ -128,15 +128,22 @@ class Rates:
     host_memory: float  # of the host, by device; 0 is unknown
 
 
-_PEAKS = {"bf16": "bfloat16", "fp16": "float16", "float32": "float32"}
-_NARROW = {"fp8": ("float8", "product8"), "mxfp8": ("float8", "product8mx"), "nvfp4": ("float4", "product4")}
+# Number types narrower than 16 bits, and the efficiency of products in each.
+_NARROW = {"fp8": "product8", "mxfp8": "product8mx", "nvfp4": "product4"}
 
 
 def peak_flops(run: Run) -> float:
     """The device's peak in the number type of the run's products, in FLOP/s; of 16 bits where that is not known."""
-    peaks, precision = device_of(run.device).peak_tflops, run.cut.precision
-    number = _NARROW[precision][0] if precision in _NARROW else _PEAKS.get(precision, "bfloat16")
-    return 1e12 * peaks.get(number, peaks.get("bfloat16", peaks.get("float16", 0.0)))
+    device = device_of(run.device)
+    return device.peak_flops(run.cut.precision) or device.peak_flops("bf16") or device.peak_flops("fp16")
+
+
+def _known_peak(device: DeviceSpec, number: str) -> float:
+    """The device's peak in FLOP/s. KeyError, with what to add, where it is not known."""
+    if not (peak := device.peak_flops(number)):
+        name = PEAK_NAMES[number]
+        raise KeyError(f"{device.name} has no peak rate for {name}; add peak_tflops.{name} to its file")
+    return peak
 
 
 def constant(constants: Constants, generation: str, name: str) -> float:
@@ -163,17 +170,12 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         return constant(constants, software.calibration, name)
 
     precision = run.cut.precision
-    wide = _PEAKS.get(precision, "bfloat16")
-    if wide not in device.peak_tflops:
-        raise KeyError(f"{device.name} has no peak rate for {wide}; add peak_tflops.{wide} to its file")
-    flops = product = device.peak_tflops[wide] * 1e12 * of("product") * its("rate")
+    wide = "bf16" if precision in _NARROW else precision
+    flops = product = _known_peak(device, wide) * of("product") * its("rate")
     if precision in _NARROW:
-        number, share = _NARROW[precision]
-        if number not in device.peak_tflops:
-            raise KeyError(f"{device.name} has no peak rate for {number}; add peak_tflops.{number} to its file")
-        product = device.peak_tflops[number] * 1e12 * of(share) * its("rate")
+        product = _known_peak(device, precision) * of(_NARROW[precision]) * its("rate")
     kernel = software.attention if software.attention not in ("torch", "softmax") else "flash2"
-    attention = device.peak_tflops[wide] * 1e12 * of(f"attention_{kernel}")
+    attention = _known_peak(device, wide) * of(f"attention_{kernel}")
     node = run.node_bytes_per_s or device.link_gb_per_s * 1e9
     return Rates(
         flops=flops, flops_product=product, memory=device.memory_gb_per_s * 1e9 * of("memory"),

@@ -1,5 +1,6 @@
 """Does a plan compute what one rank would have computed? Run both on the same data, and compare everything."""
 
+import math
 import tempfile
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,24 +16,27 @@ from shardwright.spec.place import Place
 from shardwright.train.build import build
 from shardwright.train.data import prepare_tokens
 from shardwright.train.launch import launch
-from shardwright.train.step import StepResult, refuse_asynchronous, train_step
+from shardwright.train.step import StepResult, evaluate, refuse_asynchronous, train_step
 from shardwright.train.trainer import my_share
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank did: its steps, and its boxes of the parameters afterwards."""
+    """What one rank did: its steps, its boxes of the parameters afterwards, and the loss of an evaluation then."""
 
     steps: list[StepResult]
     boxes: list[tuple[Place, Tensor]]
+    evaluated: float
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The largest differences between a plan and one rank.
 
-    Losses differ in nats a token. A gradient norm differs relative to the one rank's; so does a parameter, by the
-    norm of the difference over the norm of the whole tensor. `bitwise` says that nothing differs at all.
+    Losses of steps, and of an evaluation after them, differ in nats a token. A gradient norm differs relative to the
+    one rank's; so does a parameter, by the norm of the difference over the norm of the whole tensor. A difference is
+    infinite where a side has no number, or one of them did something that the other did not: nan, or a step left out.
+    `bitwise` says that nothing differs at all, and everything is a number.
     """
 
     steps: int
@@ -57,7 +61,7 @@ class Verdict:
 
 
 def record_steps(num_steps: int, data_folder: Path, job: JobSpec, mesh: Mesh, folder: Path) -> None:
-    """Do the job's first steps on this rank and leave a Record in `folder`."""
+    """Do the job's first steps on this rank, evaluate the batch that follows, and leave a Record in `folder`."""
     samples = prepare_tokens(job.data, job.model, job.run.seed, data_folder).train_samples()
     replica = build(job, mesh)
     steps = [
@@ -68,7 +72,8 @@ def record_steps(num_steps: int, data_folder: Path, job: JobSpec, mesh: Mesh, fo
         parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         # Copies, for a view would be saved with the whole buffer that it lies in.
         boxes = [(p.place, p.detach().clone()) for p in parameters]
-    torch.save((steps, boxes), folder / f"rank{mesh.rank}.pt")
+    following = my_share(samples, num_steps * job.batch.global_batch_size, job, mesh)
+    torch.save((steps, boxes, evaluate(job, replica, mesh, following)), folder / f"rank{mesh.rank}.pt")
 
 
 def verify(job: JobSpec, num_steps: int) -> Verdict:
@@ -88,36 +93,50 @@ def verify(job: JobSpec, num_steps: int) -> Verdict:
 
 
 def _read(path: Path) -> Record:
-    steps, boxes = torch.load(path, weights_only=False)  # our own file, written a moment ago
-    return Record(steps, boxes)
+    return Record(*torch.load(path, weights_only=False))  # our own file, written a moment ago
 
 
 def compare(ranks: list[Record], one: Record) -> Verdict:
     """The largest differences between the ranks of a plan and one rank."""
     full = {place.name: tensor for place, tensor in one.boxes}
-    bitwise = all(rank.steps == one.steps for rank in ranks)
-    worst = 0.0
-    for rank in ranks:
-        for place, box in rank.boxes:
-            wanted = full[place.name][place.slices]
-            bitwise = bitwise and torch.equal(box, wanted)
-            worst = max(worst, _relative(box, wanted, full[place.name]))
+    boxes = [(place, box, full[place.name]) for rank in ranks for place, box in rank.boxes]
     pairs = [(a, b) for rank in ranks for a, b in zip(rank.steps, one.steps, strict=True)]
-    norms = [(a.grad_norm, b.grad_norm) for a, b in pairs if a.grad_norm is not None and b.grad_norm is not None]
+    losses = [(a.loss, b.loss) for a, b in pairs] + [(rank.evaluated, one.evaluated) for rank in ranks]
     return Verdict(
         steps=len(one.steps),
         world=len(ranks),
-        max_loss_difference=max(abs(a.loss - b.loss) for a, b in pairs),
-        max_grad_norm_relative_difference=max(abs(a - b) / b for a, b in norms),
-        max_parameter_relative_difference=worst,
-        bitwise=bitwise,
+        max_loss_difference=max(_difference(a, b) for a, b in losses),
+        max_grad_norm_relative_difference=max(_norm_difference(a, b) for a, b in pairs),
+        max_parameter_relative_difference=max(
+            (_relative(box, whole[place.slices], whole) for place, box, whole in boxes), default=0.0
+        ),
+        bitwise=all(a == b for a, b in pairs)
+        and all(a == b and math.isfinite(a) for a, b in losses)
+        and all(torch.equal(box, whole[place.slices]) for place, box, whole in boxes),
     )
+
+
+def _difference(a: float, b: float) -> float:
+    """Difference of two numbers; infinite where one of them is none, for nan compares as if it were right."""
+    return abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf
+
+
+def _norm_difference(a: StepResult, b: StepResult) -> float:
+    """Difference of two steps' gradient norms, as a share of the second."""
+    if a.grad_norm is None or b.grad_norm is None:  # a step left out has none, and then so for both
+        return 0.0 if a.grad_norm is b.grad_norm and a.skipped == b.skipped else math.inf
+    return _share(_difference(a.grad_norm, b.grad_norm), abs(b.grad_norm))
 
 
 def _relative(box: Tensor, wanted: Tensor, full: Tensor) -> float:
     """Norm of the difference over the norm of the tensor, for a box as if the whole tensor differed like it."""
     difference = torch.linalg.vector_norm(box.double() - wanted.double()).item()
     scale = torch.linalg.vector_norm(full.double()).item() * (box.numel() / full.numel()) ** 0.5
-    if difference == 0.0:
-        return 0.0
-    return difference / scale if scale > 0 else float("inf")
+    return _share(difference, scale)
+
+
+def _share(difference: float, of: float) -> float:
+    """A difference as a share; no difference is none of anything, and a difference from 0 is infinite."""
+    if not (math.isfinite(difference) and math.isfinite(of)):
+        return math.inf
+    return difference / of if of > 0 else math.inf if difference else 0.0

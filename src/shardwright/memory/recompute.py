@@ -83,16 +83,13 @@ class _Forget(torch.autograd.Function):
         return None, None, ctx.region.pass_back(grads)
 
 
-def forget(
-    run: Callable[[Tensor], Results], again: Callable[[Tensor], Results], x: Tensor, convoy: Convoy | None = None
-) -> tuple[Results, Recipe]:
+def forget(run: Callable[[Tensor], Results], x: Tensor, convoy: Convoy | None = None) -> tuple[Results, Recipe]:
     """Run a region and keep its input alone, or send that away with `convoy`. Returns its results, and the recipe of
     the last one.
 
-    That one must go into a matrix product, together with the recipe, and nowhere else. `again` does what `run` does,
-    to the bit, with collectives that a backward pass may use.
+    That one must go into a matrix product, together with the recipe, and nowhere else.
     """
-    region = Region(again, x, convoy)
+    region = Region(run, x, convoy)
     return _Forget.apply(region, run, x), region
 
 
@@ -112,33 +109,31 @@ class _Again(torch.autograd.Function):
         return None, None, ctx.region.pass_back(grads)
 
 
-def run_again(
-    run: Callable[[Tensor], Tensor], again: Callable[[Tensor], Tensor], x: Tensor, convoy: Convoy | None = None
-) -> Tensor:
+def run_again(run: Callable[[Tensor], Tensor], x: Tensor, convoy: Convoy | None = None) -> Tensor:
     """Run a region that does not end before a product, and keep its input alone, or send that away with `convoy`.
 
-    Its last operators are computed twice too. `again` is as for `forget`.
+    Its last operators are computed twice too.
     """
-    return _Again.apply(Region(lambda x: (again(x),), x, convoy), run, x)
+    return _Again.apply(Region(lambda x: (run(x),), x, convoy), run, x)
 
 
 def chain(
-    run: Sequence[tuple[str, Operator]], again: Sequence[tuple[str, Operator]], recomputed: frozenset[str], x: Tensor
+    operators: Sequence[tuple[str, Operator]], recomputed: frozenset[str], x: Tensor
 ) -> tuple[Tensor, Recipe | None]:
     """Operators one after the other, of which those named in `recomputed` are forgotten; neighbours are one region.
 
-    Returns the last result, and its recipe if it is forgotten too. `again` are the same operators for the backward.
+    Returns the last result, and its recipe if it is forgotten too.
     """
     recipe: Recipe | None = None
-    numbered = enumerate(run)
+    numbered = enumerate(operators)
     for is_recomputed, group in groupby(numbered, key=lambda entry: entry[1][0] in recomputed):
         indices = [index for index, _ in group]
         if is_recomputed:
             first, end = indices[0], indices[-1] + 1
-            (x,), recipe = forget(_composed(run[first:end]), _composed(again[first:end]), x)
+            (x,), recipe = forget(_composed(operators[first:end]), x)
         else:
             for index in indices:
-                x = run[index][1](x, recipe)
+                x = operators[index][1](x, recipe)
                 recipe = None
     return x, recipe
 

@@ -27,7 +27,7 @@ def dot_product_attention(
     width, missing = v_SBGE.shape[-1], q_SBND.shape[-1] - v_SBGE.shape[-1]
     if missing:
         v_SBGE = functional.pad(v_SBGE, (0, missing))
-    cp = run.cp.alone("cp") if cut.trades_heads else run.cp
+    cp = cut.cp.alone("cp") if cut.trades_heads else cut.cp
     if cp.size > 1 or run.documents is not None:
         across_ranks = gathered_attention if cut.cp_method == "all-gather" else ring_attention
         out_SBND = across_ranks(q_SBND, k_SBGD, v_SBGE, cp, run.documents, scale=scale)

@@ -42,15 +42,17 @@ class Attention(nn.Module):
             spec.heads * self.head_dim, spec.hidden, spec.bias, cut,
             residual_std(spec.init_std, spec.layers),
         )  # fmt: skip
+        # What is added to the keys of all positions alike adds the same number to all scores of a query, and softmax
+        # cancels it: a bias that no rotary follows, of the product if no norm follows either, or of the norm.
+        is_turned = spec.positions == "rotary"
+        self.has_key_bias = is_turned or spec.qk_norm
         # Each rank norms its own heads, and so sees only their part of the gradient.
-        self.q_norm = Norm(spec, cut, self.head_dim, summed_over=cut.tp) if spec.qk_norm else None
-        self.k_norm = Norm(spec, cut, self.head_dim, summed_over=cut.tp) if spec.qk_norm else None
-        # Where neither rotary nor norm comes between, a key bias adds the same number to all scores of a query.
-        self.has_key_bias = spec.positions == "rotary" or spec.qk_norm
+        self.q_norm = Norm(spec, cut, self.head_dim, cut.tp) if spec.qk_norm else None
+        self.k_norm = Norm(spec, cut, self.head_dim, cut.tp, bias_learns=is_turned) if spec.qk_norm else None
 
-    def project(self, x_sBH: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+    def project(self, x_sBH: Tensor, recipe: Recipe | None = None) -> Tensor:
         """[s, B, H] to queries, keys and values, [S, B, G x (Q + 2) x D]."""
-        return self.qkv(x_sBH, run.tp, recipe)
+        return self.qkv(x_sBH, recipe)
 
     def attend(self, qkv: Tensor, run: ForwardPass) -> Tensor:
         """[S, B, G x (Q + 2) x D] to [S, B, N x D]: biases, norms, rotary positions and
@@ -60,7 +62,7 @@ class Attention(nn.Module):
         if self.qkv_bias is not None:
             qkv_SBGRD = qkv_SBGRD + self._bias(self.qkv_bias)
         if self.cut.trades_heads:
-            qkv_SBGRD = trade_for_heads(qkv_SBGRD, run.cp)
+            qkv_SBGRD = trade_for_heads(qkv_SBGRD, self.cut.cp)
         if run.angles is not None and self.q_norm is None:
             q_SBGQD, k_SBGD, v_SBGD = split_and_rotate(qkv_SBGRD, *run.angles)
         else:
@@ -74,16 +76,16 @@ class Attention(nn.Module):
             q_SBGQD.reshape(S, B, -1, self.head_dim), k_SBGD.squeeze(3), v_SBGD.squeeze(3), self.scale, self.cut, run
         )
         out_SBE = out_SBND.reshape(S, B, -1)
-        return trade_for_tokens(out_SBE, run.cp) if self.cut.trades_heads else out_SBE
+        return trade_for_tokens(out_SBE, self.cut.cp) if self.cut.trades_heads else out_SBE
 
-    def leave(self, attended_SBH: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+    def leave(self, attended_SBH: Tensor, recipe: Recipe | None = None) -> Tensor:
         """[S, B, N x D] to [s, B, H]."""
-        return self.out(attended_SBH, run.tp, recipe)
+        return self.out(attended_SBH, recipe)
 
     def _bias(self, bias_GRD: Tensor) -> Tensor:
         if self.has_key_bias:
             return bias_GRD
-        # What is added to all scores of a query, softmax cancels. The gradient of a key bias is zero then; left to
-        # autograd it would be rounding noise, and Adam makes steps of that.
+        # The gradient of a key bias is zero then; left to autograd it would be rounding noise, and Adam makes steps of
+        # that.
         q_bias, k_bias, v_bias = bias_GRD.split((self.queries_per_group, 1, 1), dim=1)
         return torch.cat((q_bias, k_bias.detach(), v_bias), dim=1)

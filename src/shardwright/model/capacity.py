@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from shardwright.model.gates.choice import Choice, largest
+from shardwright.model.gates.choice import Choice, largest, order_of
 from shardwright.spec.moe import Overflow
 
 
@@ -37,7 +37,7 @@ def fit(choice: Choice, weights_TK: Tensor, capacity: int, overflow: Overflow) -
         # First choices stand before second ones.
         places_TK = places_in_queue(queued_TK.t().flatten(), num_experts).unflatten(0, queued_TK.t().shape).t()
     else:
-        order_N = torch.argsort(weights_TK.flatten(), descending=True, stable=True)
+        order_N = order_of(weights_TK.flatten())
         places_N = places_in_queue(queued_TK.flatten()[order_N], num_experts)
         places_TK = torch.empty_like(places_N).scatter_(0, order_N, places_N).view_as(queued_TK)
     return Choice(choice.experts_TK, choice.holds_TK & (places_TK < capacity), choice.preference_TE)

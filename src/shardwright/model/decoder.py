@@ -81,51 +81,46 @@ class Block(nn.Module):
             return self._forward_experts(self.moe, x_sBH, run)
         recipe: Recipe | None
         if LAYER in self.policy:
-            (x_sBH, inner_SBF), recipe = forget(
-                lambda x: self._before_down(x, run), lambda x: self._before_down(x, run.in_backward), x_sBH, run.convoy
-            )
+            (x_sBH, inner_SBF), recipe = forget(lambda x: self._before_down(x, run), x_sBH, run.convoy)
         else:
             x_sBH = self._attention(x_sBH, run, self.policy)
-            inner_SBF, recipe = chain(self._mlp(run), self._mlp(run.in_backward), self.policy, x_sBH)
+            inner_SBF, recipe = chain(self._mlp(), self.policy, x_sBH)
         assert self.mlp is not None
-        return x_sBH + self.mlp_dropout(self.mlp.leave(inner_SBF, run, recipe), run)
+        return x_sBH + self.mlp_dropout(self.mlp.leave(inner_SBF, recipe), run)
 
     def _forward_experts(self, moe: MixtureOfExperts, x_sBH: Tensor, run: ForwardPass) -> Tensor:
         """The block with experts. It ends with a sum and not with a product, so all of it is computed again or none."""
 
-        def whole(x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
+        def whole(x_sBH: Tensor, policy: Policy) -> Tensor:
             x_sBH = self._attention(x_sBH, run, policy)
             return x_sBH + self.mlp_dropout(moe(self.mlp_norm(x_sBH), run, policy), run)
 
         if LAYER not in self.policy:
-            return whole(x_sBH, run, self.policy)
-        again = partial(whole, run=run.in_backward, policy=KEEP_ALL)
-        return run_again(partial(whole, run=run, policy=KEEP_ALL), again, x_sBH, run.convoy)
+            return whole(x_sBH, self.policy)
+        return run_again(partial(whole, policy=KEEP_ALL), x_sBH, run.convoy)
 
     def _before_down(self, x_sBH: Tensor, run: ForwardPass) -> Results:
         """The residual stream between attention and MLP, and the input of the down product."""
         x_sBH = self._attention(x_sBH, run, KEEP_ALL)
-        return x_sBH, chain(self._mlp(run), self._mlp(run), KEEP_ALL, x_sBH)[0]
+        return x_sBH, chain(self._mlp(), KEEP_ALL, x_sBH)[0]
 
     def _attention(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
         """[s, B, H] to [s, B, H]: the first half of the block."""
 
-        def operators(run: ForwardPass) -> tuple[tuple[str, Operator], ...]:
-            return (
-                ("norm", lambda x, _: self.attention_norm(x)),
-                ("qkv", lambda x, recipe: self.attention.project(x, run, recipe)),
-                ("attention", lambda x, _: self.attention.attend(x, run)),
-            )
+        operators: tuple[tuple[str, Operator], ...] = (
+            ("norm", lambda x, _: self.attention_norm(x)),
+            ("qkv", self.attention.project),
+            ("attention", lambda x, _: self.attention.attend(x, run)),
+        )
+        attended_SBH, recipe = chain(operators, policy, x_sBH)
+        return x_sBH + self.attention_dropout(self.attention.leave(attended_SBH, recipe), run)
 
-        attended_SBH, recipe = chain(operators(run), operators(run.in_backward), policy, x_sBH)
-        return x_sBH + self.attention_dropout(self.attention.leave(attended_SBH, run, recipe), run)
-
-    def _mlp(self, run: ForwardPass) -> tuple[tuple[str, Operator], ...]:
+    def _mlp(self) -> tuple[tuple[str, Operator], ...]:
         mlp = self.mlp
         assert mlp is not None
         return (
             ("norm", lambda x, _: self.mlp_norm(x)),
-            ("up", lambda x, recipe: mlp.rise(x, run, recipe)),
+            ("up", mlp.rise),
             ("activation", lambda x, _: mlp.activate(x)),
         )
 
@@ -221,9 +216,8 @@ class DecoderStage(nn.Module):
     def forward_pass(self, microbatch: Microbatch | None = None, documents_BS: Tensor | None = None) -> ForwardPass:
         """What the layers share in one pass; without a microbatch nothing is dropped out."""
         convoy = None if self.host is None or microbatch is None else Convoy(self.host)
-        cut = self.cut
         documents = None if documents_BS is None else self._by_rank(documents_BS)
-        return ForwardPass(cut.tp, cut.cp, cut.ep, cut.expert_tp, self.angles, microbatch, convoy, documents)
+        return ForwardPass(self.angles, microbatch, convoy, documents)
 
     def _by_rank(self, documents_BS: Tensor) -> Tensor:
         """The documents of the tokens of each rank whose keys attention meets by themselves, [P, B, s]."""

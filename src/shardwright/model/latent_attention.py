@@ -56,13 +56,13 @@ class LatentAttention(nn.Module):
             heads * latent.value_dim, spec.hidden, False, cut, residual_std(spec.init_std, spec.layers)
         )
 
-    def project(self, x_sBH: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+    def project(self, x_sBH: Tensor, recipe: Recipe | None = None) -> Tensor:
         """[s, B, H] to latents, [s, B, L]; without low-rank queries to queries and latents, [S, B, N x D + L]."""
         if self.q_norm is not None:
             return self.down(x_sBH, recipe)
         hidden = x_sBH.shape[-1]
         parts = (Part(0, hidden, self.q_up.weight), Part(0, hidden, self.down.weight))
-        return torch.cat(column_products(x_sBH, parts, self.cut, run.tp, recipe), dim=-1)
+        return torch.cat(column_products(x_sBH, parts, self.cut, recipe), dim=-1)
 
     def attend(self, projected: Tensor, run: ForwardPass) -> Tensor:
         """What `project` gave to [S, B, N x E]: norms, the products that make heads, rotary positions and softmax."""
@@ -76,9 +76,9 @@ class LatentAttention(nn.Module):
         )  # fmt: skip
         return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.scale, self.cut, run).reshape(S, B, -1)
 
-    def leave(self, attended: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+    def leave(self, attended: Tensor, recipe: Recipe | None = None) -> Tensor:
         """[S, B, N x E] to [s, B, H]."""
-        return self.out(attended, run.tp, recipe)
+        return self.out(attended, recipe)
 
     def _heads(self, projected: Tensor, run: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [S, B, N x D], keys without position and values [S, B, N x (D - P + E)], the rotary key [S, B, P]."""
@@ -87,7 +87,7 @@ class LatentAttention(nn.Module):
             q_sBR, kv_sBC, k_sBP = projected.split(self.widths, dim=-1)
             latents_sBL = torch.cat((self.q_norm(q_sBR), self.kv_norm(kv_sBC), k_sBP), dim=-1)
             parts = (Part(0, R, self.q_up.weight), Part(R, R + C, self.kv_up.weight), Part(R + C, R + C + P))
-            q, kv, k_rope_SBP = column_products(latents_sBL, parts, self.cut, run.tp)
+            q, kv, k_rope_SBP = column_products(latents_sBL, parts, self.cut)
             return q, kv, k_rope_SBP
         q, kv_SBC, k_rope_SBP = projected.split((projected.shape[-1] - C - P, C, P), dim=-1)
         # A copy, for the norm would keep all of what it is a view of.

@@ -6,7 +6,6 @@ Shape suffixes: S sequence, B batch, H hidden, F = ffn / tp inner width; s is S 
 from torch import Tensor, nn
 
 from shardwright.model.activation import activate, activate_gated
-from shardwright.model.forward_pass import ForwardPass
 from shardwright.parallel.parameter import sharded
 from shardwright.parallel.recipe import Recipe
 from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
@@ -37,9 +36,9 @@ class MLP(nn.Module):
             residual_std(spec.init_std, spec.layers),
         )
 
-    def rise(self, x_sBH: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+    def rise(self, x_sBH: Tensor, recipe: Recipe | None = None) -> Tensor:
         """[s, B, H] to [S, B, F], or to [gate | up], [S, B, 2 F], if gated."""
-        return self.up(x_sBH, run.tp, recipe)
+        return self.up(x_sBH, recipe)
 
     def activate(self, up: Tensor) -> Tensor:
         """Bias, activation and gating: what `rise` gave to [S, B, F]."""
@@ -47,6 +46,6 @@ class MLP(nn.Module):
             up = up + self.up_bias.flatten()
         return activate_gated(up, self.activation) if self.gated else activate(up, self.activation)
 
-    def leave(self, inner_SBF: Tensor, run: ForwardPass, recipe: Recipe | None = None) -> Tensor:
+    def leave(self, inner_SBF: Tensor, recipe: Recipe | None = None) -> Tensor:
         """[S, B, F] to [s, B, H]."""
-        return self.down(inner_SBF, run.tp, recipe)
+        return self.down(inner_SBF, recipe)

@@ -50,7 +50,7 @@ class Experts(nn.Module):
             ("up", lambda x, recipe: grouped_linear(x, self.up, counts_e, deferred, recipe)),
             ("activation", lambda x, _: self._activate(x)),
         )
-        inner_NF, recipe = chain(operators, operators, policy, x_NH)
+        inner_NF, recipe = chain(operators, policy, x_NH)
         return grouped_linear(inner_NF, self.down, counts_e, deferred, recipe)
 
     def _activate(self, up_NF: Tensor) -> Tensor:
@@ -72,18 +72,18 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
         """[s, B, H] to [s, B, H]. Of `policy` the experts' operators count, "up" and "activation"."""
-        y_sBH = self._routed(x_sBH, self.router(x_sBH, run), run, policy)
+        y_sBH = self._routed(x_sBH, self.router(x_sBH, run), policy)
         if self.shared is None:
             return y_sBH
-        shared_sBH = self._shared(self.shared, x_sBH, run, policy)
+        shared_sBH = self._shared(self.shared, x_sBH, policy)
         if self.shared_gate is not None:
             gate_T1 = exact_product(x_sBH.flatten(0, 1), self.shared_gate, self.cut.deferred).sigmoid()
             shared_sBH = shared_sBH * gate_T1.to(x_sBH.dtype).view(*x_sBH.shape[:2], 1)
         return y_sBH + shared_sBH
 
-    def _routed(self, x_sBH: Tensor, routing: Routing, run: ForwardPass, policy: Policy) -> Tensor:
+    def _routed(self, x_sBH: Tensor, routing: Routing, policy: Policy) -> Tensor:
         s, B, _ = x_sBH.shape
-        x_TH, parts = x_sBH.flatten(0, 1), run.expert_tp
+        x_TH, parts = x_sBH.flatten(0, 1), self.cut.expert_tp
         gathers = self.cut.shards_sequence and parts.size > 1
         if parts.size > 1:
             enter = gather_from if gathers else copy_to
@@ -91,18 +91,16 @@ class MixtureOfExperts(nn.Module):
             experts_TK = all_gather(routing.experts_TK, parts) if gathers else routing.experts_TK
             routing = Routing(experts_TK, enter(routing.weights_TK, parts))
         y_TH = through_experts(
-            x_TH, routing, lambda x_NH, counts_e: self.experts(x_NH, counts_e, policy), self.num_experts, run.ep
+            x_TH, routing, lambda x_NH, counts_e: self.experts(x_NH, counts_e, policy), self.num_experts, self.cut.ep
         )
         leave = scatter_to if gathers else reduce_from
         return leave(y_TH, parts).view(s, B, -1)
 
     @staticmethod
-    def _shared(shared: MLP, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
-        def operators(run: ForwardPass) -> tuple[tuple[str, Operator], ...]:
-            return (
-                ("up", lambda x, recipe: shared.rise(x, run, recipe)),
-                ("activation", lambda x, _: shared.activate(x)),
-            )
-
-        inner_SBF, recipe = chain(operators(run), operators(run.in_backward), policy, x_sBH)
-        return shared.leave(inner_SBF, run, recipe)
+    def _shared(shared: MLP, x_sBH: Tensor, policy: Policy) -> Tensor:
+        operators: tuple[tuple[str, Operator], ...] = (
+            ("up", shared.rise),
+            ("activation", lambda x, _: shared.activate(x)),
+        )
+        inner_SBF, recipe = chain(operators, policy, x_sBH)
+        return shared.leave(inner_SBF, recipe)

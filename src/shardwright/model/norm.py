@@ -22,18 +22,23 @@ class Norm(nn.Module):
     `summed_over` is the axis whose ranks each compute a part of the weight's gradient, if not that of the sequence.
     """
 
-    def __init__(self, spec: ModelSpec, cut: Cut, width: int = 0, summed_over: Axis | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, cut: Cut, width: int = 0, summed_over: Axis | None = None, bias_learns: bool = True
+    ) -> None:
+        """Without `bias_learns` the bias stays as it is: what follows cancels it, and its gradient would be rounding
+        noise, of which Adam makes steps."""
         super().__init__()
         self.epsilon = spec.norm_epsilon
         shape, axis = (width or spec.hidden,), summed_over or cut.summed_over
         self.weight = whole(shape, "ones", summed_over=axis)
+        self.bias_learns = bias_learns
         self.bias = whole(shape, "zeros", summed_over=axis) if spec.norm == "layernorm" else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """[S, B, H] to [S, B, H]; more dims in place of S and B are as good."""
         if self.bias is None:
             return _RmsNorm.apply(x_SBH, self.weight, self.epsilon)
-        return _LayerNorm.apply(x_SBH, self.weight, self.bias, self.epsilon)
+        return _LayerNorm.apply(x_SBH, self.weight, self.bias, self.epsilon, self.bias_learns)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -66,18 +71,20 @@ class _LayerNorm(torch.autograd.Function):
     """Forward and backward are torch's. Only the weight is not kept: it may be let go, and gathered again."""
 
     @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, bias_H: PlacedParameter, epsilon: float) -> Tensor:
+    def forward(
+        ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, bias_H: PlacedParameter, epsilon: float, bias_learns: bool
+    ) -> Tensor:
         y_SBH, mean_SB1, inverse_SB1 = torch.native_layer_norm(x_SBH, weight_H.shape, weight_H, bias_H, epsilon)
         ctx.save_for_backward(x_SBH, mean_SB1, inverse_SB1)
-        ctx.weight, ctx.bias = weight_H, bias_H
+        ctx.weight, ctx.bias, ctx.bias_learns = weight_H, bias_H, bias_learns
         return y_SBH
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         x_SBH, mean_SB1, inverse_SB1 = ctx.saved_tensors
         dx_SBH, dweight_H, dbias_H = torch.ops.aten.native_layer_norm_backward(
             grads[0].contiguous(), x_SBH, ctx.weight.shape, mean_SB1, inverse_SB1, ctx.weight, ctx.bias, [True] * 3
         )
         ctx.weight.add_gradient(dweight_H)
-        ctx.bias.add_gradient(dbias_H)
-        return dx_SBH, None, None, None
+        ctx.bias.add_gradient(dbias_H if ctx.bias_learns else torch.zeros_like(dbias_H))
+        return dx_SBH, None, None, None, None

@@ -54,22 +54,22 @@ class Router(nn.Module):
             self.state.observe(asked, final, likelihood_TE.detach(), *losses.detach())
             if losses.requires_grad:
                 # The factor of a rank's loss is for its part of the sequence, and these are parts of the whole.
-                weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * run.cp.size)
+                weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * self.cut.cp.size)
         return Routing(final.experts_TK.masked_fill(~final.holds_TK, -1), weights_TK)
 
     def _positions(self, device: torch.device) -> Tensor:
         """Where in their sequences this rank's tokens are."""
         return positions_tensor(self.cut.held_between(self.sequence), device)
 
-    def _splits(self, run: ForwardPass) -> list[Axis]:
+    def _splits(self) -> list[Axis]:
         """The axes whose ranks hold parts of a microbatch's tokens, innermost first."""
-        return ([run.tp] if self.cut.shards_sequence else []) + ([run.cp] if run.cp.size > 1 else [])
+        return ([self.cut.tp] if self.cut.shards_sequence else []) + ([self.cut.cp] if self.cut.cp.size > 1 else [])
 
     def _decide(
         self, logits_TE: Tensor, scores_TE: Tensor, positions_s: Tensor, batch: int, run: ForwardPass
     ) -> tuple[Choice, Choice]:
         """What this rank's tokens choose, and what of it there is room for."""
-        spec, splits = self.spec, self._splits(run)
+        spec, splits = self.spec, self._splits()
         capacity = None if self.gate.sees_all else spec.capacity(self.sequence * batch)
         if not self.gate.sees_all and capacity is None:
             asked = self.gate.choose(scores_TE, self._known(positions_s, batch, run))
@@ -128,7 +128,7 @@ class Router(nn.Module):
         samples_T1 = torch.arange(experts_TK.shape[0], device=experts_TK.device)[:, None] % batch
         numbers_TK = samples_T1 * self.spec.experts + experts_TK
         counts = torch.bincount(numbers_TK[holds_TK], minlength=batch * self.spec.experts)
-        for axis in self._splits(run):
+        for axis in self._splits():
             all_reduce(counts, axis)
         return counts.view(batch, self.spec.experts)
 

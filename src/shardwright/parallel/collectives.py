@@ -8,7 +8,7 @@ Shapes: leading dim is the one that is gathered and scattered, so that no copy i
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ _OPERATIONS: dict[Any, Callable[..., Tensor]] = {dist.ReduceOp.SUM: torch.add, d
 class Axis:
     """One axis of the mesh, as one rank sees it: the ranks on its line along that axis, and its place among them.
 
+    `group` carries its collectives; where passes run side by side, `backward_group` those of the backward one.
     `by_node` is there where the line spans nodes and what travels on it is to mind their borders.
     """
 
@@ -49,23 +50,18 @@ class Axis:
     by_node: "NodeAxes | None" = None
 
     @property
-    def for_backward(self) -> "Axis":
-        """The same axis for collectives of a backward pass.
+    def communicator(self) -> dist.ProcessGroup | None:
+        """The process group for a collective that this thread issues now.
 
-        Where a forward and a backward run side by side, each needs a communicator of its own: on one, ranks would
-        have to issue the collectives of both in a common order.
+        Where a forward and a backward run side by side, that is the one of the thread's pass. An axis with one group
+        belongs to the backward, which reduces gradients on it; a forward beside it that used it would swap messages
+        with it.
         """
-        if self.backward_group is None:
-            return self
-        nodes = self.by_node
-        if nodes is not None:
-            nodes = NodeAxes(nodes.between.for_backward, nodes.inside.for_backward)
-        return replace(self, group=self.backward_group, by_node=nodes)
-
-    @property
-    def is_for_backward(self) -> bool:
-        """Whether its collectives are a backward's, where those have a communicator of their own."""
-        return self.backward_group is not None and self.group is self.backward_group
+        beside = self.turns.beside
+        assert beside != "forward" or self.backward_group is not None, (
+            f"a forward beside a backward may not use axis {self.name}, which has one communicator for both"
+        )
+        return self.backward_group if beside == "backward" and self.backward_group is not None else self.group
 
     def alone(self, name: str) -> "Axis":
         """An axis on which this rank is alone."""
@@ -163,7 +159,7 @@ def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.R
 
         exchange = _exchange([x, x], [theirs, theirs], axis)
         return _start(axis, "all_reduce", x.nbytes, exchange, _to_each(axis, x.nbytes), reduce)
-    work = dist.all_reduce(x, op, group=axis.group, async_op=True)
+    work = dist.all_reduce(x, op, group=axis.communicator, async_op=True)
     return _start(axis, "all_reduce", x.nbytes, work, _around_ring(axis, 2 * (axis.size - 1) * x.nbytes // axis.size))
 
 
@@ -178,7 +174,7 @@ def start_all_gather(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         return _done(axis)
     x = x.contiguous()
     if not _is_gloo(axis):
-        work = _all_gather(out, x, group=axis.group, async_op=True)
+        work = _all_gather(out, x, group=axis.communicator, async_op=True)
         return _start(axis, "all_gather", out.nbytes, work, _around_ring(axis, out.nbytes - x.nbytes))
     parts = out.chunk(axis.size)
     if parts[axis.index].data_ptr() != x.data_ptr():
@@ -197,7 +193,7 @@ def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         return _done(axis)
     x = x.contiguous()
     if not _is_gloo(axis):
-        work = _reduce_scatter(out, x, group=axis.group, async_op=True)
+        work = _reduce_scatter(out, x, group=axis.communicator, async_op=True)
         return _start(axis, "reduce_scatter", x.nbytes, work, _around_ring(axis, x.nbytes - out.nbytes))
     shares = x.chunk(axis.size)
     arriving = x.new_empty(axis.size - 1, *out.shape)
@@ -244,13 +240,14 @@ def _exchange(mine: Sequence[Tensor], theirs: Sequence[Tensor], axis: Axis) -> _
     another. Each rank begins with its neighbour, so that not all send to one. Where there is nothing to say, which
     both sides know, nothing is sent.
     """
+    group = axis.communicator
     around = [(axis.index + step) % axis.size for step in range(1, axis.size)]
     works = [
-        dist.irecv(theirs[i], axis.ranks[i], group=axis.group, tag=EXCHANGE_TAG)
+        dist.irecv(theirs[i], axis.ranks[i], group=group, tag=EXCHANGE_TAG)
         for i in reversed(around)
         if theirs[i].numel()
     ]
-    works += [dist.isend(mine[i], axis.ranks[i], group=axis.group, tag=EXCHANGE_TAG) for i in around if mine[i].numel()]
+    works += [dist.isend(mine[i], axis.ranks[i], group=group, tag=EXCHANGE_TAG) for i in around if mine[i].numel()]
     return _Exchange(works)
 
 
@@ -259,7 +256,7 @@ def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     if axis.size == 1:
         out.copy_(x)
         return _done(axis)
-    work = dist.all_to_all_single(out, x.contiguous(), group=axis.group, async_op=True)
+    work = dist.all_to_all_single(out, x.contiguous(), group=axis.communicator, async_op=True)
     return _start(axis, "all_to_all", x.nbytes, work, _to_each(axis, x.nbytes // axis.size))
 
 
@@ -277,7 +274,7 @@ def start_all_to_all_v(
     row_bytes = x.shape[1:].numel() * x.element_size()
     sent_bytes = {axis.ranks[i]: split * row_bytes for i, split in enumerate(in_splits) if i != axis.index and split}
     if not _is_gloo(axis):
-        work = dist.all_to_all_single(out, x, list(out_splits), list(in_splits), group=axis.group, async_op=True)
+        work = dist.all_to_all_single(out, x, list(out_splits), list(in_splits), group=axis.communicator, async_op=True)
     else:
         mine, theirs = x.split(list(in_splits)), out.split(list(out_splits))
         theirs[axis.index].copy_(mine[axis.index])
@@ -292,17 +289,18 @@ def start_exchange(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         return _done(axis)
     to, source = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[axis.index - 1]
     work: _Exchange
+    group = axis.communicator
     if _is_gloo(axis):
-        arriving = dist.irecv(out, source, group=axis.group, tag=EXCHANGE_TAG)
-        work = _Exchange([arriving, dist.isend(x, to, group=axis.group, tag=EXCHANGE_TAG)])
+        arriving = dist.irecv(out, source, group=group, tag=EXCHANGE_TAG)
+        work = _Exchange([arriving, dist.isend(x, to, group=group, tag=EXCHANGE_TAG)])
     else:
-        both = [dist.P2POp(dist.isend, x, to, axis.group), dist.P2POp(dist.irecv, out, source, axis.group)]
+        both = [dist.P2POp(dist.isend, x, to, group), dist.P2POp(dist.irecv, out, source, group)]
         work = _Exchange(dist.batch_isend_irecv(both))
     return _start(axis, "exchange", x.nbytes, work, {to: x.nbytes}, peer=source)
 
 
 def start_send(x: Tensor, axis: Axis, to: int, tag: int) -> Pending:
-    """Send `x` to index `to` of the axis."""
+    """Send `x` to index `to` of the axis. Messages are told apart by their tags, so passes may share the group."""
     work = dist.isend(x, axis.ranks[to], group=axis.group, tag=tag)
     return _start(axis, "send", x.nbytes, work, {axis.ranks[to]: x.nbytes}, peer=axis.ranks[to])
 
@@ -354,7 +352,7 @@ def all_to_all(x: Tensor, axis: Axis) -> Tensor:
 def broadcast(x: Tensor, axis: Axis, source: int) -> Tensor:
     """Overwrite `x` with that of index `source` of the axis, and return it."""
     if axis.size > 1:
-        work = dist.broadcast(x, axis.ranks[source], group=axis.group, async_op=True)
+        work = dist.broadcast(x, axis.ranks[source], group=axis.communicator, async_op=True)
         is_last = (axis.index + 1) % axis.size == source
         sent_bytes = {} if is_last else _around_ring(axis, x.nbytes)
         _start(axis, "broadcast", x.nbytes, work, sent_bytes, peer=axis.ranks[source]).wait()

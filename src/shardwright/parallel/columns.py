@@ -8,13 +8,13 @@ is sharded, and equals S elsewhere.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shardwright.parallel.collectives import Axis, all_gather
+from shardwright.parallel.collectives import all_gather
 from shardwright.parallel.parameter import PlacedParameter
 from shardwright.parallel.recipe import Recipe, keep_input, kept_input
 from shardwright.parallel.tensor import (
@@ -36,15 +36,13 @@ class Part:
     weight: PlacedParameter | None = None
 
 
-def column_products(
-    x_sBH: Tensor, parts: Sequence[Part], cut: Cut, tp: Axis, recipe: Recipe | None = None
-) -> tuple[Tensor, ...]:
+def column_products(x_sBH: Tensor, parts: Sequence[Part], cut: Cut, recipe: Recipe | None = None) -> tuple[Tensor, ...]:
     """[s, B, H] to what each part gives, [S, B, N]. Ranges may overlap; a part of x in none of them has no gradient.
 
-    `tp` carries the collectives; `recipe` makes x again. Each rank's weights may be a range of a matrix, or a whole one
+    `recipe` makes x again. Each rank's weights may be a range of a matrix, or a whole one
     of whose result the rank uses a part of its own: either way its gradient of x is a part, and they are summed.
     """
-    return _ColumnProducts.apply(x_sBH, tuple(parts), replace(cut, tp=tp), recipe)
+    return _ColumnProducts.apply(x_sBH, tuple(parts), cut, recipe)
 
 
 class _ColumnProducts(torch.autograd.Function):

@@ -172,7 +172,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_sBND, k_sBGD, v_sBGD, out_sBND, lse_BNs, documents_PBs = ctx.saved_tensors
-        cp: Axis = ctx.cp.for_backward
+        cp: Axis = ctx.cp
         q_BNsD, out_BNsD, dout_BNsD = (_heads_first(x) for x in (q_sBND, out_sBND, grads[0].contiguous()))
         dq_sBND = torch.zeros(q_sBND.shape, dtype=torch.float32, device=q_sBND.device)
         keys: _Keys = ctx.way(torch.stack((k_sBGD, v_sBGD)), cp)

@@ -79,7 +79,7 @@ def plan_trip(experts_TK: Tensor, num_experts: int, ep: Axis) -> Trip:
     row_TK = torch.full_like(expert_TK, choice_R.numel())
     row_TK[choice_R] = torch.arange(choice_R.numel(), device=row_TK.device)
     counts_Pe = torch.empty_like(counts_E)
-    start_all_to_all(counts_Pe, counts_E, ep).wait(keeps_turn=not ep.is_for_backward)
+    start_all_to_all(counts_Pe, counts_E, ep).wait(keeps_turn=ep.turns.beside != "backward")
     counts_Pe = counts_Pe.view(ep.size, num_local)
     arriving_N = None
     if ep.size > 1 and num_local > 1:
@@ -170,7 +170,7 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         trip: Trip = ctx.trip
-        return _sum_choices(_return(grads[0], trip, ctx.ep.for_backward), trip.row_TK, None), None, None
+        return _sum_choices(_return(grads[0], trip, ctx.ep), trip.row_TK, None), None, None
 
 
 class _Combine(torch.autograd.Function):
@@ -188,7 +188,7 @@ class _Combine(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (dout_TH,) = grads
         trip: Trip = ctx.trip
-        ep: Axis = ctx.ep.for_backward
+        ep: Axis = ctx.ep
         dy_RH = dout_TH.index_select(0, trip.tokens)
         if not ctx.saved_tensors:
             return _go(dy_RH, trip, ep), None, None, None

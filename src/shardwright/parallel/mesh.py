@@ -91,6 +91,7 @@ def make_mesh(
     """
     shape, experts = MeshShape.of(plan), MeshShape.of_experts(plan)
     ledger, turns = Ledger(device, rank, ranks_per_node), Turns()
+    two_threads = side_by_side and device.type == "cpu"  # on CUDA one thread issues both passes
     placement = placement or in_line(plan.pp)
     # The watch speaks first; this bound only ends a rank whose watch could not.
     timeout = timedelta(seconds=2 * timeout_s + 10)
@@ -122,19 +123,19 @@ def make_mesh(
 
     def expert_axis() -> Axis:
         lines = experts.lines("ep")
-        whole = axis("ep", lines, twice=side_by_side)
+        whole = axis("ep", lines, twice=two_threads)
         here = ep_ranks_of_node(plan, ranks_per_node) if plan.dispatch == "node-aware" else 0
         if here in (0, plan.ep):
             return whole
-        between = axis("ep", [line[i::here] for line in lines for i in range(here)], twice=side_by_side)
+        between = axis("ep", [line[i::here] for line in lines for i in range(here)], twice=two_threads)
         nodes = [line[i : i + here] for line in lines for i in range(0, plan.ep, here)]
-        return replace(whole, by_node=NodeAxes(between, axis("ep", nodes, twice=side_by_side)))
+        return replace(whole, by_node=NodeAxes(between, axis("ep", nodes, twice=two_threads)))
 
     pipelines = shape.lines("pp")
     pp = axis("pp", pipelines)
     dp = axis("dp", shape.lines("dp"))
     dp_cp = axis("dp cp", shape.lines("dp", "cp")) if plan.cp > 1 else dp
-    tp = axis("tp", shape.lines("tp"), twice=side_by_side)
+    tp = axis("tp", shape.lines("tp"), twice=two_threads)
     is_folded = plan.ep > 1 or plan.expert_tp_size != plan.tp
     dense = replicas(dp_cp, ("dp", "cp"), shape, is_expert=False)
     own_directions = device.type == "cuda"  # Gloo tells messages apart by their tags
@@ -146,7 +147,7 @@ def make_mesh(
         world=axis("world", shape.lines(*AXES)),
         pp=pp,
         dp=dp,
-        cp=axis("cp", shape.lines("cp"), twice=side_by_side),
+        cp=axis("cp", shape.lines("cp"), twice=two_threads),
         tp=tp,
         dp_cp=dp_cp,
         ep=expert_axis(),

@@ -24,6 +24,7 @@ from shardwright.parallel.documents import document_numbers, without_marks
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.microbatch import Microbatch
 from shardwright.parallel.stash import StashedWeights
+from shardwright.parallel.turns import Pass
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.pairs import sends_of_parts
 from shardwright.schedule.reductions import before_reductions
@@ -64,15 +65,18 @@ class Held(Protocol):
         """L: nothing computes with the parameters until the next gather."""
         ...
 
-    def arm(self) -> None:
-        """The next backward or weight gradient is the last before `reduce`: reduce what is complete meanwhile."""
+    def arm(self, is_last: bool) -> None:
+        """The next backward or weight gradient is the last before `reduce`: reduce what is complete meanwhile.
+
+        `is_last` says that nothing is added between that reduction and the update.
+        """
         ...
 
     def reduce(self) -> None:
         """R: start to sum what is not under way yet, over the replicas.
 
         In a program with gathers this comes several times a step, each time for the gradients since the last; who
-        holds them sharded adds each sum to the shard.
+        holds them sharded adds each sum to the shard, and who holds them whole reduces them at the last.
         """
         ...
 
@@ -159,14 +163,14 @@ class PipelineExecutor:
             stash.expect([version for (s, _), version in run.versions.items() if s == stage])
         if self._mesh.device.type == "cpu":
             run.leaves_with = sends_of_parts(row)
-        arming = before_reductions(row)
+        armings = before_reductions(row)
         self.performed, self.peak_alive, self.peak_inputs, self.versions_seen = [], 0, 0, {}
         with torch.set_grad_enabled(program.trains):
             for index, action in enumerate(row):
                 if self._mesh.watch is not None:
                     self._mesh.watch.doing(f"action {index}, {action}")
-                for stage in arming.get(index, ()):
-                    self._held[stage].arm()
+                for arming in armings.get(index, ()):
+                    self._held[arming.stage].arm(arming.is_last)
                 start_s = self._began_s = time.perf_counter()
                 if action in run.left:
                     start_s, end_s = run.left.pop(action)
@@ -316,7 +320,7 @@ class PipelineExecutor:
         # Who begins is the same on every rank: the forward, unless experts are elsewhere. A block ends with their rows
         # on the way back, so its backward begins with rows on their way, and the forward computes under that.
         begins, follows = (second, first) if self._mesh.ep.size > 1 else (first, second)
-        with self._mesh.turns.taking():
+        with self._mesh.turns.taking(_pass_of(begins)):
             beside = self._side.submit(self._do_beside, follows, run)
             self._do_part(begins, run)
         with self._mesh.ledger.lanes(-1):
@@ -324,7 +328,7 @@ class PipelineExecutor:
 
     def _do_beside(self, action: Action, run: _Run) -> None:
         # A thread begins with its own grad mode.
-        with self._mesh.ledger.lanes(+1), self._mesh.turns.taking(), torch.enable_grad():
+        with self._mesh.ledger.lanes(+1), self._mesh.turns.taking(_pass_of(action)), torch.enable_grad():
             self._do_part(action, run)
 
     def _do_part(self, part: Action, run: _Run) -> None:
@@ -350,3 +354,7 @@ class PipelineExecutor:
         """Names a message: two stages may talk both ways over one pair of ranks."""
         is_backward = action.kind in (Kind.SEND_BACKWARD, Kind.RECV_BACKWARD)
         return (to_stage * run.program.num_microbatches + action.microbatch) * 2 + is_backward
+
+
+def _pass_of(part: Action) -> Pass:
+    return "forward" if part.kind is Kind.FORWARD else "backward"

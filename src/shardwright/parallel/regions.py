@@ -16,7 +16,7 @@ Move = Callable[[Tensor, Axis], Tensor]  # along an axis, of a tensor that stays
 
 
 class _Conjugate(torch.autograd.Function):
-    """Forward: `there`. Backward: `back`, on the communicator of a backward. Keeps nothing."""
+    """Forward: `there`. Backward: `back`. Keeps nothing."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, there: Move, back: Move) -> Tensor:
@@ -25,7 +25,7 @@ class _Conjugate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.back(grads[0], ctx.axis.for_backward), None, None, None
+        return ctx.back(grads[0], ctx.axis), None, None, None
 
 
 def conjugate(x: Tensor, axis: Axis, there: Move, back: Move) -> Tensor:

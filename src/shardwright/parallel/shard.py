@@ -63,6 +63,7 @@ class ShardedStage:
         self.units = [Unit(group, sharding_of(group[0].place), pool, seed, make_compressor) for group in groups]
         self._late = [unit for unit in self.units if not set(late).isdisjoint(unit.parameters)]
         self._prompt = [unit for unit in reversed(self.units) if unit not in self._late]
+        self._due = self._prompt  # those of the next reduction
         for unit in self.units:
             for parameter in unit.parameters:
                 self._unit_of[parameter] = unit
@@ -95,11 +96,11 @@ class ShardedStage:
             return
         self._unit_of[parameter].missing -= 1
         # Always in the order of the list: replicas must issue the same reductions in the same order.
-        while self._next < len(self._prompt) and self._prompt[self._next].missing <= 0:
+        while self._next < len(self._due) and self._due[self._next].missing <= 0:
             self._start_next()
 
     def _start_next(self) -> None:
-        unit = self._prompt[self._next]
+        unit = self._due[self._next]
         self._next += 1
         while len(self._reducing) >= MOST_REDUCING:
             self._reducing.popleft().finish_reduce()
@@ -111,8 +112,12 @@ class ShardedStage:
         for unit in self.units:
             unit.zero()
 
-    def arm(self) -> None:
-        """The next backward is the last before a reduction: reduce each unit as soon as it is complete."""
+    def arm(self, is_last: bool) -> None:
+        """The next backward is the last before a reduction: reduce each unit as soon as it is complete.
+
+        Units that hold their gradients whole wait for the last reduction of the step.
+        """
+        self._due = [unit for unit in self._prompt if is_last or unit.sharding.zero >= 2]
         self._armed = any(unit.sharding.shards.size > 1 or unit.sharding.copies.size > 1 for unit in self.units)
         self._next = 0
         for unit in self.units:
@@ -121,7 +126,7 @@ class ShardedStage:
     def reduce(self) -> None:
         """Start what has not been started: units with a parameter that got no gradient."""
         self._armed = False
-        while self._next < len(self._prompt):
+        while self._next < len(self._due):
             self._start_next()
 
     def wait(self) -> None:

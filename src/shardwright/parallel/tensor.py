@@ -9,7 +9,7 @@ Shape suffixes: S sequence, B batch, H hidden (input width), N output width; s i
 sharded, and equals S elsewhere.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -92,10 +92,9 @@ class ColumnLinear(nn.Module):
         self.cut = cut
         self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std)
 
-    def forward(self, x_sBH: Tensor, tp: Axis | None = None, recipe: Recipe | None = None) -> Tensor:
-        """[s, B, H] to [S, B, N / tp]. `tp` carries the collectives, if not that of the cut; `recipe` makes x again."""
-        cut = self.cut if tp is None else replace(self.cut, tp=tp)
-        return _ColumnProduct.apply(x_sBH, self.weight, cut, recipe)
+    def forward(self, x_sBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+        """[s, B, H] to [S, B, N / tp]. `recipe` makes x again."""
+        return _ColumnProduct.apply(x_sBH, self.weight, self.cut, recipe)
 
 
 class RowLinear(nn.Module):
@@ -108,11 +107,11 @@ class RowLinear(nn.Module):
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
         self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
 
-    def forward(self, x_SBH: Tensor, tp: Axis | None = None, recipe: Recipe | None = None) -> Tensor:
-        """[S, B, H / tp] to [s, B, N]. `tp` carries the collectives, if not that of the cut; `recipe` makes x again."""
+    def forward(self, x_SBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+        """[S, B, H / tp] to [s, B, N]. `recipe` makes x again."""
         partial_SBN = local_product(x_SBH, self.weight, self.cut, recipe)
         leave = scatter_to if self.cut.shards_sequence else reduce_from
-        y_sBN = leave(partial_SBN, self.cut.tp if tp is None else tp)
+        y_sBN = leave(partial_SBN, self.cut.tp)
         return y_sBN if self.bias is None else y_sBN + self.bias
 
 
@@ -194,7 +193,7 @@ def start_gather_again(x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending | None]
     where the sequence is sharded."""
     if not cut.shards_sequence:
         return x_sBH, None
-    tp = cut.tp.for_backward
+    tp = cut.tp
     x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
     return x_SBH, start_all_gather(x_SBH, x_sBH, tp)
 
@@ -202,7 +201,7 @@ def start_gather_again(x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending | None]
 def start_sum(dx_SBH: Tensor, x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending]:
     """The ranks' parts of an input gradient, summed in the shape of x once what is pending is over: an all-reduce, or
     where the sequence is sharded a reduce-scatter."""
-    tp = cut.tp.for_backward
+    tp = cut.tp
     if not cut.shards_sequence:
         return dx_SBH, start_all_reduce(dx_SBH, tp)
     dx_sBH = torch.empty_like(x_sBH)

@@ -84,7 +84,7 @@ class Unit:
         self._gathering: Pending | None = None
         self._reducing: tuple[Pending | Reduction, Tensor, Tensor] | None = None
         self._compressor = make_compressor() if make_compressor is not None else None
-        self._shard_has_gradient = False
+        self._has_sum = False
         self._make_buffers(seed)
 
     def _make_buffers(self, seed: int) -> None:
@@ -226,7 +226,7 @@ class Unit:
 
     def zero(self) -> None:
         """Begin a step: there are no gradients yet."""
-        self._shard_has_gradient = False
+        self._has_sum = False
         for parameter in self.parameters:
             parameter.has_gradient = False
 
@@ -240,12 +240,13 @@ class Unit:
         self.open()
         gradients, sharding = self._gradients, self.sharding
         assert gradients is not None
+        assert sharding.zero >= 2 or not self._has_sum, "a second reduction in place would count the first sum again"
         for parameter in self.parameters:
             if not parameter.has_gradient:
                 assert parameter.gradient is not None
                 parameter.gradient.zero_()
         for start, stop in self._partial_sums():
-            all_reduce(gradients[start:stop], sharding.tp.for_backward)
+            all_reduce(gradients[start:stop], sharding.tp)
         source = gradients
         if sharding.reduce != gradients.dtype:
             source = self._pool.borrow(gradients.numel(), sharding.reduce).copy_(gradients)
@@ -264,7 +265,7 @@ class Unit:
 
     def _place_of_sum(self, source: Tensor) -> Tensor:
         """Where the sum of this rank's shard is to arrive: where it stays, or aside if it is to be added or rounded."""
-        if source is self._gradients and not (self._gradient_shard is not None and self._shard_has_gradient):
+        if source is self._gradients and not (self._gradient_shard is not None and self._has_sum):
             return self.summed_gradients()
         return self._pool.borrow(self.layout.shard_size, source.dtype)
 
@@ -290,7 +291,7 @@ class Unit:
         gradients, summed = self._gradients, self.summed_gradients()
         assert gradients is not None
         if out.data_ptr() != summed.data_ptr():
-            if self._shard_has_gradient:
+            if self._has_sum:
                 summed.add_(out)
             else:
                 summed.copy_(out)
@@ -301,7 +302,7 @@ class Unit:
         if self._gradient_shard is not None:
             self._pool.give_back(gradients)
             self._set_gradients(None)
-            self._shard_has_gradient = True
+        self._has_sum = True
 
     def summed_gradients(self) -> Tensor:
         """This rank's shard of the sum, after `finish_reduce`."""

@@ -48,7 +48,6 @@ class Float8Linear:
         recipe: Recipe,
         cut: CutDim,
         reduce_max: ReduceMax,
-        reduce_in_backward: ReduceMax,
         history: int,
         margin: int,
     ) -> None:
@@ -60,7 +59,7 @@ class Float8Linear:
         self._cast_version = 0
         self._weight_amax: Tensor | None = None
         self._cut = cut
-        self._reduce_max = {"x": reduce_max, "weight": reduce_max, "dy": reduce_in_backward}
+        self._reduce_max = reduce_max
         self._histories = {
             "x": AmaxHistory(history, margin, E4M3),
             "weight": AmaxHistory(history, margin, E4M3),
@@ -127,18 +126,18 @@ class Float8Linear:
     def _cast_weight(self, weight_NK: Tensor) -> CastWeight:
         if self.recipe.weight == "row":
             # A scale a row is for one direction only: the transpose is another cast.
-            rows = self._quantise("weight", weight_NK, "row", E4M3, self._cut == "inputs")
-            columns = self._quantise("weight", weight_NK.t().contiguous(), "row", E4M3, self._cut == "outputs")
+            rows = self._quantise(weight_NK, "row", E4M3, self._cut == "inputs")
+            columns = self._quantise(weight_NK.t().contiguous(), "row", E4M3, self._cut == "outputs")
             return CastWeight(rows, columns)
         if self.recipe.delayed:
             rows, self._weight_amax = self._cast_delayed("weight", weight_NK, E4M3, self._cut != "none")
         else:
-            rows = self._quantise("weight", weight_NK, self.recipe.weight, E4M3, self._cut != "none")
+            rows = self._quantise(weight_NK, self.recipe.weight, E4M3, self._cut != "none")
         return CastWeight(rows, transposed(rows))
 
     def _cast(self, name: str, x: Tensor, dtype: torch.dtype, is_cut: bool) -> Quantised:
         if not self.recipe.delayed:
-            return self._quantise(name, x, self.recipe.activation, dtype, is_cut)
+            return self._quantise(x, self.recipe.activation, dtype, is_cut)
         quantised, amax = self._cast_delayed(name, x, dtype, is_cut)
         self._histories[name].see(amax)
         return quantised
@@ -148,15 +147,15 @@ class Float8Linear:
         amax = amaxes(x, "tensor")
         scale = self._histories[name].scale
         if scale is None:
-            shared = self._reduce_max[name](amax.clone()) if is_cut else amax
+            shared = self._reduce_max(amax.clone()) if is_cut else amax
             return cast(x, "tensor", dtype, _scales_over_cut(shared, amax, dtype)), amax
         return cast(x, "tensor", dtype, scale + amax * 0.0), amax
 
-    def _quantise(self, name: str, x: Tensor, granularity: Granularity, dtype: torch.dtype, is_cut: bool) -> Quantised:
+    def _quantise(self, x: Tensor, granularity: Granularity, dtype: torch.dtype, is_cut: bool) -> Quantised:
         if not is_cut or granularity in ("tile", "block"):
             return quantise(x, granularity, dtype)
         amax = amaxes(x, granularity)
-        return cast(x, granularity, dtype, _scales_over_cut(self._reduce_max[name](amax.clone()), amax, dtype))
+        return cast(x, granularity, dtype, _scales_over_cut(self._reduce_max(amax.clone()), amax, dtype))
 
 
 def _scales_over_cut(shared: Tensor, own: Tensor, dtype: torch.dtype) -> Tensor:
@@ -168,19 +167,17 @@ def make_float8_state(
     recipe: RecipeName,
     cut: CutDim = "none",
     reduce_max: ReduceMax = on_one_rank,
-    reduce_in_backward: ReduceMax = on_one_rank,
     history: int = 16,
     margin: int = 0,
 ) -> Float8Linear:
     """The state of one linear layer.
 
-    `cut` says along which dim the tp axis cuts the weight; `reduce_max` reduces over that axis, and
-    `reduce_in_backward` does so in a backward, beside which a forward may run. `history` and `margin` matter to
-    "delayed" alone. ValueError if the recipe is unknown or the history has no length.
+    `cut` says along which dim the tp axis cuts the weight, and `reduce_max` reduces over that axis. `history` and
+    `margin` matter to "delayed" alone. ValueError if the recipe is unknown or the history has no length.
     """
     if recipe not in RECIPES:
         raise ValueError(f"there is no fp8 recipe {recipe!r}; use one of {', '.join(RECIPES)}")
-    return Float8Linear(RECIPES[recipe], cut, reduce_max, reduce_in_backward, history, margin)
+    return Float8Linear(RECIPES[recipe], cut, reduce_max, history, margin)
 
 
 def forward_product(state: Float8Linear, x_TK: Tensor, weight_NK: Tensor) -> Tensor:

@@ -41,9 +41,10 @@ def job_order(job: JobSpec, num_steps: int = 1) -> Order:
         plan.pp, job.num_microbatches, plan.virtual_stages, plan.extra_warmup, num_steps=num_steps,
         most_alive=_limit(job), costs=costs,
     )  # fmt: skip
+    zero = max(plan.zero_stage(is_expert) for is_expert in {False, job.model.moe.experts > 0})
     # The only run of a rank with one stage of several ends with its last addition anyway.
-    reduces_by_run = plan.zero >= 2 and (plan.stages_per_rank > 1 or plan.pp == 1)
-    return Order(plan.schedule, shape, plan.recompute, plan.zero == 3 and plan.pp > 1, reduces_by_run)
+    reduces_by_run = zero >= 2 and (plan.stages_per_rank > 1 or plan.pp == 1)
+    return Order(plan.schedule, shape, plan.recompute, zero == 3 and plan.gathers_stages, reduces_by_run)
 
 
 def job_program(job: JobSpec, num_steps: int = 1) -> Program:

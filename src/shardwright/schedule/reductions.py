@@ -1,18 +1,38 @@
 """When the gradients of a stage are complete, so that their reduction may begin while a backward still runs."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.action import ADDS, Action, Kind
 
 
-def before_reductions(row: Sequence[Action]) -> dict[int, list[int]]:
-    """Index of the last action that adds to a stage's gradients before they are reduced, and those stages."""
-    latest: dict[int, int] = {}
-    found: dict[int, list[int]] = {}
-    for index, action in enumerate(row):
+@dataclass(frozen=True)
+class Arming:
+    """A stage whose gradients are reduced after the next addition to them.
+
+    `is_last` says that nothing is added between this reduction and the update. Gradients that are kept whole can be
+    reduced only then: the sum stands where the additions went, and a second reduction would count it again.
+    """
+
+    stage: int
+    is_last: bool
+
+
+def before_reductions(row: Sequence[Action]) -> dict[int, list[Arming]]:
+    """The stages to arm, by the index of the last action that adds to their gradients before they are reduced."""
+    found: dict[int, list[Arming]] = {}
+    reductions: dict[int, Arming] = {}  # by stage: the next one that no addition was found for
+    added: set[int] = set()  # stages whose gradients are added to later, before their update
+    for index in reversed(range(len(row))):
+        action = row[index]
+        if action.kind is Kind.STEP:
+            added = set() if action.stage < 0 else added - {action.stage}
+        elif action.kind is Kind.REDUCE:
+            reductions[action.stage] = Arming(action.stage, is_last=action.stage not in added)
         for part in action.computes():
-            if part.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
-                latest[part.stage] = index
-        if action.kind is Kind.REDUCE:
-            found.setdefault(latest[action.stage], []).append(action.stage)
+            if part.kind in ADDS:
+                added.add(part.stage)
+                if part.stage in reductions:
+                    found.setdefault(index, []).append(reductions.pop(part.stage))
+    assert not reductions, "a reduction follows an addition to the gradients of its stage"
     return found

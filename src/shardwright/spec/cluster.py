@@ -52,6 +52,13 @@ class TopologySpec(Spec):
     )
 
 
+# What a device's entry calls the number types that jobs and tables of runs name.
+PEAK_NAMES = {
+    "float32": "float32", "bf16": "bfloat16", "fp16": "float16",
+    "fp8": "float8", "mxfp8": "float8", "nvfp4": "float4",
+}  # fmt: skip
+
+
 class DeviceSpec(Spec):
     """One accelerator. Rates are dense peaks; a dtype that is not listed has no known rate."""
 
@@ -110,6 +117,10 @@ class DeviceSpec(Spec):
     def memory_bytes(self) -> float:
         """What it has."""
         return self.memory_gib * 2**30
+
+    def peak_flops(self, number: str) -> float:
+        """Dense peak rate of products in a number type such as "bf16" or "fp8", in FLOP/s; 0 where it is not known."""
+        return 1e12 * self.peak_tflops.get(PEAK_NAMES[number], 0.0)
 
 
 class PartSpec(Spec):

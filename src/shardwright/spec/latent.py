@@ -37,7 +37,10 @@ class LatentSpec(Spec):
             if getattr(self, name) == 0
         ]
         if self.rope_dim % 2:
-            faults.append(f"rotary positions turn pairs of elements, and model.latent.rope_dim is {self.rope_dim}")
+            faults.append(
+                f"rotary positions turn pairs of elements, and model.latent.rope_dim is {self.rope_dim}; use an even "
+                "one"
+            )
         if self.value_dim > self.nope_dim + self.rope_dim:
             faults.append(
                 f"model.latent.value_dim {self.value_dim} is more than the width of a key, nope_dim {self.nope_dim} + "

@@ -103,6 +103,7 @@ class ModelSpec(Spec):
     def faults(self) -> list[str]:
         """What contradicts itself within the model alone."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
+        faults += self.moe.faults(self.layers)
         if self.yarn != YarnSpec() and self.positions != "rotary":
             faults.append(
                 f'model.yarn scales rotary positions, and model.positions is "{self.positions}"; leave it out'
@@ -146,7 +147,7 @@ class ModelSpec(Spec):
                 f"rotary positions turn pairs of elements, and a head has {self.head_size}; "
                 f'use an even model.head_dim, or positions = "learned"'
             )
-        return faults + self.moe.faults(self.layers)
+        return faults
 
 
 def divisors(number: int) -> list[int]:

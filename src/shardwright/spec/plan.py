@@ -195,6 +195,24 @@ class PlanSpec(Spec):
             return self.zero_ranks, replicas // self.zero_ranks
         return replicas, 1
 
+    def zero_stage(self, is_expert: bool = False) -> int:
+        """The stage of ZeRO that takes effect on a stage's parameters, or on its experts'.
+
+        0 where no rank shares their state with another and there is nothing to shard; parameters in host memory are
+        gathered from there even so.
+        """
+        holders = self.sharing(is_expert)[0] * (2 if self.schedule == "dualpipe" else 1)
+        return self.zero if holders > 1 or self.offload_parameters else 0
+
+    @property
+    def gathers_stages(self) -> bool:
+        """ZeRO 3: whether the program gathers whole stages, between computations; a model in one piece is gathered
+        layer by layer, within them.
+
+        Passes side by side could not gather by layer: they would share the communicator of the replicas.
+        """
+        return self.num_stages > 1
+
     @property
     def stages_per_rank(self) -> int:
         """Pieces of the model for each pipeline rank. DualPipe's ranks hold two, but each piece is there twice."""

@@ -38,6 +38,11 @@ class PrecisionSpec(Spec):
     )
 
     @property
+    def product_number(self) -> str:
+        """Number type of the products of linear layers, over whose peak rate MFU is taken: fp8 or that of compute."""
+        return "fp8" if self.float8 != "none" else self.compute
+
+    @property
     def gradient_number(self) -> Number:
         """Number type in which gradients add up."""
         return self.compute if self.gradients == "compute" else self.gradients

@@ -128,7 +128,11 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
         }
         late = [p for held in regions.values() for p in held if p is tied.table or p is tied.head]
         sharding, expert_sharding = (
-            _sharding(job, mesh, *of.sharing(stage, program.num_stages)) for of in (mesh.replicas, mesh.expert_replicas)
+            _sharding(job, mesh, *of.sharing(stage, program.num_stages), zero)
+            for of, zero in (
+                (mesh.replicas, plan.zero_stage()),
+                (mesh.expert_replicas, plan.zero_stage(is_expert=True)),
+            )
         )
         shards[stage] = ShardedStage(
             regions, late, sharding, pool, plan.bucket_mib, job.run.seed, make_compressor(plan), expert_sharding
@@ -175,18 +179,17 @@ def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> list[Float8Linea
         if isinstance(module, ColumnLinear | RowLinear):
             cut: CutDim = "none" if tp.size == 1 else "outputs" if isinstance(module, ColumnLinear) else "inputs"
             state = make_float8_state(
-                recipe, cut, partial(all_reduce_max, axis=tp), partial(all_reduce_max, axis=tp.for_backward),
-                history=job.precision.float8_history,
-            )  # fmt: skip
+                recipe, cut, partial(all_reduce_max, axis=tp), history=job.precision.float8_history
+            )
             module.weight.float8 = state
             states.append(state)
     return states
 
 
-def _sharding(job: JobSpec, mesh: Mesh, shards: Axis, copies: Axis) -> Sharding:
+def _sharding(job: JobSpec, mesh: Mesh, shards: Axis, copies: Axis, zero: int) -> Sharding:
     plan = job.plan
     return Sharding(
-        plan.zero if shards.size > 1 or plan.offload_parameters else 0, shards, copies, mesh.tp,
+        zero, shards, copies, mesh.tp,
         compute=NUMBERS[job.precision.compute], gradients=NUMBERS[job.precision.gradient_number],
         reduce=NUMBERS[job.precision.reduce_number],
         host_share=plan.offload_optimizer, host_values=plan.offload_parameters,

@@ -110,6 +110,15 @@ def known_device(job: JobSpec, device: torch.device) -> DeviceSpec | None:
     return next((spec for spec in specs if name in spec.cuda_names), None)
 
 
+def job_peak_flops(job: JobSpec, device: DeviceSpec) -> float | None:
+    """The peak rate of all ranks together in the number type of the job's products, in FLOP/s; None if not known.
+
+    Where a device has no fp8 products they are emulated in the number type of the computation.
+    """
+    rate = device.peak_flops(job.precision.product_number) or device.peak_flops(job.precision.compute)
+    return rate * job.plan.world if rate else None
+
+
 class MetricsLog:
     """Writes metrics of steps and evaluations to a run's folder and the progress line to `out`."""
 
@@ -119,15 +128,15 @@ class MetricsLog:
         self._job = job
         self._out = out
         device = known_device(job, mesh.device)
-        rate = device.peak_tflops.get("float32") if device else None
-        self._peak_flops = rate * 1e12 * job.plan.world if rate else None
+        self._peak_flops = job_peak_flops(job, device) if device is not None else None
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"))
         self._recent_s: list[float] = []
         if self._peak_flops is None:
             where = "this CPU" if mesh.device.type == "cpu" else torch.cuda.get_device_name(mesh.device)
-            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {where}")
+            number = job.precision.product_number
+            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {where} in {number}")
 
     def say(self, text: str) -> None:
         """A line for the user."""

@@ -33,7 +33,7 @@ def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
     ]
     if all(unit.replicas.zero < 3 for stage in held.values() for unit in stage.units):
         return sum(map(sum, by_stage))
-    return max((sum(layers) if job.plan.pp > 1 else max(layers, default=0) for layers in by_stage), default=0)
+    return max((sum(layers) if job.plan.gathers_stages else max(layers, default=0) for layers in by_stage), default=0)
 
 
 def _is_cast(place: Place) -> bool:

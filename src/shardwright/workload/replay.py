@@ -95,6 +95,7 @@ class _Replay:
         self._has_sent = False
         # Passes over thousands of microbatches ask the same of their stage: what that is, once for all.
         self._prompt = {stage.stage: _prompt(stage) for stage in held.values()}
+        self._due = dict(self._prompt)  # by stage: the units of the next reduction
         self._arrivals = {
             (stage.stage, kind): {region: _arrivals(stage, region, kind) for region in stage.regions}
             for stage in held.values()
@@ -108,10 +109,10 @@ class _Replay:
 
     def run(self, program: Program, row: tuple[Action, ...]) -> None:
         """Carry out one rank's list."""
-        arming = before_reductions(row)
+        armings = before_reductions(row)
         for index, action in enumerate(row):
-            for stage in arming.get(index, ()):
-                self._arm(stage)
+            for arming in armings.get(index, ()):
+                self._arm(arming.stage, arming.is_last)
             if action.kind is Kind.STEP:
                 self._step([action.stage] if action.stage >= 0 else list(self._stages), program.weights == "current")
             elif action.kind is Kind.REDUCE:
@@ -223,8 +224,9 @@ class _Replay:
 
     # Gradients.
 
-    def _arm(self, number: int) -> None:
+    def _arm(self, number: int, is_last: bool) -> None:
         stage = self._stages[number]
+        self._due[number] = [key for key in self._prompt[number] if is_last or self._unit(key).replicas.zero >= 2]
         if any(unit.replicas.num_ranks > 1 or unit.replicas.num_copies > 1 for unit in stage.units):
             self._armed.add(number)
         self._next[number] = 0
@@ -236,13 +238,13 @@ class _Replay:
         if number not in self._armed:
             return
         self._missing[key] -= 1
-        prompt = self._prompt[number]
-        while self._next[number] < len(prompt) and self._missing[prompt[self._next[number]]] <= 0:
+        due = self._due[number]
+        while self._next[number] < len(due) and self._missing[due[self._next[number]]] <= 0:
             self._start_next(number)
 
     def _start_next(self, number: int) -> None:
         under_way = self._under_way[number]
-        key = self._prompt[number][self._next[number]]
+        key = self._due[number][self._next[number]]
         self._next[number] += 1
         while len(under_way) >= MOST_REDUCING:
             self._finish_reduce(under_way.popleft())
@@ -295,7 +297,7 @@ class _Replay:
 
     def _reduce(self, number: int) -> None:
         self._armed.discard(number)
-        while self._next[number] < len(self._prompt[number]):
+        while self._next[number] < len(self._due[number]):
             self._start_next(number)
 
     # Update.

@@ -353,7 +353,7 @@ def cut_of(job: JobSpec) -> Cut:
         schedule=p.schedule, sequence_parallel=p.sequence_parallel and p.tp > 1,
         zero=p.zero, zero_ranks=p.zero_ranks, microbatch=p.microbatch_size, global_batch=job.batch.global_batch_size,
         recompute=policies[0] if is_uniform else "mixed", policies=() if is_uniform else policies,
-        precision="fp8" if precision.float8 != "none" else precision.compute, layout=tuple(p.layout),
+        precision=precision.product_number, layout=tuple(p.layout),
         cp_method=p.cp_method, dispatch=p.dispatch, extra_warmup=p.extra_warmup,
         offload_optimizer=p.offload_optimizer, offload_parameters=p.offload_parameters,
         offload_activations=p.offload_activations, compress=p.compress, compress_rank=p.compress_rank,

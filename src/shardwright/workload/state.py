@@ -84,7 +84,7 @@ def replicas_of(job: JobSpec, placement: Placement, is_expert: bool = False) -> 
     axis = "edp" if is_expert and is_folded else "dp" if plan.cp == 1 else "dp cp"
     num_ranks *= placement.num_copies
     return Replicas(
-        zero=plan.zero if num_ranks > 1 or plan.offload_parameters else 0,
+        zero=plan.zero_stage(is_expert),
         num_ranks=num_ranks,
         num_copies=num_copies,
         shards_axis=axis if num_copies == 1 else f"{axis} shards",

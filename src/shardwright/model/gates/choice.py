@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_LEVELS = 2.0**12
+
 
 @dataclass(frozen=True)
 class Known:
@@ -65,6 +67,18 @@ def largest(preference_TE: Tensor, count: int) -> Tensor:
     # topk leaves open which of equals it takes, and may take another one for another number of tokens.
     # A copy of the few, so that what is kept of a choice does not keep the order of all.
     return torch.sort(preference_TE, dim=-1, descending=True, stable=True).indices[..., :count].contiguous()
+
+
+def order_of(values: Tensor) -> Tensor:
+    """Indices along the last dim, from the largest value to the least; among equals the earlier first.
+
+    Values are compared in 12 bits. Tokens with the same past, such as all that begin a document, have the same scores,
+    but the ranks of one plan compute them in other shapes than those of another, and round them otherwise. Which of
+    them an expert has room for should follow from their places and not from the last bit.
+    """
+    mantissa, exponent = torch.frexp(values)
+    rounded = torch.ldexp((mantissa * _LEVELS).round(), exponent)
+    return torch.argsort(rounded, dim=-1, descending=True, stable=True)
 
 
 def all_hold(experts_TK: Tensor, preference_TE: Tensor) -> Choice:

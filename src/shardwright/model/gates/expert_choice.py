@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwright.model.gates.choice import Choice, Known, largest
+from shardwright.model.gates.choice import Choice, Known, largest, order_of
 from shardwright.spec.moe import MoeSpec
 
 
@@ -31,7 +31,7 @@ class ExpertChoice:
         """Of each expert the tokens with the largest scores; among equals the earlier."""
         capacity = self.spec.capacity(scores_TE.shape[0])
         assert capacity is not None, "experts that choose have a capacity"
-        tokens_EC = largest(scores_TE.t(), capacity)
+        tokens_EC = order_of(scores_TE.t())[:, :capacity]
         taken_TE = torch.zeros_like(scores_TE, dtype=torch.bool).scatter_(0, tokens_EC.t(), True)
         num_choices = max(1, int(taken_TE.sum(dim=-1).max()))
         experts_TK = largest(taken_TE.float(), num_choices)

@@ -1,0 +1,266 @@
+"""Jobs drawn at random over the whole space of fields that decide what a step computes.
+
+Most draws are legal: shapes are drawn after the degrees that must divide them. Some are left to chance, so that checks
+are asked too. A draw is a function of (seed, number) alone.
+"""
+
+import math
+import random
+from typing import Any, get_args
+
+from shardwright.spec.plan import STAGES_PER_RANK, ScheduleName
+from shardwright.spec.recompute import OPERATORS
+
+Fields = dict[str, Any]
+
+SCHEDULES = [name for name in get_args(ScheduleName) if name != "sequential"]
+MOST_RANKS = 8
+
+
+def draw(seed: int, number: int) -> Fields:
+    """The fields of one job, of at most MOST_RANKS ranks and a few thousand parameters."""
+    rng = random.Random(f"{seed}:{number}")
+    plan = _degrees(rng)
+    _stages(rng, plan)
+    model = _model(rng, plan)
+    _state(rng, plan)
+    _recompute(rng, plan, model["layers"])
+    per_replica = plan["microbatch_size"] * rng.choice(_microbatches(plan))
+    fields: Fields = {
+        "model": model,
+        "plan": plan,
+        "batch": {"global_batch_size": plan["dp"] * per_replica + (rng.random() < 0.02)},
+        "precision": _precision(rng),
+        "optimizer": {
+            "learning_rate": rng.choice([1e-3, 3e-3]), "warmup_steps": rng.choice([0, 2]), "steps": 8,
+            "weight_decay": rng.choice([0.0, 0.1]), "beta1": rng.choice([0.0, 0.9]), "beta2": rng.choice([0.5, 0.95]),
+            "epsilon": rng.choice([1e-5, 1e-3]), "clip_grad_norm": rng.choice([0.0, 0.3, 1.0]),
+        },
+        "run": {"seed": rng.randrange(2**40)},
+    }  # fmt: skip
+    if plan["schedule"].startswith("pipedream"):
+        fields["optimizer"]["clip_grad_norm"] = 0.0
+    if rng.random() < 0.25:
+        fields["data"] = {"separate_documents": True}
+    if plan.get("dispatch") == "node-aware" or rng.random() < 0.2:
+        world = plan["dp"] * plan["cp"] * plan["tp"] * plan["pp"]
+        here = rng.choice([n for n in (1, 2, 4, 8) if world % n == 0])
+        fields["cluster"] = {"devices_per_node": here, "nodes": world // here}
+    return fields
+
+
+def _degrees(rng: random.Random) -> Fields:
+    world = rng.choice([1, 2, 2, 2, 4, 4, 4, 8])
+    plan: Fields = {"dp": 1, "tp": 1, "pp": 1, "cp": 1}
+    while world > 1:
+        axis = rng.choice(["dp", "dp", "tp", "tp", "pp", "pp", "cp"])
+        plan[axis] *= 2
+        world //= 2
+    if rng.random() < 0.06:
+        plan[rng.choice(["dp", "tp", "pp", "cp"])] = 3
+    while math.prod(plan.values()) > MOST_RANKS:
+        axis = max(plan, key=lambda name: plan[name])
+        plan[axis] = max(1, plan[axis] // 2)
+    plan["sequence_parallel"] = rng.random() < (0.5 if plan["tp"] > 1 else 0.1)
+    plan["cp_method"] = rng.choice(["ring", "all-gather", "ulysses"])
+    return plan
+
+
+def _stages(rng: random.Random, plan: Fields) -> None:
+    """The schedule, and what belongs to it."""
+    if plan["pp"] > 1:
+        plan["schedule"] = rng.choice(SCHEDULES)
+    else:
+        plan["schedule"] = rng.choice(["1f1b"] * 5 + SCHEDULES)
+    chosen = STAGES_PER_RANK.get(plan["schedule"], 1)
+    if plan["schedule"] == "auto":
+        plan["virtual_stages"] = rng.choice([1, 2])
+    elif chosen == 0:
+        plan["virtual_stages"] = rng.choice([2, 2, 3])
+    if plan["schedule"] == "1f1b" and rng.random() < 0.2:
+        plan["extra_warmup"] = rng.randint(1, 3)
+    if plan["schedule"] == "auto" and rng.random() < 0.3:
+        plan["most_alive"] = float(rng.randint(1, 2 * plan["pp"]))
+    plan["microbatch_size"] = rng.choice([1, 1, 2, 3])
+
+
+def _microbatches(plan: Fields) -> list[int]:
+    """Numbers of microbatches that the schedule takes, few."""
+    pp, schedule = plan["pp"], plan["schedule"]
+    if schedule.startswith("dualpipe"):
+        return [2 * pp, 2 * pp + 2]
+    if schedule == "pipedream-2bw":
+        return [pp, pp + 1]
+    return [1, 2, 3, 4, pp, 2 * pp]
+
+
+def _num_stages(plan: Fields) -> int:
+    return int(plan["pp"] * (STAGES_PER_RANK.get(plan["schedule"], 1) or plan.get("virtual_stages", 1)))
+
+
+def _model(rng: random.Random, plan: Fields) -> Fields:
+    tp, cp, stages = plan["tp"], plan["cp"], _num_stages(plan)
+    is_lucky = rng.random() < 0.96  # else divisibility is left to chance
+    kv_heads = tp * rng.choice([1, 1, 2]) * (cp if plan["cp_method"] == "ulysses" and rng.random() < 0.8 else 1)
+    heads = kv_heads * rng.choice([1, 2, 3])
+    head_dim = rng.choice([2, 4, 6])
+    model: Fields = {
+        "layers": rng.choice([max(1, stages), max(2, stages), stages + 1]),
+        "hidden": rng.choice([heads * head_dim, 24, 36]),
+        "heads": heads if is_lucky else rng.randint(1, 8),
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "ffn": tp * rng.choice([5, 8, 12]),
+        "gated_mlp": rng.random() < 0.6,
+        "activation": rng.choice(["silu", "gelu", "gelu-tanh"]),
+        "norm": rng.choice(["rmsnorm", "layernorm"]),
+        "norm_epsilon": rng.choice([1e-5, 1e-3]),
+        "positions": rng.choice(["rotary", "rotary", "learned"]),
+        "qk_norm": rng.random() < 0.25,
+        "bias": rng.random() < 0.4,
+        "tied_embeddings": rng.random() < 0.4,
+        "vocab": rng.choice([max(2, tp), 17, 32, 61]),
+        "sequence": math.lcm(2 * cp, cp * tp) * rng.choice([1, 2, 3]) if is_lucky else rng.randint(1, 24),
+        "init_std": rng.choice([0.05, 0.2]),
+    }
+    if rng.random() < 0.2:
+        model["dropout"] = rng.choice([0.1, 0.5])
+    if model["positions"] == "rotary" and rng.random() < 0.2:
+        model["rotary_base"] = rng.choice([10.0, 500.0])
+        model["yarn"] = {"factor": 4.0, "trained_sequence": 8, "fast": 2.0, "slow": rng.choice([0.25, 1.0])}
+    if rng.random() < 0.2:
+        for name in ("head_dim", "kv_heads", "bias", "qk_norm"):
+            del model[name]
+        model["positions"] = "rotary"
+        model["latent"] = {
+            "kv_rank": rng.choice([6, 9]), "q_rank": rng.choice([0, 5, 8]), "nope_dim": rng.choice([0, 4]),
+            "rope_dim": rng.choice([2, 4]), "value_dim": rng.choice([2, 3]),
+        }  # fmt: skip
+    if rng.random() < 0.4:
+        model["moe"] = _experts(rng, plan)
+        model["layers"] += model["moe"].get("first_dense", 0) + model["moe"].get("every", 1) - 1
+    if rng.random() < 0.15 and not STAGES_PER_RANK.get(plan["schedule"]):
+        plan["layout"] = _layout(rng, model["layers"], stages)
+    return model
+
+
+def _layout(rng: random.Random, layers: int, stages: int) -> list[int]:
+    """Uneven stages, of which only the ends may be empty."""
+    cuts = sorted(rng.randint(0, layers) for _ in range(stages - 1))
+    return [end - start for start, end in zip([0, *cuts], [*cuts, layers], strict=True)]
+
+
+def _experts(rng: random.Random, plan: Fields) -> Fields:
+    """Experts of the model, and how the plan spreads them."""
+    ranks = plan["dp"] * plan["cp"]
+    if plan["tp"] > 1 and rng.random() < 0.4:
+        plan["expert_tp"], plan["sequence_parallel"] = 1, True
+        ranks *= plan["tp"]
+    plan["ep"] = rng.choice([n for n in range(1, ranks + 1) if ranks % n == 0])
+    if plan["ep"] > 1 and rng.random() < 0.4:
+        plan["dispatch"] = "node-aware"
+    experts = plan["ep"] * rng.choice([1, 2, 3]) * (2 if plan["ep"] == 1 else 1)
+    gate = rng.choice(["softmax", "switch", "gshard", "sigmoid", "expert-choice", "correlation"])
+    moe: Fields = {"experts": experts, "gate": gate}
+    if gate in ("softmax", "sigmoid", "expert-choice"):
+        moe["top_k"] = rng.randint(1, min(3, experts))
+    if gate == "correlation":
+        moe["top_k"] = rng.randint(2, 3)
+        moe["partners"] = rng.randint(moe["top_k"] - 1, max(moe["top_k"], experts - 1))
+    if gate in ("softmax", "sigmoid", "correlation") and rng.random() < 0.4:
+        moe["normalise"] = False
+    if gate == "softmax" and moe.get("normalise", True) and rng.random() < 0.3:
+        moe["softmax_over"] = "chosen"
+    if gate in ("softmax", "sigmoid") and experts % 2 == 0 and experts > 2 and rng.random() < 0.4:
+        moe["num_groups"] = rng.choice([2, experts // 2])
+        moe["groups_kept"] = rng.randint(1, moe["num_groups"])
+        if moe["groups_kept"] == 1:
+            del moe["groups_kept"]
+        if experts == moe["num_groups"] or rng.random() < 0.4:
+            moe["group_score"] = "max"
+    if gate == "sigmoid" and rng.random() < 0.5:
+        moe["bias_update"] = 0.05
+    if rng.random() < 0.5:
+        moe["routed_scaling"] = 2.5
+    if rng.random() < 0.5:
+        moe["ffn"] = plan["tp"] * rng.choice([4, 6])
+    if rng.random() < 0.3:
+        moe["shared_experts"] = rng.choice([1, 2])
+        moe["shared_gate"] = rng.random() < 0.5
+    if rng.random() < 0.2:
+        moe["first_dense"] = 1
+    if rng.random() < 0.2:
+        moe["every"] = 2
+    if gate != "expert-choice" and rng.random() < 0.5:
+        moe["aux_loss"] = rng.choice(["switch", "gshard"])
+        moe["aux_coefficient"] = 0.5
+        moe["aux_scope"] = rng.choice(["microbatch", "sequence", "global"])
+    if rng.random() < 0.3:
+        moe["z_coefficient"] = 1e-2
+    if rng.random() < 0.4:
+        moe["capacity_factor"] = rng.choice([0.5, 1.0, 1.3])
+        if gate != "expert-choice":
+            moe["overflow"] = rng.choice(["drop-position", "drop-probability", "reroute"])
+    return moe
+
+
+def _state(rng: random.Random, plan: Fields) -> None:
+    """Who holds what of the state, where, and how gradients travel."""
+    is_asynchronous = plan["schedule"].startswith("pipedream")
+    if not is_asynchronous or rng.random() < 0.05:
+        plan["zero"] = rng.randint(0, 3)
+        replicas = plan["dp"] * plan["cp"]
+        if plan["zero"] and rng.random() < 0.35:
+            plan["zero_ranks"] = rng.choice([n for n in range(1, replicas + 1) if replicas % n == 0])
+        if plan["zero"] == 3 and rng.random() < 0.25:
+            plan["offload_parameters"] = True
+        if rng.random() < 0.25:
+            plan["offload_optimizer"] = rng.choice([0.3, 0.5, 1.0])
+    plan["bucket_mib"] = rng.choice([25.0, 0.02, 0.002])
+    if rng.random() < 0.15:
+        plan["compress"] = rng.choice(["bf16", "fp16", "int8", "powersgd", "topk"])
+        plan["compress_least"] = rng.choice([1, 64, 4096])
+        if plan["compress"] == "powersgd":
+            plan["compress_rank"] = rng.choice([1, 2])
+        if plan["compress"] == "topk":
+            plan["compress_share"] = rng.choice([0.1, 1.0])
+
+
+def _recompute(rng: random.Random, plan: Fields, layers: int) -> None:
+    choice = rng.choice(["none", "none", "none", "stage", "full", "selective", "budget", "layers"])
+    plan["recompute"] = choice
+    if choice in ("full", "selective") and rng.random() < 0.4:
+        plan["recompute_every"] = rng.choice([2, 3])
+    if choice == "selective":
+        plan["recompute_operators"] = _operators(rng) or ["attention"]
+    if choice == "layers":
+        plan["recompute_layers"] = [rng.choice([["layer"], _operators(rng)]) for _ in range(layers)]
+    if choice == "budget":
+        plan["memory_limit_gib"] = 10 ** rng.uniform(-5, -3)
+    if choice == "full" and rng.random() < 0.4:
+        plan["offload_activations"] = True
+
+
+def _operators(rng: random.Random) -> list[str]:
+    """Operators that may be recomputed together: a product only with the operator that needs it."""
+    names = {name for name in OPERATORS if rng.random() < 0.5}
+    if "attention" not in names:
+        names.discard("qkv")
+    if "activation" not in names:
+        names.discard("up")
+    return sorted(names)
+
+
+def _precision(rng: random.Random) -> Fields:
+    precision: Fields = {"compute": rng.choice(["float32"] * 5 + ["bf16", "fp16"])}
+    if precision["compute"] != "float32":
+        precision["gradients"] = rng.choice(["float32", "compute"])
+        precision["reduce"] = rng.choice(["gradients", "float32"])
+    if precision["compute"] == "fp16":
+        precision["loss_scale"] = rng.choice([0.0, 1024.0, 2.0**26])
+        precision["loss_scale_growth_steps"] = rng.choice([0, 1, 2000])
+    if rng.random() < 0.15:
+        precision["float8"] = rng.choice(["delayed", "tensorwise", "rowwise", "blockwise"])
+        if precision["float8"] == "delayed":
+            precision["float8_history"] = rng.choice([1, 2, 16])
+    return precision

@@ -1,0 +1,109 @@
+"""Draws models at random and holds one rank of the runtime against a plain implementation (plain_decoder.py), in
+float64: losses, norms of gradients, weights after some steps, and an evaluation.
+
+    python tests/fuzz/models.py --seed 1 --count 100
+"""
+
+import argparse
+import math
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+
+from fuzz.draw import Fields, draw
+from fuzz.plans import MOVES, STEPS, Outcome, Trace, accepted, as_command, compare, shrink, tokens_of, trace
+from plain_decoder import PlainDecoder
+from ranks import run_on_mesh
+from shardwright.parallel.parameter import initial_box
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.parameters import model_parameters
+from shardwright.spec.precision import PrecisionSpec
+from shardwright.train.step import StepResult
+
+
+def plain_trace(job: JobSpec) -> Trace:
+    """What a plain implementation computes of a job."""
+    places = model_parameters(job.model)
+    cpu = torch.device("cpu")
+    weights = {place.name: initial_box(place, job.run.seed, cpu).double() for place in places}
+    model = PlainDecoder(job, weights)
+    steps = []
+    for step in range(STEPS):
+        loss, norm = model.step(step, tokens_of(job, step))
+        steps.append(StepResult(loss, norm, 0.0))
+    evaluated = model.evaluate(tokens_of(job, STEPS))
+    return Trace(steps, evaluated, [(place, weights[place.name].detach()) for place in places])
+
+
+def one_rank(fields: Fields) -> JobSpec:
+    """The draw's model and numbers of training, on one rank in float32. Raises PlanError if it is refused."""
+    plain = {name: fields[name] for name in ("model", "batch", "optimizer", "run", "data") if name in fields}
+    job = accepted(plain | {"plan": {"microbatch_size": fields["plan"].get("microbatch_size", 1)}}).as_one_rank()
+    return job.model_copy(update={"precision": PrecisionSpec()})
+
+
+def run(fields: Fields, timeout_s: float = 0.0) -> Outcome:
+    """What becomes of one draw."""
+    try:
+        job = one_rank(fields)
+    except PlanError as error:
+        return Outcome("refused", error.faults)
+    try:
+        plain = [plain_trace(job)]
+        ours = run_on_mesh(job, trace, job)
+        moved: list[list[Trace]] = []
+        while True:
+            moved.append(run_on_mesh(job, trace, job, len(moved) + 1))
+            found = compare(job, plain, ours, moved)
+            if found.kind == "equal" or len(moved) == MOVES:
+                return found
+    except Exception:
+        return Outcome("failed", [traceback.format_exc()])
+
+
+def run_twice(fields: Fields) -> Outcome:
+    """`run`; a difference where experts are chosen counts if it is there with other tokens and weights too."""
+    found = run(fields)
+    if found.kind == "differs" and "moe" in fields["model"]:
+        others = [run(fields | {"run": {"seed": fields["run"]["seed"] + n}}) for n in (1, 2)]
+        if any(outcome.kind == "equal" for outcome in others):
+            return Outcome("tie", share=found.share, where=found.where)
+    return found
+
+
+def main() -> int:
+    """Run draws; 0 if all that were accepted are equal."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draws")
+    parser.add_argument("--count", type=int, default=60, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    kinds: Counter[str] = Counter()
+    largest, start_s = 0.0, time.monotonic()
+    for number in range(options.first, options.first + options.count):
+        fields = draw(options.seed, number)
+        found = run_twice(fields)
+        kinds[found.kind] += 1
+        if found.kind == "equal":
+            largest = max(largest, found.share)
+        if found.kind in ("differs", "failed", "tie"):
+            print(f"model of draw {options.seed}:{number} {found.kind}, {found.share:.3g}: {found.where}", flush=True)
+        if found.kind in ("differs", "failed"):
+            print("\n".join(reason[-3000:] for reason in found.reasons), flush=True)
+            print(as_command(shrink(fields, found.kind, run)), flush=True)
+    assert math.isfinite(largest)
+    print(f"{dict(kinds)}; the largest took {largest:.2f} of its bound; {time.monotonic() - start_s:.0f} s")
+    return 1 if kinds["differs"] or kinds["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,354 @@
+"""Draws plans at random and holds each against one rank: what is accepted must compute what one rank computes.
+
+    python tests/fuzz/plans.py --seed 1 --count 100
+    python tests/fuzz/plans.py --seed 1 --number 17
+
+Each draw trains three steps and evaluates a batch, under its plan on Gloo ranks and on one rank. How far two right
+computations of the same sums may lie apart follows from the arithmetic of that very job: one rank trains again, several
+times, from weights that are moved by one rounding each. Backward error analysis (Higham 2002, chapter 1.5) says that
+another order of summation is such a move. So a plan may differ by a small multiple of what these runs differ by.
+
+What is refused is counted by reason. A draw that fails is made smaller as long as it fails, and printed as a job.
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from torch import Tensor
+
+from fuzz.draw import Fields, draw
+from ranks import RankFailedError, run_on_mesh
+from shardwright.parallel import unit
+from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.parameter import initial_box, placed_parameters
+from shardwright.schedule.job import job_program, plan_faults
+from shardwright.spec.base import PlanError
+from shardwright.spec.job import JobSpec
+from shardwright.spec.limits import runtime_limits
+from shardwright.spec.load import make_job
+from shardwright.spec.mesh import MeshShape
+from shardwright.spec.place import Place
+from shardwright.spec.plan import PlanSpec
+from shardwright.train.build import build
+from shardwright.train.step import StepResult, evaluate, train_step
+from shardwright.train.stream import train_stream
+from shardwright.workload.budget import meet_budget
+
+STEPS = 3
+MOVES = 6  # runs of one rank from moved weights, at most: the first is enough for most
+# A plan rounds in as many places as one rank does, and a move only in the weights: a factor for the places between,
+# and for moves that happen to cancel.
+LEEWAY = 32.0
+SINGLE = 2.0**-24
+UNIT = {"float32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}  # half a unit in the last place
+SHAPE = ("layers", "hidden", "heads", "ffn", "vocab", "sequence", "global_batch_size")  # whose defaults are larger
+HANGS_S = 120.0
+SHRINKS = 40  # runs at most that making a failure smaller may take
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank computed: its steps, the loss of an evaluation after them, and its boxes of the parameters."""
+
+    steps: list[StepResult]
+    evaluated: float
+    boxes: list[tuple[Place, Tensor]]
+
+
+@dataclass
+class Outcome:
+    """What became of one draw: "equal", "refused" (and why), "tie", "differs" or "failed"; and the share of the bound."""
+
+    kind: str
+    reasons: list[str] = field(default_factory=list)
+    share: float = 0.0
+    where: str = ""
+
+
+def accepted(fields: Fields) -> JobSpec:
+    """The job that a command would run. Raises PlanError if it would refuse."""
+    job = make_job(fields)
+    if faults := plan_faults(job) + runtime_limits(job):
+        raise PlanError("job", faults)
+    return meet_budget(job)
+
+
+def tokens_of(job: JobSpec, step: int) -> Tensor:
+    """The global batch of a step, [B, S + 1]: skewed, so that there is something to learn; documents may begin anywhere
+    but not with the same token."""
+    generator = torch.Generator().manual_seed(job.run.seed % 2**31 * 16 + step)
+    shape = (job.batch.global_batch_size, job.model.sequence + 1)
+    tokens = (torch.rand(shape, generator=generator).square() * job.model.vocab).long()
+    if not job.data.separate_documents:
+        return tokens
+    begins = torch.rand(shape, generator=generator) < 0.15
+    begins[0] = True  # nothing in this sample has a loss
+    return torch.where(begins, -1 - tokens, tokens)
+
+
+def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
+    """Train and evaluate on one rank of a job; from the number `moved_by` on weights are moved by a rounding."""
+    away = mock.patch.object(unit, "initial_box", _mover(moved_by, job)) if moved_by else nullcontext()
+    with away:
+        replica = build(job, mesh)
+    share = job.batch.global_batch_size // job.plan.dp
+
+    def mine(step: int) -> Tensor:
+        return tokens_of(job, step)[mesh.dp.index * share :][:share]
+
+    if replica.program.weights == "current":
+        steps = [train_step(job, replica, mesh, step, mine(step)) for step in range(STEPS)]
+    else:
+        steps = train_stream(job, replica, mesh, job_program(job, STEPS), 0, mine)
+    evaluated = evaluate(job, replica, mesh, mine(STEPS))
+    boxes = []
+    with replica.gathered():
+        for stage in replica.stages.values():
+            boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
+    return Trace(steps, evaluated, boxes)
+
+
+def _mover(number: int, job: JobSpec) -> Callable[..., Tensor]:
+    """Initial weights that differ by one rounding, up or down at random, in the number type of the computation."""
+    size = 2 * UNIT[job.precision.compute]
+
+    def moved(place: Place, seed: int, device: torch.device) -> Tensor:
+        box = initial_box(replace(place, box=tuple((0, n) for n in place.full_shape)), seed, device)
+        generator = torch.Generator().manual_seed(number * 1_000_003 + sum(place.name.encode()))
+        signs = torch.randint(0, 2, box.shape, generator=generator) * 2 - 1
+        return (box * (1 + signs * size))[place.slices].contiguous()
+
+    return moved
+
+
+def reference_job(job: JobSpec) -> JobSpec:
+    """What a plan is held against: one rank, or where a schedule has no single step, its pipeline and replicas alone.
+
+    There a replica's microbatch is an update, so that fewer replicas would be other updates.
+    """
+    plan = job.plan
+    if not plan.schedule.startswith("pipedream"):
+        return job.as_one_rank()
+    alone = PlanSpec(
+        pp=plan.pp, dp=plan.dp, schedule=plan.schedule, microbatch_size=plan.microbatch_size, layout=plan.layout
+    )
+    return job.model_copy(update={"plan": alone})
+
+
+def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[list[Trace]]) -> Outcome:
+    """Hold every number of every rank against the reference; the largest share of its bound is told."""
+    found = Outcome("equal")
+    is_lossy = job.plan.compress != "none" and job.plan.replicas * (1 + (job.plan.schedule == "dualpipe")) > 1
+
+    def hold(where: str, difference: float, sensitivity: float, size: float) -> None:
+        bound = LEEWAY * sensitivity + 8 * SINGLE * size
+        share = difference / bound if math.isfinite(difference) and bound > 0 else math.inf if difference else 0.0
+        if not share <= found.share:
+            found.share, found.where = share, f"{where}: {difference:.3g} with a bound of {bound:.3g}"
+
+    def scalar(where: str, of: Callable[[Trace], float | None], least: float = 0.0) -> None:
+        wanted = of(alone[0])
+        for rank in ranks:
+            given = of(rank)
+            if given is None or wanted is None:
+                hold(where, 0.0 if given is wanted else math.inf, 0.0, 1.0)
+                continue
+            away = [abs(x - wanted) for run in moved if (x := of(run[0])) is not None and math.isfinite(x)]
+            hold(where, abs(given - wanted), max([*away, least * abs(wanted)]), abs(wanted))
+
+    for i in range(1 if is_lossy else STEPS):
+        scalar(f"loss of step {i}", lambda t, i=i: t.steps[i].loss)  # type: ignore[misc]
+    if not is_lossy:
+        for i in range(STEPS):
+            scalar(f"gradient norm of step {i}", lambda t, i=i: t.steps[i].grad_norm)  # type: ignore[misc]
+        scalar("loss of the evaluation", lambda t: t.evaluated)
+    full = {place.name: box for trace in alone for place, box in trace.boxes}
+    others = [{place.name: box for trace in run for place, box in trace.boxes} for run in moved]
+    mesh = MeshShape.of(job.plan)
+    first: dict[tuple[object, ...], Tensor] = {}
+    for number, rank in enumerate(ranks):
+        for place, box in rank.boxes:
+            # Ranks of tp may hold parts of unequal sizes, so that what they hold alike lies at other places in their
+            # buffers; the last few elements of a buffer are not updated by vectors, and rounded otherwise.
+            copy = place.name, place.box, mesh.coordinates(number)["tp"]
+            if not torch.equal(first.setdefault(copy, box), box):
+                hold(f"copies of {place.name}", math.inf, 0.0, 1.0)
+            if is_lossy:
+                hold(place.name, 0.0 if bool(box.isfinite().all()) else math.inf, 0.0, 1.0)
+                continue
+            whole, part = full[place.name].double(), (box.numel() / full[place.name].numel()) ** 0.5
+            away = max(float((other[place.name].double() - whole).norm()) for other in others)
+            hold(
+                place.name, float((box.double() - whole[place.slices]).norm()), away * part, float(whole.norm()) * part
+            )
+    found.kind = "equal" if found.share <= 1 else "differs"
+    return found
+
+
+def run(fields: Fields, timeout_s: float = HANGS_S) -> Outcome:
+    """What becomes of one draw."""
+    try:
+        job = accepted(fields)
+    except PlanError as error:
+        return Outcome("refused", error.faults)
+    except Exception:
+        return Outcome("failed", [traceback.format_exc()])
+    alone = reference_job(job)
+    try:
+        ranks = run_on_mesh(job, trace, job, timeout_s=timeout_s)
+        wanted = run_on_mesh(alone, trace, alone, timeout_s=timeout_s)
+        moved: list[list[Trace]] = []
+        while True:
+            moved.append(run_on_mesh(alone, trace, alone, len(moved) + 1, timeout_s=timeout_s))
+            found = compare(job, ranks, wanted, moved)
+            if found.kind == "equal" or len(moved) == MOVES:
+                return found
+    except RankFailedError as error:
+        return Outcome("failed", [str(error)])
+    except Exception:
+        return Outcome("failed", [traceback.format_exc()])
+
+
+def run_twice(fields: Fields) -> Outcome:
+    """`run`; a difference where experts are chosen counts if it is there with other tokens and weights too.
+
+    A choice between two experts, or for the last room in one, may hang on the last bit. Such a tie is a matter of luck,
+    and a fault is not.
+    """
+    found = run(fields)
+    if found.kind == "differs" and "moe" in fields["model"]:
+        again = [run(with_field(fields, ("run", "seed"), fields["run"]["seed"] + n)) for n in (1, 2)]
+        if any(outcome.kind == "equal" for outcome in again):
+            return Outcome("tie", share=found.share, where=found.where)
+    return found
+
+
+# Making a failure smaller.
+
+
+def with_field(fields: Fields, path: tuple[str, ...], value: Any) -> Fields:
+    """A copy with one field set, or without it where the value is None."""
+    copy = json.loads(json.dumps(fields))
+    target = copy
+    for key in path[:-1]:
+        target = target.setdefault(key, {})
+    if value is None:
+        target.pop(path[-1], None)
+    else:
+        target[path[-1]] = value
+    return copy  # type: ignore[no-any-return]
+
+
+def simpler(fields: Fields) -> Iterator[Fields]:
+    """Jobs that are a little simpler: without a field, or with half of a number."""
+    for section in ("precision", "data", "cluster", "model", "plan", "optimizer"):
+        if section in fields and section not in ("model", "plan"):
+            yield with_field(fields, (section,), None)
+        for name, value in fields.get(section, {}).items():
+            if name in SHAPE:
+                continue
+            yield with_field(fields, (section, name), None)
+            if isinstance(value, dict):
+                for inner in value:
+                    yield with_field(fields, (section, name, inner), None)
+    for axis in ("dp", "tp", "pp", "cp", "ep"):
+        if (value := fields["plan"].get(axis, 1)) > 1:
+            yield with_field(fields, ("plan", axis), value // 2)
+    for path in (("batch", "global_batch_size"), ("model", "layers"), ("model", "sequence"), ("model", "heads")):
+        if (value := fields[path[0]].get(path[1], 1)) > 1:
+            yield with_field(fields, path, value // 2)
+
+
+def shrink(fields: Fields, kind: str, run: Callable[[Fields, float], Outcome] = run) -> Fields:
+    """A simpler job that fails in the same way when `run`."""
+    left = SHRINKS
+    tried: set[str] = set()
+    while left:
+        for candidate in simpler(fields):
+            if (text := json.dumps(candidate, sort_keys=True)) in tried:
+                continue
+            tried.add(text)
+            found = run(candidate, 30.0)
+            left -= found.kind != "refused"
+            if found.kind == kind:
+                fields = candidate
+                break
+            if left <= 0:
+                return fields
+        else:
+            return fields
+    return fields
+
+
+def as_command(fields: Fields) -> str:
+    """A draw as it can be run by hand."""
+    overrides = " ".join(
+        f"--set '{section}={_toml(value)}'" for section, value in fields.items() if value and section != "optimizer"
+    )
+    return f"shardwright verify quickstart --steps {STEPS} {overrides}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}={_toml(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value)
+
+
+def main() -> int:
+    """Run draws; 0 if all that were accepted are equal."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draws")
+    parser.add_argument("--count", type=int, default=60, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw")
+    parser.add_argument("--number", type=int, help="this draw alone, and say what it is")
+    parser.add_argument("--no-shrink", action="store_true", help="do not make failures smaller")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    numbers = range(options.first, options.first + options.count) if options.number is None else [options.number]
+    kinds: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    largest, start_s = 0.0, time.monotonic()
+    for number in numbers:
+        fields = draw(options.seed, number)
+        found = run_twice(fields)
+        kinds[found.kind] += 1
+        if found.kind == "refused":
+            reasons.update(re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", reason) for reason in found.reasons)
+        if found.kind == "equal":
+            largest = max(largest, found.share)
+        if options.number is not None:
+            print(json.dumps(fields, indent=1))
+        if found.kind in ("differs", "failed", "tie") or options.number is not None:
+            print(
+                f"draw {options.seed}:{number} {found.kind}, {found.share:.3g} of its bound: {found.where}", flush=True
+            )
+        if found.kind in ("differs", "failed"):
+            for reason in found.reasons:
+                print(reason[-3000:])
+            smaller = fields if options.no_shrink else shrink(fields, found.kind)
+            print(as_command(smaller), flush=True)
+    for reason, count in reasons.most_common():
+        print(f"{count:5} refused: {reason}")
+    took_s = time.monotonic() - start_s
+    print(f"{dict(kinds)}; the largest difference of an equal one took {largest:.2f} of its bound; {took_s:.0f} s")
+    return 1 if kinds["differs"] or kinds["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,365 @@
+"""Every kind of model once more, as plainly as torch allows: autograd, float64, one process, torch's AdamW.
+
+The decoder is written from its description, one sample at a time, over a dict of parameters by the names that the
+runtime gives them. Nothing is shared with it but its initial weights and its random numbers (dropout, and the second
+expert of GShard's gate): those are functions of a place, which a plain implementation must know too. Experts are chosen
+by the loops of moe_reference.py.
+
+Shape suffixes: S sequence, H hidden, N heads, D width of a head's query and key, E width of its value or number of
+experts, F inner width of the MLP, V vocabulary, T tokens of a microbatch.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import moe_reference
+from shardwright.model.dropout import LEVELS, kept_elements
+from shardwright.model.random_words import stream_key, uniform
+from shardwright.spec.job import JobSpec
+from shardwright.spec.model import ModelSpec
+from shardwright.spec.moe import MoeSpec
+from shardwright.spec.parameters import model_parameters
+
+Weights = dict[str, Tensor]
+
+
+@dataclass
+class Memory:
+    """What the router of one layer remembers from step to step, and what it saw in this one."""
+
+    bias: list[float]
+    shares: list[float]
+    together: list[list[float]]
+    chosen: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    pairs: list[list[int]] = field(default_factory=list)
+    tokens: int = 0
+
+    @classmethod
+    def of(cls, moe: MoeSpec) -> "Memory":
+        """The memory before the first step."""
+        E = moe.experts
+        memory = cls([0.0] * E, [1.0 / E] * E, [[0.0] * E for _ in range(E)])
+        memory.forget(E)
+        return memory
+
+    def forget(self, E: int) -> None:
+        """Begin a step."""
+        self.chosen, self.first, self.tokens = [0] * E, [0] * E, 0
+        self.pairs = [[0] * E for _ in range(E)]
+
+    def see(self, routed: moe_reference.Routed) -> None:
+        """Count the choices of a microbatch."""
+        for experts in routed.experts:
+            self.tokens += 1
+            for i, expert in enumerate(experts):
+                self.chosen[expert] += 1
+                self.first[expert] += i == 0
+                for other in experts:
+                    self.pairs[expert][other] += other != expert
+
+    def learn(self, moe: MoeSpec) -> None:
+        """End a step."""
+        mean = sum(self.chosen) / moe.experts
+        for e, count in enumerate(self.chosen):
+            self.bias[e] += moe.bias_update * ((count < mean) - (count > mean))
+        counts, choices = (self.first, 1) if moe.aux_loss == "gshard" else (self.chosen, moe.num_chosen)
+        self.shares = [count / (self.tokens * choices) for count in counts]
+        for row, seen in zip(self.together, self.pairs, strict=True):
+            row[:] = [moe.co_activation_decay * a + b for a, b in zip(row, seen, strict=True)]
+        self.forget(moe.experts)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which samples of which step a microbatch is; None instead of it in an evaluation."""
+
+    seed: int
+    step: int
+    first_sample: int
+
+
+class PlainDecoder:
+    """The model of a job, and what training it means."""
+
+    def __init__(self, job: JobSpec, weights: Weights) -> None:
+        """`weights` are full tensors by name, float64; they are trained in place."""
+        self.job, self.spec, self.weights = job, job.model, weights
+        moe = self.spec.moe
+        layers = moe.layers_with_experts(self.spec.layers) if moe.experts else []
+        self.memories = {layer: Memory.of(moe) for layer in layers}
+        drawn = {place.name for place in model_parameters(self.spec) if place.init == "normal"}
+        optimizer = job.optimizer
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": [w for name, w in weights.items() if name in drawn], "weight_decay": optimizer.weight_decay},
+                {"params": [w for name, w in weights.items() if name not in drawn], "weight_decay": 0.0},
+            ],
+            lr=1.0, betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon,
+        )  # fmt: skip
+        for weight in weights.values():
+            weight.requires_grad_()
+
+    # Training.
+
+    def step(self, step: int, tokens_BT: Tensor) -> tuple[float, float]:
+        """Train on a global batch, [B, S + 1]. Returns its loss and the norm of its gradient."""
+        self.optimizer.zero_grad()
+        total, pressure, num_microbatches = self._losses(tokens_BT, step)
+        ((total + pressure) / num_microbatches).backward()
+        gradients = [w.grad for w in self.weights.values() if w.grad is not None]
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+        clip = self.job.optimizer.clip_grad_norm
+        factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+        for weight in self.weights.values():
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(step)
+        self.optimizer.step()
+        for memory in self.memories.values():
+            memory.learn(self.spec.moe)
+        return float(total.detach()) / num_microbatches, norm
+
+    def evaluate(self, tokens_BT: Tensor) -> float:
+        """The mean loss of a global batch."""
+        with torch.no_grad():
+            total, _, num_microbatches = self._losses(tokens_BT, None)
+        return float(total) / num_microbatches
+
+    def _losses(self, tokens_BT: Tensor, step: int | None) -> tuple[Tensor, Tensor, int]:
+        """Sums over microbatches of their mean losses and of what keeps experts even; and how many there are."""
+        size = self.job.plan.microbatch_size
+        total = pressure = torch.zeros((), dtype=torch.float64)
+        counted = 1.0
+        if self.job.data.separate_documents:
+            counted = float((tokens_BT[:, 1:] >= 0).double().mean()) or 1.0
+        for first in range(0, len(tokens_BT), size):
+            place = None if step is None else Place(self.job.run.seed, step, first)
+            loss, added = self._microbatch(tokens_BT[first : first + size], place)
+            total, pressure = total + loss / counted, pressure + added
+        return total, pressure, len(tokens_BT) // size
+
+    def _rate(self, step: int) -> float:
+        o = self.job.optimizer
+        if step < o.warmup_steps:
+            return o.learning_rate * (step + 1) / o.warmup_steps
+        done = min(1.0, (step - o.warmup_steps) / max(1, o.steps - o.warmup_steps))
+        low = o.learning_rate * o.min_learning_rate_ratio
+        return low + (o.learning_rate - low) * (1 + math.cos(math.pi * done)) / 2
+
+    # The model.
+
+    def _microbatch(self, tokens_BT: Tensor, place: Place | None) -> tuple[Tensor, Tensor]:
+        """The mean over all targets of the losses of those that count, and the losses of the routers."""
+        spec = self.spec
+        ids_BT = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT)
+        documents_BT = (tokens_BT < 0).long().cumsum(1)
+        separate = self.job.data.separate_documents
+        table = self.weights["embedding.weight"]
+        x_BSH = table[ids_BT[:, :-1]]
+        if spec.positions == "learned":
+            x_BSH = x_BSH + self.weights["positions.weight"]
+        x_BSH = self._dropped(x_BSH, "embedding", place)
+        sees_BSS = torch.ones(spec.sequence, spec.sequence, dtype=torch.bool).tril().expand(len(x_BSH), -1, -1)
+        if separate:
+            numbers_BS = documents_BT[:, :-1]
+            sees_BSS = sees_BSS & (numbers_BS[:, :, None] == numbers_BS[:, None, :])
+        pressure = torch.zeros((), dtype=torch.float64)
+        for layer in range(spec.layers):
+            name = f"layers.{layer}"
+            normal = self._norm(x_BSH, f"{name}.attention_norm")
+            attend = self._latent_attention if spec.is_latent else self._attention
+            x_BSH = x_BSH + self._dropped(attend(normal, f"{name}.attention", sees_BSS), f"{name}.attention", place)
+            normal = self._norm(x_BSH, f"{name}.mlp_norm")
+            if spec.moe.has_experts(layer):
+                y_BSH, added = self._experts(normal, layer, place)
+                pressure = pressure + added
+            else:
+                y_BSH = self._mlp(normal, f"{name}.mlp")
+            x_BSH = x_BSH + self._dropped(y_BSH, f"{name}.mlp", place)
+        head = table if spec.tied_embeddings else self.weights["head.weight"]
+        logits_BSV = self._norm(x_BSH, "norm") @ head.t()
+        losses_BS = functional.cross_entropy(logits_BSV.transpose(1, 2), ids_BT[:, 1:], reduction="none")
+        if separate:
+            losses_BS = losses_BS * (documents_BT[:, 1:] == documents_BT[:, :-1])
+        return losses_BS.mean(), pressure
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        weight = self.weights[f"{name}.weight"]
+        if self.spec.norm == "layernorm":
+            return functional.layer_norm(x, weight.shape, weight, self.weights[f"{name}.bias"], self.spec.norm_epsilon)
+        return x / (x.square().mean(-1, keepdim=True) + self.spec.norm_epsilon).sqrt() * weight
+
+    def _dropped(self, x_BSH: Tensor, where: str, place: Place | None) -> Tensor:
+        levels = min(round(self.spec.dropout * LEVELS), LEVELS - 1)
+        if levels == 0 or place is None:
+            return x_BSH
+        B, S, H = x_BSH.shape
+        rows_SB = torch.arange(S)[:, None] + (place.first_sample + torch.arange(B)) * S
+        kept_SBH = kept_elements(rows_SB, H, stream_key(place.seed, place.step, f"dropout {where}"), levels)
+        return x_BSH * kept_SBH.transpose(0, 1) * (LEVELS / (LEVELS - levels))
+
+    def _product(self, x: Tensor, name: str) -> Tensor:
+        weight = self.weights[f"{name}.weight"]
+        y = x @ weight.view(-1, weight.shape[-1]).t()
+        bias = self.weights.get(f"{name}.bias")
+        return y if bias is None else y + bias
+
+    def _attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor) -> Tensor:
+        spec = self.spec
+        B, S, _ = x_BSH.shape
+        groups, queries, width = spec.num_kv_heads, spec.heads // spec.num_kv_heads, spec.head_size
+        qkv = self._product(x_BSH, f"{name}.qkv").view(B, S, groups, queries + 2, width)
+        if spec.bias:
+            qkv = qkv + self.weights[f"{name}.qkv_bias"]
+        q, k, v = qkv.split((queries, 1, 1), dim=3)
+        if spec.qk_norm:
+            q, k = self._norm(q, f"{name}.q_norm"), self._norm(k, f"{name}.k_norm")
+        if spec.positions == "rotary":
+            q, k = (self._rotated(x, is_interleaved=False) for x in (q, k))
+        k, v = k.expand(-1, -1, -1, queries, -1), v.expand(-1, -1, -1, queries, -1)
+        out = _attended(*(x.reshape(B, S, spec.heads, width) for x in (q, k, v)), sees_BSS, self._scale(width))
+        return self._product(out.reshape(B, S, -1), f"{name}.out")
+
+    def _latent_attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor) -> Tensor:
+        spec, latent = self.spec, self.spec.latent
+        B, S, _ = x_BSH.shape
+        widths = (latent.q_rank, latent.kv_rank, latent.rope_dim)
+        for_queries, for_keys, rope = self._product(x_BSH, f"{name}.down").split(widths, dim=-1)
+        source = self._norm(for_queries, f"{name}.q_norm") if latent.q_rank else x_BSH
+        q = self._product(source, f"{name}.q_up").view(B, S, spec.heads, -1)
+        kv = self._product(self._norm(for_keys, f"{name}.kv_norm"), f"{name}.kv_up").view(B, S, spec.heads, -1)
+        k_plain, v = kv.split((latent.nope_dim, latent.value_dim), dim=-1)
+        q_plain, q_turned = q.split((latent.nope_dim, latent.rope_dim), dim=-1)
+        q_turned = self._rotated(q_turned[:, :, :, None], is_interleaved=True).squeeze(3)
+        k_turned = self._rotated(rope[:, :, None, None], is_interleaved=True).squeeze(3)
+        q = torch.cat((q_plain, q_turned), dim=-1)
+        k = torch.cat((k_plain, k_turned.expand(-1, -1, spec.heads, -1)), dim=-1)
+        out = _attended(q, k, v, sees_BSS, self._scale(spec.query_width))
+        return self._product(out.reshape(B, S, -1), f"{name}.out")
+
+    def _scale(self, width: int) -> float:
+        return (0.1 * math.log(self.spec.yarn.factor) + 1) ** 2 / math.sqrt(width)
+
+    def _rotated(self, x: Tensor, is_interleaved: bool) -> Tensor:
+        """[B, S, G, Q, D] with each pair turned by its angle: (2i, 2i + 1), or (i, i + D / 2)."""
+        S, D = x.shape[1], x.shape[-1]
+        angles = torch.arange(S)[:, None].double() * _frequencies(self.spec, D)
+        cosine, sine = angles.cos()[:, None, None], angles.sin()[:, None, None]
+        first, second = (x[..., 0::2], x[..., 1::2]) if is_interleaved else (x[..., : D // 2], x[..., D // 2 :])
+        turned = first * cosine - second * sine, second * cosine + first * sine
+        return torch.stack(turned, dim=-1).flatten(-2) if is_interleaved else torch.cat(turned, dim=-1)
+
+    def _mlp(self, x: Tensor, name: str) -> Tensor:
+        up = self._product(x, f"{name}.up")
+        if self.spec.bias:
+            up = up + self.weights[f"{name}.up_bias"].flatten()
+        return self._product(self._activated(up), f"{name}.down")
+
+    def _activated(self, up: Tensor) -> Tensor:
+        function = {
+            "silu": functional.silu,
+            "gelu": functional.gelu,
+            "gelu-tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        }[self.spec.activation]
+        if not self.spec.gated_mlp:
+            return function(up)
+        gate, rest = up.chunk(2, dim=-1)
+        return function(gate) * rest
+
+    def _experts(self, x_BSH: Tensor, layer: int, place: Place | None) -> tuple[Tensor, Tensor]:
+        """What the experts make of a microbatch, and the losses of their router."""
+        moe, name = self.spec.moe, f"layers.{layer}.moe"
+        B, S, H = x_BSH.shape
+        x_TH = x_BSH.transpose(0, 1).reshape(-1, H)  # in order of position, as experts fill
+        logits_TE = x_TH @ self.weights[f"{name}.router.weight"].t()
+        memory, rows = self.memories[layer], logits_TE.tolist()
+        draws = None
+        if moe.gate == "gshard" and place is not None:
+            numbers = (torch.arange(S)[:, None] + (place.first_sample + torch.arange(B)) * S).flatten()
+            key = stream_key(place.seed, place.step, f"second expert layers.{layer}")
+            draws = uniform(numbers, key).tolist()
+        routed = moe_reference.route(moe, rows, memory.bias, memory.together, draws)
+        seated = moe_reference.with_room(moe, rows, routed)
+        outputs = [self._expert(x_TH, name, e) for e in range(moe.experts)]
+        weights_TE = self._weights(logits_TE, seated)
+        y_TH = sum((weights_TE[:, e : e + 1] * outputs[e] for e in range(moe.experts)), torch.zeros_like(x_TH))
+        added = torch.zeros((), dtype=torch.float64)
+        if place is not None:
+            memory.see(routed)
+            added = self._router_losses(logits_TE, routed, B, memory.shares)
+        y_BSH = y_TH.view(S, B, H).transpose(0, 1)
+        if moe.shared_experts:
+            shared = self._mlp(x_BSH, f"{name}.shared")
+            if moe.shared_gate:
+                shared = shared * (x_BSH @ self.weights[f"{name}.shared_gate"].t()).sigmoid()
+            y_BSH = y_BSH + shared
+        return y_BSH, added
+
+    def _expert(self, x_TH: Tensor, name: str, e: int) -> Tensor:
+        up_KFH, down_HF = self.weights[f"{name}.experts.up"][e], self.weights[f"{name}.experts.down"][e]
+        return self._activated(x_TH @ up_KFH.flatten(0, 1).t()) @ down_HF.t()
+
+    def _weights(self, logits_TE: Tensor, seated: list[dict[int, float]]) -> Tensor:
+        """The weight of each token's experts, 0 for others. The numbers are the loops'; here they have gradients."""
+        moe = self.spec.moe
+        scores_TE = logits_TE.sigmoid() if moe.gate == "sigmoid" else logits_TE.softmax(-1)
+        rows = []
+        for t, chosen in enumerate(seated):
+            # A token's own weights say by what it was divided, seated or not.
+            row = torch.zeros(moe.experts, dtype=torch.float64)
+            for e, weight in chosen.items():
+                factor = weight / float(scores_TE[t, e].detach())
+                row = row + functional.one_hot(torch.tensor(e), moe.experts) * scores_TE[t, e] * factor
+            rows.append(row)
+        return torch.stack(rows)
+
+    def _router_losses(
+        self, logits_TE: Tensor, routed: moe_reference.Routed, batch: int, shares: list[float]
+    ) -> Tensor:
+        """The balance loss and the z-loss of a microbatch; token t is of sample t % batch."""
+        moe, E, T = self.spec.moe, self.spec.moe.experts, len(logits_TE)
+        total = moe.z_coefficient * logits_TE.logsumexp(-1).square().mean()
+        if moe.aux_loss == "none":
+            return total
+        scores_TE = logits_TE.sigmoid() if moe.gate == "sigmoid" else logits_TE.softmax(-1)
+        likelihood_TE = scores_TE / scores_TE.sum(-1, keepdim=True)
+        samples = [list(range(b, T, batch)) for b in range(batch)]
+        groups = samples if moe.aux_scope == "sequence" else [list(range(T))]
+        factor = moe.aux_coefficient * (1 / E if moe.aux_loss == "gshard" else E) / len(groups)
+        for group in groups:
+            for e in range(E):
+                if moe.aux_scope == "global":
+                    share = shares[e]
+                elif moe.aux_loss == "gshard":
+                    share = sum(routed.experts[t][0] == e for t in group) / len(group)
+                else:
+                    share = sum(e in routed.experts[t] for t in group) / (len(group) * moe.num_chosen)
+                total = total + factor * share * likelihood_TE[group, e].mean()
+        return total
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, sees_BSS: Tensor, scale: float) -> Tensor:
+    """Softmax over what each token sees, [B, S, N, D] to [B, S, N, E]."""
+    scores = torch.einsum("bsnd,btnd->bnst", q, k) * scale
+    shares = scores.masked_fill(~sees_BSS[:, None], -math.inf).softmax(-1)
+    return torch.einsum("bnst,btne->bsne", shares, v)
+
+
+def _frequencies(spec: ModelSpec, D: int) -> Tensor:
+    """What pair i of a head turns by in one position; YaRN makes slow pairs slower (arXiv 2309.00071, section 3.2)."""
+    plain = spec.rotary_base ** (-torch.arange(0, D, 2).double() / D)
+    yarn = spec.yarn
+    if yarn.factor == 1:
+        return plain
+
+    def pair(turns: float) -> float:
+        return D * math.log(yarn.trained_sequence / (2 * math.pi * turns)) / (2 * math.log(spec.rotary_base))
+
+    low, high = max(math.floor(pair(yarn.fast)), 0), min(math.ceil(pair(yarn.slow)), D - 1)
+    ramp = torch.tensor([min(1.0, max(0.0, (i - low) / max(high - low, 1e-3))) for i in range(D // 2)])
+    return plain * (ramp / yarn.factor + (1 - ramp))
