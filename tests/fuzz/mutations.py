@@ -1,4 +1,4 @@
-"""What is done to valid input to make it wrong: to values, to nested fields, to text and to bytes. All from one Random."""
+"""What is done to valid input to make it wrong: to values, nested fields, text and bytes. All from one Random."""
 
 import copy
 import json
@@ -15,7 +15,8 @@ NUMBERS: tuple[Json, ...] = (
 )  # fmt: skip
 STRINGS = (
     "", " ", "x", "none", "full", "nan", "0", "1e9", "true", "null", "../../etc/passwd", "/dev/zero", "/proc", "a.toml",
-    "no-such.toml", "quickstart", "llama3-8b", "h100-sxm", "this-machine", "=1+1", "\u0000", "\ufeff", "ä😀\u202e", "x" * 300,
+    "no-such.toml", "quickstart", "llama3-8b", "h100-sxm", "this-machine", "=1+1", "\u0000", "\ufeff", "ä😀\u202e",
+    "x" * 300,
     "x" * 70_000, "'", '"', "a\nb", "%s%n", "{}", "model.layers", ".", "/", "~", "$HOME", "*", "[", "tp=4",
 )  # fmt: skip
 
@@ -93,7 +94,7 @@ def toml(given: dict[str, Json]) -> str:
 
 def _key(name: object) -> str:
     text = str(name)
-    return text if text and all(c.isalnum() and c.isascii() or c in "-_" for c in text) else json.dumps(text)
+    return text if text and all((c.isalnum() and c.isascii()) or c in "-_" for c in text) else json.dumps(text)
 
 
 def toml_value(one: Json) -> str:

@@ -44,7 +44,7 @@ _PESSIMISTIC = "pessimistic."
 
 @lru_cache(maxsize=64)
 def _constants_in(name: str) -> dict[str, float]:
-    """The constants of one calibration, of the catalog or in a file of your own. PlanError for what is wrong with it."""
+    """The constants of one calibration, of the catalog or in a file of your own. PlanError if that is wrong."""
     if catalog.is_file(name):
         fields = read_entry("calibrations", name, CalibrationSpec).model_dump(exclude_unset=True)
     else:

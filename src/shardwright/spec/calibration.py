@@ -1,4 +1,4 @@
-"""A calibration: which share of their peaks devices, links and kernels of a generation reach, and what a step costs beside.
+"""A calibration: which share of their peaks devices, links and kernels reach, and what a step costs beside.
 
 The catalog's are written by benchmarks/fit_costs.py; a device or a generation of software may name a file of yours with
 some of these constants. What it does not say, common.toml says.

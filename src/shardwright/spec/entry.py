@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from shardwright.spec import catalog
 from shardwright.spec.base import PlanError, Spec
+from shardwright.spec.calibration import CalibrationSpec
 from shardwright.spec.describe import described
 
 Entry = TypeVar("Entry", bound=Spec)
@@ -28,7 +29,13 @@ def entry_faults(field: str, kind: catalog.Kind, name: str, spec: type[Spec]) ->
         hint = catalog.did_you_mean(name, catalog.names(kind))
         return [f"{field} {name!r} is not in the catalog of {kind}; {hint}"]
     try:
-        read_entry(kind, name, spec)
+        entry = read_entry(kind, name, spec)
     except PlanError as error:
         return [f"{field} {name}: {fault}" for fault in error.faults]
-    return []
+    named = [(key, getattr(entry, key, "")) for key in ("generation", "calibration")]
+    return [
+        fault
+        for key, calibration in named
+        if catalog.is_file(calibration)
+        for fault in entry_faults(f"{field} {name}: {key}", "calibrations", calibration, CalibrationSpec)
+    ]
