@@ -151,8 +151,7 @@ class _Clock:
         }  # fmt: skip
         sends = _NOTHING if isinstance(schedule, Program) else _LEAVES
         borders = [
-            [_STAYS if here == there else sends for here, there in pairwise(row)]
-            for row in schedule.placement.holders
+            [_STAYS if here == there else sends for here, there in pairwise(row)] for row in schedule.placement.holders
         ]
         self._ways = [([*row, _TURNS], [_NOTHING, *row]) for row in borders]  # by copy, of stages: onward and back
         # Where a stage is there twice, its reduction waits for the last addition on every rank that holds it.
