@@ -337,7 +337,9 @@ def _curve(mine: list[Life], sizes: Sizes | None, starts: Array, ends: Array, fi
     changes = np.tile([1, -1], int(is_there.sum()))
     order = np.lexsort((orders, moments))
     counts = np.cumsum(changes[order])
-    if None in of_lives and len(changes):
+    if not len(changes):
+        return Kept(moments, counts, counts)
+    if None in of_lives:
         return Kept(moments[order], counts, None)
     # Whole numbers of any size, where all together may be more than 64 bits.
     largest = max((size for size in of_lives if size is not None), default=0)
