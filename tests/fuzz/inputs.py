@@ -278,6 +278,8 @@ def main() -> int:
             _print(case, outcome)
         counts[f"{case.kind} {outcome.status}" if not outcome.wrong else "wrong"] += 1
         slowest, most = max(slowest, outcome.cpu_s), max(most, outcome.grown_bytes)
+        if (number - options.first) % 500 == 499:
+            print(f"... {number - options.first + 1} cases, {time.monotonic() - began:.0f} s", flush=True)
         if outcome.wrong:
             options.folder.mkdir(parents=True, exist_ok=True)
             file = options.folder / f"{case.kind}-{options.seed}-{number}.json"
