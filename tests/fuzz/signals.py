@@ -74,7 +74,7 @@ def main() -> None:
     # What a shell or nohup had this process ignore, the commands that it starts would ignore as well.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and the command with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and the command with it
     source = random.Random(chosen.seed)
     num_failed = 0
     for number in range(chosen.count):
@@ -164,7 +164,10 @@ def _check(drawn: Draw, run: Run) -> list[str]:
     if pid is None:
         return [f"there was no {drawn.target}, status {run.command.poll()}: {run.error()[-300:]}"]
     is_handled = drawn.target != "launcher" or handles(pid, number)
-    os.kill(pid, number)
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return [f"{drawn.target} ended by itself, status {run.command.wait(GONE_S)}: {run.error()[-300:]}"]
     sent_s = time.monotonic()
     faults = []
     goes_on = drawn.signal == "SIGSTOP" and drawn.target in ("launcher", "server")

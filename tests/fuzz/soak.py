@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--job", choices=list(RUNS), action="append", help="default: all, one after the other")
     parser.add_argument("--steps", type=int, help="default: 2,000 of quickstart and 1,000 of quickstart-moe")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and the command with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and the command with it
     faults = []
     for job in chosen.job or RUNS:
         steps, plan = RUNS[job]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from shardwright.ending import held_back, signal_name
 from shardwright.train.forking import REPORT, REQUEST, RUNS
+from shardwright.train.lifeline import ask_for
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # NVIDIA's and AMD's, told without torch
 ENDING_S = 2.0
@@ -59,8 +60,9 @@ class Server:
         )
         with theirs, held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-c", main], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
+                [sys.executable, "-c", main], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                preexec_fn=ask_for(signal.SIGKILL),
+            )  # fmt: skip
         self._ranks: list[ForkedRank] = []
 
     def fork(self, descriptor: int) -> ForkedRank:
