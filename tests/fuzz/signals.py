@@ -135,7 +135,8 @@ class Run:
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if self.marker.encode() in (path / "environ").read_bytes().split(b"\0"):
-                    found.append(f"process {path.name}")
+                    state = re.search(r"State:\t(.*)", (path / "status").read_text())
+                    found.append(f"process {path.name}, {state[1] if state else ''}")
         found += [f"folder {path.name}" for path in self.scratch.iterdir()]
         # Shared memory is named after the process that makes it.
         names = os.listdir("/dev/shm")
