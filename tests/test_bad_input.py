@@ -20,6 +20,7 @@ import shardwright.cli
 import shardwright.train.launch
 from ranks import PATIENCE_S
 from shardwright.spec.load import load_job
+from shardwright.train.folder import holding
 
 JOB = """
 [model]
@@ -564,6 +565,24 @@ def test_a_run_folder_in_one_of_somebody_else(here: Path, refused: Refused) -> N
     for folder in ("theirs", "theirs/mine"):
         (fault,) = refused(f"run.folder={folder}").faults
         assert fault == f"run.folder {folder} can't be written to: Permission denied; name another folder in run.folder"
+
+
+def test_a_run_folder_that_another_run_has(here: Path, refused: Refused, taken_port: int) -> None:
+    (here / "run").mkdir()
+    with holding(Path("run"), []):
+        port, folder = refused(f"run.port={taken_port}").faults  # both are told
+    assert "is taken by another program" in port
+    assert folder.startswith(f"run.folder run is in use by another run, process {os.getpid()} on ")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "..", ".", "", " ", "a/b", "a\\\\b", "a\\u0000", "a\\n", "n" * 201, "é" * 101]
+)
+def test_a_name_that_is_no_folder(here: Path, refused: Refused, name: str) -> None:
+    (fault,) = refused(f'name="{name}"').faults
+    assert fault.startswith("name '")
+    assert "folder" in fault and fault.endswith("and run.folder for another place")
+    assert sorted(path.name for path in here.iterdir()) == ["job.toml", "text.txt"]
 
 
 # --- the command line itself ---

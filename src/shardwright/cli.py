@@ -1,6 +1,6 @@
 """The command line. Everything heavy is imported by the command that needs it: `--help` is there at once.
 
-Exit status: 0 done, 1 it failed, 2 the input is wrong.
+Exit status: 0 done, 1 it failed or a signal ended it, 2 the input is wrong.
 """
 
 import errno

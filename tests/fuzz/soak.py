@@ -12,6 +12,7 @@ and the 10 % of steps that were least disturbed by other work take no more than 
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--job", choices=list(RUNS), action="append", help="default: all, one after the other")
     parser.add_argument("--steps", type=int, help="default: 2,000 of quickstart and 1,000 of quickstart-moe")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and the command with it
     faults = []
     for job in chosen.job or RUNS:
         steps, plan = RUNS[job]

@@ -14,7 +14,7 @@ from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
 
 WAY_OUT = "name another folder in run.folder"
-# Who has the folder. The system gives the lock back when the process ends, however it does; the file stays.
+# Says who has the folder, and is locked by it. The system gives the lock of a process back however that ends.
 LOCK = ".lock"
 
 
@@ -42,7 +42,7 @@ def folder_faults(folder: Path) -> list[str]:
 def holding(folder: Path, other_faults: list[str]) -> Iterator[None]:
     """Have the folder for this process alone. PlanError with all faults if there are others, or another run has it."""
     descriptor, faults = -1, list(other_faults)
-    if folder.is_dir():
+    if os.path.isdir(folder):
         descriptor, in_use = _lock(folder / LOCK)
         faults += in_use
     try:
@@ -51,6 +51,7 @@ def holding(folder: Path, other_faults: list[str]) -> Iterator[None]:
         yield
     finally:
         if descriptor >= 0:
+            (folder / LOCK).unlink(missing_ok=True)
             os.close(descriptor)
 
 
@@ -70,11 +71,22 @@ def _lock(file: Path) -> tuple[int, list[str]]:
     except OSError:
         os.close(descriptor)
         return -1, []
+    if not _is_at(descriptor, file):  # its owner has removed it since it was opened
+        os.close(descriptor)
+        return _lock(file)
     about = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
     with suppress(OSError):  # a full disk is told by those who need it
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(about).encode(), 0)
     return descriptor, []
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    """Whether an open file is the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except OSError:
+        return False
 
 
 def _holder(descriptor: int) -> str:

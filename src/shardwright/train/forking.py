@@ -49,13 +49,15 @@ def serve(descriptor: int, launcher: int) -> None:
         if os.getpid() == server and os.getppid() != launcher:  # not in a rank that was forked a moment ago
             end()
 
-    # SIGCONT wakes a process that is stopped, and does no harm to another.
-    signal.signal(signal.SIGCONT, look)
-    if not follow(launcher, signal.SIGCONT):
+    if not follow(launcher, signal.SIGKILL):
         end()
     die_of_signals()
     import shardwright.train.preload  # noqa: F401
 
+    # From here on there may be something to clean up. SIGCONT wakes a process that is stopped, and harms no other.
+    signal.signal(signal.SIGCONT, look)
+    if not follow(launcher, signal.SIGCONT):
+        end()
     woken, waker = os.pipe()
     for end_of_pipe in (woken, waker):
         os.set_blocking(end_of_pipe, False)

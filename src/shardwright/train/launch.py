@@ -69,6 +69,9 @@ def _live(
 ) -> None:
     """A rank's life, in its process. It sends its result, or why there is none."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())  # its sockets too are for this machine alone
+    if choose_device(job.run.device, seat.local_rank).type == "cpu":
+        # torch's record of the last 2,000 collectives, which nobody reads: 3 MiB, and time in each of them.
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     connection.send(_Result(run_rank(seat, work, job, folder, connection.send, num_threads)))
 
 

@@ -6,6 +6,7 @@ Linux tells the child of its parent's end, even a child that is stopped or stuck
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 
@@ -15,6 +16,13 @@ def follow(parent: int, number: int) -> bool:
 
     Linux takes the end of the thread that started this process for the parent's.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    ask_for(number)()
     return os.getppid() == parent
+
+
+def ask_for(number: int) -> Callable[[], None]:
+    """What asks the system for signal `number` at the parent's end, to be called in a child before its program."""
+    if sys.platform != "linux":
+        return lambda: None
+    ask = ctypes.CDLL(None, use_errno=True).prctl
+    return lambda: ask(_PR_SET_PDEATHSIG, number, 0, 0, 0)

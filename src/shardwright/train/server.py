@@ -17,6 +17,7 @@ from pathlib import Path
 
 from shardwright.ending import held_back, signal_name
 from shardwright.train.forking import REPORT, REQUEST, RUNS
+from shardwright.train.lifeline import ask_for
 
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # NVIDIA's and AMD's, told without torch
 ENDING_S = 2.0
@@ -59,8 +60,9 @@ class Server:
         )
         with theirs, held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-c", main], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
+                [sys.executable, "-c", main], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                preexec_fn=ask_for(signal.SIGKILL),
+            )  # fmt: skip
         self._ranks: list[ForkedRank] = []
 
     def fork(self, descriptor: int) -> ForkedRank:
@@ -125,12 +127,10 @@ def _server() -> Server:
 
 
 def start_server() -> Server:
-    """Start it, unless it runs. Raises ServerEndedError if it has ended, once: the next call starts another."""
-    server = _server()
-    if not server.is_alive():
+    """Start it, unless it runs. One that ended before it was needed is missed by nobody."""
+    if not _server().is_alive():
         _server.cache_clear()
-        raise ServerEndedError(server.obituary())
-    return server
+    return _server()
 
 
 def end_server() -> None:
