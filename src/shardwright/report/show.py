@@ -259,6 +259,8 @@ def _chooses(name: str) -> bool:
 
 def _drawing_faults(output: Output, timelines: Sequence[Timeline]) -> list[str]:
     """What asks for a file of so many actions that nobody could open it."""
+    if not (output.svg or output.html or output.trace):
+        return []
     actions = [action for timeline in timelines for row in timeline.program.ranks for action in row]
     num_steps = max(timeline.num_steps for timeline in timelines)
     num_all = num_steps * len(actions)
