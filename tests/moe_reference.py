@@ -5,7 +5,7 @@ description and the random numbers.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.spec.moe import MoeSpec
@@ -14,12 +14,14 @@ from shardwright.spec.moe import MoeSpec
 @dataclass
 class Routed:
     """Of each token: experts and weights of its choices in order, those that it gave up by a draw too in `considered`;
-    and preferences, None where it may not go."""
+    and preferences, None where it may not go. `weighed` are the experts among which weights were divided, once it is
+    known who has room; empty until then."""
 
     considered: list[list[int]]
     experts: list[list[int]]
     weights: list[list[float]]
     preferences: list[list[float | None]]
+    weighed: list[list[int]] = field(default_factory=list)
 
 
 def softmax(logits: list[float]) -> list[float]:
@@ -116,6 +118,7 @@ def _experts_choose(spec: MoeSpec, logits: list[list[float]]) -> Routed:
 def with_room(spec: MoeSpec, logits: list[list[float]], routed: Routed) -> list[dict[int, float]]:
     """Weight by expert of each token, once there is only so much room."""
     tokens = range(len(logits))
+    routed.weighed = routed.considered
     if not spec.capacity_factor or spec.gate == "expert-choice":
         return [dict(zip(routed.experts[t], routed.weights[t], strict=True)) for t in tokens]
     room = [max(1, math.ceil(len(logits) * spec.num_chosen * spec.capacity_factor / spec.experts))] * spec.experts
@@ -157,6 +160,7 @@ def _rerouted(
                     asked[t][k] = reserves[t].pop(0)
                     looking.append((k, t))
         looking.sort()
+    routed.weighed = asked
     found: list[dict[int, float]] = []
     for t, row in enumerate(logits):
         weights = weights_of(spec, row, asked[t])

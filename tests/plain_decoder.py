@@ -286,7 +286,7 @@ class PlainDecoder:
         routed = moe_reference.route(moe, rows, memory.bias, memory.together, draws)
         seated = moe_reference.with_room(moe, rows, routed)
         outputs = [self._expert(x_TH, name, e) for e in range(moe.experts)]
-        weights_TE = self._weights(logits_TE, seated)
+        weights_TE = self._weights(logits_TE, routed, seated)
         y_TH = sum((weights_TE[:, e : e + 1] * outputs[e] for e in range(moe.experts)), torch.zeros_like(x_TH))
         added = torch.zeros((), dtype=torch.float64)
         if place is not None:
@@ -304,18 +304,16 @@ class PlainDecoder:
         up_KFH, down_HF = self.weights[f"{name}.experts.up"][e], self.weights[f"{name}.experts.down"][e]
         return self._activated(x_TH @ up_KFH.flatten(0, 1).t()) @ down_HF.t()
 
-    def _weights(self, logits_TE: Tensor, seated: list[dict[int, float]]) -> Tensor:
-        """The weight of each token's experts, 0 for others. The numbers are the loops'; here they have gradients."""
+    def _weights(self, logits_TE: Tensor, routed: moe_reference.Routed, seated: list[dict[int, float]]) -> Tensor:
+        """The weight of each token's experts, 0 for others: the numbers of the loops, with a gradient."""
         moe = self.spec.moe
         scores_TE = logits_TE.sigmoid() if moe.gate == "sigmoid" else logits_TE.softmax(-1)
+        divides = moe.gate == "gshard" or (moe.gate in ("softmax", "sigmoid", "correlation") and moe.normalise)
         rows = []
         for t, chosen in enumerate(seated):
-            # A token's own weights say by what it was divided, seated or not.
-            row = torch.zeros(moe.experts, dtype=torch.float64)
-            for e, weight in chosen.items():
-                factor = weight / float(scores_TE[t, e].detach())
-                row = row + functional.one_hot(torch.tensor(e), moe.experts) * scores_TE[t, e] * factor
-            rows.append(row)
+            seats_E = torch.tensor([float(e in chosen) for e in range(moe.experts)], dtype=torch.float64)
+            row_E = scores_TE[t] * seats_E * moe.routed_scaling
+            rows.append(row_E / scores_TE[t, routed.weighed[t]].sum() if divides else row_E)
         return torch.stack(rows)
 
     def _router_losses(

@@ -1,5 +1,10 @@
 """What the fork server of the tests loads once: what a run's server does, and what test modules import."""
 
+# ruff: noqa: E402 - first what an interruption of the rest would be told with
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too, and the tests end it
+
 import hypothesis  # noqa: F401
 import pytest  # noqa: F401
 import torch._dynamo  # noqa: F401 - a dispatch mode loads it at its first call, in each rank if not here

@@ -3,7 +3,6 @@
 The commands run in this process, so that a case takes milliseconds; a few at the end are processes of their own.
 """
 
-import json
 import os
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import shardwright.cli
 import shardwright.train.launch
 from ranks import PATIENCE_S
 from shardwright.spec.load import load_job
+from shardwright.train.folder import holding
 
 JOB = """
 [model]
@@ -79,7 +79,7 @@ def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr(shardwright.train.launch, "elastic_launch", started)
+    monkeypatch.setattr(shardwright.train.launch, "run_ranks", started)
 
 
 @pytest.fixture
@@ -567,6 +567,24 @@ def test_a_run_folder_in_one_of_somebody_else(here: Path, refused: Refused) -> N
         assert fault == f"run.folder {folder} can't be written to: Permission denied; name another folder in run.folder"
 
 
+def test_a_run_folder_that_another_run_has(here: Path, refused: Refused, taken_port: int) -> None:
+    (here / "run").mkdir()
+    with holding(Path("run"), []):
+        port, folder = refused(f"run.port={taken_port}").faults  # both are told
+    assert "is taken by another program" in port
+    assert folder.startswith(f"run.folder run is in use by another run, process {os.getpid()} on ")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "..", ".", "", " ", "a/b", "a\\\\b", "a\\u0000", "a\\n", "n" * 201, "é" * 101]
+)
+def test_a_name_that_is_no_folder(here: Path, refused: Refused, name: str) -> None:
+    (fault,) = refused(f'name="{name}"').faults
+    assert fault.startswith("name '")
+    assert "folder" in fault and fault.endswith("and run.folder for another place")
+    assert sorted(path.name for path in here.iterdir()) == ["job.toml", "text.txt"]
+
+
 # --- the command line itself ---
 
 
@@ -631,7 +649,6 @@ def test_ranks_of_another_launcher_that_do_not_fit_the_plan(here: Path) -> None:
     assert refusal.faults == [
         "3 ranks were started, and the plan needs dp 2 x tp 2 x pp 2 = 8; start 8, or change the plan"
     ]
-    assert json.loads((here / "run" / "failures" / "rank0.json").read_text())["kind"] == "input"
     # As `python -m shardwright`, but not as long as the first one may take to speak.
     soon = "from shardwright import cli; cli.SPEAKING_S = 0.1; cli.main()"
     command = [sys.executable, "-c", soon, "train", "job.toml"]

@@ -1,5 +1,18 @@
-"""`python -m shardwright`, which is how torchrun starts a rank."""
+"""`python -m shardwright`, which is how torchrun starts a rank, and the command `shardwright`."""
 
-from shardwright.cli import main
+from shardwright.ending import telling_of_signals
 
-main()
+
+def main() -> None:
+    """Entry point. What a signal does is settled before anything is imported that takes time."""
+
+    def command() -> None:
+        from shardwright.cli import main as run
+
+        run()
+
+    telling_of_signals(command)
+
+
+if __name__ == "__main__":
+    main()

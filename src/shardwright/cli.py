@@ -1,13 +1,14 @@
 """The command line. Everything heavy is imported by the command that needs it: `--help` is there at once.
 
-Exit status: 0 done, 1 it failed, 2 the input is wrong.
+Exit status: 0 done, 1 it failed or a signal ended it, 2 the input is wrong.
 """
 
+import errno
 import json
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -17,9 +18,11 @@ import click
 from shardwright import __version__
 from shardwright.cli_job import JobCommand, job_options, load_to_run
 from shardwright.cli_predict import COMMANDS
+from shardwright.ending import telling_of_signals
 
 # What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
 SPEAKING_S = 10.0
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -46,34 +49,40 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from shardwright.measure.out_of_memory import way_out
     from shardwright.spec.mesh import MeshShape
     from shardwright.train.data import prepare_tokens
-    from shardwright.train.launch import RunError, check_machine, launch
-    from shardwright.train.rank import Failure, run_rank
+    from shardwright.train.folder import folder_faults, folder_of, holding
+    from shardwright.train.launch import RankFailedError, launch, machine_faults
+    from shardwright.train.rank import OF_ALL_RANKS, Failure, run_rank
+    from shardwright.train.token_cache import remove_unfinished
     from shardwright.train.trainer import train as train_on_rank
     from shardwright.workload.memory import job_memory
 
-    folder = Path(spec.run.folder or Path("runs", spec.name))
+    folder = folder_of(spec)
     work = partial(train_on_rank, predicted=job_memory(spec))
 
     def tell(failure: Failure) -> None:
-        failure.leave(folder)
-        if failure.kind != "input" or (seat is not None and seat.rank == 0):  # all ranks refuse the same input
-            click.echo(failure.sentence(MeshShape.of(spec.plan)) + advice(failure), err=True)
-        elif seat is not None:
+        if seat is not None and seat.rank > 0 and failure.kind in OF_ALL_RANKS:
             time.sleep(SPEAKING_S)
+        else:
+            click.echo(failure.sentence(MeshShape.of(spec.plan)) + advice(failure), err=True)
 
     def advice(failure: Failure | None) -> str:
         return "\n" + way_out(spec, failure.room_bytes) if failure is not None and failure.kind == "memory" else ""
 
     with _standard_output_for_json_alone(as_json):
         if seat is not None:
-            result = run_rank(seat, work, spec, folder, tell)
+            alone = holding(folder, folder_faults(folder)) if seat.rank == 0 else nullcontext()
+            with alone:
+                if seat.rank == 0:
+                    remove_unfinished(folder / "data")
+                result = run_rank(seat, work, spec, folder, tell)
         else:
-            check_machine(spec, folder)  # before much text is read
-            prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
-            try:
-                result = launch(work, spec, folder)[0]
-            except RunError as error:
-                raise RunError(f"{error}{advice(error.failure)}", error.failure) from None
+            with holding(folder, machine_faults(spec) + folder_faults(folder)):  # known before much text is read
+                remove_unfinished(folder / "data")
+                prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
+                try:
+                    result = launch(work, spec, folder)[0]
+                except RankFailedError as error:
+                    raise RankFailedError(f"{error}{advice(error.failure)}", error.failure) from None
         if spec.model.moe.experts and (seat is None or seat.rank == 0):
             from shardwright.report.experts import draw_use
 
@@ -152,22 +161,27 @@ class _standard_output_for_json_alone:  # noqa: N801 (reads as a verb in its wit
 
 
 def main() -> None:
-    """Entry point: every error the user can mend is one message and no traceback."""
-    try:
-        cli()
-    except ValueError as error:
-        from shardwright.spec.base import PlanError  # not before: it takes pydantic, and --help does not
+    """Entry point: every error the user can mend is one message and no traceback, and so is a signal."""
+    telling_of_signals(_command)
 
-        if not isinstance(error, PlanError):
-            raise
-        _leave(str(error), 2)
-    except RuntimeError as error:
-        if type(error).__name__ != "RunError":
-            raise
-        _leave(f"failed: {error}", 1)
+
+def _command() -> None:
+    try:
+        try:
+            cli()
+        finally:
+            sys.stdout.flush()
     except OSError as error:
-        what = "what was found can't be written" if error.filename is None else f"{error.filename} can't be used"
+        if error.filename is None and error.errno not in _NOT_WRITTEN:  # a write to standard output names no file
+            raise
+        what = "standard output can't be written" if error.filename is None else f"{error.filename} can't be used"
         _leave(f"failed: {what}: {error.strerror or error}; make room there, or name another place", 1)
+    except (ValueError, RuntimeError) as error:
+        from shardwright.spec.base import PlanError, RunError  # not before: it takes pydantic, and --help does not
+
+        if not isinstance(error, PlanError | RunError):
+            raise
+        _leave(str(error), 2) if isinstance(error, PlanError) else _leave(f"failed: {error}", 1)
 
 
 def _leave(message: str, status: int) -> NoReturn:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,9 +128,10 @@ def simulate(
 
     start_server_early(spec.run.device)
     from shardwright.measure.step_time import compare_step_time
+    from shardwright.train.scratch import scratch_folder
 
-    with tempfile.TemporaryDirectory(prefix="shardwright-simulate-") as folder:
-        found = compare_step_time(spec, Path(folder))
+    with scratch_folder() as folder:
+        found = compare_step_time(spec, folder)
     show_executed(spec, Executed(found.costs, found.executed(), found.executed_s), Output(**output))
 
 

@@ -18,7 +18,19 @@ if __name__ == "__main__":
 import torch
 
 from fuzz.draw import Fields, draw
-from fuzz.plans import MOVES, STEPS, Outcome, Trace, accepted, as_command, compare, shrink, tokens_of, trace
+from fuzz.plans import (
+    HANGS_S,
+    STEPS,
+    Outcome,
+    Trace,
+    accepted,
+    as_command,
+    judged,
+    run_twice,
+    shrink,
+    tokens_of,
+    trace,
+)
 from plain_decoder import PlainDecoder
 from ranks import run_on_mesh
 from shardwright.parallel.parameter import initial_box
@@ -50,7 +62,7 @@ def one_rank(fields: Fields) -> JobSpec:
     return job.model_copy(update={"precision": PrecisionSpec()})
 
 
-def run(fields: Fields, timeout_s: float = 0.0) -> Outcome:
+def run(fields: Fields, timeout_s: float = HANGS_S) -> Outcome:
     """What becomes of one draw."""
     try:
         job = one_rank(fields)
@@ -59,24 +71,9 @@ def run(fields: Fields, timeout_s: float = 0.0) -> Outcome:
     try:
         plain = [plain_trace(job)]
         ours = run_on_mesh(job, trace, job)
-        moved: list[list[Trace]] = []
-        while True:
-            moved.append(run_on_mesh(job, trace, job, len(moved) + 1))
-            found = compare(job, plain, ours, moved)
-            if found.kind == "equal" or len(moved) == MOVES:
-                return found
+        return judged(job, plain, job, ours, timeout_s)
     except Exception:
         return Outcome("failed", [traceback.format_exc()])
-
-
-def run_twice(fields: Fields) -> Outcome:
-    """`run`; a difference where experts are chosen counts if it is there with other tokens and weights too."""
-    found = run(fields)
-    if found.kind == "differs" and "moe" in fields["model"]:
-        others = [run(fields | {"run": {"seed": fields["run"]["seed"] + n}}) for n in (1, 2)]
-        if any(outcome.kind == "equal" for outcome in others):
-            return Outcome("tie", share=found.share, where=found.where)
-    return found
 
 
 def main() -> int:
@@ -91,7 +88,7 @@ def main() -> int:
     largest, start_s = 0.0, time.monotonic()
     for number in range(options.first, options.first + options.count):
         fields = draw(options.seed, number)
-        found = run_twice(fields)
+        found = run_twice(fields, run)
         kinds[found.kind] += 1
         if found.kind == "equal":
             largest = max(largest, found.share)

@@ -73,7 +73,7 @@ class Trace:
 
 @dataclass
 class Outcome:
-    """What became of one draw: "equal", "refused" (and why), "tie", "differs" or "failed"; and the share of the bound."""
+    """What became of one draw: "equal", "refused" (and why), "tie", "differs" or "failed"; and why."""
 
     kind: str
     reasons: list[str] = field(default_factory=list)
@@ -162,7 +162,7 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
         if not share <= found.share:
             found.share, found.where = share, f"{where}: {difference:.3g} with a bound of {bound:.3g}"
 
-    def scalar(where: str, of: Callable[[Trace], float | None], least: float = 0.0) -> None:
+    def scalar(where: str, of: Callable[[Trace], float | None]) -> None:
         wanted = of(alone[0])
         for rank in ranks:
             given = of(rank)
@@ -170,7 +170,7 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
                 hold(where, 0.0 if given is wanted else math.inf, 0.0, 1.0)
                 continue
             away = [abs(x - wanted) for run in moved if (x := of(run[0])) is not None and math.isfinite(x)]
-            hold(where, abs(given - wanted), max([*away, least * abs(wanted)]), abs(wanted))
+            hold(where, abs(given - wanted), max(away, default=0.0), abs(wanted))
 
     for i in range(1 if is_lossy else STEPS):
         scalar(f"loss of step {i}", lambda t, i=i: t.steps[i].loss)  # type: ignore[misc]
@@ -193,11 +193,20 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
                 hold(place.name, 0.0 if bool(box.isfinite().all()) else math.inf, 0.0, 1.0)
                 continue
             whole, part = full[place.name].double(), (box.numel() / full[place.name].numel()) ** 0.5
-            away = max(float((other[place.name].double() - whole).norm()) for other in others)
-            hold(
-                place.name, float((box.double() - whole[place.slices]).norm()), away * part, float(whole.norm()) * part
-            )
+            away = max(float((other[place.name].double() - whole).norm()) for other in others) if others else 0.0
+            difference = float((box.double() - whole[place.slices]).norm())
+            # What begins at 0 and has no gradient (a bias that softmax cancels) is as large as a step would make it.
+            size = float(whole.norm()) * part + job.optimizer.learning_rate * box.numel() ** 0.5
+            hold(place.name, difference, away * part, size)
     found.kind = "equal" if found.share <= 1 else "differs"
+    return found
+
+
+def judged(job: JobSpec, ranks: list[Trace], alone: JobSpec, wanted: list[Trace], timeout_s: float) -> Outcome:
+    """What `compare` says, with as many moved runs of the reference as that takes."""
+    moved: list[list[Trace]] = []
+    while (found := compare(job, ranks, wanted, moved)).kind == "differs" and len(moved) < MOVES:
+        moved.append(run_on_mesh(alone, trace, alone, len(moved) + 1, timeout_s=timeout_s))
     return found
 
 
@@ -213,27 +222,23 @@ def run(fields: Fields, timeout_s: float = HANGS_S) -> Outcome:
     try:
         ranks = run_on_mesh(job, trace, job, timeout_s=timeout_s)
         wanted = run_on_mesh(alone, trace, alone, timeout_s=timeout_s)
-        moved: list[list[Trace]] = []
-        while True:
-            moved.append(run_on_mesh(alone, trace, alone, len(moved) + 1, timeout_s=timeout_s))
-            found = compare(job, ranks, wanted, moved)
-            if found.kind == "equal" or len(moved) == MOVES:
-                return found
+        return judged(job, ranks, alone, wanted, timeout_s)
     except RankFailedError as error:
         return Outcome("failed", [str(error)])
     except Exception:
         return Outcome("failed", [traceback.format_exc()])
 
 
-def run_twice(fields: Fields) -> Outcome:
+def run_twice(fields: Fields, run: Callable[[Fields, float], Outcome] = run) -> Outcome:
     """`run`; a difference where experts are chosen counts if it is there with other tokens and weights too.
 
     A choice between two experts, or for the last room in one, may hang on the last bit. Such a tie is a matter of luck,
     and a fault is not.
     """
-    found = run(fields)
+    found = run(fields, HANGS_S)
     if found.kind == "differs" and "moe" in fields["model"]:
-        again = [run(with_field(fields, ("run", "seed"), fields["run"]["seed"] + n)) for n in (1, 2)]
+        seed = fields["run"]["seed"]
+        again = [run(with_field(fields, ("run", "seed"), seed + n), HANGS_S) for n in (1, 2)]
         if any(outcome.kind == "equal" for outcome in again):
             return Outcome("tie", share=found.share, where=found.where)
     return found

@@ -1,7 +1,6 @@
 """Does a plan compute what one rank would have computed? Run both on the same data, and compare everything."""
 
 import math
-import tempfile
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,9 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.place import Place
 from shardwright.train.build import build
 from shardwright.train.data import prepare_tokens
+from shardwright.train.disk import telling_of_full_disk
 from shardwright.train.launch import launch
+from shardwright.train.scratch import scratch_folder
 from shardwright.train.step import StepResult, evaluate, refuse_asynchronous, train_step
 from shardwright.train.trainer import my_share
 
@@ -73,7 +74,10 @@ def record_steps(num_steps: int, data_folder: Path, job: JobSpec, mesh: Mesh, fo
         # Copies, for a view would be saved with the whole buffer that it lies in.
         boxes = [(p.place, p.detach().clone()) for p in parameters]
     following = my_share(samples, num_steps * job.batch.global_batch_size, job, mesh)
-    torch.save((steps, boxes, evaluate(job, replica, mesh, following)), folder / f"rank{mesh.rank}.pt")
+    record = (steps, boxes, evaluate(job, replica, mesh, following))
+    path = folder / f"rank{mesh.rank}.pt"
+    with telling_of_full_disk(path, way_out="name another folder in TMPDIR"), path.open("wb") as file:
+        torch.save(record, file)
 
 
 def verify(job: JobSpec, num_steps: int) -> Verdict:
@@ -82,8 +86,8 @@ def verify(job: JobSpec, num_steps: int) -> Verdict:
     Every parameter of every rank is compared, copies included. Raises PlanError and RunError as `launch` does.
     """
     refuse_asynchronous(job, "verify")
-    with tempfile.TemporaryDirectory(prefix="shardwright-verify-") as scratch:
-        data_folder, plan_folder, one_folder = (Path(scratch, name) for name in ("data", "plan", "one"))
+    with scratch_folder() as scratch:
+        data_folder, plan_folder, one_folder = (scratch / name for name in ("data", "plan", "one"))
         prepare_tokens(job.data, job.model, job.run.seed, data_folder)  # what is wrong with the data shows here
         work = partial(record_steps, num_steps, data_folder)
         launch(work, job, plan_folder, num_threads=1)

@@ -11,6 +11,8 @@ Shape suffixes: s positions on this rank, B batch, H hidden, T tokens, K choices
 on this rank, N rows of tokens at the experts of this rank, e experts of this rank.
 """
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from shardwright.memory.recompute import Operator, chain
@@ -89,7 +91,7 @@ class MixtureOfExperts(nn.Module):
             enter = gather_from if gathers else copy_to
             x_TH = enter(x_TH, parts)
             experts_TK = all_gather(routing.experts_TK, parts) if gathers else routing.experts_TK
-            routing = Routing(experts_TK, enter(routing.weights_TK, parts))
+            routing = replace(routing, experts_TK=experts_TK, weights_TK=enter(routing.weights_TK, parts))
         y_TH = through_experts(
             x_TH, routing, lambda x_NH, counts_e: self.experts(x_NH, counts_e, policy), self.num_experts, self.cut.ep
         )

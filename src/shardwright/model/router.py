@@ -55,7 +55,7 @@ class Router(nn.Module):
             if losses.requires_grad:
                 # The factor of a rank's loss is for its part of the sequence, and these are parts of the whole.
                 weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * self.cut.cp.size)
-        return Routing(final.experts_TK.masked_fill(~final.holds_TK, -1), weights_TK)
+        return Routing(final.experts_TK.masked_fill(~final.holds_TK, -1), weights_TK, varies=self.gate.sees_all)
 
     def _positions(self, device: torch.device) -> Tensor:
         """Where in their sequences this rank's tokens are."""

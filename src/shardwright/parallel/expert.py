@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from shardwright.parallel.collectives import Axis, NodeAxes, start_all_to_all, start_all_to_all_v
+from shardwright.parallel.collectives import Axis, NodeAxes, all_reduce_max, start_all_to_all, start_all_to_all_v
 
 # What the experts of this rank make of the rows that came, [N, H] to [N, H]. The second argument says how many rows
 # each of them has, [e], int64 in host memory; the rows are sorted by expert.
@@ -35,11 +36,22 @@ Compute = Callable[[Tensor, Tensor], Tensor]
 class Routing:
     """What a gate decided: experts of each token, [T, K], int64, and their weights, [T, K], float32.
 
-    -1 is no expert: a choice that was dropped. Its weight is ignored and its gradient is 0.
+    -1 is no expert: a choice that was dropped. Its weight is ignored and its gradient is 0. `varies` says that K may
+    be another number on another rank, as where experts choose.
     """
 
     experts_TK: Tensor
     weights_TK: Tensor
+    varies: bool = False
+
+    def as_wide_as_on(self, axis: Axis) -> "Routing":
+        """The same choices with the largest K of the ranks of an axis. Moves one number, where K varies."""
+        if not self.varies:
+            return self
+        num_choices = self.experts_TK.shape[1]
+        widest = int(all_reduce_max(torch.tensor([num_choices], device=self.experts_TK.device), axis))
+        missing = (0, widest - num_choices)
+        return Routing(functional.pad(self.experts_TK, missing, value=-1), functional.pad(self.weights_TK, missing))
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,7 @@ def through_experts(x_TH: Tensor, routing: Routing, compute: Compute, num_expert
 
 def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, nodes: NodeAxes) -> Tensor:
     """Between the nodes each of them is as an expert whose work is to send tokens through the experts that it has."""
+    routing = routing.as_wide_as_on(nodes.between)  # choices and weights travel by rows of one width
     num_local = num_experts // nodes.between.size
     node_TK = torch.where(routing.experts_TK < 0, -1, routing.experts_TK // num_local)
     trip = plan_trip(each_once(node_TK), nodes.between.size, nodes.between)

@@ -15,6 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 NAMED_PEERS = 8  # a sentence that names thousands of ranks says nothing
+# A watch that comes so late was stopped, with its process: by Ctrl-Z, with all ranks. Waits begin anew then.
+STOPPED_S = 2.0
 
 
 class Watch:
@@ -77,9 +79,14 @@ class Watch:
         return "; ".join(silent) or "every rank was heard of a moment ago"
 
     def _run(self) -> None:
+        looked_s = resumed_s = time.monotonic()
         try:
             while not self._stop.wait(self._interval_s):
-                wait = min(list(self._waits.values()), key=lambda wait: wait[2], default=None)  # the longest
+                before_s, looked_s = looked_s, time.monotonic()
+                if looked_s - before_s > self._interval_s + STOPPED_S:
+                    resumed_s = looked_s
+                waits = [(what, peers, max(since, resumed_s)) for what, peers, since in list(self._waits.values())]
+                wait = min(waits, key=lambda wait: wait[2], default=None)  # the longest
                 self._publish(wait)
                 if wait and time.monotonic() - wait[2] > self._timeout_s:
                     self._on_timeout(self._sentence(*wait))

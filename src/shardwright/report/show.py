@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ from shardwright.report.memory import memory_table
 from shardwright.report.output import write_output
 from shardwright.report.page import Section, section_of, timeline_page
 from shardwright.report.picture import picture
-from shardwright.report.study import Study, count, drawn_steps, number, study, study_schedule
+from shardwright.report.study import Streams, Study, count, drawn_steps, number, study, study_schedule
 from shardwright.report.table import comparison
 from shardwright.report.terminal import draw, palette_of
 from shardwright.report.trace import trace
 from shardwright.schedule.generate import GENERATORS, Shape, size_faults
-from shardwright.schedule.job import job_program, relative_costs
+from shardwright.schedule.job import job_order, job_program, relative_costs
 from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import make_timeline
@@ -157,10 +158,8 @@ def show_job(job: JobSpec, latency: float, num_steps: int, output: Output) -> No
         f"Seconds need a calibration of the device."
     )
 
-    def stream(steps: int) -> Any:
-        return job_program(job, steps)
-
-    result = study(job.plan.schedule, job_program(job), relative_costs(job, latency), num_steps, stream)
+    streams = Streams(partial(job_program, job), lambda steps: job_order(job, steps).without_messages())
+    result = study(job.plan.schedule, job_program(job), relative_costs(job, latency), num_steps, streams)
     _show(result, note, output, {"job": job.name} | as_full_dict(result) | {"unit": unit}, f"{job.name}, ")
 
 

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from shardwright.schedule.generate import GENERATORS, training_program
-from shardwright.schedule.schedule import Program
+from shardwright.schedule.generate import GENERATORS, Shape, shape_order, training_program
+from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, play
-from shardwright.simulate.bubbles import Bubbles, Work, measure_program
+from shardwright.simulate.bubbles import Bubbles, Work, measure_and_play
 from shardwright.simulate.timeline import Timeline, make_timeline
 from shardwright.spec.plan import ASYNCHRONOUS, Recompute
 
@@ -64,10 +64,14 @@ def study_schedule(
             recompute=recompute, gathers=gathers,
         )  # fmt: skip
 
+    def order(steps: int) -> Schedule:
+        shape = Shape(num_ranks, num_microbatches, virtual_stages, num_steps=steps, most_alive=most_alive)
+        return shape_order(name, shape, recompute, gathers)
+
     one = program(1)
     as_in_the_paper = recompute == "none" and not gathers
     formula = _formula(name, one, num_microbatches, work) if as_in_the_paper else None
-    return study(name, one, work.costs(one), num_steps, program, formula)
+    return study(name, one, work.costs(one), num_steps, Streams(program, order), formula)
 
 
 def drawn_steps(name: str, num_steps: int) -> int:
@@ -75,24 +79,26 @@ def drawn_steps(name: str, num_steps: int) -> int:
     return max(num_steps, _STEADY + 1) if name in ASYNCHRONOUS else num_steps
 
 
+@dataclass(frozen=True)
+class Streams:
+    """Some steps of an asynchronous schedule, with no flush between: as a program, and without messages."""
+
+    program: Callable[[int], Program]
+    order: Callable[[int], Schedule]
+
+
 def study(
-    name: str, one: Program, costs: Costs, num_steps: int = 1, stream: Callable[[int], Program] | None = None,
+    name: str, one: Program, costs: Costs, num_steps: int = 1, streams: Streams | None = None,
     formula: Formula | None = None,
 ) -> Study:  # fmt: skip
-    """A program of one step at any costs; `stream(n)` is n steps of an asynchronous one, with no flush between."""
-    if one.weights == "current" or stream is None:
-        timeline = make_timeline(one, play(one, costs, num_steps))
-        return Study(name, timeline, measure_program(one, costs), formula)
-    drawn = stream(num_steps)
-    shorter, longer = stream(_STEADY), stream(_STEADY + 1)
-    alone, kept = measure_program(one, costs), measure_program(shorter, costs)
-    period = play(longer, costs).makespan - play(shorter, costs).makespan
-    bubbles = replace(
-        alone,
-        period_bubble=period - (alone.makespan - alone.bubble),
-        peak_activations=kept.peak_activations,
-        parameter_copies=kept.parameter_copies,
-    )
+    """A program of one step at any costs; `streams` are more of them where it is asynchronous."""
+    if one.weights == "current" or streams is None:
+        bubbles, times = measure_and_play(one, costs, num_steps)
+        return Study(name, make_timeline(one, times), bubbles, formula)
+    bubbles, times = measure_and_play(one, costs, 1, streams.order)
+    if num_steps == 1:
+        return Study(name, make_timeline(one, times), bubbles, formula)
+    drawn = streams.program(num_steps)
     return Study(name, make_timeline(drawn, play(drawn, costs)), bubbles, formula)
 
 

@@ -55,18 +55,24 @@ def draw(timeline: Timeline, width: int = 120, palette: Palette = "none") -> str
 
 
 def _shortest(timeline: Timeline) -> float:
-    spans = (s.end - s.start for row in timeline.ranks for s in row.spans if s.action.computes())
-    return min((length for length in spans if length > 0), default=timeline.makespan or 1.0)
+    lengths = (
+        end - start for row in timeline.ranks for action, start, end in row.work() if action.kind is not Kind.STEP
+    )
+    return min((length for length in lengths if length > 0), default=timeline.makespan or 1.0)
 
 
 def _columns_per_time(timeline: Timeline, columns: int) -> float:
     """As wide as fits; a whole number of columns for the shortest action, if all others are multiples of it."""
     most = columns / (timeline.makespan or 1.0)
     shortest = _shortest(timeline)
-    borders = {time / shortest for row in timeline.ranks for span in row.spans for time in (span.start, span.end)}
+    borders: set[float] = set()
     for parts in range(1, 11):  # of the shortest action, to a column or several
         whole = min(int(most * shortest / parts), _WIDEST_UNIT)
-        if whole >= 1 and all(abs(border * parts - round(border * parts)) < 1e-6 for border in borders):
+        if whole < 1:
+            break
+        if not borders:
+            borders = {time / shortest for row in timeline.ranks for of in (row.starts, row.ends) for time in of}
+        if all(abs(border * parts - round(border * parts)) < 1e-6 for border in borders):
             return whole * parts / shortest
     return min(most, _WIDEST_UNIT / shortest)
 
@@ -78,16 +84,16 @@ def _blocks(timeline: Timeline, row: RankTimeline, scale: float, in_colour: bool
         first, last = round(gap.start * scale), round(gap.end * scale)
         for column in range(first + (last - first > 1), last):  # a blank before, so that dots stand off from digits
             cells[column] = _Cell(_GLYPHS[gap.cause], "#8a8f98" if in_colour else "")
-    for span in row.spans:
-        first, last = round(span.start * scale), round(span.end * scale)
-        if span.resource is not Resource.COMPUTE or first == last:
+    for action, start, end in row.work():
+        first, last = round(start * scale), round(end * scale)
+        if first == last:
             continue
         if not in_colour:
-            text = _plain(timeline.program, span.action, last - first)
+            text = _plain(timeline.program, action, last - first)
             cells[first:last] = [_Cell(character) for character in text]
             continue
-        ground = colour_of(timeline.program, span.action)
-        label = "+".join(str(part.microbatch) for part in span.action.computes()) or "S"
+        ground = colour_of(timeline.program, action)
+        label = "+".join(str(part.microbatch) for part in action.computes()) or "S"
         if len(label) > last - first:
             label = ""
         text = label.rjust((last - first + 1 + len(label)) // 2).ljust(last - first)
@@ -118,10 +124,10 @@ def _letter(program: Program, action: Action) -> str:
 def _halves(timeline: Timeline, row: RankTimeline, scale: float) -> list[_Cell]:
     """Two colours in each cell, where actions are narrower than one: what runs at the middle of each half."""
     halves = [""] * (2 * round(timeline.makespan * scale))
-    for span in row.spans:
-        if span.resource is Resource.COMPUTE:
-            first, last = round(span.start * scale * 2), round(span.end * scale * 2)
-            halves[first:last] = [colour_of(timeline.program, span.action)] * (last - first)
+    for action, start, end in row.work():
+        first, last = round(start * scale * 2), round(end * scale * 2)
+        if first < last:
+            halves[first:last] = [colour_of(timeline.program, action)] * (last - first)
     pairs = zip(halves[::2], halves[1::2], strict=True)
     return [_Cell("▌", left, right) if left else _Cell("▐", right) if right else _Cell() for left, right in pairs]
 
@@ -161,12 +167,12 @@ def _axis(makespan: float, scale: float) -> list[_Cell]:
 
 def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
     """What the colours or letters mean: those that occur."""
-    actions = {span.action for row in timeline.ranks for span in row.spans if span.resource is Resource.COMPUTE}
-    kinds = {str(part.kind) for action in actions for part in action.computes()}
-    kinds |= {"S" for row in timeline.ranks for s in row.spans if s.action.kind is Kind.STEP and s.end > s.start}
-    kinds |= {str(s.action.kind) for s in timeline.ranks[0].spans if timeline.program.gathers} & {"G", "R", "L"}
-    has_pairs = any(action.kind is Kind.OVERLAP for action in actions)
-    chunks = max((chunk_of(timeline.program, part)[1] for action in actions for part in action.computes()), default=1)
+    parts = [part for row in timeline.program.ranks for action in row for part in action.computes()]
+    kinds = {str(part.kind) for part in parts}
+    kinds |= {"S" for row in timeline.ranks for a, start, end in row.work() if a.kind is Kind.STEP and end > start}
+    kinds |= {str(a.kind) for a in timeline.program.ranks[0] if timeline.program.gathers} & {"G", "R", "L"}
+    has_pairs = any(action.parts for row in timeline.program.ranks for action in row)
+    chunks = max((chunk_of(timeline.program, part)[1] for part in parts), default=1)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle} if glyphs else set()
     items = []
     for letter in [letter for letter in NAMES if letter in kinds]:

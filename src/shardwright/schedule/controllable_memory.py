@@ -15,6 +15,7 @@ Only F and I have their slots in the block (`starts`: chunk 0's F, chunk 1's F, 
 Only the order that results is kept: when actions really run is up to their real costs.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 from shardwright.schedule.action import Action, Kind
@@ -48,21 +49,18 @@ def from_building_block(
 
 def _squeeze(slots: list[dict[Work, int]], num_microbatches: int) -> range:
     """Move work of both ends to earlier holes, in place, earliest first. Returns the slots between the ends."""
-    allowed = max(_peak(mine) for mine in slots)
+    lanes = [_Lane(mine) for mine in slots]
+    allowed = max(lane.peak for lane in lanes)
     steady = range(slots[0][3, 0], 1 + max(mine[0, num_microbatches - 1] for mine in slots))
     for slot, rank, work in sorted(
         (slot, rank, work) for rank, mine in enumerate(slots) for work, slot in mine.items()
     ):
         if slot in steady:
             continue
-        mine = slots[rank]
-        taken = set(mine.values())
-        for earlier in range(_earliest(slots, rank, work), slot):
-            if earlier not in taken:
-                mine[work] = earlier
-                if _peak(mine) <= allowed:
-                    break
-                mine[work] = slot
+        for earlier in lanes[rank].holes(_earliest(slots, rank, work), slot):
+            if lanes[rank].move(slot, earlier, allowed):
+                slots[rank][work] = earlier
+                break
     return steady
 
 
@@ -89,21 +87,65 @@ def _earliest(slots: list[dict[Work, int]], rank: int, work: Work) -> int:
 def _with_weight_grads(mine: dict[Work, int]) -> list[Work]:
     """A rank's work in order, with a weight gradient in each hole as long as one waits."""
     at = {slot: work for work, slot in mine.items()}
-    order, waiting = [], []
+    order, waiting = list[Work](), deque[Work]()
     for slot in range(max(at) + 1):
         if work := at.get(slot):
             order.append(work)
             if work[0] in (2, 3):
                 waiting.append((work[0] + 2, work[1]))
         elif waiting:
-            order.append(waiting.pop(0))
-    return order + waiting
+            order.append(waiting.popleft())
+    return [*order, *waiting]
 
 
-def _peak(mine: dict[Work, int]) -> int:
-    """Most halves alive at once."""
-    alive = peak = 0
-    for n, _ in _with_weight_grads(mine):
-        alive += (n < 2) - (n > 3)
-        peak = max(peak, alive)
-    return peak
+_HOLE, _FORWARD, _INPUT_GRAD = range(3)
+
+
+class _Lane:
+    """What is in each slot of a rank, and how much waits and lives when the slot begins.
+
+    In a hole runs the weight gradient that has waited longest, if one waits. So moving one piece of work changes what
+    waits from its new slot on, until as much waits as before the move.
+    """
+
+    def __init__(self, mine: dict[Work, int]) -> None:
+        length = max(mine.values()) + 1
+        self._slots = [_HOLE] * length
+        for (n, _), slot in mine.items():
+            self._slots[slot] = _FORWARD if n < 2 else _INPUT_GRAD
+        self._waiting, self._alive = [0] * (length + 1), [0] * (length + 1)  # weight gradients; halves of microbatches
+        for slot, what in enumerate(self._slots):
+            ends = what == _HOLE and self._waiting[slot] > 0
+            self._waiting[slot + 1] = self._waiting[slot] + (what == _INPUT_GRAD) - ends
+            self._alive[slot + 1] = self._alive[slot] + (what == _FORWARD) - ends
+
+    @property
+    def peak(self) -> int:
+        """Most halves alive at once."""
+        return max(self._alive)
+
+    def holes(self, first: int, last: int) -> list[int]:
+        """Those from a slot up to another."""
+        return [slot for slot, what in enumerate(self._slots[first:last], first) if what == _HOLE]
+
+    def move(self, slot: int, earlier: int, allowed: int) -> bool:
+        """Move the work in a slot to a hole before it, if never more than `allowed` are alive then."""
+        moved, waiting, alive = self._slots[slot], [self._waiting[earlier]], [self._alive[earlier]]
+        at, now_waiting, now_alive = earlier, waiting[0], alive[0]
+        while at < len(self._slots) and (at <= slot or now_waiting != self._waiting[at]):
+            what = moved if at == earlier else _HOLE if at == slot else self._slots[at]
+            if what == _FORWARD:
+                now_alive += 1
+                if now_alive > allowed:
+                    return False
+            elif what == _INPUT_GRAD:
+                now_waiting += 1
+            elif now_waiting:
+                now_waiting -= 1
+                now_alive -= 1
+            waiting.append(now_waiting)
+            alive.append(now_alive)
+            at += 1
+        self._slots[earlier], self._slots[slot] = moved, _HOLE
+        self._waiting[earlier : at + 1], self._alive[earlier : at + 1] = waiting, alive
+        return True

@@ -6,10 +6,10 @@ lives, so they can't disagree.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from shardwright.schedule.action import RECV, Action, Kind
+from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.sizes import Sizes
 
@@ -28,8 +28,7 @@ class Buffer(StrEnum):
     PARAMETERS = "gathered parameters"
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(NamedTuple):
     """One buffer: born when the action with index `born` in its rank's list begins.
 
     It dies at action `dies`: at its begin if that takes the buffer over (`taken`), else at its end.
@@ -43,41 +42,48 @@ class Life:
     taken: bool = False
 
 
+_Since = dict[tuple[int, int], int]  # by (stage, microbatch): since which action there is a buffer
+
+
 def lives(schedule: Schedule, rank: int) -> list[Life]:
     """All buffers of a rank, in the order of their end. What is never let go lives to the end of the list."""
-    row = schedule.ranks[rank]
-    open_since: dict[tuple[Buffer, bool, int, int], int] = {}
+    row, trains = schedule.ranks[rank], schedule.trains
+    recomputed, split = schedule.recomputed, schedule.split_backwards
+    activations, stage_inputs, parameters = _Since(), _Since(), _Since()
+    inputs, gradients = _Since(), _Since()  # messages, from the stage before and from the one behind
     ended: list[Life] = []
 
-    def end(buffer: Buffer, action: Action, index: int, backward: bool = False, taken: bool = False) -> None:
-        key = buffer, backward, action.stage, action.microbatch
-        if key in open_since:
-            ended.append(Life(buffer, action.stage, action.microbatch, open_since.pop(key), index, taken))
+    def end(buffer: Buffer, since: _Since, key: tuple[int, int], index: int, taken: bool = False) -> None:
+        born = since.pop(key, None)
+        if born is not None:
+            ended.append(Life(buffer, *key, born, index, taken))
 
     for index, action in enumerate(row):
-        stage, i = action.stage, action.microbatch
-        if action.kind in RECV:
-            open_since[Buffer.MESSAGE, action.kind is Kind.RECV_BACKWARD, stage, i] = index
-        elif action.kind is Kind.GATHER:
-            open_since[Buffer.PARAMETERS, False, stage, i] = index
-        elif action.kind is Kind.RELEASE:
-            end(Buffer.PARAMETERS, action, index)
+        kind, here = action.kind, action[1:3]
+        if kind is Kind.RECV_FORWARD:
+            inputs[here] = index
+        elif kind is Kind.RECV_BACKWARD:
+            gradients[here] = index
+        elif kind is Kind.GATHER:
+            parameters[here] = index
+        elif kind is Kind.RELEASE:
+            end(Buffer.PARAMETERS, parameters, here, index)
         for part in action.computes():
-            key = part.stage, part.microbatch
-            if part.kind is Kind.FORWARD:
-                end(Buffer.MESSAGE, part, index, taken=True)
-                if schedule.trains:
-                    kept = Buffer.INPUT if key in schedule.recomputed else Buffer.ACTIVATIONS
-                    open_since[kept, False, *key] = index
-            elif part.kind is Kind.RECOMPUTE:
-                end(Buffer.INPUT, part, index, taken=True)
-                open_since[Buffer.ACTIVATIONS, False, *key] = index
-            elif part.kind is not Kind.WEIGHT_GRAD:
-                end(Buffer.MESSAGE, part, index, backward=True, taken=True)
-            if part.kind is Kind.WEIGHT_GRAD or (part.kind is Kind.BACKWARD and key not in schedule.split_backwards):
-                end(Buffer.ACTIVATIONS, part, index)
-    last = len(row) - 1
-    return ended + [Life(buffer, stage, i, born, last) for (buffer, _, stage, i), born in open_since.items()]
+            kind, key = part.kind, part[1:3]
+            if kind is Kind.FORWARD:
+                end(Buffer.MESSAGE, inputs, key, index, taken=True)
+                if trains:
+                    (stage_inputs if key in recomputed else activations)[key] = index
+            elif kind is Kind.RECOMPUTE:
+                end(Buffer.INPUT, stage_inputs, key, index, taken=True)
+                activations[key] = index
+            elif kind is not Kind.WEIGHT_GRAD:
+                end(Buffer.MESSAGE, gradients, key, index, taken=True)
+            if kind is Kind.WEIGHT_GRAD or (kind is Kind.BACKWARD and key not in split):
+                end(Buffer.ACTIVATIONS, activations, key, index)
+    left = [(Buffer.ACTIVATIONS, activations), (Buffer.INPUT, stage_inputs), (Buffer.PARAMETERS, parameters)]
+    left += [(Buffer.MESSAGE, inputs), (Buffer.MESSAGE, gradients)]
+    return ended + [Life(buffer, *key, born, len(row) - 1) for buffer, since in left for key, born in since.items()]
 
 
 def most(buffers: Iterable[Life]) -> tuple[int, int]:

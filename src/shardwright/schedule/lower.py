@@ -13,41 +13,44 @@ from dataclasses import replace
 from shardwright.schedule.action import ADDS, Action, Kind
 from shardwright.schedule.schedule import Order, Program, Schedule
 
-Event = tuple[Kind, int, int]  # (F or B, stage, microbatch): this has its input; or (kind, ...): this has run
+Event = int | str  # the name of an input
+_NEVER = "never"
 
 
 def lower(schedule: Schedule) -> Program:
     """The program of a schedule. ValueError if its order of compute actions can't be carried out."""
     rows: list[list[Action]] = [[] for _ in schedule.ranks]
     position = [0] * schedule.num_ranks
-    arrived: set[Event] = set()
-    done: set[Event] = set()
-    unfinished = {rank for rank, row in enumerate(schedule.ranks) if row}
-    while unfinished:
-        ready = [
-            rank
-            for rank in sorted(unfinished)
-            if _can_run(schedule.ranks[rank][position[rank]], schedule, arrived, done)
-        ]
-        if not ready:
-            raise ValueError(_stuck(schedule, position))
-        messages = []
-        for rank in ready:
-            action = schedule.ranks[rank][position[rank]]
+    there = _There(schedule)
+    waiting: dict[Event, int] = {}  # what a rank waits for
+    ready = [rank for rank, row in enumerate(schedule.ranks) if row]
+    while ready:
+        messages, next_ready = [], []
+        for rank in sorted(ready):
+            row = schedule.ranks[rank]
+            action = row[position[rank]]
+            missing = there.missing(action)
+            if missing is not None:
+                waiting[missing] = rank
+                continue
             position[rank] += 1
-            if position[rank] == len(schedule.ranks[rank]):
-                unfinished.discard(rank)
             rows[rank].append(action)
             for part in action.computes():
-                done.add((part.kind, part.stage, part.microbatch))
+                there.add(part)
                 messages += _products(part, schedule)
+            if position[rank] < len(row):
+                next_ready.append(rank)
         # What this round produced travels before the next round begins.
         for sender, send, receiver, recv in messages:
-            consumer = Kind.FORWARD if recv.kind is Kind.RECV_FORWARD else Kind.BACKWARD
-            arrived.add((consumer, recv.stage, recv.microbatch))
+            event = there.arrive(recv)
+            if event in waiting:
+                next_ready.append(waiting.pop(event))
             if sender != receiver:
                 rows[sender].append(send)
                 rows[receiver].append(recv)
+        ready = next_ready
+    if any(at < len(row) for at, row in zip(position, schedule.ranks, strict=True)):
+        raise ValueError(_stuck(schedule, position))
     ranks = _with_step(schedule, rows)
     return Program(schedule.name, schedule.num_microbatches, schedule.placement, ranks, schedule.weights)
 
@@ -68,21 +71,50 @@ def _with_step(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> Order:
     return tuple((*_with_reductions(row), Action(Kind.STEP)) for row in rows)
 
 
-def _can_run(entry: Action, schedule: Schedule, arrived: set[Event], done: set[Event]) -> bool:
-    last = schedule.num_stages - 1
-    for action in entry.computes():
-        kind, stage, i = action.kind, action.stage, action.microbatch
-        if kind is Kind.FORWARD:
-            ready = stage == 0 or (Kind.FORWARD, stage, i) in arrived
-        elif kind is Kind.WEIGHT_GRAD:
-            ready = (Kind.INPUT_GRAD, stage, i) in done
-        elif kind is Kind.RECOMPUTE:
-            ready = (Kind.FORWARD, stage, i) in done
-        else:
-            ready = (Kind.FORWARD, stage, i) in done and (stage == last or (Kind.BACKWARD, stage, i) in arrived)
-        if not ready:
-            return False
-    return True
+class _There:
+    """What has been computed, and which inputs are there, by n = stage x microbatches + microbatch.
+
+    An input is named n where a forward waits for it, and ~n where a backward does.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._m, self._last = schedule.num_microbatches, schedule.num_stages - 1
+        num_pairs = schedule.num_stages * schedule.num_microbatches
+        self._inputs, self._gradients = bytearray(num_pairs), bytearray(num_pairs)
+        self._inputs[: self._m] = b"\1" * self._m  # tokens
+        self._forwards, self._input_grads = bytearray(num_pairs), bytearray(num_pairs)
+
+    def missing(self, entry: Action) -> Event | None:
+        """An input of an action that is not there, or None. `_NEVER` is one of its own rank's that can't come."""
+        for kind, stage, i, _, _ in entry.computes():
+            n = stage * self._m + i
+            if kind is Kind.FORWARD:
+                if not self._inputs[n]:
+                    return n
+            elif kind is Kind.WEIGHT_GRAD:
+                if not self._input_grads[n]:
+                    return _NEVER
+            elif not self._forwards[n]:
+                return _NEVER
+            elif kind is not Kind.RECOMPUTE and stage != self._last and not self._gradients[n]:
+                return ~n
+        return None
+
+    def add(self, part: Action) -> None:
+        """A computation has run."""
+        if part.kind is Kind.FORWARD:
+            self._forwards[part.stage * self._m + part.microbatch] = 1
+        elif part.kind is Kind.INPUT_GRAD:
+            self._input_grads[part.stage * self._m + part.microbatch] = 1
+
+    def arrive(self, receive: Action) -> Event:
+        """A message is there; which input that is."""
+        n = receive.stage * self._m + receive.microbatch
+        if receive.kind is Kind.RECV_FORWARD:
+            self._inputs[n] = 1
+            return n
+        self._gradients[n] = 1
+        return ~n
 
 
 def _products(action: Action, schedule: Schedule) -> list[tuple[int, Action, int, Action]]:

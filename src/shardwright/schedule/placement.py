@@ -1,7 +1,7 @@
 """Which pipeline rank holds which stage of the model."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,15 @@ class Placement:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, first to last, whichever the copy."""
-        return tuple(sorted({s for row in self.holders for s, holder in enumerate(row) if holder == rank}))
+        return self._stages_by_rank.get(rank, ())
+
+    @cached_property
+    def _stages_by_rank(self) -> dict[int, tuple[int, ...]]:
+        held: dict[int, set[int]] = {}
+        for row in self.holders:
+            for stage, holder in enumerate(row):
+                held.setdefault(holder, set()).add(stage)
+        return {rank: tuple(sorted(stages)) for rank, stages in held.items()}
 
     def replicas(self, stage: int) -> tuple[int, ...]:
         """The ranks that hold a copy of a stage."""

@@ -3,17 +3,20 @@
 Every rank has resources that work side by side: compute, one outgoing link for each direction of the pipeline, and
 collectives (reductions and gathers, in one queue). Actions on one resource run in the order of the program. So no
 event queue is needed: the start of an action is the latest of its resource becoming free and its inputs being there,
-and one pass over the actions in an order that respects both gives all times. Copies between a device and its host
-have no resource here: no action makes any.
+and one pass over the actions gives all times: each rank runs its list until an input is not there yet, and goes on when
+the rank that makes it has come so far. Copies between a device and its host have no resource here: no action makes any.
 
 Units of time are the caller's: F = 1 for a table of bubbles, seconds for a prediction.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from math import inf
 
-from shardwright.schedule.action import COMPUTE, Action, Kind
+from shardwright.schedule.action import ADDS, Action, Kind
 from shardwright.schedule.gather import stages_needed
-from shardwright.schedule.schedule import Program
+from shardwright.schedule.schedule import Program, Schedule
 
 
 @dataclass(frozen=True)
@@ -73,208 +76,237 @@ class Times:
         return max((max(row, default=0.0) for row in self.end), default=0.0)
 
 
-_COMPUTE, _FORWARD_LINK, _BACKWARD_LINK, _COLLECTIVES = range(4)
-_NUMBER = {kind: number for number, kind in enumerate(Kind)}
-_STAGE = len(Kind)
-_LINK = {Kind.SEND_FORWARD: _FORWARD_LINK, Kind.SEND_BACKWARD: _BACKWARD_LINK}
-
-
 def play(program: Program, costs: Costs, num_steps: int = 1) -> Times:
     """Run a program `num_steps` times back to back. ValueError if some action can never run.
 
     No rank waits for all others at the end of a step: a rank begins the next one when its own is done.
     """
-    graph = _Graph(program, costs, num_steps)
-    start, end = graph.run()
-    rows = tuple(row * num_steps for row in program.ranks)
-    starts, ends, first = [], [], 0
-    for row in rows:
-        starts.append(start[first : first + len(row)])
-        ends.append(end[first : first + len(row)])
-        first += len(row)
-    return Times(rows, starts, ends)
+    return play_on(program, costs, num_steps, num_steps)[0]
 
 
-class _Graph:
-    """A program as flat lists: node n is an action, with its resource, its cost and the nodes it needs.
+def step_ends(schedule: Schedule, costs: Costs, num_steps: int) -> list[float]:
+    """When each of some steps that run back to back has ended on all ranks."""
+    return play_on(schedule, costs, 0, num_steps)[1]
 
-    A rank's actions are consecutive nodes; `first_of_rank` says where they begin.
+
+def play_on(schedule: Schedule, costs: Costs, num_kept: int, num_steps: int) -> tuple[Times, list[float]]:
+    """(times of the first steps, when each of all steps has ended on all ranks). Those of later ones are not kept.
+
+    A schedule without messages in its lists is played as if each left when it is made, as it does in the program that
+    the schedule is lowered to.
     """
+    clock, found, latest = _Clock(schedule, costs), list[float](), 0.0
+    kept = Times(tuple(row * num_kept for row in schedule.ranks), *_two_of_each(schedule))
+    for step in range(num_steps):
+        starts, ends = _two_of_each(schedule)
+        clock.run_step(starts, ends)
+        latest = max([latest, *(max(row, default=0.0) for row in ends)])
+        found.append(latest)
+        if step < num_kept:
+            for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                kept.start[number] += start
+                kept.end[number] += end
+    return kept, found
 
-    def __init__(self, program: Program, costs: Costs, num_steps: int) -> None:
-        self._program = program
-        self._num_steps = num_steps
-        self.resource: list[int] = []
-        self.cost: list[float] = []
-        self.needs: list[tuple[int, ...]] = []
-        self.first_of_rank = [0]
-        for row in program.ranks:
-            self.first_of_rank.append(self.first_of_rank[-1] + len(row) * num_steps)
-        self.num_nodes = self.first_of_rank[-1]
-        self._place()
-        for rank, row in enumerate(program.ranks):
-            for step in range(num_steps):
-                self._add_row(rank, row, step, costs)
 
-    def _base(self, action: Action, step: int) -> int:
-        """A number for (step, microbatch, stage); plus a kind's number it is the key of a node.
+def _two_of_each(schedule: Schedule) -> tuple[list[list[float]], list[list[float]]]:
+    """An empty list of starts and one of ends for each rank."""
+    return [[] for _ in schedule.ranks], [[] for _ in schedule.ranks]
 
-        Far cheaper to look up than a tuple. The same microbatch one stage on is _STAGE higher.
-        """
-        program = self._program
-        return ((step * program.num_microbatches + action.microbatch) * program.num_stages + action.stage) * _STAGE
 
-    def _place(self) -> None:
-        """Find the node of every action, and those that complete a gradient: on a rank in a step, for a reduction."""
-        self._node_of: dict[int, int] = {}
-        self._last_addition: dict[tuple[int, int, int], int] = {}
-        self._added_before: dict[int, int] = {}  # by node of a reduction
-        node_of, stages = self._node_of, self._program.num_stages
-        for rank, row in enumerate(self._program.ranks):
-            node = self.first_of_rank[rank]
-            for step in range(self._num_steps):
-                first = step * self._program.num_microbatches
-                for action in row:
-                    for part in action.parts or (action,):
-                        kind = part.kind
-                        # As _base does, but a call for every action would be a tenth of all time.
-                        node_of[((first + part.microbatch) * stages + part.stage) * _STAGE + _NUMBER[kind]] = node
-                        if kind is Kind.BACKWARD or kind is Kind.WEIGHT_GRAD:
-                            self._last_addition[rank, part.stage, step] = node
-                        elif kind is Kind.REDUCE:
-                            self._added_before[node] = self._last_addition.get((rank, part.stage, step), node)
-                    node += 1
+# What becomes of an output or an input gradient where it was made: a send stands in the list (or nobody takes it), the
+# stage that takes it is on this rank too, it leaves at once, or it is the last stage's and its gradient is there too.
+_NOTHING, _STAYS, _LEAVES, _TURNS = range(4)
+_NEVER = inf  # when something is there that is not yet
+# Looked up for every action.
+_FORWARD, _RECOMPUTE, _INPUT_GRAD, _WEIGHT_GRAD = Kind.FORWARD, Kind.RECOMPUTE, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD
+_SEND_FORWARD, _SEND_BACKWARD = Kind.SEND_FORWARD, Kind.SEND_BACKWARD
+_RECV_FORWARD, _RECV_BACKWARD = Kind.RECV_FORWARD, Kind.RECV_BACKWARD
 
-    def _add_row(self, rank: int, row: tuple[Action, ...], step: int, costs: Costs) -> None:
-        node_of, reductions = self._node_of, []
-        append_resource, append_cost, append_needs = self.resource.append, self.cost.append, self.needs.append
-        first = len(self.cost)
-        gathered: dict[int, int] = {}  # by stage: the node of its latest gather
-        at = first - 1 if step else -1  # the node that the rank computed last
-        for node, action in enumerate(row, first):
-            kind, stage = action.kind, action.stage
-            resource, cost = 4 * rank + _COMPUTE, 0.0
-            needs: tuple[int, ...] = ()
-            if kind in COMPUTE:
-                cost, needs = costs.compute(action), self._inputs(action, rank, step)
-                at = node
-                if gathered:
-                    needs += tuple(gathered[stage] for stage in stages_needed(action) if stage in gathered)
-            elif kind is Kind.RECV_FORWARD:
-                resource, cost = -1, costs.latency
-                needs = (node_of[self._base(action, step) - _STAGE + _NUMBER[Kind.SEND_FORWARD]],)
-            elif kind is Kind.RECV_BACKWARD:
-                resource, cost = -1, costs.latency
-                needs = (node_of[self._base(action, step) + _STAGE + _NUMBER[Kind.SEND_BACKWARD]],)
-            elif kind in _LINK:
-                resource = 4 * rank + _LINK[kind]
-                if costs.transfer:
-                    cost = costs.transfer[stage if kind is Kind.SEND_FORWARD else stage - 1]
-                made_by = Kind.FORWARD if kind is Kind.SEND_FORWARD else self._makes_gradient(stage, action.microbatch)
-                needs = (node_of[self._base(action, step) + _NUMBER[made_by]],)
-            elif kind is Kind.OVERLAP:
-                cost = costs.compute(action)
-                needs = tuple(need for part in action.parts for need in self._inputs(part, rank, step))
-                at = node
-                if gathered:
-                    needs += tuple(gathered[stage] for stage in stages_needed(action) if stage in gathered)
-            elif kind is Kind.REDUCE:
-                resource = 4 * rank + _COLLECTIVES
-                cost = costs.reduce[stage] if costs.reduce else 0.0
-                if action.microbatch < 0 and self._program.placement.num_copies == 1:
-                    needs = (self._added_before[node],)
-                elif action.microbatch < 0:  # once a step: the gradients of every copy of the stage must be complete
-                    holders = set(self._program.placement.replicas(stage))
-                    needs = tuple(self._last_addition[holder, stage, step] for holder in holders)
-                else:  # after an update of an asynchronous schedule: its own microbatch's
-                    split = (stage, action.microbatch) in self._program.split_backwards
-                    adds = Kind.WEIGHT_GRAD if split else Kind.BACKWARD
-                    needs = (node_of[self._base(action, step) + _NUMBER[adds]],)
-                reductions.append(node)
-            elif kind is Kind.GATHER:  # issued when the rank has ended what stands before it
-                resource, cost = 4 * rank + _COLLECTIVES, costs.gather[stage] if costs.gather else 0.0
-                needs = (at,) if at >= 0 else ()
-                gathered[stage] = node
-            elif kind is Kind.RELEASE:
-                resource, needs = -1, (at,) if at >= 0 else ()
-            elif kind is Kind.STEP:
-                cost, needs, reductions = costs.step, tuple(reductions), []
-            append_resource(resource)
-            append_cost(cost)
-            append_needs(needs)
 
-    def _makes_gradient(self, stage: int, microbatch: int) -> Kind:
-        """Which action makes the input gradient of a stage."""
-        return Kind.INPUT_GRAD if (stage, microbatch) in self._program.split_backwards else Kind.BACKWARD
+@dataclass(slots=True)
+class _Rank:
+    """When the resources of a rank are free again, and what its collectives and its update wait for."""
 
-    def _inputs(self, part: Action, rank: int, step: int) -> tuple[int, ...]:
-        """The nodes that a compute action needs."""
-        kind, stage, i = part.kind, part.stage, part.microbatch
-        node_of, rank_of, base = self._node_of, self._program.placement.rank, self._base(part, step)
-        if kind is Kind.FORWARD:
-            if stage == 0:
-                return ()
-            if rank_of(stage - 1, i) != rank:
-                return (node_of[base + _NUMBER[Kind.RECV_FORWARD]],)
-            return (node_of[base - _STAGE + _NUMBER[Kind.FORWARD]],)
-        if kind is Kind.WEIGHT_GRAD:
-            return (node_of[base + _NUMBER[Kind.INPUT_GRAD]],)
-        if kind is Kind.RECOMPUTE:
-            return (node_of[base + _NUMBER[Kind.FORWARD]],)
-        forward = node_of[base + _NUMBER[Kind.FORWARD]]
-        if stage == self._program.num_stages - 1:
-            return (forward,)
-        if rank_of(stage + 1, i) != rank:
-            return forward, node_of[base + _NUMBER[Kind.RECV_BACKWARD]]
-        return forward, node_of[base + _STAGE + _NUMBER[self._makes_gradient(stage + 1, i)]]
+    compute: float = 0.0
+    forward_link: float = 0.0
+    backward_link: float = 0.0
+    queue: float = 0.0  # of collectives
+    computed: float = 0.0  # the end of its last computation
+    reduced: float = 0.0  # the end of the last reduction since its last update
+    gathered: dict[int, float] = field(default_factory=dict)  # by stage: when its parameters are there
+    added: dict[int, float] = field(default_factory=dict)  # by stage: the last addition to its gradients
 
-    def run(self) -> tuple[list[float], list[float]]:
-        """Start and end of each node."""
-        start, end, cost, needs, resource = (
-            [0.0] * self.num_nodes, [0.0] * self.num_nodes, self.cost, self.needs, self.resource,
-        )  # fmt: skip
-        free = [0.0] * (4 * len(self.first_of_rank))
-        for node in self._order():
-            begin = free[resource[node]] if resource[node] >= 0 else 0.0
-            for need in needs[node]:
-                if end[need] > begin:
-                    begin = end[need]
-            start[node] = begin
-            end[node] = begin + cost[node]
-            if resource[node] >= 0:
-                free[resource[node]] = end[node]
-        return start, end
 
-    def _order(self) -> list[int]:
-        """All nodes, each after what it needs and after what stands before it on its rank."""
-        order: list[int] = []
-        over = bytearray(self.num_nodes)
-        waiters: dict[int, list[int]] = {}
-        position = list(self.first_of_rank[:-1])
-        runnable = list(range(len(position)))
+class _Clock:
+    """All ranks, which go on from step to step."""
+
+    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+        self._schedule, self._costs = schedule, costs
+        self._ranks = [_Rank() for _ in schedule.ranks]
+        both = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
+        self._seconds: dict[Kind, Sequence[float]] = {
+            Kind.FORWARD: costs.forward, Kind.RECOMPUTE: costs.forward, Kind.BACKWARD: both,
+            Kind.INPUT_GRAD: costs.input_grad, Kind.WEIGHT_GRAD: costs.weight_grad,
+        }  # fmt: skip
+        sends = _NOTHING if isinstance(schedule, Program) else _LEAVES
+        borders = [
+            [_STAYS if here == there else sends for here, there in pairwise(row)] for row in schedule.placement.holders
+        ]
+        self._ways = [([*row, _TURNS], [_NOTHING, *row]) for row in borders]  # by copy, of stages: onward and back
+        # Where a stage is there twice, its reduction waits for the last addition on every rank that holds it.
+        self._last_added = _last_added(schedule) if schedule.placement.num_copies > 1 else {}
+
+    def run_step(self, starts: list[list[float]], ends: list[list[float]]) -> None:
+        """Run all lists once more, and put the start and the end of each action into the empty lists of its rank."""
+        schedule, seconds, latency_s = self._schedule, self._seconds, self._costs.latency
+        transfer_s, reduce_s, gather_s = (
+            seconds or (0.0,) * schedule.num_stages
+            for seconds in (self._costs.transfer, self._costs.reduce, self._costs.gather)
+        )
+        m, copy_of, (onward, back) = schedule.num_microbatches, schedule.placement.copy_of, self._ways[0]
+        # By n = stage x m + microbatch: when it was made there; when it has left for there, and when it is there.
+        made_ahead, made_back, added, left_ahead, left_back, there_ahead, there_back = (
+            [_NEVER] * (schedule.num_stages * m) for _ in range(7)
+        )
+        there_ahead[:m] = [0.0] * m  # tokens
+        complete: dict[tuple[int, int], float] = {}  # (rank, stage): when a copy's gradients are
+        waiting: dict[object, int] = {}  # what a rank waits for: n, ~n on the way back, or (rank, stage)
+        runnable = list(range(len(self._ranks)))
+        lists = [iter(row) for row in schedule.ranks]
+        to_run: list[Iterator[Action]] = list(lists)  # the same, and before them the action that a rank waits at
+
+        def send_ahead(rank: _Rank, n: int, stage: int) -> tuple[float, float]:
+            start = max(rank.forward_link, made_ahead[n])
+            rank.forward_link = left = left_ahead[n + m] = start + transfer_s[stage]
+            there_ahead[n + m] = left + latency_s
+            if n + m in waiting:
+                runnable.append(waiting.pop(n + m))
+            return start, left
+
+        def send_back(rank: _Rank, n: int, stage: int) -> tuple[float, float]:
+            start = max(rank.backward_link, made_back[n])
+            rank.backward_link = left = left_back[n - m] = start + transfer_s[stage - 1]
+            there_back[n - m] = left + latency_s
+            if ~(n - m) in waiting:
+                runnable.append(waiting.pop(~(n - m)))
+            return start, left
+
         while runnable:
-            rank = runnable.pop()
-            node, stop = position[rank], self.first_of_rank[rank + 1]
-            while node < stop:
-                missing = next((need for need in self.needs[node] if not over[need]), -1)
-                if missing >= 0:
-                    waiters.setdefault(missing, []).append(rank)
+            number = runnable.pop()
+            rank, add_start, add_end = self._ranks[number], starts[number].append, ends[number].append
+            now, gathered = rank.compute, rank.gathered
+            for action in to_run[number]:
+                kind, stage, microbatch, _, parts = action
+                n = stage * m + microbatch
+                awaited: object = None
+                if kind in seconds or parts:
+                    start = now
+                    for of, at, i, _, _ in parts or (action,):
+                        n = at * m + i
+                        if of is _FORWARD:
+                            there = there_ahead[n]
+                        elif of is _WEIGHT_GRAD:
+                            there = made_back[n]
+                        elif of is _RECOMPUTE:
+                            there = made_ahead[n]
+                        else:
+                            there = there_back[n]
+                        if there > start:
+                            start, awaited = there, n if of is _FORWARD else ~n
+                    if start == _NEVER:
+                        break
+                    if gathered:
+                        start = max([start, *(gathered.get(at, 0.0) for at in stages_needed(action))])
+                    now = start + (self._costs.compute(action) if parts else seconds[kind][stage])
+                    rank.computed = end = now
+                    for of, at, i, _, _ in parts or (action,):
+                        n = at * m + i
+                        if copy_of:
+                            onward, back = self._ways[copy_of[i]]
+                        if of is _FORWARD:
+                            made_ahead[n] = end
+                            way = onward[at]
+                            if way is _LEAVES:
+                                send_ahead(rank, n, at)
+                            elif way is _STAYS:
+                                there_ahead[n + m] = end
+                            elif way is _TURNS:
+                                there_back[n] = end
+                        elif of is not _RECOMPUTE:
+                            if of is not _WEIGHT_GRAD:
+                                made_back[n] = end
+                                way = back[at]
+                                if way is _LEAVES:
+                                    send_back(rank, n, at)
+                                elif way is _STAYS:
+                                    there_back[n - m] = end
+                            if of is not _INPUT_GRAD:
+                                added[n] = rank.added[at] = end
+                                if self._last_added.get((number, at)) == i:
+                                    complete[number, at] = end
+                                    runnable += [waiting.pop(key) for key in [(number, at)] if key in waiting]
+                elif kind is _SEND_FORWARD:
+                    start, end = send_ahead(rank, n, stage)
+                elif kind is _SEND_BACKWARD:
+                    start, end = send_back(rank, n, stage)
+                elif kind is _RECV_FORWARD:
+                    start, end, awaited = left_ahead[n], there_ahead[n], n
+                elif kind is _RECV_BACKWARD:
+                    start, end, awaited = left_back[n], there_back[n], ~n
+                elif kind is Kind.STEP:
+                    start = max(now, rank.reduced)
+                    now = end = start + self._costs.step
+                    rank.reduced = 0.0
+                elif kind is Kind.RELEASE:
+                    start = end = rank.computed
+                elif kind is Kind.GATHER:  # issued when the rank has ended what stands before it
+                    start = max(rank.queue, rank.computed)
+                    rank.queue = gathered[stage] = end = start + gather_s[stage]
+                else:
+                    if microbatch >= 0:  # after an update of an asynchronous schedule: its own microbatch's
+                        start = added[n]
+                    elif not self._last_added:
+                        start = rank.added.get(stage, _NEVER)
+                    else:  # once a step: the gradients of every copy of the stage must be complete
+                        copies = [(holder, stage) for holder in set(schedule.placement.replicas(stage))]
+                        awaited = next((copy for copy in copies if copy not in complete), None)
+                        start = max(complete.get(copy, _NEVER) for copy in copies)
+                    if start < _NEVER:
+                        start = max(rank.queue, start)
+                        rank.queue = rank.reduced = end = start + reduce_s[stage]
+                if start == _NEVER:
                     break
-                over[node] = 1
-                order.append(node)
-                if node in waiters:
-                    runnable += waiters.pop(node)
-                node += 1
-            position[rank] = node
-        if len(order) < self.num_nodes:
-            raise ValueError(f"program {self._program.name} stops for ever: {self._stuck(position)}")
-        return order
+                add_start(start)
+                add_end(end)
+            else:
+                rank.compute = now
+                continue
+            rank.compute, to_run[number] = now, chain((action,), lists[number])
+            if awaited is not None:
+                waiting[awaited] = number
+        self._check_all_ran(list(map(len, ends)))
+        for rank, ended in zip(self._ranks, ends, strict=True):
+            rank.computed, rank.reduced = (ended[-1] if ended else 0.0), 0.0
+            rank.gathered.clear()
+            rank.added.clear()
 
-    def _stuck(self, position: list[int]) -> str:
-        waits = []
-        for rank, node in enumerate(position):
-            if node < self.first_of_rank[rank + 1]:
-                row = self._program.ranks[rank]
-                index = (node - self.first_of_rank[rank]) % len(row)
-                waits.append(f"rank {rank} waits at {row[index]} (its action {index})")
-        return ", ".join(waits)
+    def _check_all_ran(self, num_run: list[int]) -> None:
+        waits = [
+            f"rank {rank} waits at {row[index]} (its action {index})"
+            for rank, (row, index) in enumerate(zip(self._schedule.ranks, num_run, strict=True))
+            if index < len(row)
+        ]
+        if waits:
+            raise ValueError(f"program {self._schedule.name} stops for ever: {', '.join(waits)}")
+
+
+def _last_added(schedule: Schedule) -> dict[tuple[int, int], int]:
+    """(rank, stage) to the microbatch whose gradients the rank adds last."""
+    return {
+        (rank, part.stage): part.microbatch
+        for rank, row in enumerate(schedule.ranks)
+        for action in row
+        for part in action.computes()
+        if part.kind in ADDS
+    }

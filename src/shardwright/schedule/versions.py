@@ -3,6 +3,9 @@
 Version k is the weights after k updates. A synchronous schedule has one version a step: 0.
 """
 
+from bisect import bisect_left
+from collections import Counter
+
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Schedule
 
@@ -22,8 +25,9 @@ def weight_versions(schedule: Schedule) -> dict[tuple[int, int], int]:
                 versions[part.stage, part.microbatch] = len(updates.get(part.stage, ()))
         if schedule.weights == "double-buffered":
             for stage, last_of_batch in updates.items():
+                ends = sorted(last_of_batch)
                 for i in range(schedule.num_microbatches):
-                    batch = sum(last < i for last in last_of_batch)
+                    batch = bisect_left(ends, i)
                     versions[stage, i] = max(batch - 1, 0)
     return dict.fromkeys(versions, 0) if schedule.weights == "current" else versions
 
@@ -39,16 +43,19 @@ def stashed_versions(schedule: Schedule) -> list[int]:
     most = []
     for row in schedule.ranks:
         updates = 0
-        awaited: dict[tuple[int, int], int] = {}
+        awaited: Counter[int] = Counter()  # by version: backwards that will take it
         peak = 1
         for action in row:
             for part in _forwards(action):
-                awaited[part.stage, part.microbatch] = seen_by[part.stage, part.microbatch]
-            peak = max(peak, len({*awaited.values(), updates}))
+                awaited[seen_by[part.stage, part.microbatch]] += 1
+            peak = max(peak, len(awaited) + (updates not in awaited))
             if action.kind is Kind.STEP:
                 updates += 1
             elif action.kind is Kind.BACKWARD:
-                del awaited[action.stage, action.microbatch]
+                version = seen_by[action.stage, action.microbatch]
+                awaited[version] -= 1
+                if not awaited[version]:
+                    del awaited[version]
         most.append(peak)
     return most
 

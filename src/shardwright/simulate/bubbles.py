@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from shardwright.schedule.action import SEND, Kind
 from shardwright.schedule.generate import training_program
 from shardwright.schedule.lives import peak_activations
-from shardwright.schedule.schedule import Program
-from shardwright.schedule.timing import Costs, Times, play
+from shardwright.schedule.schedule import Program, Schedule
+from shardwright.schedule.timing import Costs, Times, play_on, step_ends
 from shardwright.schedule.versions import stashed_versions
 
 _STEADY = 3  # steps after which each further one takes equally long
@@ -114,28 +114,43 @@ def measure(
     return measure_program(one, (work or Work()).costs(one), stream)
 
 
-def measure_program(program: Program, costs: Costs, stream: Callable[[int], Program] | None = None) -> Bubbles:
+def measure_program(program: Program, costs: Costs, stream: Callable[[int], Schedule] | None = None) -> Bubbles:
     """Any program of one step, also one written by hand.
 
     Steps that follow one another are the program again; but of an asynchronous one they are `stream(number of
-    steps)`, because a flush between steps is just what it does without.
+    steps)`, with messages or without, because a flush between steps is just what it does without.
     """
-    alone = play(program, costs)
+    return measure_and_play(program, costs, 1, stream)[0]
+
+
+def measure_and_play(
+    program: Program, costs: Costs, num_steps: int, stream: Callable[[int], Schedule] | None = None
+) -> tuple[Bubbles, Times]:
+    """The same, and the times of some steps of the program, which are played anyway."""
+    kept: Schedule = program
     if program.weights == "current" or stream is None:
-        kept = program
-        shorter, longer = play(program, costs, _STEADY), play(program, costs, _STEADY + 1)
+        times, ends = play_on(program, costs, num_steps, max(num_steps, _STEADY + 1))
+        period = ends[_STEADY] - ends[_STEADY - 1]
     else:
         kept = stream(_STEADY)
-        shorter, longer = play(kept, costs), play(stream(_STEADY + 1), costs)
+        times, ends = play_on(program, costs, num_steps, num_steps)
+        period = step_ends(stream(_STEADY + 1), costs, 1)[0] - step_ends(kept, costs, 1)[0]
+    return _bubbles(program, costs, times, ends[0], period, kept), times
+
+
+def _bubbles(
+    program: Program, costs: Costs, times: Times, makespan: float, period: float, kept: Schedule
+) -> Bubbles:  # fmt: skip
+    """From what was played: the first step, of `makespan`, and one among others, which takes `period`."""
     busy = _busy(program, costs)
     mean_busy = sum(busy) / len(busy)
     share = program.num_stages / program.num_ranks  # stages of a rank that holds its part of the model once
     held = [len(program.placement.stages_of(rank)) / share for rank in range(program.num_ranks)]
     return Bubbles(
-        makespan=alone.makespan,
-        bubble=alone.makespan - mean_busy,
-        span_bubble=max(span - work for span, work in zip(_spans(alone), busy, strict=True)),
-        period_bubble=longer.makespan - shorter.makespan - mean_busy,
+        makespan=makespan,
+        bubble=makespan - mean_busy,
+        span_bubble=max(span - work for span, work in zip(_spans(program, times), busy, strict=True)),
+        period_bubble=period - mean_busy,
         peak_activations=tuple(peak / share for peak in peak_activations(kept)),
         parameter_copies=tuple(n * versions for n, versions in zip(held, stashed_versions(kept), strict=True)),
         messages=sum(action.kind in SEND for row in program.ranks for action in row),
@@ -149,10 +164,11 @@ def _busy(program: Program, costs: Costs) -> list[float]:
     return [sum(costs.compute(action) for action in row if action.computes()) for row in program.ranks]
 
 
-def _spans(times: Times) -> list[float]:
-    """From the start of a rank's first compute action to the end of its last."""
+def _spans(program: Program, times: Times) -> list[float]:
+    """From the start of a rank's first compute action of a step to the end of its last."""
     spans = []
-    for row, start, end in zip(times.rows, times.start, times.end, strict=True):
-        computes = [index for index, action in enumerate(row) if action.computes()]
-        spans.append(end[computes[-1]] - start[computes[0]] if computes else 0.0)
+    for row, start, end in zip(program.ranks, times.start, times.end, strict=True):
+        first = next((index for index, action in enumerate(row) if action.computes()), None)
+        last = next((index for index in reversed(range(len(row))) if row[index].computes()), None)
+        spans.append(0.0 if first is None or last is None else end[last] - start[first])
     return spans

@@ -13,11 +13,19 @@ The times may be simulated or recorded: only the program and the times are read,
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from typing import Any
 
-from shardwright.schedule.action import RECV, Action, Kind
-from shardwright.schedule.lives import Buffer, lives, num_bytes
+import numpy as np
+import numpy.typing as npt
+
+from shardwright.schedule.action import COMPUTE, RECV, Action, Kind
+from shardwright.schedule.lives import Buffer, Life, lives, num_bytes
 from shardwright.schedule.schedule import Program
+from shardwright.schedule.sizes import Sizes
 from shardwright.schedule.timing import Times
+
+Array = npt.NDArray[Any]
 
 
 class Resource(StrEnum):
@@ -63,31 +71,62 @@ class Idle:
 Curve = tuple[tuple[float, int], ...]  # (from when, how many), in order of time; 0 before the first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """All buffers of one kind on a rank: their number and their bytes over time; None where those are not known."""
+    """All buffers of one kind on a rank: their number and their bytes over time, in arrays; None where bytes are not
+    known."""
 
-    count: Curve
-    num_bytes: Curve | None
+    times: Array
+    counts: Array
+    sizes: Array | None
+
+    @property
+    def count(self) -> Curve:
+        """Their number over time."""
+        return tuple(zip(self.times.tolist(), self.counts.tolist(), strict=True))
+
+    @property
+    def num_bytes(self) -> Curve | None:
+        """Their bytes over time."""
+        return None if self.sizes is None else tuple(zip(self.times.tolist(), self.sizes.tolist(), strict=True))
 
     @property
     def most(self) -> int:
         """Most at once."""
-        return max((count for _, count in self.count), default=0)
+        return int(self.counts.max(initial=0))
 
     @property
     def most_bytes(self) -> int | None:
         """Most bytes at once."""
-        return None if self.num_bytes is None else max((size for _, size in self.num_bytes), default=0)
+        return None if self.sizes is None else int(self.sizes.max(initial=0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankTimeline:
-    """One rank's part. `kept` is what it holds in memory, by kind of buffer."""
+    """One rank's part. `kept` is what it holds in memory, by kind of buffer.
 
-    spans: tuple[Span, ...]
+    Actions of all steps are in three lists, because there may be millions; `spans` says more of each.
+    """
+
+    actions: tuple[Action, ...]
+    starts: list[float]
+    ends: list[float]
+    num_steps: int
     idle: tuple[Idle, ...]
     kept: dict[Buffer, Kept]
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Every action with all that is known of it."""
+        length = len(self.actions) // self.num_steps
+        timed = zip(self.actions, self.starts, self.ends, strict=True)
+        return tuple(Span(a, t0, t1, _resource(a), n // length) for n, (a, t0, t1) in enumerate(timed))
+
+    def work(self) -> Iterator[tuple[Action, float, float]]:
+        """Computations and updates, with their start and end."""
+        for timed in zip(self.actions, self.starts, self.ends, strict=True):
+            if timed[0].kind in _OF_COMPUTE:
+                yield timed
 
     @property
     def alive(self) -> Curve:
@@ -102,11 +141,14 @@ class RankTimeline:
     @property
     def busy(self) -> float:
         """Time in computation, the optimizer's included."""
-        return sum(span.end - span.start for span in self.spans if span.resource is Resource.COMPUTE)
+        return sum(end - start for _, start, end in self.work())
 
     def idle_by_cause(self) -> dict[Cause, float]:
         """Time of every cause; with `busy` they add up to the makespan."""
-        return {cause: sum(gap.end - gap.start for gap in self.idle if gap.cause is cause) for cause in Cause}
+        found: dict[Cause, float] = dict.fromkeys(Cause, 0)
+        for gap in self.idle:
+            found[gap.cause] += gap.end - gap.start
+        return found
 
 
 @dataclass(frozen=True)
@@ -122,16 +164,18 @@ class Timeline:
 def make_timeline(program: Program, times: Times) -> Timeline:
     """Explain the times of a program."""
     num_steps = len(times.rows[0]) // len(program.ranks[0])
-    rows = []
-    for row, starts, ends in zip(times.rows, times.start, times.end, strict=True):
-        length = len(row) // num_steps
-        timed = zip(row, starts, ends, strict=True)
-        rows.append([Span(a, t0, t1, _resource(a), n // length) for n, (a, t0, t1) in enumerate(timed)])
-    context = _Context(program, rows, num_steps)
+    context = _Context(program, times, num_steps)
     ranks = [
-        RankTimeline(tuple(row), tuple(context.waits(rank)), _kept(program, rank, row)) for rank, row in enumerate(rows)
-    ]
+        RankTimeline(
+            times.rows[rank], times.start[rank], times.end[rank], num_steps, tuple(context.waits(rank)),
+            _kept(program, rank, times, num_steps),
+        )
+        for rank in range(len(program.ranks))
+    ]  # fmt: skip
     return Timeline(program, num_steps, times.makespan, tuple(ranks))
+
+
+_OF_COMPUTE = COMPUTE | {Kind.OVERLAP, Kind.STEP}
 
 
 def _resource(action: Action) -> Resource:
@@ -150,28 +194,42 @@ _LOCAL = frozenset({Kind.WEIGHT_GRAD, Kind.RECOMPUTE})  # they take no message a
 
 
 class _Context:
-    """All spans, and what is looked up in them to explain a wait."""
+    """All times, and what is looked up in them to explain a wait.
 
-    def __init__(self, program: Program, rows: list[list[Span]], num_steps: int) -> None:
-        self._program = program
-        self._rows = rows
-        self._end_of_step = [max(s.end for row in rows for s in row if s.step == n) for n in range(num_steps)]
-        self._computed: dict[tuple[bool, int, int, int], float] = {}  # (backward?, stage, microbatch, step): when
-        self._arrived: dict[tuple[bool, int, int, int], float] = {}  # the same, of the stage that receives
+    Of each step, by stage x microbatches + microbatch, when something was computed and when it was there: ahead, the
+    output of a forward and the input of one; back, the input gradient that a backward makes and the one that it takes.
+    What never was is at 0.
+    """
+
+    def __init__(self, program: Program, times: Times, num_steps: int) -> None:
+        self._program, self._times, self._m = program, times, program.num_microbatches
+        num_pairs, m = program.num_stages * program.num_microbatches, program.num_microbatches
+        nothing = [0.0] * num_pairs
+        self._computed_ahead, self._computed_back, self._arrived_ahead, self._arrived_back = (
+            [nothing[:] for _ in range(num_steps)] for _ in range(4)
+        )
         self._complete: dict[tuple[int, int], float] = {}  # (stage, step): when the gradients of all copies are
-        for row in rows:
-            for span in row:
-                action = span.action
-                if action.kind in RECV:
-                    backward = action.kind is Kind.RECV_BACKWARD
-                    self._arrived[backward, action.stage, action.microbatch, span.step] = span.end
-                for part in action.computes():
-                    if part.kind not in _LOCAL:
-                        backward = part.kind is not Kind.FORWARD
-                        self._computed[backward, part.stage, part.microbatch, span.step] = span.end
-                    if part.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
-                        key = part.stage, span.step
-                        self._complete[key] = max(span.end, self._complete.get(key, 0.0))
+        self._end_of_step = [0.0] * num_steps
+        for row, ends in zip(program.ranks, times.end, strict=True):
+            for step in range(num_steps):
+                ahead, back = self._computed_ahead[step], self._computed_back[step]
+                ends_here = ends[step * len(row) : (step + 1) * len(row)]
+                self._end_of_step[step] = max([self._end_of_step[step], *ends_here])
+                for action, end in zip(row, ends_here, strict=True):
+                    kind = action.kind
+                    if kind is Kind.RECV_FORWARD:
+                        self._arrived_ahead[step][action.stage * m + action.microbatch] = end
+                    elif kind is Kind.RECV_BACKWARD:
+                        self._arrived_back[step][action.stage * m + action.microbatch] = end
+                    for part in action.parts or (action,):
+                        kind = part.kind
+                        if kind is Kind.FORWARD:
+                            ahead[part.stage * m + part.microbatch] = end
+                        elif kind is Kind.BACKWARD or kind is Kind.INPUT_GRAD:
+                            back[part.stage * m + part.microbatch] = end
+                        if kind is Kind.BACKWARD or kind is Kind.WEIGHT_GRAD:
+                            key = part.stage, step
+                            self._complete[key] = max(end, self._complete.get(key, 0.0))
 
     def waits(self, rank: int) -> list[Idle]:
         """A rank's waits, in order; what borders on each other with one cause is one."""
@@ -186,55 +244,60 @@ class _Context:
 
     def _pieces(self, rank: int) -> Iterator[Idle]:
         """Every stretch between computations, cut where its cause changes."""
-        row = self._rows[rank]
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for n, span in enumerate(row):
-            if span.action.computes():
-                first.setdefault(span.step, n)
-                last[span.step] = n
-        free, reductions = 0.0, list[Span]()
+        row, starts, ends = self._program.ranks[rank], self._times.start[rank], self._times.end[rank]
+        computations = [n for n, action in enumerate(row) if action.kind in COMPUTE or action.parts]
+        first, last = (computations[0], computations[-1]) if computations else (-1, -1)
+        free, reductions = 0.0, list[tuple[Action, float]]()
         gathered: dict[int, float] = {}  # by stage: when its parameters were there
-        for n, span in enumerate(row):
-            if span.action.kind is Kind.GATHER:
-                gathered[span.action.stage] = span.end
-            if span.action.kind is Kind.REDUCE:
-                reductions.append(span)
-            if span.resource is not Resource.COMPUTE:
-                continue
-            before = self._end_of_step[span.step - 1] if span.step else 0.0
-            if span.action.kind is Kind.STEP:
-                otherwise = Cause.DRAIN if n > last[span.step] else Cause.DEPENDENCY
-                yield from _cut(free, span.start, *self._reduced(reductions, free), otherwise)
-                reductions = []
-            elif n == first[span.step]:
-                border = min(max(before, free), span.start)
-                yield Idle(Cause.DRAIN, free, border)
-                yield Idle(Cause.WARM_UP, border, span.start)
-            else:
-                yield from _cut(free, span.start, *self._inputs(span, free, gathered), Cause.DEPENDENCY)
-            free = span.end
+        for step, before in enumerate([0.0, *self._end_of_step[:-1]]):
+            begin = step * len(row)
+            here = slice(begin, begin + len(row))
+            for n, (action, start, end) in enumerate(zip(row, starts[here], ends[here], strict=True)):
+                kind = action.kind
+                if kind is Kind.STEP:
+                    otherwise = Cause.DRAIN if n > last else Cause.DEPENDENCY
+                    yield from _cut(free, start, *self._reduced(reductions, free, step), otherwise)
+                    reductions = []
+                elif kind in _OF_COMPUTE:
+                    if start > free:
+                        if n == first:
+                            border = min(max(before, free), start)
+                            yield Idle(Cause.DRAIN, free, border)
+                            yield Idle(Cause.WARM_UP, border, start)
+                        else:
+                            yield from _cut(free, start, *self._inputs(action, step, free, gathered), Cause.DEPENDENCY)
+                else:
+                    if kind is Kind.GATHER:
+                        gathered[action.stage] = end
+                    elif kind is Kind.REDUCE:
+                        reductions.append((action, end))
+                    continue
+                free = end
         yield Idle(Cause.DRAIN, free, max(self._end_of_step))
 
-    def _inputs(self, span: Span, free: float, gathered: dict[int, float]) -> tuple[float, float]:
+    def _inputs(self, action: Action, step: int, free: float, gathered: dict[int, float]) -> tuple[float, float]:
         """When the last input of a computation had been computed, and when all had arrived, parameters included."""
         computed = arrived = free
-        for part in span.action.computes():
-            i, step = part.microbatch, span.step
+        for part in action.computes():
+            n = part.stage * self._m + part.microbatch
             if part.kind is not Kind.WEIGHT_GRAD:
                 arrived = max(arrived, gathered.get(part.stage, 0.0))
             if part.kind in _LOCAL:
                 continue
-            backward = part.kind is not Kind.FORWARD
-            producer = part.stage + (1 if backward else -1)
-            computed = max(computed, self._computed.get((backward, producer, i, step), 0.0))
-            arrived = max(arrived, self._arrived.get((backward, part.stage, i, step), 0.0))
+            if part.kind is not Kind.FORWARD:
+                arrived = max(arrived, self._arrived_back[step][n])
+                if part.stage + 1 < self._program.num_stages:
+                    computed = max(computed, self._computed_back[step][n + self._m])
+            else:
+                arrived = max(arrived, self._arrived_ahead[step][n])
+                if part.stage > 0:
+                    computed = max(computed, self._computed_ahead[step][n - self._m])
         return computed, arrived
 
-    def _reduced(self, reductions: list[Span], free: float) -> tuple[float, float]:
+    def _reduced(self, reductions: list[tuple[Action, float]], free: float, step: int) -> tuple[float, float]:
         """The same for an optimizer step, which waits for reductions."""
-        whole = [self._complete[r.action.stage, r.step] for r in reductions if r.action.microbatch < 0]
-        return max([free, *whole]), max([free, *(r.end for r in reductions)])
+        whole = [self._complete[action.stage, step] for action, _ in reductions if action.microbatch < 0]
+        return max([free, *whole]), max([free, *(end for _, end in reductions)])
 
 
 def _cut(start: float, end: float, computed: float, arrived: float, otherwise: Cause) -> Iterator[Idle]:
@@ -245,33 +308,41 @@ def _cut(start: float, end: float, computed: float, arrived: float, otherwise: C
     yield Idle(otherwise, arrived, end)
 
 
-def _kept(program: Program, rank: int, row: list[Span]) -> dict[Buffer, Kept]:
+def _kept(program: Program, rank: int, times: Times, num_steps: int) -> dict[Buffer, Kept]:
     """The lives of a rank's buffers in the times of its actions, one step after the other."""
-    length = len(program.ranks[rank])
-    changes: dict[Buffer, list[tuple[float, int, int, int | None]]] = {buffer: [] for buffer in Buffer}
+    starts, ends = np.array(times.start[rank]), np.array(times.end[rank])
+    firsts = len(program.ranks[rank]) * np.arange(num_steps)
+    found: dict[Buffer, list[Life]] = {buffer: [] for buffer in Buffer}
     for life in lives(program, rank):
-        size = num_bytes(life, program.sizes)
-        for first in range(0, len(row), length):
-            born, dies = row[first + life.born], row[first + life.dies]
-            end = dies.start if life.taken else dies.end
-            less = None if size is None else -size
-            if life.buffer is not Buffer.MESSAGE:  # changes at one time are in the order of the program
-                began, ended = 2 * (first + life.born), 2 * (first + life.dies) + (not life.taken)
-                changes[life.buffer] += [(born.start, began, 1, size), (end, ended, -1, less)]
-            elif born.end < end:  # it is there when it has arrived; its receive begins when it has left
-                changes[life.buffer] += [(born.end, 1, 1, size), (end, 0, -1, less)]
-    return {buffer: _curves(found) for buffer, found in changes.items()}
+        found[life.buffer].append(life)
+    return {buffer: _curve(mine, program.sizes, starts, ends, firsts) for buffer, mine in found.items()}
 
 
-def _curves(changes: list[tuple[float, int, int, int | None]]) -> Kept:
-    """Sums of (time, order at that time, change, change in bytes)."""
-    changes = sorted(changes, key=lambda change: change[:2])
-    counts, sizes = list[tuple[float, int]](), list[tuple[float, int]]()
-    count = num_bytes = 0
-    for time, _, more, more_bytes in changes:
-        count += more
-        num_bytes += more_bytes or 0
-        counts.append((time, count))
-        sizes.append((time, num_bytes))
-    known = all(more_bytes is not None for *_, more_bytes in changes)
-    return Kept(tuple(counts), tuple(sizes) if known else None)
+def _curve(mine: list[Life], sizes: Sizes | None, starts: Array, ends: Array, firsts: Array) -> Kept:
+    """Number and bytes of buffers of one kind over time; `firsts` are the first actions of steps."""
+    of_lives = [num_bytes(life, sizes) for life in mine]
+    is_message = bool(mine) and mine[0].buffer is Buffer.MESSAGE
+    # By life and step, in arrays of (lives, steps).
+    born = np.array([life.born for life in mine], int)[:, None] + firsts
+    dies = np.array([life.dies for life in mine], int)[:, None] + firsts
+    taken = np.array([life.taken for life in mine], bool)[:, None]
+    end = np.where(taken, starts[dies], ends[dies])
+    if is_message:  # it is there when it has arrived; its receive begins when it has left
+        begin, began, ended = ends[born], np.ones_like(born), np.zeros_like(born)
+        is_there = begin < end
+    else:  # changes at one time are in the order of the program
+        begin, began, ended = starts[born], 2 * born, 2 * dies + ~taken
+        is_there = np.ones_like(born, bool)
+    moments, orders = np.stack([begin, end], -1)[is_there].ravel(), np.stack([began, ended], -1)[is_there].ravel()
+    changes = np.tile([1, -1], int(is_there.sum()))
+    order = np.lexsort((orders, moments))
+    counts = np.cumsum(changes[order])
+    if not len(changes):
+        return Kept(moments, counts, counts)
+    if None in of_lives:
+        return Kept(moments[order], counts, None)
+    # Whole numbers of any size, where all together may be more than 64 bits.
+    largest = max((size for size in of_lives if size is not None), default=0)
+    column = np.array(of_lives, object if largest * (1 + len(changes)) >= 2**63 else np.int64)
+    of_changes = np.repeat(np.broadcast_to(column[:, None], is_there.shape)[is_there], 2) * changes
+    return Kept(moments[order], counts, np.cumsum(of_changes[order]))

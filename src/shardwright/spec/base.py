@@ -33,3 +33,7 @@ _MOST_FAULTS, _MOST_SUBJECT, _MOST_TEXT = 20, 500, 2000
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+
+
+class RunError(RuntimeError):
+    """A run that failed for a reason which the user can be told in a sentence. Not wrong input: that is a PlanError."""

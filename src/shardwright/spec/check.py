@@ -18,6 +18,9 @@ from shardwright.spec.model import all_divisors, nearest_divisors
 from shardwright.spec.plan import PlanSpec
 from shardwright.spec.software import SoftwareSpec
 
+# In bytes. File systems take 255; files beside the folder may add an ending.
+LONGEST_NAME = 200
+
 
 def job_faults(job: JobSpec) -> list[str]:
     """All that is wrong with a job whose fields are each valid. Empty if it can run."""
@@ -25,6 +28,7 @@ def job_faults(job: JobSpec) -> list[str]:
         return faults
     return [
         *size_faults(job),
+        *_name_faults(job.name),
         *job.model.faults(),
         *_tensor_faults(job),
         *context_faults(job),
@@ -40,6 +44,21 @@ def job_faults(job: JobSpec) -> list[str]:
         *_optimizer_faults(job),
         *_compress_faults(job),
     ]
+
+
+def _name_faults(name: str) -> list[str]:
+    """The run's folder is called after the job."""
+    shown = repr(name if len(name) <= 60 else name[:60] + "...")
+    way_out = "use letters, digits, '-', '_' and '.', such as \"my-job\", and run.folder for another place"
+    if not name.strip():
+        return [f"name {shown} is empty, and the run's folder is called after the job; {way_out}"]
+    if len(name.encode(errors="surrogatepass")) > LONGEST_NAME:
+        return [
+            f"name {shown} has {len(name)} characters, and a folder called after it at most {LONGEST_NAME}; {way_out}"
+        ]
+    if name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
+        return [f"name {shown} is no name of a folder, and the run's is called after the job; {way_out}"]
+    return []
 
 
 def _compress_faults(job: JobSpec) -> list[str]:

@@ -1,38 +1,43 @@
-"""Start the local ranks through torch's elastic launcher, and say what went wrong if they fail."""
+"""Start the local ranks, wait for them, and say what went wrong if they fail.
 
-import logging
-import multiprocessing
+Ranks of several machines are started by torchrun, or by whatever else sets its variables (train/seat.py).
+"""
+
 import os
-import shutil
-import signal
+import pickle
 import socket
-import tempfile
-import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+import torch.distributed as dist
 
-from shardwright.spec.base import PlanError
+from shardwright.ending import signal_name
+from shardwright.spec.base import PlanError, RunError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
-from shardwright.train.rank import Failure, Work, choose_device, failures_in, run_rank
-from shardwright.train.seat import Seat
-from shardwright.train.server import start_server
+from shardwright.train.folder import folder_faults
+from shardwright.train.forking import Run
+from shardwright.train.rank import Failure, Work, by_cause, choose_device, run_rank
+from shardwright.train.ranks import ForkedRanks, Ranks, SpawnedRanks
+from shardwright.train.seat import LOCALHOST, Seat
+from shardwright.train.server import ServerEndedError
 
 RANKS_PER_CORE = 16
 RANK_MEMORY_MIB = 250
-ENDING_S = 5.0
+# After the first failure others may still tell its cause. A rank that lost its connection waits for a moment itself.
+SETTLING_S = 1.0
+SETTLING_AFTER_LOSS_S = 5.0
 
 
-class RunError(RuntimeError):
-    """Ranks failed. The message says which and why; `failure` is the cause's own note, if it left one."""
+class RankFailedError(RunError):
+    """A rank failed. The message says which and why; `failure` is the cause's own note, if it left one."""
 
     def __init__(self, message: str, failure: Failure | None = None) -> None:
         super().__init__(message)
@@ -42,72 +47,110 @@ class RunError(RuntimeError):
 def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list[Any]:
     """Run `work` on every rank of the job's plan, on this machine. Returns what each rank returned.
 
-    Raises PlanError if check_machine does or the ranks refuse their input, RunError if a rank fails or this process
-    is told to end.
+    Raises PlanError if check_machine does or the ranks refuse their input, RunError if a rank fails. No rank outlives
+    the call, nor this process.
     """
     check_machine(job, folder)
-    shutil.rmtree(folder / "failures", ignore_errors=True)
-    on_cpu = choose_device(job.run.device, 0).type == "cpu"
-    if on_cpu:
-        start_server()
-    elastic = "torch.distributed.elastic"
-    for noisy in (elastic, f"{elastic}.agent.server.api", "torch.multiprocessing"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # we say ourselves what went wrong
-    threading.Thread(target=_kill_the_stuck, args=(job.plan.world,), name="reaper", daemon=True).start()
-    with tempfile.TemporaryDirectory(prefix="shardwright-") as logs:  # torch would leave its own behind
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=job.plan.world,
-            run_id=f"shardwright-{os.getpid()}",
-            rdzv_backend="c10d",
-            rdzv_endpoint=f"localhost:{job.run.port}",
-            rdzv_configs={"timeout": 60},
-            max_restarts=0,
-            monitor_interval=0.1,
-            start_method="forkserver" if on_cpu else "spawn",
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
-        )
+    world = job.plan.world
+    with _rendezvous(job.run.port) as port:
+        seats = [Seat(rank, rank, world, world, node=0, store_port=port) for rank in range(world)]
+        runs = [partial(_live, seat, work, job, folder, num_threads) for seat in seats]
         try:
-            results = elastic_launch(config, _as_rank)(work, job, folder, num_threads)
-        except ChildFailedError as error:
-            raise _explain(error.failures, job, folder) from None
-        except SignalException as error:
-            if error.sigval is signal.SIGINT:
-                raise KeyboardInterrupt from None
-            raise RunError(f"{error.sigval.name} ended this process; the ranks were ended too") from None
-    return [results[rank] for rank in sorted(results)]
+            end = run_ranks(runs, choose_device(job.run.device, 0).type == "cpu")
+        except ServerEndedError as error:
+            raise RunError(f"{error}{_others_ended(world)}") from None
+    if len(end.results) < world:
+        raise _explain(end, job) from None
+    return [end.results[rank] for rank in range(world)]
 
 
-def _kill_the_stuck(world: int) -> None:
-    """After a rank failed, end those that do not end when asked: a stopped process never hears the question.
-
-    torch would wait 30 s for them.
-    """
-    ranks: list[BaseProcess] = []
-    while len(ranks) < world:
-        time.sleep(0.2)
-        ranks = list(multiprocessing.active_children())
-    while any(rank.is_alive() for rank in ranks):
-        time.sleep(0.2)
-        if any(rank.exitcode for rank in ranks):
-            time.sleep(ENDING_S)
-            for rank in ranks:
-                if rank.is_alive():
-                    rank.kill()
-            return
+def _live(
+    seat: Seat, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
+) -> None:
+    """A rank's life, in its process. It sends its result, or why there is none."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())  # its sockets too are for this machine alone
+    if choose_device(job.run.device, seat.local_rank).type == "cpu":
+        # torch's record of the last 2,000 collectives, which nobody reads: 3 MiB, and time in each of them.
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
+    connection.send(_Result(run_rank(seat, work, job, folder, connection.send, num_threads)))
 
 
-def _as_rank(work: Work, job: JobSpec, folder: Path, num_threads: int) -> Any:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once and silently, also out of a collective
-    seat = Seat.from_environment()
-    assert seat is not None, "the launcher sets the environment of its ranks"
-    return run_rank(seat, work, job, folder, partial(Failure.leave, folder=folder), num_threads)
+def _loopback() -> str:
+    """The name of this machine's interface to itself."""
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+
+
+@contextmanager
+def _rendezvous(port: int) -> Iterator[int]:
+    """A store in which the ranks of this machine meet, and which no other machine reaches. Yields its port."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOCALHOST, port))
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        yield port
+        del store
+
+
+@dataclass(frozen=True)
+class _Result:
+    value: Any
+
+
+@dataclass
+class _End:
+    """How ranks ended: results, the notes of those that failed, and the statuses of those that ended without."""
+
+    results: dict[int, Any] = field(default_factory=dict)
+    notes: list[Failure] = field(default_factory=list)
+    statuses: dict[int, int | None] = field(default_factory=dict)
+
+
+def run_ranks(runs: Sequence[Run], on_cpu: bool) -> _End:
+    """Run one rank for each of `runs`, to the end of all or until one fails. Raises ServerEndedError."""
+    # The server does not have the launching script itself, whose functions go by its name.
+    can_fork = on_cpu and b"__main__" not in pickle.dumps(runs)
+    ranks: Ranks = ForkedRanks() if can_fork else SpawnedRanks()
+    try:
+        ranks.start(runs)
+        return _wait(ranks)
+    finally:
+        ranks.end()
+
+
+def _wait(ranks: Ranks) -> _End:
+    end = _End()
+    speaking = {connection: rank for rank, connection in enumerate(ranks.connections)}
+    failed_s = 0.0
+    while speaking:
+        is_cause_known = end.statuses or {note.kind for note in end.notes} != {"lost"}
+        settling_s = SETTLING_S if is_cause_known else SETTLING_AFTER_LOSS_S
+        left_s = failed_s + settling_s - time.monotonic() if failed_s else None
+        if left_s is not None and left_s <= 0:
+            break
+        ready = wait(list(speaking), left_s)
+        for connection, rank in [item for item in speaking.items() if item[0] in ready]:
+            try:
+                said = connection.recv()
+            except (EOFError, OSError):
+                del speaking[connection]
+                if rank not in end.results and all(note.rank != rank for note in end.notes):
+                    end.statuses[rank] = ranks.status(rank)
+            else:
+                if isinstance(said, Failure):
+                    end.notes.append(said)
+                elif isinstance(said, _Result):
+                    end.results[rank] = said.value
+        if not failed_s and (end.notes or end.statuses):
+            failed_s = time.monotonic()
+    return end
 
 
 def check_machine(job: JobSpec, folder: Path) -> None:
     """Make the run's folder. Raises PlanError with all that keeps this machine from running the job."""
-    faults = machine_faults(job) + _folder_faults(folder)
+    faults = machine_faults(job) + folder_faults(folder)
     if faults:
         raise PlanError("this machine", faults)
 
@@ -136,22 +179,6 @@ def machine_faults(job: JobSpec) -> list[str]:
     return faults
 
 
-def _folder_faults(folder: Path) -> list[str]:
-    """Make the folder and write to it: what else could tell that it can be done?"""
-    way_out = "name another folder in run.folder"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except (FileExistsError, NotADirectoryError):
-        file = next((path for path in (folder, *folder.parents) if path.is_file()), folder)
-        return [f"run.folder {folder} can't be made: {file} is a file; {way_out}"]
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
-        return [f"run.folder {folder} can't be written to: {reason}; {way_out}"]
-    return []
-
-
 def _available_mib() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -165,7 +192,7 @@ def _port_refusal(port: int) -> str:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))
+            probe.bind((LOCALHOST, port))
         except PermissionError:
             return "is not for ordinary users, as all below 1024 are"
         except OSError:
@@ -173,22 +200,28 @@ def _port_refusal(port: int) -> str:
     return ""
 
 
-def _explain(failures: dict[int, ProcessFailure], job: JobSpec, folder: Path) -> Exception:
-    """One message from all that is known: signals first, then what the ranks noted themselves."""
-    shape, world = MeshShape.of(job.plan), job.plan.world
-    notes = failures_in(folder)
-    inputs = [note for note in notes if note.kind == "input"]
-    if inputs:
-        return PlanError(inputs[0].subject, list(inputs[0].faults))
-    killed = [(r, f) for r, f in failures.items() if f.exitcode < 0 and -f.exitcode != signal.SIGTERM]
+def _explain(end: _End, job: JobSpec) -> Exception:
+    """One message from all that is known: what killed a rank first, then what the ranks told themselves."""
+    shape = MeshShape.of(job.plan)
+    notes = by_cause(end.notes)
+    if notes and notes[0].kind == "input":
+        return PlanError(notes[0].subject, list(notes[0].faults))
+    killed = [(rank, -status) for rank, status in end.statuses.items() if status is not None and status < 0]
     if killed:
-        rank, failure = killed[0]
-        name = signal.Signals(-failure.exitcode).name
-        return RunError(
-            f"{shape.describe(rank)} was killed by {name}; the other {world - 1} ranks were ended"
+        rank, number = killed[0]
+        name = signal_name(number)
+        return RankFailedError(
+            f"{shape.describe(rank)} was killed by {name}{_others_ended(job.plan.world - 1)}"
             + (". The system ends processes so when memory runs out" if name == "SIGKILL" else "")
         )
     if notes:
-        return RunError(notes[0].sentence(shape), notes[0])
-    rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
-    return RunError(f"{shape.describe(rank)} ended with status {failure.exitcode} and left no note")
+        return RankFailedError(notes[0].sentence(shape), notes[0])
+    rank, status = next(iter(end.statuses.items()))
+    how = "in a way that nobody could tell" if status is None else f"with status {status}"
+    return RankFailedError(f"{shape.describe(rank)} ended {how} and left no note{_others_ended(job.plan.world - 1)}")
+
+
+def _others_ended(number: int) -> str:
+    if number == 0:
+        return ""
+    return "; the other rank was ended" if number == 1 else f"; the other {number} ranks were ended"

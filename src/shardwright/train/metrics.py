@@ -18,11 +18,13 @@ from shardwright.parallel.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.ledger import BETWEEN, INSIDE
 from shardwright.parallel.mesh import Mesh
 from shardwright.spec import catalog
+from shardwright.spec.base import RunError
 from shardwright.spec.cluster import DeviceSpec
 from shardwright.spec.flops import flops_per_token
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
 from shardwright.train.account import measured_lines
+from shardwright.train.disk import quiet_writers, telling_of_full_disk
 from shardwright.train.routing import in_words
 from shardwright.train.step import StepResult
 
@@ -129,9 +131,12 @@ class MetricsLog:
         self._out = out
         device = known_device(job, mesh.device)
         self._peak_flops = job_peak_flops(job, device) if device is not None else None
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / "metrics.jsonl").open("w", encoding="utf-8")
-        self._board = SummaryWriter(str(folder / "tensorboard"))
+        self._path, self._board_folder = folder / "metrics.jsonl", folder / "tensorboard"
+        quiet_writers()
+        with telling_of_full_disk(self._board_folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w", encoding="utf-8")
+            self._board = SummaryWriter(str(self._board_folder))
         self._recent_s: list[float] = []
         if self._peak_flops is None:
             where = "this CPU" if mesh.device.type == "cpu" else torch.cuda.get_device_name(mesh.device)
@@ -139,8 +144,11 @@ class MetricsLog:
             self.say(f"MFU is not shown: the catalog of devices has no peak rate for {where} in {number}")
 
     def say(self, text: str) -> None:
-        """A line for the user."""
-        print(text, file=self._out, flush=True)
+        """A line for the user. RunError if it can't be said."""
+        try:
+            print(text, file=self._out, flush=True)
+        except OSError as error:
+            raise RunError(f"standard output can't be written: {error.strerror}") from None
 
     def step(self, step: int, result: StepResult, step_s: float, shares: Shares) -> None:
         """Record one step; every run.log_every steps, show it."""
@@ -158,9 +166,7 @@ class MetricsLog:
             [layer.numbers(with_pairs=is_shown) for layer in result.routing] or None,
         )  # fmt: skip
         self._write(asdict(metrics))
-        for layer in result.routing:
-            for name, value in layer.scalars().items():
-                self._board.add_scalar(name, value, step)
+        self._draw(step, {name: value for layer in result.routing for name, value in layer.scalars().items()})
         self._recent_s = [*self._recent_s[-19:], step_s]
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
@@ -182,22 +188,33 @@ class MetricsLog:
     def memory(self, predicted: Sequence[RankMemory], measured: Sequence[RankMemory]) -> None:
         """Record the memory account, once: a line with both, by pipeline rank. Measured activations are 0."""
         account = {"predicted": [m.as_dict() for m in predicted], "measured": [m.as_dict() for m in measured]}
-        self._file.write(json.dumps({"memory": account}) + "\n")
-        self._file.flush()
+        self._note({"memory": account})
         for line in measured_lines(predicted, measured):
             self.say(line)
 
     def _write(self, values: dict[str, Any]) -> None:
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            if name not in ("step", "experts") and value is not None:
-                self._board.add_scalar(name, value, values["step"])
+        self._note(values)
+        drawn = {name: value for name, value in values.items() if name not in ("step", "experts") and value is not None}
+        self._draw(values["step"], drawn)
+
+    def _note(self, values: dict[str, Any]) -> None:
+        """A line of metrics.jsonl."""
+        with telling_of_full_disk(self._path):
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+
+    def _draw(self, step: int, values: dict[str, float]) -> None:
+        """Points of TensorBoard's curves."""
+        with telling_of_full_disk(self._board_folder):
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Finish the files."""
-        self._file.close()
-        self._board.close()
+        with telling_of_full_disk(self._path):
+            self._file.close()
+        with telling_of_full_disk(self._board_folder):
+            self._board.close()
 
 
 def _what_applies(metrics: StepMetrics, result: StepResult) -> str:

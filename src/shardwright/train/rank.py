@@ -1,17 +1,15 @@
 """The life of one rank: device, process group, mesh, the work, and an end that says why.
 
-A rank that fails leaves a note in the run's folder `failures/`; whoever started the ranks reads the notes and tells
-the user once, from the one that failed first in cause and not in time.
+A rank that fails tells whoever started it why, on a way that needs no disk. Of the notes of several ranks the user is
+told the one that failed first in cause and not in time.
 """
 
-import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,19 +19,28 @@ import torch.distributed as dist
 
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.watch import Watch
-from shardwright.spec.base import PlanError
+from shardwright.spec.base import PlanError, RunError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.mesh import MeshShape
 from shardwright.train.build import job_mesh
+from shardwright.train.disk import DiskFullError
 from shardwright.train.out_of_memory import OutOfMemoryError, is_out_of_memory, room_bytes
 from shardwright.train.seat import Seat
 
 Work = Callable[[JobSpec, Mesh, Path], Any]
 
+# Time for the store to answer the watch.
+STORE_S = 10.0
+
+
+# From cause to consequence. What is wrong with the input, or with the run, every rank finds alike.
+KINDS = ("input", "memory", "disk", "run", "error", "timeout", "lost")
+OF_ALL_RANKS = ("input", "run")
+
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank ended. Kinds, from cause to consequence: input, memory, error, timeout, lost."""
+    """Why a rank ended: one of KINDS, and what there is to say."""
 
     rank: int
     kind: str
@@ -45,25 +52,14 @@ class Failure:
 
     def sentence(self, shape: MeshShape) -> str:
         """As the user reads it."""
-        if self.kind in ("timeout", "input"):
+        if self.kind == "timeout" or self.kind in OF_ALL_RANKS:
             return self.message
         return f"{shape.describe(self.rank)} failed: {self.message}" + (f"\n{self.traceback}" if self.traceback else "")
 
-    def leave(self, folder: Path) -> None:
-        """Write the note."""
-        with suppress(OSError):
-            (folder / "failures").mkdir(parents=True, exist_ok=True)
-            (folder / "failures" / f"rank{self.rank}.json").write_text(json.dumps(asdict(self)))
 
-
-def failures_in(folder: Path) -> list[Failure]:
-    """The notes that ranks left, causes first."""
-    order = ("input", "memory", "error", "timeout", "lost")
-    notes = []
-    for path in sorted((folder / "failures").glob("rank*.json")):
-        with suppress(ValueError):
-            notes.append(Failure(**json.loads(path.read_text())))
-    return sorted(notes, key=lambda note: order.index(note.kind))
+def by_cause(notes: Iterable[Failure]) -> list[Failure]:
+    """The notes of ranks, causes first."""
+    return sorted(notes, key=lambda note: (KINDS.index(note.kind), note.rank))
 
 
 def run_rank(
@@ -76,15 +72,22 @@ def run_rank(
     try:
         torch.set_num_threads(num_threads or max(1, (os.cpu_count() or 1) // seat.local_world))
         device = choose_device(job.run.device, seat.local_rank)
-        store = _join(seat, job, device)
+        _check_world(seat, job)
         room = room_bytes(device, seat.local_world)
-        if store is not None:
+        if seat.world > 1:
+            if not seat.store_is_up:
+                _join(seat, job, device)
             watch = Watch(
-                store, seat.rank, job.run.timeout_s, shape.describe,
+                _store(seat, STORE_S), seat.rank, job.run.timeout_s, shape.describe,
                 lambda message: _give_up(Failure(seat.rank, "timeout", message), tell),
             )  # fmt: skip
             watch.start()
-        mesh = job_mesh(job, seat.rank, device, watch)
+            with watch.waiting("joining the others", tuple(rank for rank in range(seat.world) if rank != seat.rank)):
+                if seat.store_is_up:
+                    _join(seat, job, device)
+                mesh = job_mesh(job, seat.rank, device, watch)
+        else:
+            mesh = job_mesh(job, seat.rank, device, None)
         result = work(job, mesh, folder)
         if watch is not None:
             watch.stop()
@@ -95,7 +98,9 @@ def run_rank(
         raise SystemExit(2) from None
     except Exception as error:
         failure = Failure(seat.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
-        if is_out_of_memory(error):
+        if isinstance(error, RunError):
+            failure = Failure(seat.rank, "disk" if isinstance(error, DiskFullError) else "run", str(error))
+        elif is_out_of_memory(error):
             known = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
             failure = Failure(seat.rank, "memory", str(known), room_bytes=room)
         elif watch is not None and _is_lost_connection(error):
@@ -131,8 +136,8 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     return device
 
 
-def _join(seat: Seat, job: JobSpec, device: torch.device) -> dist.Store | None:
-    """Enter the process group. Returns a connection to the rendezvous store for the watch; one rank needs neither."""
+def _check_world(seat: Seat, job: JobSpec) -> None:
+    """PlanError if there are not as many ranks as the plan needs."""
     if seat.world != job.plan.world:
         plan = job.plan
         were_started = "1 rank was started" if seat.world == 1 else f"{seat.world} ranks were started"
@@ -143,11 +148,18 @@ def _join(seat: Seat, job: JobSpec, device: torch.device) -> dist.Store | None:
                 f"{plan.world}, or change the plan"
             ],
         )
-    if seat.world == 1:
-        return None
-    bound = timedelta(seconds=2 * job.run.timeout_s + 10)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=bound)
-    # A connection of its own: the watch must be able to speak while the main thread waits in the store.
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
-    return dist.PrefixStore(f"shardwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _join(seat: Seat, job: JobSpec, device: torch.device) -> None:
+    """Enter the process group of all ranks. Where their store is not up yet, the first of them hosts it."""
+    bound_s = 2 * job.run.timeout_s + 10  # the watch speaks first
+    store = _store(seat, bound_s) if seat.store_is_up else None
+    where: dict[str, Any] = {"store": store, "rank": seat.rank, "world_size": seat.world} if store else {}
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=bound_s), **where)
+
+
+def _store(seat: Seat, timeout_s: float) -> dist.Store:
+    """A connection of its own to the rendezvous store: the watch must be able to speak while the main thread waits."""
+    store = dist.TCPStore(seat.store_host, seat.store_port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return dist.PrefixStore(f"shardwright/{seat.restart}", store)

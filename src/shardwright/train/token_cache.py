@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import DataSpec
+from shardwright.train.disk import is_full, telling_of_full_disk
 from shardwright.train.documents import Document, SourceFile, read_documents
 from shardwright.train.samples import TokenSpan
 from shardwright.train.tokenizer import Tokenizer
@@ -226,7 +227,8 @@ def _write_summary(create: _Create, path: Path, summary: Summary) -> None:
 def _writing(folder: Path) -> Iterator[_Create]:
     """Files that appear under their names, whole and on the disk, when the block ends without an exception.
 
-    They appear in the order in which they were created. Raises PlanError if they can't be written.
+    They appear in the order in which they were created. Raises PlanError if they can't be written, and DiskFullError
+    where only the room is missing.
     """
     pending: list[tuple[BinaryIO, Path, Path]] = []
     try:
@@ -248,12 +250,22 @@ def _writing(folder: Path) -> Iterator[_Create]:
             temporary.replace(path)
         _sync_folder(folder)
     except OSError as error:
+        with telling_of_full_disk(folder):
+            if is_full(error):
+                raise
         fault = f"token files can't be written to {folder}: {error.strerror or error}"
         raise PlanError("data", [f"{fault}; make room there or name another run.folder"]) from None
     finally:
         for _, temporary, _ in pending:
             with suppress(OSError):  # it was renamed, or can't be removed either
                 temporary.unlink()
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote token files left there. Nobody may be writing there."""
+    for path in folder.glob(".tokens-*.tmp"):
+        with suppress(OSError):
+            path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from shardwright.parallel.collectives import barrier
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.job import job_program
+from shardwright.spec.base import RunError
 from shardwright.spec.job import JobSpec
 from shardwright.spec.memory import RankMemory
 from shardwright.train.account import measure_memory, predicted_lines
@@ -146,9 +147,9 @@ def train_span(
 
 
 def refuse_divergence(job: JobSpec, step: int, result: StepResult) -> None:
-    """RuntimeError if a loss is no number."""
+    """RunError if a loss is no number."""
     if not math.isfinite(result.loss):
-        raise RuntimeError(
+        raise RunError(
             f"the loss is {result.loss} in step {step} (gradient norm {result.grad_norm}); lower "
             f"optimizer.learning_rate ({job.optimizer.learning_rate:g}) or raise optimizer.warmup_steps"
         )

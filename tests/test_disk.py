@@ -1,0 +1,54 @@
+"""A full disk is told with the file and the room, wherever a run writes."""
+
+import errno
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardwright.spec.base import PlanError
+from shardwright.train.disk import DiskFullError, telling_of_full_disk
+from shardwright.train.token_cache import Summary, save_summary
+
+
+def test_a_device_that_takes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(DiskFullError) as told, telling_of_full_disk(path):
+        path.write_text("x")
+    assert str(told.value).startswith(f"{path} can't be written: No space left on device (")
+    assert str(told.value).endswith(" MiB are free in /dev); make room there or name another run.folder")
+
+
+def test_other_errors_pass(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), telling_of_full_disk(tmp_path):
+        (tmp_path / "nowhere" / "file").write_text("x")
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file of this process may be larger than 4 KiB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_token_files(tmp_path: Path, small_files: None) -> None:
+    """They are no wrong input where only the room is missing, and nothing of them is left."""
+    summary = Summary("<u2", 1, 1, 0, 0, 0.0)
+    starts = {tmp_path / "starts.bin": np.zeros(10_000, np.int64)}
+    with pytest.raises(DiskFullError, match=f"{tmp_path} can't be written: File too large"):
+        save_summary(tmp_path / "tokens.json", summary, starts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_allowed_is_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PlanError, match=r"can't be written to .*: Permission denied"):
+        save_summary(tmp_path / "tokens.json", Summary("<u2", 1, 1, 0, 0, 0.0), {tmp_path / "s": np.zeros(1, np.int64)})
