@@ -19,8 +19,10 @@ from shardwright.report.memory import size_text
 from shardwright.report.output import write_output
 from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, px, text, x_axis
 from shardwright.spec.base import PlanError
+from shardwright.spec.user_file import MIB, FileFault, read_text
 
 METRICS, PICTURE = "metrics.jsonl", "experts.svg"
+_MOST_BYTES = 256 * MIB  # a step of 60 layers with 256 experts writes some 100 kB
 EVEN = 1.5  # a busiest expert up to this multiple of the mean is called even
 _WIDTH, _LEFT, _MAP, _SQUARE, _GAP = 1120.0, 120.0, 620.0, 104.0, 34.0
 _MOST_COLUMNS, _MOST_ROWS = 155, 52  # of a heat map: a cell is at least 4 pixels wide and 2 high
@@ -62,25 +64,41 @@ def read_use(folder: Path) -> ExpertUse:
     Raises PlanError where there are none, or none of experts.
     """
     path = folder / METRICS
-    if not path.is_file():
-        raise PlanError(f"run {folder}", [f"there is no {path}; name the folder of a run, such as runs/quickstart-moe"])
-    steps = [entry for entry in map(_entry, path.read_text(encoding="utf-8").splitlines()) if entry.get("experts")]
+    try:
+        lines = read_text(path, _MOST_BYTES).splitlines()
+    except FileNotFoundError:
+        raise PlanError(
+            f"run {folder}", [f"there is no {path}; name the folder of a run, such as runs/quickstart-moe"]
+        ) from None
+    except FileFault as fault:
+        raise PlanError(f"run {folder}", [str(fault)]) from None
+    except OSError as error:
+        raise PlanError(
+            f"run {folder}", [f"{path} can't be read: {error.strerror}; name the folder of a run"]
+        ) from None
+    steps = [entry for entry in map(_entry, lines) if entry.get("experts")]
     if not steps:
         raise PlanError(
             f"run {folder}",
             [f"{path} has no step with experts; train a model that has some, such as shardwright train quickstart-moe"],
         )
-    return ExpertUse(
-        [entry["step"] for entry in steps],
-        [_layer_use(steps, place) for place in range(len(steps[0]["experts"]))],
-        _sent(steps),
-    )
+    try:
+        return ExpertUse(
+            [entry["step"] for entry in steps],
+            [_layer_use(steps, place) for place in range(len(steps[0]["experts"]))],
+            _sent(steps),
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise PlanError(
+            f"run {folder}",
+            [f"{path} is not what this version writes of experts ({error!r} in a step); train the run again"],
+        ) from None
 
 
 def _entry(line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

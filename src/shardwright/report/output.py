@@ -17,7 +17,7 @@ def write_output(path: Path, text: str, option: str) -> None:
     except OSError as error:
         if error.errno in _FAILURES:
             raise OSError(error.errno, error.strerror, str(path)) from None
-        fault = f"{option} {path} can't be written: {reason_of(error)}; check the folder and its permissions"
-        raise PlanError("output", [fault]) from None
+        way_out = f"name another with {option}, or check the folder and its permissions"
+        raise PlanError("output", [f"{option} {path} can't be written: {reason_of(error)}; {way_out}"]) from None
     except ValueError as error:  # a NUL in the name
         raise PlanError("output", [f"{option} {str(path)!r} is no name of a file: {error}; use another"]) from None

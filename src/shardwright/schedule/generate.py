@@ -199,6 +199,11 @@ def size_faults(name: str, shape: Shape, num_drawn: int = 1) -> list[str]:
     faults = []
     if p > largest.PIPELINE_RANKS:
         faults.append(f"a pipeline of p {p:,} ranks is too long; use at most {largest.PIPELINE_RANKS:,}")
+    if shape.virtual_stages > largest.LAYERS:
+        faults.append(
+            f"{shape.virtual_stages:,} pieces of the model on each rank are more than a model has layers; use at most "
+            f"{largest.LAYERS:,}"
+        )
     if p * each * m * steps > largest.COMPUTATIONS:
         most = largest.COMPUTATIONS // (p * each * steps)
         stages = f"p {p:,} ranks x {each:,} stages on each" if each > 1 else f"p {p:,} stages"
