@@ -19,6 +19,8 @@ from typing import Any
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 # Time for a way out that cleans up.
 LATEST_S = 5.0
+# Time to leave a callback.
+AGAIN_S = 0.01
 
 _Handlers = dict[signal.Signals, Any]
 
@@ -91,6 +93,14 @@ def _raising() -> Iterator[None]:
             told.append(signal.Signals(number))
             raise Ended(told[0])
 
+    def try_again(unraisable: "sys.UnraisableHookArgs") -> None:
+        if isinstance(unraisable.exc_value, Ended):  # it came up in a callback, where Python drops what is raised
+            number = told.pop()
+            threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
+        else:
+            hook_before(unraisable)
+
+    hook_before, sys.unraisablehook = sys.unraisablehook, try_again
     threading.Thread(target=_end_the_stuck, args=(heard,), name="signals", daemon=True).start()
     before: _Handlers = {number: signal.getsignal(number) for number in SIGNALS}
     handled = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]
@@ -100,6 +110,7 @@ def _raising() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.unraisablehook = hook_before
         if not told:  # else the process is on its way out, and nothing may disturb it
             for number in handled:
                 signal.signal(number, before[number])

@@ -106,7 +106,8 @@ def run_rank(
         elif watch is not None and _is_lost_connection(error):
             # Another rank is gone. Whoever started us ends us in a moment, unless that rank was on another machine.
             time.sleep(4.0)
-            failure = Failure(seat.rank, "lost", f"lost its connection; {watch.silent_ranks(seat.world)}")
+            reason = str(error).partition("\n")[0]
+            failure = Failure(seat.rank, "lost", f"lost its connection ({reason}); {watch.silent_ranks(seat.world)}")
         _give_up(failure, tell)
 
 

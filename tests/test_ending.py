@@ -1,0 +1,68 @@
+"""A signal ends a command with one sentence, wherever it finds it."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ranks import PATIENCE_S
+
+# What the command does when the signal comes.
+PLACES = {
+    "in a loop": "while True: time.sleep(0.01)",
+    "in a callback, which can raise nothing": """
+class Thing: pass
+def dropped(_):
+    os.kill(os.getpid(), NUMBER)
+    time.sleep(0.1)
+while True:
+    thing = Thing()
+    finalizer = weakref.ref(thing, dropped)
+    del thing
+    while True: time.sleep(0.01)
+""",
+    "where every exception is dropped": """
+while True:
+    try: time.sleep(0.01)
+    except BaseException: pass
+""",
+    "on its way out already": """
+try:
+    while True: time.sleep(0.01)
+finally:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+""",
+}
+PROGRAM = """
+import os, signal, sys, time, weakref
+from shardwright import ending
+ending.LATEST_S = 1.0
+NUMBER = signal.{name}
+def command():
+    print("ready", flush=True)
+    exec(sys.argv[1], globals())
+ending.telling_of_signals(command)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_one_sentence(name: str, place: str) -> None:
+    command = [sys.executable, "-c", PROGRAM.format(name=name), place]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(0.05)
+        process.send_signal(signal.Signals[name])
+        _, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (1, f"failed: {name} ended this command and all that it had started\n")
+
+
+def test_what_was_ignored_stays_so() -> None:
+    """As `nohup` asks for."""
+    program = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + PROGRAM.format(name="SIGTERM")
+    body = "os.kill(os.getpid(), signal.SIGHUP)\nprint('goes on')"
+    done = subprocess.run([sys.executable, "-c", program, body], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ready\ngoes on\n", "")
