@@ -15,8 +15,6 @@ from typing import Any
 import torch.distributed as dist
 
 NAMED_PEERS = 8  # a sentence that names thousands of ranks says nothing
-# A watch that comes so late was stopped, with its process: by Ctrl-Z, with all ranks. Waits begin anew then.
-STOPPED_S = 2.0
 
 
 class Watch:
@@ -83,7 +81,7 @@ class Watch:
         try:
             while not self._stop.wait(self._interval_s):
                 before_s, looked_s = looked_s, time.monotonic()
-                if looked_s - before_s > self._interval_s + STOPPED_S:
+                if looked_s - before_s > self._timeout_s / 2:  # stopped meanwhile, as all ranks by Ctrl-Z: wait anew
                     resumed_s = looked_s
                 waits = [(what, peers, max(since, resumed_s)) for what, peers, since in list(self._waits.values())]
                 wait = min(waits, key=lambda wait: wait[2], default=None)  # the longest
