@@ -4,8 +4,11 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOB    ?= quickstart
 ARGS   ?=
+SEED   ?= 1
+N      ?= 100
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test lint install clean
+.PHONY: help train test test-fast fuzz signals soak lint install clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,7 +36,22 @@ lint: $(VENV)/installed-test  ## ruff, mypy and the import contract
 	$(BIN)/lint-imports
 
 test: lint  ## everything that must hold: lint, then all tests
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal --durations=15
+	$(PYTEST) --durations=15
+
+test-fast: $(VENV)/installed-test  ## the tests that start no processes
+	$(PYTEST) -m "not processes"
+
+fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, and 10 x N hostile inputs (SEED=1 N=100)
+	$(BIN)/python tests/fuzz/plans.py --seed $(SEED) --count $(N)
+	$(BIN)/python tests/fuzz/models.py --seed $(SEED) --count $(N)
+	$(BIN)/python tests/fuzz/inputs.py --seed $(SEED) --count $(N)0
+
+signals: $(VENV)/installed-test  ## N signals at random moments to a run and its ranks (SEED=1 N=100)
+	$(BIN)/python tests/fuzz/signals.py --seed $(SEED) --count $(N)
+
+soak: $(VENV)/installed-test  ## two long runs of two ranks: memory, threads, open files and step time stay as they are
+	$(BIN)/python tests/fuzz/soak.py --job quickstart
+	$(BIN)/python tests/fuzz/soak.py --job quickstart-moe
 
 clean:  ## remove the virtual environment, caches and runs
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,9 +1,14 @@
 """What holds for all tests."""
 
 import os
+import subprocess
 from contextlib import suppress
 
+import pytest
 from hypothesis import settings
+
+# Whose functions start processes, or run what ranks do.
+_STARTING = ("ranks", "cases", "experts_run", "compressed", "few_plans", "fuzz.plans", "click.testing")
 
 # Machines that run tests are busy: how long one example takes says nothing.
 settings.register_profile("shardwright", deadline=None)
@@ -18,3 +23,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # rank's system time. A batch process waits for its turn instead.
 with suppress(AttributeError, OSError):  # Linux has it, and a sandbox may refuse
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of modules that start ranks or commands: `make test-fast` leaves these out."""
+    for item in items:
+        known = vars(getattr(item, "module", None) or item).values()
+        if any(value is subprocess or _comes_from(value) in _STARTING for value in known):
+            item.add_marker(pytest.mark.processes)
+
+
+def _comes_from(value: object) -> str:
+    """The module that a name of a test module is from, or is."""
+    return str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))

@@ -18,7 +18,7 @@ import click
 from shardwright import __version__
 from shardwright.cli_job import JobCommand, job_options, load_to_run
 from shardwright.cli_predict import COMMANDS
-from shardwright.ending import telling_of_signals
+from shardwright.ending import die_of_signals, telling_of_signals
 
 # What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
 SPEAKING_S = 10.0
@@ -43,7 +43,9 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from shardwright.train.server import start_server_early
 
     seat = Seat.from_environment()
-    if seat is None:
+    if seat is not None:
+        die_of_signals()
+    else:
         with _standard_output_for_json_alone(as_json):
             start_server_early(spec.run.device)
     from shardwright.measure.out_of_memory import way_out

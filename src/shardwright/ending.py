@@ -55,12 +55,13 @@ def held_back() -> Iterator[None]:
 
 
 def die_of_signals() -> None:
-    """End a process that another one has started at once and silently, and deliver what was held back meanwhile.
+    """Have signals end this process at once and silently, as it suits a rank: who started it says what happened.
 
-    What the user told to be ignored, as `nohup` does, stays so.
+    What was held back meanwhile is delivered. What the user had ignored, as `nohup` does, stays so.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 

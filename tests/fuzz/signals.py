@@ -138,9 +138,11 @@ class Run:
                     state = re.search(r"State:\t(.*)", (path / "status").read_text())
                     found.append(f"process {path.name}, {state[1] if state else ''}")
         found += [f"folder {path.name}" for path in self.scratch.iterdir()]
-        # Shared memory is named after the process that makes it.
-        names = os.listdir("/dev/shm")
-        return found + [f"shared memory {name}" for name in names if any(str(pid) in name for pid in self.pids)]
+        # torch and Python name shared memory after the process that makes it.
+        made = {
+            name: re.match(r"(?:torch_|psm_|sem\.mp-|cuda\.shm\.)\D*(\d+)", name) for name in os.listdir("/dev/shm")
+        }
+        return found + [f"shared memory {name}" for name, by in made.items() if by and int(by[1]) in self.pids]
 
     def error(self) -> str:
         """What it has written to standard error."""

@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from shardwright.schedule.generate import GENERATORS, Shape, size_faults
 from shardwright.schedule.job import job_order, job_program, relative_costs
 from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.bubbles import Work
-from shardwright.simulate.timeline import make_timeline
+from shardwright.simulate.timeline import Timeline, make_timeline
 from shardwright.spec import catalog, largest
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
@@ -186,6 +186,8 @@ def show_executed(job: JobSpec, run: Executed, output: Output) -> None:
         Section(ran.name, "The last of the steps that were run.", ran.timeline, (), idle_table(ran), memory_table(ran)),
     ]
     title = f"{job.name}: simulated and executed"
+    if faults := _drawing_faults(output, [ran.timeline]):
+        raise PlanError("output", faults)
     _write(output.html, "--html", lambda: timeline_page(title, sections, note))
     _write(output.svg, "--svg", lambda: picture(ran.timeline, ran.name))
     _write(output.trace, "--trace", lambda: json.dumps(trace(ran.timeline, title, microseconds=1e6, unit="s")) + "\n")
@@ -230,6 +232,8 @@ def _show_comparison(request: Request, one: Study | None, output: Output) -> Non
     if one is not None:
         _write_files(one, request.note, Output(None, output.svg, output.trace), one.heading)
     if output.html:
+        if faults := _drawing_faults(Output(output.html), [study.timeline for study in studies]):
+            raise PlanError("output", faults)
         title = f"Pipeline schedules: {shape}"
         page = timeline_page(title, [section_of(study) for study in studies], request.note, studies)
         _write(output.html, "--html", lambda: page)
@@ -254,7 +258,29 @@ def _chooses(name: str) -> bool:
     return STAGES_PER_RANK.get(name, 1) == 0
 
 
+def _drawing_faults(output: Output, timelines: Sequence[Timeline]) -> list[str]:
+    """What asks for a file of so many actions that nobody could open it."""
+    if not (output.svg or output.html or output.trace):
+        return []
+    actions = [action for timeline in timelines for row in timeline.program.ranks for action in row]
+    num_steps = max(timeline.num_steps for timeline in timelines)
+    num_all = num_steps * len(actions)
+    num_computed = num_steps * sum(bool(action.computes()) for action in actions)
+    return [
+        f"{option} would draw {drawn:,} actions, and a file of more than {most:,} hardly opens; use fewer "
+        "microbatches, stages or steps, or leave it out: the terminal and --json have no such limit"
+        for option, path, drawn, most in (
+            ("--svg", output.svg, num_computed, largest.PICTURE),
+            ("--html", output.html, num_all, largest.PAGE),
+            ("--trace", output.trace, num_all, largest.PAGE),
+        )
+        if path is not None and drawn > most
+    ]
+
+
 def _write_files(one: Study, note: str, output: Output, title: str) -> None:
+    if faults := _drawing_faults(output, [one.timeline]):
+        raise PlanError("output", faults)
     _write(output.html, "--html", lambda: timeline_page(title, [section_of(one)], note))
     _write(output.svg, "--svg", lambda: picture(one.timeline, one.name))
     _write(output.trace, "--trace", lambda: json.dumps(trace(one.timeline, title)) + "\n")

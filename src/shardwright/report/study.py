@@ -57,15 +57,18 @@ def study_schedule(
 ) -> Study:  # fmt: skip
     """A named schedule of equal stages, `num_steps` of it drawn. ValueError says why it does not admit the shape."""
 
+    costs = work.by_stage(num_ranks * virtual_stages, num_ranks)
+
     def program(steps: int) -> Program:
-        costs = work.by_stage(num_ranks * virtual_stages, num_ranks)
         return training_program(
             name, num_ranks, num_microbatches, virtual_stages, num_steps=steps, costs=costs, most_alive=most_alive,
             recompute=recompute, gathers=gathers,
         )  # fmt: skip
 
     def order(steps: int) -> Schedule:
-        shape = Shape(num_ranks, num_microbatches, virtual_stages, num_steps=steps, most_alive=most_alive)
+        shape = Shape(
+            num_ranks, num_microbatches, virtual_stages, num_steps=steps, most_alive=most_alive, costs=costs
+        )  # fmt: skip
         return shape_order(name, shape, recompute, gathers)
 
     one = program(1)
@@ -81,7 +84,8 @@ def drawn_steps(name: str, num_steps: int) -> int:
 
 @dataclass(frozen=True)
 class Streams:
-    """Some steps of an asynchronous schedule, with no flush between: as a program, and without messages."""
+    """Steps of a schedule as a program, and without messages: some with no flush between if it is asynchronous, else
+    one."""
 
     program: Callable[[int], Program]
     order: Callable[[int], Schedule]
@@ -92,12 +96,11 @@ def study(
     formula: Formula | None = None,
 ) -> Study:  # fmt: skip
     """A program of one step at any costs; `streams` are more of them where it is asynchronous."""
-    if one.weights == "current" or streams is None:
-        bubbles, times = measure_and_play(one, costs, num_steps)
+    order = None if streams is None else streams.order
+    if one.weights == "current" or streams is None or num_steps == 1:
+        bubbles, times = measure_and_play(one, costs, num_steps, order)
         return Study(name, make_timeline(one, times), bubbles, formula)
-    bubbles, times = measure_and_play(one, costs, 1, streams.order)
-    if num_steps == 1:
-        return Study(name, make_timeline(one, times), bubbles, formula)
+    bubbles, _ = measure_and_play(one, costs, 1, order)
     drawn = streams.program(num_steps)
     return Study(name, make_timeline(drawn, play(drawn, costs)), bubbles, formula)
 

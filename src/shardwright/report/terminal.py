@@ -167,7 +167,8 @@ def _axis(makespan: float, scale: float) -> list[_Cell]:
 
 def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
     """What the colours or letters mean: those that occur."""
-    parts = [part for row in timeline.program.ranks for action in row for part in action.computes()]
+    computed = (part for row in timeline.program.ranks for action in row for part in action.computes())
+    parts = {(part.kind, part.stage): part for part in computed}.values()  # of microbatches one stands for all
     kinds = {str(part.kind) for part in parts}
     kinds |= {"S" for row in timeline.ranks for a, start, end in row.work() if a.kind is Kind.STEP and end > start}
     kinds |= {str(a.kind) for a in timeline.program.ranks[0] if timeline.program.gathers} & {"G", "R", "L"}

@@ -150,6 +150,13 @@ def _auto(shape: Shape) -> Schedule:
 def _auto_faults(shape: Shape) -> list[str]:
     if shape.virtual_stages > 2:
         return [f"schedule 'auto' runs one or two stages on each rank, and v is {shape.virtual_stages}; use 1 or 2"]
+    p, m, num_stages = shape.num_ranks, shape.num_microbatches, shape.num_ranks * shape.virtual_stages
+    if num_stages * m > largest.SEARCHED:
+        return [
+            f"schedule 'auto' searches for an order, and p {p:,} x v {shape.virtual_stages} stages x m {m:,} = "
+            f"{num_stages * m:,} forwards are more than {largest.SEARCHED:,}; use at most "
+            f"{max(1, largest.SEARCHED // num_stages):,} microbatches, or a schedule by rule, such as 'zb-v' or '1f1b'"
+        ]
     from shardwright.schedule.auto_model import Model
 
     limit = shape.most_alive or None

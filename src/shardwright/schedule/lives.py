@@ -111,8 +111,30 @@ def peak_activations(schedule: Schedule) -> list[int]:
     """Most (stage, microbatch) pairs whose activations are alive at once, by rank.
 
     Divide by the stages of a rank to get microbatches of all its layers. A forward-only program keeps nothing.
+
+    The same as `peak` says by the lives of all buffers, in a part of the time: of a program whose every microbatch is
+    computed once, the number alive is that of forwards before less that of backwards.
     """
-    return peak(schedule, Buffer.ACTIVATIONS)
+    if not schedule.trains:
+        return [0] * schedule.num_ranks
+    recomputed, split = schedule.recomputed, schedule.split_backwards
+    found = []
+    for row in schedule.ranks:
+        most = alive = 0
+        for action in row:
+            ended = 0
+            for kind, stage, i, _, _ in action.computes():
+                if kind is Kind.FORWARD:
+                    alive += (stage, i) not in recomputed
+                elif kind is Kind.RECOMPUTE:
+                    alive += 1
+                elif kind is Kind.WEIGHT_GRAD or (kind is Kind.BACKWARD and (stage, i) not in split):
+                    ended += 1
+            if alive > most:
+                most = alive
+            alive -= ended
+        found.append(most)
+    return found
 
 
 def num_bytes(life: Life, sizes: Sizes | None) -> int | None:

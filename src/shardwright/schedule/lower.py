@@ -37,7 +37,8 @@ def lower(schedule: Schedule) -> Program:
             rows[rank].append(action)
             for part in action.computes():
                 there.add(part)
-                messages += _products(part, schedule)
+                if (message := _product(part, schedule)) is not None:
+                    messages.append(message)
             if position[rank] < len(row):
                 next_ready.append(rank)
         # What this round produced travels before the next round begins.
@@ -117,19 +118,20 @@ class _There:
         return ~n
 
 
-def _products(action: Action, schedule: Schedule) -> list[tuple[int, Action, int, Action]]:
-    """What a compute action sends on: (sender, its send, receiver, its receive)."""
-    stage, i, rank_of = action.stage, action.microbatch, schedule.placement.rank
-    here = rank_of(stage, i)
-    if action.kind is Kind.FORWARD and stage + 1 < schedule.num_stages:
-        there = rank_of(stage + 1, i)
-        send = Action(Kind.SEND_FORWARD, stage, i, peer=there)
-        return [(here, send, there, Action(Kind.RECV_FORWARD, stage + 1, i, peer=here))]
-    if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and stage > 0:
-        there = rank_of(stage - 1, i)
-        send = Action(Kind.SEND_BACKWARD, stage, i, peer=there)
-        return [(here, send, there, Action(Kind.RECV_BACKWARD, stage - 1, i, peer=here))]
-    return []
+def _product(action: Action, schedule: Schedule) -> tuple[int, Action, int, Action] | None:
+    """What a compute action sends on, if anything: (sender, its send, receiver, its receive)."""
+    kind, stage, i, _, _ = action
+    holders = schedule.placement.holders[schedule.placement.copy(i)]
+    here = holders[stage]
+    if kind is Kind.FORWARD and stage + 1 < len(holders):
+        there = holders[stage + 1]
+        send = Action(Kind.SEND_FORWARD, stage, i, there)
+        return here, send, there, Action(Kind.RECV_FORWARD, stage + 1, i, here)
+    if (kind is Kind.BACKWARD or kind is Kind.INPUT_GRAD) and stage > 0:
+        there = holders[stage - 1]
+        send = Action(Kind.SEND_BACKWARD, stage, i, there)
+        return here, send, there, Action(Kind.RECV_BACKWARD, stage - 1, i, here)
+    return None
 
 
 def _with_reductions(row: Sequence[Action]) -> list[Action]:

@@ -117,8 +117,8 @@ def measure(
 def measure_program(program: Program, costs: Costs, stream: Callable[[int], Schedule] | None = None) -> Bubbles:
     """Any program of one step, also one written by hand.
 
-    Steps that follow one another are the program again; but of an asynchronous one they are `stream(number of
-    steps)`, with messages or without, because a flush between steps is just what it does without.
+    Steps that follow one another are the program again, or `stream(1)`, which may be the same without messages; but of
+    an asynchronous one they are `stream(number of steps)`, because a flush between steps is just what it does without.
     """
     return measure_and_play(program, costs, 1, stream)[0]
 
@@ -128,12 +128,12 @@ def measure_and_play(
 ) -> tuple[Bubbles, Times]:
     """The same, and the times of some steps of the program, which are played anyway."""
     kept: Schedule = program
+    times, ends = play_on(program, costs, num_steps, num_steps)
     if program.weights == "current" or stream is None:
-        times, ends = play_on(program, costs, num_steps, max(num_steps, _STEADY + 1))
-        period = ends[_STEADY] - ends[_STEADY - 1]
+        steady = step_ends(program if stream is None else stream(1), costs, _STEADY + 1)
+        period = steady[_STEADY] - steady[_STEADY - 1]
     else:
         kept = stream(_STEADY)
-        times, ends = play_on(program, costs, num_steps, num_steps)
         period = step_ends(stream(_STEADY + 1), costs, 1)[0] - step_ends(kept, costs, 1)[0]
     return _bubbles(program, costs, times, ends[0], period, kept), times
 

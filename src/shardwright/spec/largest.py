@@ -43,8 +43,11 @@ PARAMETERS = 10**16  # of a model
 TOKENS = 2**40  # of a step
 ACTIVATIONS = 2**62  # elements of a microbatch: its tokens x the widest of what they become x layers
 COMPUTATIONS = 2**19  # of a step: stages x microbatches, each a forward and a backward
+SEARCHED = 2**13  # the same, of a schedule that is searched for (auto)
 
 # --- options ---
 
 COST, LEAST_COST = 1e9, 1e-9  # of an action of a schedule; 0 is none
 CLUSTER_SIZES = 64  # that `scale` tries
+PICTURE = 50_000  # actions in an SVG: 10 MB
+PAGE = 300_000  # and in a page or a trace, messages among them: some 30 MB
