@@ -288,7 +288,7 @@ def main() -> int:
             options.folder.mkdir(parents=True, exist_ok=True)
             file = options.folder / f"{case.kind}-{options.seed}-{number}.json"
             file.write_text(case.as_json())
-            print(f"{case.kind} {number}: {outcome.wrong}\n  python {sys.argv[0]} --case {file}", flush=True)
+            print(f"{case.kind} {number}: {outcome.wrong}\n  python tests/fuzz/inputs.py --case {file}", flush=True)
     print(f"{options.count} cases in {time.monotonic() - began:.0f} s, the slowest {slowest:.1f} s of CPU, the largest "
           f"{most >> 20} MiB: " + ", ".join(f"{name}: {count}" for name, count in sorted(counts.items())))  # fmt: skip
     return int(counts["wrong"] > 0)
