@@ -210,7 +210,7 @@ def test_output_that_can_not_be_written_is_one_sentence(arguments: list[str]) ->
         )
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "failed: what was found can't be written: No space left on device; make room there, or name another place"
+        "failed: standard output can't be written: No space left on device; make room there, or name another place"
     ]
 
 

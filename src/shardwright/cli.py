@@ -172,7 +172,8 @@ def _command() -> None:
         try:
             cli()
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it was closed before we began
+                sys.stdout.flush()
     except OSError as error:
         if error.filename is None and error.errno not in _NOT_WRITTEN:  # a write to standard output names no file
             raise

@@ -12,6 +12,7 @@ out; and what is accepted does not contradict its input (`_contradictions`).
 import argparse
 import base64
 import gc
+import io
 import json
 import math
 import os
@@ -25,7 +26,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -251,6 +252,9 @@ def load_everything() -> None:
     from shardwright.cost.calibration import shipped
 
     shipped()
+    for command in (["estimate", "quickstart", "--json"], ["schedule", "1f1b", "--json"]):  # fills what is kept
+        with redirect_stdout(io.StringIO()):
+            _command_status(command)
     gc.freeze()  # collecting would copy what the children share
     assert "torch" not in sys.modules, "children of a process with torch are not those that users run"
 
@@ -284,7 +288,7 @@ def main() -> int:
             options.folder.mkdir(parents=True, exist_ok=True)
             file = options.folder / f"{case.kind}-{options.seed}-{number}.json"
             file.write_text(case.as_json())
-            print(f"{case.kind} {number}: {outcome.wrong}\n  python {sys.argv[0]} --case {file}", flush=True)
+            print(f"{case.kind} {number}: {outcome.wrong}\n  python tests/fuzz/inputs.py --case {file}", flush=True)
     print(f"{options.count} cases in {time.monotonic() - began:.0f} s, the slowest {slowest:.1f} s of CPU, the largest "
           f"{most >> 20} MiB: " + ", ".join(f"{name}: {count}" for name, count in sorted(counts.items())))  # fmt: skip
     return int(counts["wrong"] > 0)

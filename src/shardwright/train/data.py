@@ -160,7 +160,9 @@ def _open_npy(file: SourceFile) -> TokenSpan:
     _check_written(file)
     try:
         array = np.lib.format.open_memmap(file.path, mode="r")
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:  # a header is Python's syntax, read by its tokenizer, which raises errors of its own
         raise ValueError(f"{file.path} is a broken .npy file: {error}; save it again with numpy.save") from None
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise ValueError(
