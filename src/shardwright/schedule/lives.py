@@ -52,35 +52,37 @@ def lives(schedule: Schedule, rank: int) -> list[Life]:
     activations, stage_inputs, parameters = _Since(), _Since(), _Since()
     inputs, gradients = _Since(), _Since()  # messages, from the stage before and from the one behind
     ended: list[Life] = []
+    index = 0
 
-    def end(buffer: Buffer, since: _Since, key: tuple[int, int], index: int, taken: bool = False) -> None:
-        born = since.pop(key, None)
-        if born is not None:
-            ended.append(Life(buffer, *key, born, index, taken))
+    def end(buffer: Buffer, since: _Since, key: tuple[int, int], taken: bool = False) -> None:
+        if key in since:
+            # As Life(...), which would first go through a function of its own.
+            ended.append(tuple.__new__(Life, (buffer, *key, since.pop(key), index, taken)))
 
     for index, action in enumerate(row):
-        kind, here = action.kind, action[1:3]
-        if kind is Kind.RECV_FORWARD:
-            inputs[here] = index
-        elif kind is Kind.RECV_BACKWARD:
-            gradients[here] = index
-        elif kind is Kind.GATHER:
-            parameters[here] = index
-        elif kind is Kind.RELEASE:
-            end(Buffer.PARAMETERS, parameters, here, index)
-        for part in action.computes():
-            kind, key = part.kind, part[1:3]
+        for kind, stage, microbatch, _, _ in action.parts or (action,):
+            key = stage, microbatch
             if kind is Kind.FORWARD:
-                end(Buffer.MESSAGE, inputs, key, index, taken=True)
+                end(Buffer.MESSAGE, inputs, key, True)
                 if trains:
                     (stage_inputs if key in recomputed else activations)[key] = index
+            elif kind is Kind.BACKWARD or kind is Kind.INPUT_GRAD:
+                end(Buffer.MESSAGE, gradients, key, True)
+                if kind is Kind.BACKWARD and key not in split:
+                    end(Buffer.ACTIVATIONS, activations, key)
+            elif kind is Kind.WEIGHT_GRAD:
+                end(Buffer.ACTIVATIONS, activations, key)
+            elif kind is Kind.RECV_FORWARD:
+                inputs[key] = index
+            elif kind is Kind.RECV_BACKWARD:
+                gradients[key] = index
             elif kind is Kind.RECOMPUTE:
-                end(Buffer.INPUT, stage_inputs, key, index, taken=True)
+                end(Buffer.INPUT, stage_inputs, key, True)
                 activations[key] = index
-            elif kind is not Kind.WEIGHT_GRAD:
-                end(Buffer.MESSAGE, gradients, key, index, taken=True)
-            if kind is Kind.WEIGHT_GRAD or (kind is Kind.BACKWARD and key not in split):
-                end(Buffer.ACTIVATIONS, activations, key, index)
+            elif kind is Kind.GATHER:
+                parameters[key] = index
+            elif kind is Kind.RELEASE:
+                end(Buffer.PARAMETERS, parameters, key)
     left = [(Buffer.ACTIVATIONS, activations), (Buffer.INPUT, stage_inputs), (Buffer.PARAMETERS, parameters)]
     left += [(Buffer.MESSAGE, inputs), (Buffer.MESSAGE, gradients)]
     return ended + [Life(buffer, *key, born, len(row) - 1) for buffer, since in left for key, born in since.items()]

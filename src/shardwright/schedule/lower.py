@@ -10,7 +10,7 @@ can exist.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwright.schedule.action import ADDS, Action, Kind
+from shardwright.schedule.action import ADDS, COMPUTE, Action, Kind
 from shardwright.schedule.schedule import Order, Program, Schedule
 
 Event = int | str  # the name of an input
@@ -25,30 +25,28 @@ def lower(schedule: Schedule) -> Program:
     waiting: dict[Event, int] = {}  # what a rank waits for
     ready = [rank for rank, row in enumerate(schedule.ranks) if row]
     while ready:
-        messages, next_ready = [], []
+        messages, next_ready = list[tuple[int, Action, int, Action]](), list[int]()
         for rank in sorted(ready):
             row = schedule.ranks[rank]
             action = row[position[rank]]
-            missing = there.missing(action)
+            parts = action.parts or (action,)
+            missing = there.missing(parts)
             if missing is not None:
                 waiting[missing] = rank
                 continue
-            position[rank] += 1
             rows[rank].append(action)
-            for part in action.computes():
-                there.add(part)
-                if (message := _product(part, schedule)) is not None:
-                    messages.append(message)
+            messages += there.run(parts)
+            position[rank] += 1
             if position[rank] < len(row):
                 next_ready.append(rank)
         # What this round produced travels before the next round begins.
-        for sender, send, receiver, recv in messages:
-            event = there.arrive(recv)
+        for sender, send, receiver, receive in messages:
+            event = there.arrive(receive)
             if event in waiting:
                 next_ready.append(waiting.pop(event))
             if sender != receiver:
                 rows[sender].append(send)
-                rows[receiver].append(recv)
+                rows[receiver].append(receive)
         ready = next_ready
     if any(at < len(row) for at, row in zip(position, schedule.ranks, strict=True)):
         raise ValueError(_stuck(schedule, position))
@@ -80,14 +78,15 @@ class _There:
 
     def __init__(self, schedule: Schedule) -> None:
         self._m, self._last = schedule.num_microbatches, schedule.num_stages - 1
+        self._holders, self._copy_of = schedule.placement.holders, schedule.placement.copy_of
         num_pairs = schedule.num_stages * schedule.num_microbatches
         self._inputs, self._gradients = bytearray(num_pairs), bytearray(num_pairs)
         self._inputs[: self._m] = b"\1" * self._m  # tokens
         self._forwards, self._input_grads = bytearray(num_pairs), bytearray(num_pairs)
 
-    def missing(self, entry: Action) -> Event | None:
+    def missing(self, parts: tuple[Action, ...]) -> Event | None:
         """An input of an action that is not there, or None. `_NEVER` is one of its own rank's that can't come."""
-        for kind, stage, i, _, _ in entry.computes():
+        for kind, stage, i, _, _ in parts:
             n = stage * self._m + i
             if kind is Kind.FORWARD:
                 if not self._inputs[n]:
@@ -95,18 +94,31 @@ class _There:
             elif kind is Kind.WEIGHT_GRAD:
                 if not self._input_grads[n]:
                     return _NEVER
-            elif not self._forwards[n]:
-                return _NEVER
-            elif kind is not Kind.RECOMPUTE and stage != self._last and not self._gradients[n]:
-                return ~n
+            elif kind in COMPUTE:
+                if not self._forwards[n]:
+                    return _NEVER
+                if kind is not Kind.RECOMPUTE and stage != self._last and not self._gradients[n]:
+                    return ~n
         return None
 
-    def add(self, part: Action) -> None:
-        """A computation has run."""
-        if part.kind is Kind.FORWARD:
-            self._forwards[part.stage * self._m + part.microbatch] = 1
-        elif part.kind is Kind.INPUT_GRAD:
-            self._input_grads[part.stage * self._m + part.microbatch] = 1
+    def run(self, parts: tuple[Action, ...]) -> list[tuple[int, Action, int, Action]]:
+        """An action runs. What it sends on: (sender, its send, receiver, its receive)."""
+        sent = []
+        for kind, stage, i, _, _ in parts:
+            holders = self._holders[self._copy_of[i]] if self._copy_of else self._holders[0]
+            if kind is Kind.FORWARD:
+                self._forwards[stage * self._m + i] = 1
+                if stage < self._last:
+                    here, there = holders[stage], holders[stage + 1]
+                    send = Action(Kind.SEND_FORWARD, stage, i, there)
+                    sent.append((here, send, there, Action(Kind.RECV_FORWARD, stage + 1, i, here)))
+            elif kind is Kind.BACKWARD or kind is Kind.INPUT_GRAD:
+                self._input_grads[stage * self._m + i] = kind is Kind.INPUT_GRAD
+                if stage > 0:
+                    here, there = holders[stage], holders[stage - 1]
+                    send = Action(Kind.SEND_BACKWARD, stage, i, there)
+                    sent.append((here, send, there, Action(Kind.RECV_BACKWARD, stage - 1, i, here)))
+        return sent
 
     def arrive(self, receive: Action) -> Event:
         """A message is there; which input that is."""
@@ -116,22 +128,6 @@ class _There:
             return n
         self._gradients[n] = 1
         return ~n
-
-
-def _product(action: Action, schedule: Schedule) -> tuple[int, Action, int, Action] | None:
-    """What a compute action sends on, if anything: (sender, its send, receiver, its receive)."""
-    kind, stage, i, _, _ = action
-    holders = schedule.placement.holders[schedule.placement.copy(i)]
-    here = holders[stage]
-    if kind is Kind.FORWARD and stage + 1 < len(holders):
-        there = holders[stage + 1]
-        send = Action(Kind.SEND_FORWARD, stage, i, there)
-        return here, send, there, Action(Kind.RECV_FORWARD, stage + 1, i, here)
-    if (kind is Kind.BACKWARD or kind is Kind.INPUT_GRAD) and stage > 0:
-        there = holders[stage - 1]
-        send = Action(Kind.SEND_BACKWARD, stage, i, there)
-        return here, send, there, Action(Kind.RECV_BACKWARD, stage - 1, i, here)
-    return None
 
 
 def _with_reductions(row: Sequence[Action]) -> list[Action]:

@@ -41,24 +41,18 @@ class Schedule:
     @cached_property
     def split_backwards(self) -> frozenset[tuple[int, int]]:
         """(stage, microbatch) of the backwards that run as I and W."""
-        return frozenset(
-            (part.stage, part.microbatch)
-            for row in self.ranks
-            for action in row
-            for part in action.computes()
-            if part.kind is Kind.WEIGHT_GRAD
-        )
+        return self._computed_as(Kind.WEIGHT_GRAD)
 
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
         """(stage, microbatch) of the forwards that are run again before their backward."""
-        return frozenset(
-            (part.stage, part.microbatch)
-            for row in self.ranks
-            for action in row
-            for part in action.computes()
-            if part.kind is Kind.RECOMPUTE
-        )
+        return self._computed_as(Kind.RECOMPUTE)
+
+    def _computed_as(self, kind: Kind) -> frozenset[tuple[int, int]]:
+        """(stage, microbatch) of all actions of a kind, in pairs too."""
+        alone = {action[1:3] for row in self.ranks for action in row if action.kind is kind}
+        paired = {part[1:3] for row in self.ranks for action in row for part in action.parts if part.kind is kind}
+        return frozenset(alone | paired)
 
     @cached_property
     def trains(self) -> bool:

@@ -89,15 +89,19 @@ def step_ends(schedule: Schedule, costs: Costs, num_steps: int) -> list[float]:
     return play_on(schedule, costs, 0, num_steps)[1]
 
 
-def play_on(schedule: Schedule, costs: Costs, num_kept: int, num_steps: int) -> tuple[Times, list[float]]:
+def play_on(
+    schedule: Schedule, costs: Costs, num_kept: int, num_steps: int, later: Schedule | None = None
+) -> tuple[Times, list[float]]:
     """(times of the first steps, when each of all steps has ended on all ranks). Those of later ones are not kept.
 
     A schedule without messages in its lists is played as if each left when it is made, as it does in the program that
-    the schedule is lowered to.
+    the schedule is lowered to; so `later` may be the same without messages, for steps that are not kept.
     """
-    clock, found, latest = _Clock(schedule, costs), list[float](), 0.0
+    clock, found, latest = _Clock(schedule, costs, [_Rank() for _ in schedule.ranks]), list[float](), 0.0
     kept = Times(tuple(row * num_kept for row in schedule.ranks), *_two_of_each(schedule))
     for step in range(num_steps):
+        if step == num_kept and later is not None:
+            clock = _Clock(later, costs, clock.ranks)
         starts, ends = _two_of_each(schedule)
         clock.run_step(starts, ends)
         latest = max([latest, *(max(row, default=0.0) for row in ends)])
@@ -141,9 +145,8 @@ class _Rank:
 class _Clock:
     """All ranks, which go on from step to step."""
 
-    def __init__(self, schedule: Schedule, costs: Costs) -> None:
-        self._schedule, self._costs = schedule, costs
-        self._ranks = [_Rank() for _ in schedule.ranks]
+    def __init__(self, schedule: Schedule, costs: Costs, ranks: list[_Rank]) -> None:
+        self._schedule, self._costs, self.ranks = schedule, costs, ranks
         both = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
         self._seconds: dict[Kind, Sequence[float]] = {
             Kind.FORWARD: costs.forward, Kind.RECOMPUTE: costs.forward, Kind.BACKWARD: both,
@@ -172,7 +175,7 @@ class _Clock:
         there_ahead[:m] = [0.0] * m  # tokens
         complete: dict[tuple[int, int], float] = {}  # (rank, stage): when a copy's gradients are
         waiting: dict[object, int] = {}  # what a rank waits for: n, ~n on the way back, or (rank, stage)
-        runnable = list(range(len(self._ranks)))
+        runnable = list(range(len(self.ranks)))
         lists = [iter(row) for row in schedule.ranks]
         to_run: list[Iterator[Action]] = list(lists)  # the same, and before them the action that a rank waits at
 
@@ -194,7 +197,7 @@ class _Clock:
 
         while runnable:
             number = runnable.pop()
-            rank, add_start, add_end = self._ranks[number], starts[number].append, ends[number].append
+            rank, add_start, add_end = self.ranks[number], starts[number].append, ends[number].append
             now, gathered = rank.compute, rank.gathered
             for action in to_run[number]:
                 kind, stage, microbatch, _, parts = action
@@ -286,7 +289,7 @@ class _Clock:
             if awaited is not None:
                 waiting[awaited] = number
         self._check_all_ran(list(map(len, ends)))
-        for rank, ended in zip(self._ranks, ends, strict=True):
+        for rank, ended in zip(self.ranks, ends, strict=True):
             rank.computed, rank.reduced = (ended[-1] if ended else 0.0), 0.0
             rank.gathered.clear()
             rank.added.clear()

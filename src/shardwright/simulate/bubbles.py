@@ -128,12 +128,13 @@ def measure_and_play(
 ) -> tuple[Bubbles, Times]:
     """The same, and the times of some steps of the program, which are played anyway."""
     kept: Schedule = program
-    times, ends = play_on(program, costs, num_steps, num_steps)
     if program.weights == "current" or stream is None:
-        steady = step_ends(program if stream is None else stream(1), costs, _STEADY + 1)
-        period = steady[_STEADY] - steady[_STEADY - 1]
+        later = None if stream is None else stream(1)
+        times, ends = play_on(program, costs, num_steps, max(num_steps, _STEADY + 1), later)
+        period = ends[_STEADY] - ends[_STEADY - 1]
     else:
         kept = stream(_STEADY)
+        times, ends = play_on(program, costs, num_steps, num_steps)
         period = step_ends(stream(_STEADY + 1), costs, 1)[0] - step_ends(kept, costs, 1)[0]
     return _bubbles(program, costs, times, ends[0], period, kept), times
 

@@ -213,23 +213,26 @@ class _Context:
         for row, ends in zip(program.ranks, times.end, strict=True):
             for step in range(num_steps):
                 ahead, back = self._computed_ahead[step], self._computed_back[step]
+                there_ahead, there_back = self._arrived_ahead[step], self._arrived_back[step]
                 ends_here = ends[step * len(row) : (step + 1) * len(row)]
                 self._end_of_step[step] = max([self._end_of_step[step], *ends_here])
+                added: dict[int, float] = {}  # by stage: the end of the last addition to its gradients
                 for action, end in zip(row, ends_here, strict=True):
-                    kind = action.kind
-                    if kind is Kind.RECV_FORWARD:
-                        self._arrived_ahead[step][action.stage * m + action.microbatch] = end
-                    elif kind is Kind.RECV_BACKWARD:
-                        self._arrived_back[step][action.stage * m + action.microbatch] = end
-                    for part in action.parts or (action,):
-                        kind = part.kind
+                    for kind, stage, i, _, _ in action.parts or (action,):
                         if kind is Kind.FORWARD:
-                            ahead[part.stage * m + part.microbatch] = end
-                        elif kind is Kind.BACKWARD or kind is Kind.INPUT_GRAD:
-                            back[part.stage * m + part.microbatch] = end
-                        if kind is Kind.BACKWARD or kind is Kind.WEIGHT_GRAD:
-                            key = part.stage, step
-                            self._complete[key] = max(end, self._complete.get(key, 0.0))
+                            ahead[stage * m + i] = end
+                        elif kind is Kind.RECV_FORWARD:
+                            there_ahead[stage * m + i] = end
+                        elif kind is Kind.RECV_BACKWARD:
+                            there_back[stage * m + i] = end
+                        elif kind is Kind.WEIGHT_GRAD:
+                            added[stage] = end
+                        elif kind is Kind.INPUT_GRAD:
+                            back[stage * m + i] = end
+                        elif kind is Kind.BACKWARD:
+                            back[stage * m + i] = added[stage] = end
+                for stage, end in added.items():
+                    self._complete[stage, step] = max(end, self._complete.get((stage, step), 0.0))
 
     def waits(self, rank: int) -> list[Idle]:
         """A rank's waits, in order; what borders on each other with one cause is one."""
