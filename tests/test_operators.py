@@ -99,7 +99,7 @@ def test_a_shape_of_weights_has_one_placeholder() -> None:
 @pytest.mark.parametrize("d", [2, 64])
 def test_state_is_zeros_table(zero: int, fixed: float, shared: float, d: int) -> None:
     """Rajbhandari et al. 2020 (arXiv 1910.02054), figure 1: bytes a parameter in 16 bits with Adam."""
-    run = Run(GPT, Cut(dp=d, zero=zero, global_batch=d), "a100-sxm-80g", "megatron-2022", 8, 0.0, 0.0)
+    run = Run(GPT, Cut(dp=d, zero=zero, global_batch=d, precision="fp16"), "a100-sxm-80g", "megatron-2022", 8, 0.0, 0.0)
     (memory,) = rank_memory(run, shipped())
     state = memory.parameters + memory.gradients + memory.optimizer
     # Final norm apart.
