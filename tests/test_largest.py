@@ -78,7 +78,7 @@ def test_the_largest_is_a_value_and_one_more_is_not(name: str, kind: type, limit
     most = limits.get("le", limits.get("lt"))
     more = most + 1 if kind is int else most * 1.5
     (fault,) = faults_of(f"{name}={json.dumps(more)}")
-    assert fault.startswith(f"{name} = ")
+    assert fault.startswith((f"{name} = ", f"{name} is a number of"))
     assert "it should be less than" in fault
     assert f"{most:g}" in fault or f"{most}" in fault or f"{int(most)}" in fault
     if "le" in limits:
@@ -182,7 +182,10 @@ def test_shapes_have_a_largest(name: str) -> None:
         (["simulate", "quickstart", "--steps", "1000000000"], "x 1,000,000,000 steps = 8,000,000,000 forwards"),
         (["simulate", "quickstart", "--communication", "nan"], "--communication is nan, and it must be 0"),
         (["estimate", "quickstart", "--set", "model.layers=1000000"], "model.layers = 1000000: it should be less than"),
-        (["estimate", "quickstart", "--set", "model.moe.ffn=99999999999999999999999"], "model.moe.ffn = 9999999999"),
+        (
+            ["estimate", "quickstart", "--set", "model.moe.ffn=99999999999999999999999"],
+            "model.moe.ffn is a number of 77 bits",
+        ),
         (
             ["explain", "quickstart", "--set", "plan.bucket_mib=1e-300"],
             "plan.bucket_mib = 1e-300: it should be greater",
