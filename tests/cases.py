@@ -12,7 +12,7 @@ from shardwright.spec.job import JobSpec
 from shardwright.spec.load import make_job
 from shardwright.spec.plan import PlanSpec
 from shardwright.train.build import Replica, build
-from shardwright.train.step import evaluate, train_step
+from shardwright.train.step import StepResult, evaluate, train_step
 from shardwright.workload.again import Again
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -114,24 +114,30 @@ def made_up_tokens(job: JobSpec, step: int) -> torch.Tensor:
     return torch.where(begins, -1 - tokens, tokens)
 
 
-def record(mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
-    """Train some steps; what this rank then holds."""
-    return record_with(build(job, mesh), mesh, job, num_steps)
-
-
-def record_with(replica: Replica, mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
-    """Train a replica that was just built, evaluate another batch, and take its record."""
+def my_tokens(mesh: Mesh, job: JobSpec, step: int) -> torch.Tensor:
+    """The samples of a made-up batch that a rank of `mesh` trains on, [B / dp, S + 1]."""
     share = job.batch.global_batch_size // job.plan.dp
+    return made_up_tokens(job, step)[mesh.dp.index * share :][:share]
 
-    def my_tokens(step: int) -> torch.Tensor:
-        return made_up_tokens(job, step)[mesh.dp.index * share :][:share]
 
-    steps = [train_step(job, replica, mesh, step, my_tokens(step)) for step in range(num_steps)]
+def train(replica: Replica, mesh: Mesh, job: JobSpec, num_steps: int) -> list[StepResult]:
+    """Train a replica that was just built on the made-up batches 0, 1, ..., one each step."""
+    return [train_step(job, replica, mesh, step, my_tokens(mesh, job, step)) for step in range(num_steps)]
+
+
+def record_after(steps: list[StepResult], replica: Replica, mesh: Mesh, job: JobSpec) -> Record:
+    """The record of a replica that has trained those steps; it evaluates the made-up batch that follows them."""
     boxes = []
     with replica.gathered():
         for stage in replica.stages.values():
             boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
-    return Record(steps, boxes, evaluate(job, replica, mesh, my_tokens(num_steps)))
+    return Record(steps, boxes, evaluate(job, replica, mesh, my_tokens(mesh, job, len(steps))))
+
+
+def record(mesh: Mesh, job: JobSpec, num_steps: int) -> Record:
+    """Build a job on this rank, train some steps, and take the record."""
+    replica = build(job, mesh)
+    return record_after(train(replica, mesh, job, num_steps), replica, mesh, job)
 
 
 _remembered: dict[tuple[Callable[..., Any], str, tuple[Any, ...]], list[Any]] = {}
