@@ -19,7 +19,8 @@ from shardwright.report.study import Study
 from shardwright.report.table import comparison
 from shardwright.schedule.action import COMPUTE, Action, Kind
 from shardwright.schedule.lives import Buffer
-from shardwright.simulate.timeline import Cause, Curve, RankTimeline, Resource, Timeline
+from shardwright.simulate.kept import Curve
+from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Timeline
 
 
 @dataclass(frozen=True)

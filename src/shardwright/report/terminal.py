@@ -7,11 +7,12 @@ sharded, a second line under each rank has its gathers, reductions and releases,
 
 import os
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, TextIO
 
 from shardwright.report.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, rgb, shade
 from shardwright.report.nice import nice_step
-from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Timeline
 
@@ -55,10 +56,9 @@ def draw(timeline: Timeline, width: int = 120, palette: Palette = "none") -> str
 
 
 def _shortest(timeline: Timeline) -> float:
-    lengths = (
-        end - start for row in timeline.ranks for action, start, end in row.work() if action.kind is not Kind.STEP
-    )
-    return min((length for length in lengths if length > 0), default=timeline.makespan or 1.0)
+    lengths = (row.lengths(row.computations) for row in timeline.ranks)
+    shortest = min(float(of.min(where=of > 0, initial=inf)) for of in lengths)
+    return shortest if shortest < inf else timeline.makespan or 1.0
 
 
 def _columns_per_time(timeline: Timeline, columns: int) -> float:
@@ -84,10 +84,8 @@ def _blocks(timeline: Timeline, row: RankTimeline, scale: float, in_colour: bool
         first, last = round(gap.start * scale), round(gap.end * scale)
         for column in range(first + (last - first > 1), last):  # a blank before, so that dots stand off from digits
             cells[column] = _Cell(_GLYPHS[gap.cause], "#8a8f98" if in_colour else "")
-    for action, start, end in row.work():
+    for action, start, end in row.work(scale):
         first, last = round(start * scale), round(end * scale)
-        if first == last:
-            continue
         if not in_colour:
             text = _plain(timeline.program, action, last - first)
             cells[first:last] = [_Cell(character) for character in text]
@@ -124,10 +122,9 @@ def _letter(program: Program, action: Action) -> str:
 def _halves(timeline: Timeline, row: RankTimeline, scale: float) -> list[_Cell]:
     """Two colours in each cell, where actions are narrower than one: what runs at the middle of each half."""
     halves = [""] * (2 * round(timeline.makespan * scale))
-    for action, start, end in row.work():
+    for action, start, end in row.work(2 * scale):
         first, last = round(start * scale * 2), round(end * scale * 2)
-        if first < last:
-            halves[first:last] = [colour_of(timeline.program, action)] * (last - first)
+        halves[first:last] = [colour_of(timeline.program, action)] * (last - first)
     pairs = zip(halves[::2], halves[1::2], strict=True)
     return [_Cell("▌", left, right) if left else _Cell("▐", right) if right else _Cell() for left, right in pairs]
 
@@ -170,7 +167,7 @@ def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
     computed = (part for row in timeline.program.ranks for action in row for part in action.computes())
     parts = {(part.kind, part.stage): part for part in computed}.values()  # of microbatches one stands for all
     kinds = {str(part.kind) for part in parts}
-    kinds |= {"S" for row in timeline.ranks for a, start, end in row.work() if a.kind is Kind.STEP and end > start}
+    kinds |= {"S" for row in timeline.ranks if (row.lengths(row.updates) > 0).any()}
     kinds |= {str(a.kind) for a in timeline.program.ranks[0] if timeline.program.gathers} & {"G", "R", "L"}
     has_pairs = any(action.parts for row in timeline.program.ranks for action in row)
     chunks = max((chunk_of(timeline.program, part)[1] for part in parts), default=1)

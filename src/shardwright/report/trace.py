@@ -11,7 +11,8 @@ from shardwright.report.colours import NAMES
 from shardwright.report.messages import messages
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
-from shardwright.simulate.timeline import Curve, Resource, Span, Timeline
+from shardwright.simulate.kept import Curve
+from shardwright.simulate.timeline import Resource, Span, Timeline
 
 _KINDS = NAMES | {
     "SF": "send forward",

@@ -1,11 +1,12 @@
 """What a rank keeps in memory, from which action to which: the life of every buffer that a schedule makes.
 
-The peak in a table, the curve under a timeline and the limit that a program is checked against are all read off these
-lives, so they can't disagree.
+The peak in a table, the curve under a timeline and the limit that a program is checked against all follow from the
+same rules, so they can't disagree.
 """
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -42,50 +43,51 @@ class Life(NamedTuple):
     taken: bool = False
 
 
-_Since = dict[tuple[int, int], int]  # by (stage, microbatch): since which action there is a buffer
+@dataclass(frozen=True)
+class Rule:
+    """Which actions begin the life of a buffer, about the same stage and microbatch as the one that ends it.
+
+    `of_recomputed` says of which microbatches a forward begins it: of those that are computed again, or of others.
+    """
+
+    buffer: Buffer
+    begins: tuple[Kind, ...]
+    ends: tuple[Kind, ...]
+    taken: bool
+    of_recomputed: bool = False
+
+
+RULES = (
+    Rule(Buffer.ACTIVATIONS, (Kind.FORWARD, Kind.RECOMPUTE), (Kind.BACKWARD, Kind.WEIGHT_GRAD), taken=False),
+    Rule(Buffer.INPUT, (Kind.FORWARD,), (Kind.RECOMPUTE,), taken=True, of_recomputed=True),
+    Rule(Buffer.MESSAGE, (Kind.RECV_FORWARD,), (Kind.FORWARD,), taken=True),
+    Rule(Buffer.MESSAGE, (Kind.RECV_BACKWARD,), (Kind.BACKWARD, Kind.INPUT_GRAD), taken=True),
+    Rule(Buffer.PARAMETERS, (Kind.GATHER,), (Kind.RELEASE,), taken=False),
+)
 
 
 def lives(schedule: Schedule, rank: int) -> list[Life]:
-    """All buffers of a rank, in the order of their end. What is never let go lives to the end of the list."""
-    row, trains = schedule.ranks[rank], schedule.trains
-    recomputed, split = schedule.recomputed, schedule.split_backwards
-    activations, stage_inputs, parameters = _Since(), _Since(), _Since()
-    inputs, gradients = _Since(), _Since()  # messages, from the stage before and from the one behind
+    """All buffers of a rank, in the order of their end. What is never let go lives to the end of the list.
+
+    A forward-only program keeps nothing for a backward.
+    """
+    row, recomputed = schedule.ranks[rank], schedule.recomputed
+    opened: list[tuple[Rule, dict[tuple[int, int], int]]] = [(rule, {}) for rule in RULES]  # since which action
+    ending = {kind: [(rule, since) for rule, since in opened if kind in rule.ends] for kind in Kind}
+    beginning = {kind: [(rule, since) for rule, since in opened if kind in rule.begins] for kind in Kind}
+    beginning[Kind.FORWARD] *= schedule.trains
     ended: list[Life] = []
-    index = 0
-
-    def end(buffer: Buffer, since: _Since, key: tuple[int, int], taken: bool = False) -> None:
-        if key in since:
-            # As Life(...), which would first go through a function of its own.
-            ended.append(tuple.__new__(Life, (buffer, *key, since.pop(key), index, taken)))
-
     for index, action in enumerate(row):
         for kind, stage, microbatch, _, _ in action.parts or (action,):
             key = stage, microbatch
-            if kind is Kind.FORWARD:
-                end(Buffer.MESSAGE, inputs, key, True)
-                if trains:
-                    (stage_inputs if key in recomputed else activations)[key] = index
-            elif kind is Kind.BACKWARD or kind is Kind.INPUT_GRAD:
-                end(Buffer.MESSAGE, gradients, key, True)
-                if kind is Kind.BACKWARD and key not in split:
-                    end(Buffer.ACTIVATIONS, activations, key)
-            elif kind is Kind.WEIGHT_GRAD:
-                end(Buffer.ACTIVATIONS, activations, key)
-            elif kind is Kind.RECV_FORWARD:
-                inputs[key] = index
-            elif kind is Kind.RECV_BACKWARD:
-                gradients[key] = index
-            elif kind is Kind.RECOMPUTE:
-                end(Buffer.INPUT, stage_inputs, key, True)
-                activations[key] = index
-            elif kind is Kind.GATHER:
-                parameters[key] = index
-            elif kind is Kind.RELEASE:
-                end(Buffer.PARAMETERS, parameters, key)
-    left = [(Buffer.ACTIVATIONS, activations), (Buffer.INPUT, stage_inputs), (Buffer.PARAMETERS, parameters)]
-    left += [(Buffer.MESSAGE, inputs), (Buffer.MESSAGE, gradients)]
-    return ended + [Life(buffer, *key, born, len(row) - 1) for buffer, since in left for key, born in since.items()]
+            for rule, since in ending[kind]:
+                if key in since:
+                    ended.append(Life(rule.buffer, stage, microbatch, since.pop(key), index, rule.taken))
+            for rule, since in beginning[kind]:
+                if kind is not Kind.FORWARD or rule.of_recomputed == (key in recomputed):
+                    since[key] = index
+    last = len(row) - 1
+    return ended + [Life(rule.buffer, *key, born, last) for rule, since in opened for key, born in since.items()]
 
 
 def most(buffers: Iterable[Life]) -> tuple[int, int]:
@@ -139,16 +141,16 @@ def peak_activations(schedule: Schedule) -> list[int]:
     return found
 
 
-def num_bytes(life: Life, sizes: Sizes | None) -> int | None:
+def num_bytes(buffer: Buffer, stage: int, sizes: Sizes | None) -> int | None:
     """The size of a buffer; None where it is not known."""
     if sizes is None:
         return None
-    match life.buffer:
+    match buffer:
         case Buffer.ACTIVATIONS:
-            return sizes.activations[life.stage] if sizes.activations else None
+            return sizes.activations[stage] if sizes.activations else None
         case Buffer.INPUT:
-            return sizes.stage_input(life.stage)
+            return sizes.stage_input(stage)
         case Buffer.MESSAGE:
             return sizes.message
         case Buffer.PARAMETERS:
-            return sizes.gather[life.stage]
+            return sizes.gather[stage]

@@ -50,9 +50,9 @@ class Schedule:
 
     def _computed_as(self, kind: Kind) -> frozenset[tuple[int, int]]:
         """(stage, microbatch) of all actions of a kind, in pairs too."""
-        alone = {action[1:3] for row in self.ranks for action in row if action.kind is kind}
-        paired = {part[1:3] for row in self.ranks for action in row for part in action.parts if part.kind is kind}
-        return frozenset(alone | paired)
+        wanted = (kind, Kind.OVERLAP)
+        found = [action for row in self.ranks for action in row if action[0] in wanted]
+        return frozenset(part[1:3] for action in found for part in action.computes() if part.kind is kind)
 
     @cached_property
     def trains(self) -> bool:

@@ -98,6 +98,7 @@ def play_on(
     the schedule is lowered to; so `later` may be the same without messages, for steps that are not kept.
     """
     clock, found, latest = _Clock(schedule, costs, [_Rank() for _ in schedule.ranks]), list[float](), 0.0
+    before: list[float] = []
     kept = Times(tuple(row * num_kept for row in schedule.ranks), *_two_of_each(schedule))
     for step in range(num_steps):
         if step == num_kept and later is not None:
@@ -110,7 +111,20 @@ def play_on(
             for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
                 kept.start[number] += start
                 kept.end[number] += end
+        # Where all ranks end a step as they ended the one before, only later, each further step takes as long.
+        if step + 1 >= num_kept and _are_exact(costs, latest * num_steps):
+            after = [moment - latest if moment else 0.0 for rank in clock.ranks for moment in rank.moments()]
+            if after == before:
+                return kept, [*found, *(latest + n * (latest - found[-2]) for n in range(1, num_steps - step))]
+            before = after
     return kept, found
+
+
+def _are_exact(costs: Costs, most: float) -> bool:
+    """Whether sums of such costs up to `most` have no rounding errors: multiples of 2^-16, of at most 53 bits."""
+    of_stages = (costs.forward, costs.input_grad, costs.weight_grad, costs.transfer, costs.reduce, costs.gather)
+    of_all = (cost for of in (*of_stages, (costs.latency, costs.step, costs.pair)) for cost in of)
+    return most < 2**36 and all((cost * 2**16).is_integer() for cost in of_all) and costs.pair == 1
 
 
 def _two_of_each(schedule: Schedule) -> tuple[list[list[float]], list[list[float]]]:
@@ -140,6 +154,10 @@ class _Rank:
     reduced: float = 0.0  # the end of the last reduction since its last update
     gathered: dict[int, float] = field(default_factory=dict)  # by stage: when its parameters are there
     added: dict[int, float] = field(default_factory=dict)  # by stage: the last addition to its gradients
+
+    def moments(self) -> tuple[float, ...]:
+        """All that the next step depends on; 0 is of what is never used."""
+        return self.compute, self.forward_link, self.backward_link, self.queue, self.computed
 
 
 class _Clock:

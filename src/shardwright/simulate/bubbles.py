@@ -9,13 +9,14 @@ one before, less the work. ZB-H2 idles (p - 1)F by the first, and not at all by 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardwright.schedule.action import SEND, Kind
+from shardwright.schedule.action import COMPUTE, SEND, Kind
 from shardwright.schedule.generate import training_program
 from shardwright.schedule.lives import peak_activations
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, Times, play_on, step_ends
 from shardwright.schedule.versions import stashed_versions
 
+_COMPUTATIONS = COMPUTE | {Kind.OVERLAP}
 _STEADY = 3  # steps after which each further one takes equally long
 
 
@@ -162,7 +163,7 @@ def _bubbles(
 
 
 def _busy(program: Program, costs: Costs) -> list[float]:
-    return [sum(costs.compute(action) for action in row if action.computes()) for row in program.ranks]
+    return [sum(costs.compute(action) for action in row if action.kind in _COMPUTATIONS) for row in program.ranks]
 
 
 def _spans(program: Program, times: Times) -> list[float]:

@@ -14,18 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardwright.schedule.action import COMPUTE, RECV, Action, Kind
-from shardwright.schedule.lives import Buffer, Life, lives, num_bytes
+from shardwright.schedule.gather import stages_needed
+from shardwright.schedule.lives import Buffer
 from shardwright.schedule.schedule import Program
-from shardwright.schedule.sizes import Sizes
 from shardwright.schedule.timing import Times
-
-Array = npt.NDArray[Any]
+from shardwright.simulate.columns import Array, Columns
+from shardwright.simulate.kept import Curve, Kept, kept_on_rank
 
 
 class Resource(StrEnum):
@@ -68,50 +66,20 @@ class Idle:
     end: float
 
 
-Curve = tuple[tuple[float, int], ...]  # (from when, how many), in order of time; 0 before the first
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """All buffers of one kind on a rank: their number and their bytes over time, in arrays; None where bytes are not
-    known."""
-
-    times: Array
-    counts: Array
-    sizes: Array | None
-
-    @property
-    def count(self) -> Curve:
-        """Their number over time."""
-        return tuple(zip(self.times.tolist(), self.counts.tolist(), strict=True))
-
-    @property
-    def num_bytes(self) -> Curve | None:
-        """Their bytes over time."""
-        return None if self.sizes is None else tuple(zip(self.times.tolist(), self.sizes.tolist(), strict=True))
-
-    @property
-    def most(self) -> int:
-        """Most at once."""
-        return int(self.counts.max(initial=0))
-
-    @property
-    def most_bytes(self) -> int | None:
-        """Most bytes at once."""
-        return None if self.sizes is None else int(self.sizes.max(initial=0))
-
-
 @dataclass(frozen=True, eq=False)
 class RankTimeline:
     """One rank's part. `kept` is what it holds in memory, by kind of buffer.
 
-    Actions of all steps are in three lists, because there may be millions; `spans` says more of each.
+    Actions of all steps are in three lists, because there may be millions; `computations` and `updates` are those that
+    occupy its compute, by index; `spans` says more of each.
     """
 
     actions: tuple[Action, ...]
     starts: list[float]
     ends: list[float]
     num_steps: int
+    computations: Array
+    updates: Array
     idle: tuple[Idle, ...]
     kept: dict[Buffer, Kept]
 
@@ -122,11 +90,17 @@ class RankTimeline:
         timed = zip(self.actions, self.starts, self.ends, strict=True)
         return tuple(Span(a, t0, t1, _resource(a), n // length) for n, (a, t0, t1) in enumerate(timed))
 
-    def work(self) -> Iterator[tuple[Action, float, float]]:
-        """Computations and updates, with their start and end."""
-        for timed in zip(self.actions, self.starts, self.ends, strict=True):
-            if timed[0].kind in _OF_COMPUTE:
-                yield timed
+    def work(self, scale: float) -> Iterator[tuple[Action, float, float]]:
+        """Computations and updates that are seen with so many columns by unit of time, with their start and end."""
+        worked = np.union1d(self.computations, self.updates)
+        first, last = (np.rint(np.array(of)[worked] * scale) for of in (self.starts, self.ends))
+        for n in worked[first != last].tolist():
+            yield self.actions[n], self.starts[n], self.ends[n]
+
+    def lengths(self, which: Array) -> Array:
+        """How long some actions take."""
+        found: Array = np.array(self.ends)[which] - np.array(self.starts)[which]
+        return found
 
     @property
     def alive(self) -> Curve:
@@ -141,7 +115,7 @@ class RankTimeline:
     @property
     def busy(self) -> float:
         """Time in computation, the optimizer's included."""
-        return sum(end - start for _, start, end in self.work())
+        return float(sum(self.lengths(np.union1d(self.computations, self.updates)).tolist()))
 
     def idle_by_cause(self) -> dict[Cause, float]:
         """Time of every cause; with `busy` they add up to the makespan."""
@@ -165,17 +139,19 @@ def make_timeline(program: Program, times: Times) -> Timeline:
     """Explain the times of a program."""
     num_steps = len(times.rows[0]) // len(program.ranks[0])
     context = _Context(program, times, num_steps)
-    ranks = [
-        RankTimeline(
-            times.rows[rank], times.start[rank], times.end[rank], num_steps, tuple(context.waits(rank)),
-            _kept(program, rank, times, num_steps),
+    ranks = []
+    for rank, (row, columns) in enumerate(zip(program.ranks, context.columns, strict=True)):
+        firsts = len(row) * np.arange(num_steps)
+        computations, updates = (
+            (firsts[:, None] + np.unique(columns.of_kinds(*kinds).at)).ravel() for kinds in (COMPUTE, (Kind.STEP,))
         )
-        for rank in range(len(program.ranks))
-    ]  # fmt: skip
+        starts, ends = times.start[rank], times.end[rank]
+        idle, kept = (
+            tuple(context.waits(rank)),
+            kept_on_rank(columns, program.trains, program.sizes, np.array(starts), np.array(ends), num_steps),
+        )
+        ranks.append(RankTimeline(times.rows[rank], starts, ends, num_steps, computations, updates, idle, kept))
     return Timeline(program, num_steps, times.makespan, tuple(ranks))
-
-
-_OF_COMPUTE = COMPUTE | {Kind.OVERLAP, Kind.STEP}
 
 
 def _resource(action: Action) -> Resource:
@@ -203,36 +179,20 @@ class _Context:
 
     def __init__(self, program: Program, times: Times, num_steps: int) -> None:
         self._program, self._times, self._m = program, times, program.num_microbatches
-        num_pairs, m = program.num_stages * program.num_microbatches, program.num_microbatches
-        nothing = [0.0] * num_pairs
-        self._computed_ahead, self._computed_back, self._arrived_ahead, self._arrived_back = (
-            [nothing[:] for _ in range(num_steps)] for _ in range(4)
-        )
-        self._complete: dict[tuple[int, int], float] = {}  # (stage, step): when the gradients of all copies are
+        self.columns = [Columns.of(row, self._m) for row in program.ranks]
+        found = np.zeros((4, num_steps, program.num_stages * self._m))
+        self._computed_ahead, self._computed_back, self._arrived_ahead, self._arrived_back = found
+        self._complete = np.zeros((num_steps, program.num_stages))  # when the gradients of all copies of a stage are
         self._end_of_step = [0.0] * num_steps
-        for row, ends in zip(program.ranks, times.end, strict=True):
-            for step in range(num_steps):
-                ahead, back = self._computed_ahead[step], self._computed_back[step]
-                there_ahead, there_back = self._arrived_ahead[step], self._arrived_back[step]
-                ends_here = ends[step * len(row) : (step + 1) * len(row)]
-                self._end_of_step[step] = max([self._end_of_step[step], *ends_here])
-                added: dict[int, float] = {}  # by stage: the end of the last addition to its gradients
-                for action, end in zip(row, ends_here, strict=True):
-                    for kind, stage, i, _, _ in action.parts or (action,):
-                        if kind is Kind.FORWARD:
-                            ahead[stage * m + i] = end
-                        elif kind is Kind.RECV_FORWARD:
-                            there_ahead[stage * m + i] = end
-                        elif kind is Kind.RECV_BACKWARD:
-                            there_back[stage * m + i] = end
-                        elif kind is Kind.WEIGHT_GRAD:
-                            added[stage] = end
-                        elif kind is Kind.INPUT_GRAD:
-                            back[stage * m + i] = end
-                        elif kind is Kind.BACKWARD:
-                            back[stage * m + i] = added[stage] = end
-                for stage, end in added.items():
-                    self._complete[stage, step] = max(end, self._complete.get((stage, step), 0.0))
+        kinds = ((Kind.FORWARD,), (Kind.BACKWARD, Kind.INPUT_GRAD), (Kind.RECV_FORWARD,), (Kind.RECV_BACKWARD,))
+        for columns, ended in zip(self.columns, times.end, strict=True):
+            of_kinds = [columns.of_kinds(*of) for of in kinds]
+            additions = columns.of_kinds(Kind.BACKWARD, Kind.WEIGHT_GRAD)
+            for step, ends in enumerate(np.array(ended).reshape(num_steps, -1)):
+                self._end_of_step[step] = max(self._end_of_step[step], float(ends.max(initial=0.0)))
+                for table, of in zip(found, of_kinds, strict=True):
+                    table[step, of.pair] = ends[of.at]
+                np.maximum.at(self._complete[step], additions.stage, ends[additions.at])
 
     def waits(self, rank: int) -> list[Idle]:
         """A rank's waits, in order; what borders on each other with one cause is one."""
@@ -247,60 +207,66 @@ class _Context:
 
     def _pieces(self, rank: int) -> Iterator[Idle]:
         """Every stretch between computations, cut where its cause changes."""
-        row, starts, ends = self._program.ranks[rank], self._times.start[rank], self._times.end[rank]
-        computations = [n for n, action in enumerate(row) if action.kind in COMPUTE or action.parts]
-        first, last = (computations[0], computations[-1]) if computations else (-1, -1)
-        free, reductions = 0.0, list[tuple[Action, float]]()
-        gathered: dict[int, float] = {}  # by stage: when its parameters were there
-        for step, before in enumerate([0.0, *self._end_of_step[:-1]]):
-            begin = step * len(row)
-            here = slice(begin, begin + len(row))
-            for n, (action, start, end) in enumerate(zip(row, starts[here], ends[here], strict=True)):
-                kind = action.kind
-                if kind is Kind.STEP:
-                    otherwise = Cause.DRAIN if n > last else Cause.DEPENDENCY
-                    yield from _cut(free, start, *self._reduced(reductions, free, step), otherwise)
-                    reductions = []
-                elif kind in _OF_COMPUTE:
-                    if start > free:
-                        if n == first:
-                            border = min(max(before, free), start)
-                            yield Idle(Cause.DRAIN, free, border)
-                            yield Idle(Cause.WARM_UP, border, start)
-                        else:
-                            yield from _cut(free, start, *self._inputs(action, step, free, gathered), Cause.DEPENDENCY)
-                else:
-                    if kind is Kind.GATHER:
-                        gathered[action.stage] = end
-                    elif kind is Kind.REDUCE:
-                        reductions.append((action, end))
-                    continue
-                free = end
-        yield Idle(Cause.DRAIN, free, max(self._end_of_step))
+        row, columns = self._program.ranks[rank], self.columns[rank]
+        starts, ends = self._times.start[rank], self._times.end[rank]
+        computations = columns.of_kinds(*COMPUTE).at
+        first, last = (int(computations[0]), int(computations[-1])) if len(computations) else (-1, -1)
+        work = np.unique(columns.of_kinds(*COMPUTE, Kind.STEP).at)
+        free, num_steps = 0.0, len(self._end_of_step)
+        began, ended = (np.array(of).reshape(num_steps, -1)[:, work].ravel() for of in (starts, ends))
+        for place in np.flatnonzero(began > np.append(0.0, ended[:-1])).tolist():
+            step, n = place // len(work), int(work[place % len(work)])
+            free, start, action = float(ended[place - 1]) if place else 0.0, float(began[place]), row[n]
+            if action.kind is Kind.STEP:
+                otherwise = Cause.DRAIN if n > last else Cause.DEPENDENCY
+                yield from _cut(free, start, *self._reduced(rank, step, n, free), otherwise)
+            elif n == first:
+                before = self._end_of_step[step - 1] if step else 0.0
+                border = min(max(before, free), start)
+                yield Idle(Cause.DRAIN, free, border)
+                yield Idle(Cause.WARM_UP, border, start)
+            else:
+                gathered = self._gathered(rank, step, n, action)
+                yield from _cut(free, start, *self._inputs(action, step, free, gathered), Cause.DEPENDENCY)
+        yield Idle(Cause.DRAIN, float(ended[-1]) if len(ended) else 0.0, max(self._end_of_step))
 
-    def _inputs(self, action: Action, step: int, free: float, gathered: dict[int, float]) -> tuple[float, float]:
+    def _inputs(self, action: Action, step: int, free: float, gathered: float) -> tuple[float, float]:
         """When the last input of a computation had been computed, and when all had arrived, parameters included."""
-        computed = arrived = free
+        computed, arrived = free, max(free, gathered)
         for part in action.computes():
             n = part.stage * self._m + part.microbatch
-            if part.kind is not Kind.WEIGHT_GRAD:
-                arrived = max(arrived, gathered.get(part.stage, 0.0))
             if part.kind in _LOCAL:
                 continue
             if part.kind is not Kind.FORWARD:
-                arrived = max(arrived, self._arrived_back[step][n])
+                arrived = max(arrived, float(self._arrived_back[step, n]))
                 if part.stage + 1 < self._program.num_stages:
-                    computed = max(computed, self._computed_back[step][n + self._m])
+                    computed = max(computed, float(self._computed_back[step, n + self._m]))
             else:
-                arrived = max(arrived, self._arrived_ahead[step][n])
+                arrived = max(arrived, float(self._arrived_ahead[step, n]))
                 if part.stage > 0:
-                    computed = max(computed, self._computed_ahead[step][n - self._m])
+                    computed = max(computed, float(self._computed_ahead[step, n - self._m]))
         return computed, arrived
 
-    def _reduced(self, reductions: list[tuple[Action, float]], free: float, step: int) -> tuple[float, float]:
-        """The same for an optimizer step, which waits for reductions."""
-        whole = [self._complete[action.stage, step] for action, _ in reductions if action.microbatch < 0]
-        return max([free, *whole]), max([free, *(end for _, end in reductions)])
+    def _gathered(self, rank: int, step: int, n: int, action: Action) -> float:
+        """When the last gather before an action of what it needs was over."""
+        gathers, latest = self.columns[rank].of_kinds(Kind.GATHER), 0.0
+        for stage in stages_needed(action) if len(gathers.at) else ():
+            of_stage = gathers.at[gathers.stage == stage]
+            before = int(np.searchsorted(of_stage, n))
+            if before:
+                latest = max(
+                    latest, self._times.end[rank][step * len(self._program.ranks[rank]) + of_stage[before - 1]]
+                )
+        return latest
+
+    def _reduced(self, rank: int, step: int, n: int, free: float) -> tuple[float, float]:
+        """When the gradients that an optimizer step waits for were complete, and when they were reduced."""
+        row, ends = self._program.ranks[rank], self._times.end[rank]
+        marks = self.columns[rank].of_kinds(Kind.REDUCE, Kind.STEP).at
+        since = [at for at in marks[marks < n].tolist() if row[at].kind is Kind.STEP]
+        reductions = [at for at in marks[marks < n].tolist() if at > (since[-1] if since else -1)]
+        whole = [float(self._complete[step, row[at].stage]) for at in reductions if row[at].microbatch < 0]
+        return max([free, *whole]), max([free, *(ends[step * len(row) + at] for at in reductions)])
 
 
 def _cut(start: float, end: float, computed: float, arrived: float, otherwise: Cause) -> Iterator[Idle]:
@@ -309,43 +275,3 @@ def _cut(start: float, end: float, computed: float, arrived: float, otherwise: C
     yield Idle(otherwise, start, computed)
     yield Idle(Cause.COMMUNICATION, computed, arrived)
     yield Idle(otherwise, arrived, end)
-
-
-def _kept(program: Program, rank: int, times: Times, num_steps: int) -> dict[Buffer, Kept]:
-    """The lives of a rank's buffers in the times of its actions, one step after the other."""
-    starts, ends = np.array(times.start[rank]), np.array(times.end[rank])
-    firsts = len(program.ranks[rank]) * np.arange(num_steps)
-    found: dict[Buffer, list[Life]] = {buffer: [] for buffer in Buffer}
-    for life in lives(program, rank):
-        found[life.buffer].append(life)
-    return {buffer: _curve(mine, program.sizes, starts, ends, firsts) for buffer, mine in found.items()}
-
-
-def _curve(mine: list[Life], sizes: Sizes | None, starts: Array, ends: Array, firsts: Array) -> Kept:
-    """Number and bytes of buffers of one kind over time; `firsts` are the first actions of steps."""
-    of_lives = [num_bytes(life, sizes) for life in mine]
-    is_message = bool(mine) and mine[0].buffer is Buffer.MESSAGE
-    # By life and step, in arrays of (lives, steps).
-    born = np.array([life.born for life in mine], int)[:, None] + firsts
-    dies = np.array([life.dies for life in mine], int)[:, None] + firsts
-    taken = np.array([life.taken for life in mine], bool)[:, None]
-    end = np.where(taken, starts[dies], ends[dies])
-    if is_message:  # it is there when it has arrived; its receive begins when it has left
-        begin, began, ended = ends[born], np.ones_like(born), np.zeros_like(born)
-        is_there = begin < end
-    else:  # changes at one time are in the order of the program
-        begin, began, ended = starts[born], 2 * born, 2 * dies + ~taken
-        is_there = np.ones_like(born, bool)
-    moments, orders = np.stack([begin, end], -1)[is_there].ravel(), np.stack([began, ended], -1)[is_there].ravel()
-    changes = np.tile([1, -1], int(is_there.sum()))
-    order = np.lexsort((orders, moments))
-    counts = np.cumsum(changes[order])
-    if not len(changes):
-        return Kept(moments, counts, counts)
-    if None in of_lives:
-        return Kept(moments[order], counts, None)
-    # Whole numbers of any size, where all together may be more than 64 bits.
-    largest = max((size for size in of_lives if size is not None), default=0)
-    column = np.array(of_lives, object if largest * (1 + len(changes)) >= 2**63 else np.int64)
-    of_changes = np.repeat(np.broadcast_to(column[:, None], is_there.shape)[is_there], 2) * changes
-    return Kept(moments[order], counts, np.cumsum(of_changes[order]))
