@@ -79,7 +79,7 @@ def test_the_largest_is_a_value_and_one_more_is_not(name: str, kind: type, limit
     more = most + 1 if kind is int else most * 1.5
     (fault,) = faults_of(f"{name}={json.dumps(more)}")
     assert fault.startswith((f"{name} = ", f"{name} is a number of"))
-    assert "it should be less than" in fault
+    assert "it should be less than" in fault or more >= 2**63  # more than TOML's numbers can be
     assert f"{most:g}" in fault or f"{most}" in fault or f"{int(most)}" in fault
     if "le" in limits:
         assert not any(fault.startswith(f"{name} = ") for fault in faults_of(f"{name}={json.dumps(kind(most))}"))

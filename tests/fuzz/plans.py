@@ -4,9 +4,7 @@
     python tests/fuzz/plans.py --seed 1 --number 17
 
 Each draw trains three steps and evaluates a batch, under its plan on Gloo ranks and on one rank. How far two right
-computations of the same sums may lie apart follows from the arithmetic of that very job: one rank trains again, several
-times, from weights that are moved by one rounding each. Backward error analysis (Higham 2002, chapter 1.5) says that
-another order of summation is such a move. So a plan may differ by a small multiple of what these runs differ by.
+computations of the same sums may lie apart follows from the arithmetic of that very job (`tests/rounding.py`).
 
 What is refused is counted by reason. A draw that fails is made smaller as long as it fails, and printed as a job.
 """
@@ -21,10 +19,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -34,9 +31,9 @@ from torch import Tensor
 
 from fuzz.draw import Fields, draw
 from ranks import RankFailedError, run_on_mesh
-from shardwright.parallel import unit
+from rounding import LEEWAY, SINGLE, moved_weights
 from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import initial_box, placed_parameters
+from shardwright.parallel.parameter import placed_parameters
 from shardwright.schedule.job import job_program, plan_faults
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
@@ -52,11 +49,7 @@ from shardwright.workload.budget import meet_budget
 
 STEPS = 3
 MOVES = 6  # runs of one rank from moved weights, at most: the first is enough for most
-# A plan rounds in as many places as one rank does, and a move only in the weights: a factor for the places between,
-# and for moves that happen to cancel.
-LEEWAY = 32.0
-SINGLE = 2.0**-24
-UNIT = {"float32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}  # half a unit in the last place
+UNIT = {"float32": SINGLE, "bf16": 2.0**-9, "fp16": 2.0**-11}  # half a unit in the last place
 SHAPE = ("layers", "hidden", "heads", "ffn", "vocab", "sequence", "global_batch_size")  # whose defaults are larger
 HANGS_S = 120.0
 SHRINKS = 40  # runs at most that making a failure smaller may take
@@ -104,7 +97,7 @@ def tokens_of(job: JobSpec, step: int) -> Tensor:
 
 def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
     """Train and evaluate on one rank of a job; from the number `moved_by` on weights are moved by a rounding."""
-    away = mock.patch.object(unit, "initial_box", _mover(moved_by, job)) if moved_by else nullcontext()
+    away = moved_weights(moved_by, UNIT[job.precision.compute]) if moved_by else nullcontext()
     with away:
         replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
@@ -122,19 +115,6 @@ def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
         for stage in replica.stages.values():
             boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
     return Trace(steps, evaluated, boxes)
-
-
-def _mover(number: int, job: JobSpec) -> Callable[..., Tensor]:
-    """Initial weights that differ by one rounding, up or down at random, in the number type of the computation."""
-    size = 2 * UNIT[job.precision.compute]
-
-    def moved(place: Place, seed: int, device: torch.device) -> Tensor:
-        box = initial_box(replace(place, box=tuple((0, n) for n in place.full_shape)), seed, device)
-        generator = torch.Generator().manual_seed(number * 1_000_003 + sum(place.name.encode()))
-        signs = torch.randint(0, 2, box.shape, generator=generator) * 2 - 1
-        return (box * (1 + signs * size))[place.slices].contiguous()
-
-    return moved
 
 
 def reference_job(job: JobSpec) -> JobSpec:

@@ -124,7 +124,7 @@ def _are_exact(costs: Costs, most: float) -> bool:
     """Whether sums of such costs up to `most` have no rounding errors: multiples of 2^-16, of at most 53 bits."""
     of_stages = (costs.forward, costs.input_grad, costs.weight_grad, costs.transfer, costs.reduce, costs.gather)
     of_all = (cost for of in (*of_stages, (costs.latency, costs.step, costs.pair)) for cost in of)
-    return most < 2**36 and all((cost * 2**16).is_integer() for cost in of_all) and costs.pair == 1
+    return most < 2**36 and all(float(cost * 2**16).is_integer() for cost in of_all) and costs.pair == 1
 
 
 def _two_of_each(schedule: Schedule) -> tuple[list[list[float]], list[list[float]]]:
