@@ -313,6 +313,8 @@ def main() -> int:
         fields = draw(options.seed, number)
         found = run_twice(fields)
         kinds[found.kind] += 1
+        if kinds.total() % 50 == 0:
+            print(f"{kinds.total()} draws, {dict(kinds)}, {time.monotonic() - start_s:.0f} s", flush=True)
         if found.kind == "refused":
             reasons.update(re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", reason) for reason in found.reasons)
         if found.kind == "equal":
