@@ -1,5 +1,6 @@
 """The commands that predict: what will happen, at what cost, and what to choose. They need torch only to measure."""
 
+import gc
 import json
 import sys
 from functools import partial
@@ -32,6 +33,11 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from shardwright.report.story import show_story
 
     show_story(spec, as_json)
+
+
+def _expect_many_actions() -> None:
+    """Have the collector of cycles look rarely: a schedule is millions of tuples, and none of them is in a cycle."""
+    gc.set_threshold(1_000_000)
 
 
 def _drawing_options(command: Any) -> Any:
@@ -91,6 +97,7 @@ def schedule(
 
     Times have no unit. What is drawn is the order that `train` would execute.
     """
+    _expect_many_actions()
     from shardwright.report.show import Output, Request, show_schedule
     from shardwright.simulate.bubbles import Work
 
@@ -122,6 +129,7 @@ def simulate(
     from shardwright.report.show import Executed, Output, show_executed, show_job
 
     if not execute:
+        _expect_many_actions()
         show_job(spec, communication, steps, Output(**output))
         return
     from shardwright.train.server import start_server_early

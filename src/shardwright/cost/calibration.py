@@ -7,6 +7,7 @@ own. What a generation does not say, common.toml says. A constant is never about
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 from shardwright.spec import catalog
 from shardwright.spec.calibration import CalibrationSpec
@@ -146,6 +147,21 @@ def _known_peak(device: DeviceSpec, number: str) -> float:
     return peak
 
 
+def _known(device: DeviceSpec, field: str) -> float:
+    """A field of the device that is 0 where it is not known. KeyError, with what to add, if so."""
+    value: float = getattr(device, field)
+    if not value:
+        raise KeyError(f"{device.name} has no known {field}; add it to its file")
+    return value
+
+
+def _link_bytes_per_s(run: Run, device: DeviceSpec) -> float:
+    """Rate between two devices of a node; without bound where a node has one. KeyError where it is not known."""
+    if run.devices_per_node <= 1:
+        return run.node_bytes_per_s or device.link_gb_per_s * 1e9 or inf
+    return run.node_bytes_per_s or _known(device, "link_gb_per_s") * 1e9
+
+
 def constant(constants: Constants, generation: str, name: str) -> float:
     """A constant of a generation of devices or of software, or the common one.
 
@@ -176,11 +192,11 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         product = _known_peak(device, precision) * of(_NARROW[precision]) * its("rate")
     kernel = software.attention if software.attention not in ("torch", "softmax") else "flash2"
     attention = _known_peak(device, wide) * of(f"attention_{kernel}")
-    node = run.node_bytes_per_s or device.link_gb_per_s * 1e9
     return Rates(
-        flops=flops, flops_product=product, memory=device.memory_gb_per_s * 1e9 * of("memory"),
-        link=node * of("link"), network=(run.network_bytes_per_s or of("network_default")) * of("network"),
-        domain=max(1, run.devices_per_node), multiprocessors=device.multiprocessors,
+        flops=flops, flops_product=product, memory=_known(device, "memory_gb_per_s") * 1e9 * of("memory"),
+        link=_link_bytes_per_s(run, device) * of("link"),
+        network=(run.network_bytes_per_s or of("network_default")) * of("network"),
+        domain=max(1, run.devices_per_node), multiprocessors=int(_known(device, "multiprocessors")),
         link_latency_s=run.node_latency_s or of("link_latency_s"),
         network_latency_s=run.network_latency_s or of("network_latency_s"), gap_s=of("gap_s"),
         attention_forward=attention, attention_backward=attention * of("attention_backward"),

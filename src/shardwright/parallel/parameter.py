@@ -146,7 +146,8 @@ def _cut(
     for dim, axis in axes.items():
         box[dim] = split_evenly(shape[dim], axis.size, axis.index)
     names = tuple(axis.name for axis in axes.values() if axis.size > 1)
-    place = Place(shape, tuple(box), init, std, sharded_over=names, is_expert=is_expert)
+    num_parts = math.prod(axis.size for axis in axes.values())
+    place = Place(shape, tuple(box), init, std, sharded_over=names, is_expert=is_expert, num_parts=num_parts)
     return PlacedParameter(torch.empty(place.shape, device="meta"), place)
 
 

@@ -13,7 +13,7 @@ what the stages of ZeRO differ in (Rajbhandari et al. 2020, arXiv 1910.02054, se
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from shardwright.parallel.collectives import (
     start_reduce_scatter,
 )
 from shardwright.parallel.compress.compressor import Compressor
+from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.masters import Masters, Piece, on_host
 from shardwright.parallel.parameter import PlacedParameter, initial_box, no_memory
@@ -245,8 +246,8 @@ class Unit:
             if not parameter.has_gradient:
                 assert parameter.gradient is not None
                 parameter.gradient.zero_()
-        for start, stop in self._partial_sums():
-            all_reduce(gradients[start:stop], sharding.tp)
+        for parts in self._partial_sums():
+            self._sum_over_tp(parts)
         source = gradients
         if sharding.reduce != gradients.dtype:
             source = self._pool.borrow(gradients.numel(), sharding.reduce).copy_(gradients)
@@ -269,16 +270,24 @@ class Unit:
             return self.summed_gradients()
         return self._pool.borrow(self.layout.shard_size, source.dtype)
 
-    def _partial_sums(self) -> list[tuple[int, int]]:
-        """Ranges of the buffer whose gradients are partial sums over tp."""
-        ranges: list[tuple[int, int]] = []
-        for parameter in self.parameters:
-            if parameter.place.summed_over:
-                start, stop = self._offset[parameter], self._offset[parameter] + parameter.numel()
-                if ranges and ranges[-1][1] == start:
-                    start = ranges.pop()[0]
-                ranges.append((start, stop))
-        return ranges
+    def _partial_sums(self) -> list[list[PlacedParameter]]:
+        """Parameters whose gradients are partial sums over tp, neighbours in the buffer together."""
+        runs = groupby(self.parameters, lambda p: bool(p.place.summed_over))
+        return [list(run) for is_partial, run in runs if is_partial]
+
+    def _sum_over_tp(self, parameters: list[PlacedParameter]) -> None:
+        """Sum the gradients of neighbours. Moves one all-reduce of as many elements on every rank of tp."""
+        assert self._gradients is not None
+        start, last = self._offset[parameters[0]], parameters[-1]
+        whole = self._gradients[start : self._offset[last] + last.numel()]
+        if len(whole) == sum(p.numel() for p in parameters):
+            all_reduce(whole, self.sharding.tp)
+            return
+        # A shard ends between them, where another rank's does not, for what else they hold is of another size.
+        views = [self._view(self._gradients, p) for p in parameters]
+        packed = pack(views, whole.dtype)
+        all_reduce(packed, self.sharding.tp)
+        unpack(packed, views)
 
     def finish_reduce(self) -> None:
         """Wait until the sum is there. Moves, if sharding is hybrid, an all-reduce of the shard over its copies."""

@@ -138,7 +138,7 @@ def scaling(
     if not any(found.points for found in of_kind):
         raise PlanError(
             f"job {job.name} at other sizes",
-            [f"no plan fits on {devices_text(sizes)}; take more of them, or ones with more memory"],
+            [f"no plan fits on {devices_text(sizes)}; use more of them, or devices with more memory"],
         )
     strong, weak = of_kind
     return strong, weak

@@ -43,6 +43,10 @@ class Life(NamedTuple):
     taken: bool = False
 
 
+# Looked up for every action.
+_FORWARD, _BACKWARD, _WEIGHT_GRAD, _RECOMPUTE = Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE
+
+
 @dataclass(frozen=True)
 class Rule:
     """Which actions begin the life of a buffer, about the same stage and microbatch as the one that ends it.
@@ -127,13 +131,13 @@ def peak_activations(schedule: Schedule) -> list[int]:
         most = alive = 0
         for action in row:
             ended = 0
-            for kind, stage, i, _, _ in action.computes():
-                if kind is Kind.FORWARD:
+            for kind, stage, i, _, _ in action[4] or (action,):
+                if kind is _FORWARD:
                     alive += (stage, i) not in recomputed
-                elif kind is Kind.RECOMPUTE:
-                    alive += 1
-                elif kind is Kind.WEIGHT_GRAD or (kind is Kind.BACKWARD and (stage, i) not in split):
+                elif kind is _WEIGHT_GRAD or (kind is _BACKWARD and (stage, i) not in split):
                     ended += 1
+                elif kind is _RECOMPUTE:
+                    alive += 1
             if alive > most:
                 most = alive
             alive -= ended

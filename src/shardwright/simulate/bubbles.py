@@ -6,17 +6,20 @@ action to its last. And a step among others, with no barrier between: how much l
 one before, less the work. ZB-H2 idles (p - 1)F by the first, and not at all by the others.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import itemgetter
 
-from shardwright.schedule.action import COMPUTE, SEND, Kind
+from shardwright.schedule.action import COMPUTE, SEND, Action, Kind
 from shardwright.schedule.generate import training_program
 from shardwright.schedule.lives import peak_activations
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, Times, play_on, step_ends
 from shardwright.schedule.versions import stashed_versions
 
-_COMPUTATIONS = COMPUTE | {Kind.OVERLAP}
+_PAIR = (Kind.OVERLAP, -1)
 _STEADY = 3  # steps after which each further one takes equally long
 
 
@@ -145,6 +148,7 @@ def _bubbles(
 ) -> Bubbles:  # fmt: skip
     """From what was played: the first step, of `makespan`, and one among others, which takes `period`."""
     busy = _busy(program, costs)
+    num_of = Counter(map(itemgetter(0), chain.from_iterable(program.ranks)))  # by kind
     mean_busy = sum(busy) / len(busy)
     share = program.num_stages / program.num_ranks  # stages of a rank that holds its part of the model once
     held = [len(program.placement.stages_of(rank)) / share for rank in range(program.num_ranks)]
@@ -155,15 +159,23 @@ def _bubbles(
         period_bubble=period - mean_busy,
         peak_activations=tuple(peak / share for peak in peak_activations(kept)),
         parameter_copies=tuple(n * versions for n, versions in zip(held, stashed_versions(kept), strict=True)),
-        messages=sum(action.kind in SEND for row in program.ranks for action in row),
-        reductions=sum(action.kind is Kind.REDUCE for row in program.ranks for action in row),
-        gathers=sum(action.kind is Kind.GATHER for row in program.ranks for action in row),
+        messages=sum(num_of[kind] for kind in SEND),
+        reductions=num_of[Kind.REDUCE],
+        gathers=num_of[Kind.GATHER],
         moved=Moved.of(program),
     )
 
 
 def _busy(program: Program, costs: Costs) -> list[float]:
-    return [sum(costs.compute(action) for action in row if action.kind in _COMPUTATIONS) for row in program.ranks]
+    """Time in computation, by rank: what is of one kind and stage takes equally long."""
+    busy = []
+    for row in program.ranks:
+        num_of = Counter(map(itemgetter(0, 1), row))
+        alone = sum(n * costs.compute(Action(*of)) for of, n in num_of.items() if of[0] in COMPUTE)
+        num_paired = Counter(part[:2] for action in row for part in action.parts) if _PAIR in num_of else Counter()
+        paired = sum(n * costs.compute(Action(*of)) for of, n in num_paired.items())
+        busy.append(alone + costs.pair * paired)
+    return busy
 
 
 def _spans(program: Program, times: Times) -> list[float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ class Columns:
     @classmethod
     def of(cls, row: Sequence[Action], num_microbatches: int) -> "Columns":
         """Those of a list."""
-        is_paired = np.fromiter((bool(action.parts) for action in row), bool, len(row))
+        is_paired = np.fromiter(map(bool, map(itemgetter(4), row)), bool, len(row))
         parts = [part for action in row for part in action.parts or (action,)] if is_paired.any() else row
         kinds, stages, microbatches, _, _ = zip(*parts, strict=True) if parts else ((),) * 5
         stage = np.array(stages, np.int64)

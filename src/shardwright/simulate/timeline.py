@@ -145,12 +145,15 @@ def make_timeline(program: Program, times: Times) -> Timeline:
         computations, updates = (
             (firsts[:, None] + np.unique(columns.of_kinds(*kinds).at)).ravel() for kinds in (COMPUTE, (Kind.STEP,))
         )
-        starts, ends = times.start[rank], times.end[rank]
         idle, kept = (
             tuple(context.waits(rank)),
-            kept_on_rank(columns, program.trains, program.sizes, np.array(starts), np.array(ends), num_steps),
+            kept_on_rank(columns, program.trains, program.sizes, context.starts[rank], context.ends[rank], num_steps),
         )
-        ranks.append(RankTimeline(times.rows[rank], starts, ends, num_steps, computations, updates, idle, kept))
+        ranks.append(
+            RankTimeline(
+                times.rows[rank], times.start[rank], times.end[rank], num_steps, computations, updates, idle, kept
+            )
+        )
     return Timeline(program, num_steps, times.makespan, tuple(ranks))
 
 
@@ -180,15 +183,16 @@ class _Context:
     def __init__(self, program: Program, times: Times, num_steps: int) -> None:
         self._program, self._times, self._m = program, times, program.num_microbatches
         self.columns = [Columns.of(row, self._m) for row in program.ranks]
+        self.starts, self.ends = ([np.array(of) for of in rows] for rows in (times.start, times.end))
         found = np.zeros((4, num_steps, program.num_stages * self._m))
         self._computed_ahead, self._computed_back, self._arrived_ahead, self._arrived_back = found
         self._complete = np.zeros((num_steps, program.num_stages))  # when the gradients of all copies of a stage are
         self._end_of_step = [0.0] * num_steps
         kinds = ((Kind.FORWARD,), (Kind.BACKWARD, Kind.INPUT_GRAD), (Kind.RECV_FORWARD,), (Kind.RECV_BACKWARD,))
-        for columns, ended in zip(self.columns, times.end, strict=True):
+        for columns, ended in zip(self.columns, self.ends, strict=True):
             of_kinds = [columns.of_kinds(*of) for of in kinds]
             additions = columns.of_kinds(Kind.BACKWARD, Kind.WEIGHT_GRAD)
-            for step, ends in enumerate(np.array(ended).reshape(num_steps, -1)):
+            for step, ends in enumerate(ended.reshape(num_steps, -1)):
                 self._end_of_step[step] = max(self._end_of_step[step], float(ends.max(initial=0.0)))
                 for table, of in zip(found, of_kinds, strict=True):
                     table[step, of.pair] = ends[of.at]
@@ -208,12 +212,11 @@ class _Context:
     def _pieces(self, rank: int) -> Iterator[Idle]:
         """Every stretch between computations, cut where its cause changes."""
         row, columns = self._program.ranks[rank], self.columns[rank]
-        starts, ends = self._times.start[rank], self._times.end[rank]
         computations = columns.of_kinds(*COMPUTE).at
         first, last = (int(computations[0]), int(computations[-1])) if len(computations) else (-1, -1)
         work = np.unique(columns.of_kinds(*COMPUTE, Kind.STEP).at)
         free, num_steps = 0.0, len(self._end_of_step)
-        began, ended = (np.array(of).reshape(num_steps, -1)[:, work].ravel() for of in (starts, ends))
+        began, ended = (of.reshape(num_steps, -1)[:, work].ravel() for of in (self.starts[rank], self.ends[rank]))
         for place in np.flatnonzero(began > np.append(0.0, ended[:-1])).tolist():
             step, n = place // len(work), int(work[place % len(work)])
             free, start, action = float(ended[place - 1]) if place else 0.0, float(began[place]), row[n]

@@ -104,7 +104,8 @@ class _Cut:
         box[0] = split_evenly(shape[0], plan.ep, self.ep_index)
         box[2] = split_evenly(shape[2], expert_tp, self.index % expert_tp)
         axes = tuple(axis for axis, size in (("ep", plan.ep), ("tp", expert_tp)) if size > 1)
-        return Place(shape, tuple(box), "normal", std, name, sharded_over=axes, is_expert=True)
+        parts = plan.ep * expert_tp
+        return Place(shape, tuple(box), "normal", std, name, sharded_over=axes, is_expert=True, num_parts=parts)
 
     def _attention(self, name: str) -> list[Place]:
         model = self.model
@@ -166,4 +167,5 @@ class _Cut:
     def _sharded(self, name: str, shape: tuple[int, ...], dim: int, std: float = 0.0, init: str = "normal") -> Place:
         box = [(0, size) for size in shape]
         box[dim] = split_evenly(shape[dim], self.plan.tp, self.index)
-        return Place(shape, tuple(box), init, std, name, sharded_over=("tp",) if self.plan.tp > 1 else ())
+        axes = ("tp",) if self.plan.tp > 1 else ()
+        return Place(shape, tuple(box), init, std, name, sharded_over=axes, num_parts=self.plan.tp)

@@ -24,6 +24,7 @@ class Place:
     sharded_over: tuple[str, ...] = ()
     summed_over: tuple[str, ...] = ()
     is_expert: bool = False
+    num_parts: int = 1  # that the axes cut the tensor into, of unequal sizes where it has to be
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,3 +40,8 @@ class Place:
     def num_elements(self) -> int:
         """Elements of the box."""
         return math.prod(self.shape)
+
+    @property
+    def mean_elements(self) -> float:
+        """Elements of a part, were all equal: the same number on every rank, whichever part it holds."""
+        return math.prod(self.full_shape) / self.num_parts

@@ -50,17 +50,20 @@ def unit_groups(
 
 
 def _filled(parameters: Sequence[T], most_elements: int, place_of: Callable[[T], Place]) -> list[list[T]]:
-    """Neighbours together until there are `most_elements`."""
+    """Neighbours together until there are `most_elements` in parts of mean size.
+
+    So ranks of tp group alike, whose parts may be of unequal sizes: a unit's sums over tp are theirs together.
+    """
     groups: list[list[T]] = []
     filling: list[T] = []
-    num_elements = 0
+    num_elements = 0.0
     # From the end, for that is about the order in which gradients become complete.
     for parameter in reversed(parameters):
         filling.append(parameter)
-        num_elements += place_of(parameter).num_elements
+        num_elements += place_of(parameter).mean_elements
         if num_elements >= most_elements:
             groups.append(filling)
-            filling, num_elements = [], 0
+            filling, num_elements = [], 0.0
     return groups + ([filling] if filling else [])
 
 
