@@ -1,6 +1,8 @@
 """What a step costs: properties that no constant may break, and collectives against closed forms."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -179,3 +181,17 @@ def test_tokens_that_may_reach_few_nodes_and_travel_in_8_bits_cost_less() -> Non
     assert travel(run) / travel(anywhere) == pytest.approx(3.60 / 5.25, rel=0.02)
     wide = travel(replace(run, software="nemo")) / travel(run)  # also overlaps and dedupes, and sends 16 bits
     assert wide == pytest.approx(4 / 3, rel=0.02)
+
+
+@pytest.mark.parametrize("field", ["memory_gb_per_s", "multiprocessors"])
+def test_a_device_of_which_a_rate_is_not_known(field: str, tmp_path: Path) -> None:
+    """What a file leaves out is unknown, not zero: it is asked for, and nothing is divided by it."""
+    known = {"memory_gib": 80.0, "memory_gb_per_s": 3350.0, "multiprocessors": 132, "generation": "hopper"}
+    device = tmp_path / "mine.toml"
+    device.write_text("\n".join(f"{key} = {json.dumps(known[key])}" for key in known if key != field))
+    with device.open("a") as file:
+        file.write("\npeak_tflops = { float32 = 66.9 }\n")
+    cluster = {"device": str(device), "devices_per_node": 8, "nodes": 1}
+    job = load_job("quickstart", [f"cluster.{key}={json.dumps(value)}" for key, value in cluster.items()])
+    with pytest.raises(KeyError, match=f"has no known {field}; add it to its file"):
+        rates_of(run_of(job), shipped())

@@ -26,7 +26,6 @@ from shardwright.schedule.generate import GENERATORS, Shape, size_faults
 from shardwright.schedule.job import job_order, job_program, relative_costs
 from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.bubbles import Work
-from shardwright.simulate.timeline import Timeline, make_timeline
 from shardwright.spec import catalog, largest
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec
@@ -180,13 +179,13 @@ def show_executed(job: JobSpec, run: Executed, output: Output) -> None:
     error = simulated_s / run.median_s - 1.0
     verdict = f"simulated {simulated_s:.4f} s, executed {run.median_s:.4f} s (median), error {error:+.1%}"
     note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."
-    ran = replace(simulated, name=f"{simulated.name}, as it ran", timeline=make_timeline(program, run.times))
+    ran = replace(simulated, name=f"{simulated.name}, as it ran", times=run.times)
     sections = [
         section_of(simulated, verdict),
         Section(ran.name, "The last of the steps that were run.", ran.timeline, (), idle_table(ran), memory_table(ran)),
     ]
     title = f"{job.name}: simulated and executed"
-    if faults := _drawing_faults(output, [ran.timeline]):
+    if faults := _drawing_faults(output, [ran]):
         raise PlanError("output", faults)
     _write(output.html, "--html", lambda: timeline_page(title, sections, note))
     _write(output.svg, "--svg", lambda: picture(ran.timeline, ran.name))
@@ -232,7 +231,7 @@ def _show_comparison(request: Request, one: Study | None, output: Output) -> Non
     if one is not None:
         _write_files(one, request.note, Output(None, output.svg, output.trace), one.heading)
     if output.html:
-        if faults := _drawing_faults(Output(output.html), [study.timeline for study in studies]):
+        if faults := _drawing_faults(Output(output.html), studies):
             raise PlanError("output", faults)
         title = f"Pipeline schedules: {shape}"
         page = timeline_page(title, [section_of(study) for study in studies], request.note, studies)
@@ -258,12 +257,12 @@ def _chooses(name: str) -> bool:
     return STAGES_PER_RANK.get(name, 1) == 0
 
 
-def _drawing_faults(output: Output, timelines: Sequence[Timeline]) -> list[str]:
+def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
     """What asks for a file of so many actions that nobody could open it."""
     if not (output.svg or output.html or output.trace):
         return []
-    actions = [action for timeline in timelines for row in timeline.program.ranks for action in row]
-    num_steps = max(timeline.num_steps for timeline in timelines)
+    actions = [action for one in studies for row in one.program.ranks for action in row]
+    num_steps = max(one.num_steps for one in studies)
     num_all = num_steps * len(actions)
     num_computed = num_steps * sum(bool(action.computes()) for action in actions)
     return [
@@ -279,7 +278,7 @@ def _drawing_faults(output: Output, timelines: Sequence[Timeline]) -> list[str]:
 
 
 def _write_files(one: Study, note: str, output: Output, title: str) -> None:
-    if faults := _drawing_faults(output, [one.timeline]):
+    if faults := _drawing_faults(output, [one]):
         raise PlanError("output", faults)
     _write(output.html, "--html", lambda: timeline_page(title, [section_of(one)], note))
     _write(output.svg, "--svg", lambda: picture(one.timeline, one.name))

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardwright.schedule.generate import GENERATORS, Shape, shape_order, training_program
 from shardwright.schedule.schedule import Program, Schedule
-from shardwright.schedule.timing import Costs, play
+from shardwright.schedule.timing import Costs, Times, play
 from shardwright.simulate.bubbles import Bubbles, Work, measure_and_play
 from shardwright.simulate.timeline import Timeline, make_timeline
 from shardwright.spec.plan import ASYNCHRONOUS, Recompute
@@ -29,12 +30,23 @@ class Formula:
 
 @dataclass(frozen=True)
 class Study:
-    """A timeline, and the figures of its program."""
+    """A program that was played, the timeline of that, and its figures."""
 
     name: str
-    timeline: Timeline
+    program: Program
+    times: Times
     bubbles: Bubbles
     formula: Formula | None = None
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What was played, explained."""
+        return make_timeline(self.program, self.times)
+
+    @property
+    def num_steps(self) -> int:
+        """How often the program was played."""
+        return len(self.times.rows[0]) // len(self.program.ranks[0])
 
     @property
     def heading(self) -> str:
@@ -44,7 +56,7 @@ class Study:
     @property
     def shape(self) -> str:
         """Ranks, microbatches and stages."""
-        program, steps = self.timeline.program, self.timeline.num_steps
+        program, steps = self.program, self.num_steps
         words = [count(program.num_ranks, "rank"), count(program.num_microbatches, "microbatch")]
         if program.num_stages != program.num_ranks:
             words.append(count(program.num_stages, "stage"))
@@ -99,10 +111,10 @@ def study(
     order = None if streams is None else streams.order
     if one.weights == "current" or streams is None or num_steps == 1:
         bubbles, times = measure_and_play(one, costs, num_steps, order)
-        return Study(name, make_timeline(one, times), bubbles, formula)
+        return Study(name, one, times, bubbles, formula)
     bubbles, _ = measure_and_play(one, costs, 1, order)
     drawn = streams.program(num_steps)
-    return Study(name, make_timeline(drawn, play(drawn, costs)), bubbles, formula)
+    return Study(name, drawn, play(drawn, costs), bubbles, formula)
 
 
 def _formula(name: str, program: Program, num_microbatches: int, work: Work) -> Formula | None:

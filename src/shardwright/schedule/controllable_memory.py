@@ -15,8 +15,9 @@ Only F and I have their slots in the block (`starts`: chunk 0's F, chunk 1's F, 
 Only the order that results is kept: when actions really run is up to their real costs.
 """
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.placement import vee
@@ -98,54 +99,70 @@ def _with_weight_grads(mine: dict[Work, int]) -> list[Work]:
     return [*order, *waiting]
 
 
-_HOLE, _FORWARD, _INPUT_GRAD = range(3)
-
-
 class _Lane:
-    """What is in each slot of a rank, and how much waits and lives when the slot begins.
+    """The work of a rank by its slot, and how much waits and lives when it begins; all other slots are holes.
 
     In a hole runs the weight gradient that has waited longest, if one waits. So moving one piece of work changes what
     waits from its new slot on, until as much waits as before the move.
     """
 
     def __init__(self, mine: dict[Work, int]) -> None:
-        length = max(mine.values()) + 1
-        self._slots = [_HOLE] * length
-        for (n, _), slot in mine.items():
-            self._slots[slot] = _FORWARD if n < 2 else _INPUT_GRAD
-        self._waiting, self._alive = [0] * (length + 1), [0] * (length + 1)  # weight gradients; halves of microbatches
-        for slot, what in enumerate(self._slots):
-            ends = what == _HOLE and self._waiting[slot] > 0
-            self._waiting[slot + 1] = self._waiting[slot] + (what == _INPUT_GRAD) - ends
-            self._alive[slot + 1] = self._alive[slot] + (what == _FORWARD) - ends
+        self._at = sorted(mine.values())
+        forwards = {slot for (n, _), slot in mine.items() if n < 2}
+        self._is_forward = [slot in forwards for slot in self._at]  # else an input gradient
+        self._waiting, self._alive = [0], [0]  # weight gradients; halves of microbatches
+        for i in range(len(self._at) - 1):
+            waiting, alive = self._after(i, self._at[i + 1])
+            self._waiting.append(waiting)
+            self._alive.append(alive)
 
     @property
     def peak(self) -> int:
         """Most halves alive at once."""
-        return max(self._alive)
+        return max(map(int.__add__, self._alive, self._is_forward))
 
-    def holes(self, first: int, last: int) -> list[int]:
+    def holes(self, first: int, last: int) -> Iterator[int]:
         """Those from a slot up to another."""
-        return [slot for slot, what in enumerate(self._slots[first:last], first) if what == _HOLE]
+        taken = set(self._at[bisect_left(self._at, first) : bisect_left(self._at, last)])
+        return (slot for slot in range(first, last) if slot not in taken)
+
+    def _after(self, i: int, slot: int) -> tuple[int, int]:
+        """What waits and what lives when a slot begins, if the i-th work is the last one before it."""
+        if i < 0:
+            return 0, 0
+        waiting, alive = self._waiting[i] + (not self._is_forward[i]), self._alive[i] + self._is_forward[i]
+        ended = min(waiting, slot - self._at[i] - 1)
+        return waiting - ended, alive - ended
 
     def move(self, slot: int, earlier: int, allowed: int) -> bool:
         """Move the work in a slot to a hole before it, if never more than `allowed` are alive then."""
-        moved, waiting, alive = self._slots[slot], [self._waiting[earlier]], [self._alive[earlier]]
-        at, now_waiting, now_alive = earlier, waiting[0], alive[0]
-        while at < len(self._slots) and (at <= slot or now_waiting != self._waiting[at]):
-            what = moved if at == earlier else _HOLE if at == slot else self._slots[at]
-            if what == _FORWARD:
-                now_alive += 1
-                if now_alive > allowed:
-                    return False
-            elif what == _INPUT_GRAD:
-                now_waiting += 1
-            elif now_waiting:
-                now_waiting -= 1
-                now_alive -= 1
-            waiting.append(now_waiting)
-            alive.append(now_alive)
-            at += 1
-        self._slots[earlier], self._slots[slot] = moved, _HOLE
-        self._waiting[earlier : at + 1], self._alive[earlier : at + 1] = waiting, alive
+        at, is_forward = self._at, self._is_forward
+        first, old = bisect_left(at, earlier), bisect_left(at, slot)
+        waiting, alive = self._after(first - 1, earlier)
+        new_at, new_is_forward = [earlier, *at[first:old]], [is_forward[old], *is_forward[first:old]]
+        new_waiting, new_alive = list[int](), list[int]()
+        i = 0
+        while True:
+            new_waiting.append(waiting)
+            new_alive.append(alive)
+            alive += new_is_forward[i]
+            waiting += not new_is_forward[i]
+            if alive > allowed:
+                return False
+            if i + 1 == len(new_at):  # what comes after where it was, until as much waits as before
+                following = first + i + 1
+                if following == len(at):
+                    break
+                new_at.append(at[following])
+                new_is_forward.append(is_forward[following])
+            ended = min(waiting, new_at[i + 1] - new_at[i] - 1)
+            waiting -= ended
+            alive -= ended
+            i += 1
+            if first + i > old and waiting == self._waiting[first + i]:
+                del new_at[i], new_is_forward[i]
+                break
+        changed = slice(first, first + len(new_at))
+        at[changed], is_forward[changed] = new_at, new_is_forward
+        self._waiting[changed], self._alive[changed] = new_waiting, new_alive
         return True

@@ -38,9 +38,12 @@ class Row:
             for token in tokens.split()
         ]
         for _ in range(times):
+            num_before = len(self._actions)
             for token in wanted:
                 parts = [part for kind, chunk in token if (part := self._next(kind, chunk))]
                 self._actions += parts if len(parts) < 2 else [Action(Kind.OVERLAP, parts=tuple(parts))]
+            if len(self._actions) == num_before:
+                break  # nothing is left of what is asked for, so that each further time would add nothing either
 
     def _next(self, kind: Kind, chunk: int) -> Action | None:
         """The next action of a kind on a chunk, or none."""

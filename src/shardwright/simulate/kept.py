@@ -51,6 +51,9 @@ def kept_on_rank(
     for buffer in Buffer:
         lives = [_lives(rule, columns, trains) for rule in RULES if rule.buffer is buffer]
         stage, born, dies, taken = (np.concatenate(parts) for parts in zip(*lives, strict=True))
+        if not len(born):
+            found[buffer] = Kept(np.zeros(0), born, born)
+            continue
         # By life and step, in arrays of (lives, steps).
         born, dies = born[:, None] + firsts, dies[:, None] + firsts
         end = np.where(taken[:, None], starts[dies], ends[dies])
@@ -87,6 +90,8 @@ def _lives(rule: Rule, columns: Columns, trains: bool) -> tuple[Array, Array, Ar
     Of one stage and microbatch the n-th birth goes with the n-th death; what is never let go lives to the end.
     """
     begins, ends = columns.of_kinds(*rule.begins), columns.of_kinds(*rule.ends)
+    if not len(begins.at):
+        return begins.stage, begins.at, begins.at, np.zeros(0, bool)
     is_again = np.isin(begins.pair, columns.of_kinds(Kind.RECOMPUTE).pair)
     begins = begins.where((is_again == rule.of_recomputed) & trains | ~begins.are_of(Kind.FORWARD))
     dies, taken = np.full(len(begins.at), columns.at.max(initial=0)), np.zeros(len(begins.at), bool)

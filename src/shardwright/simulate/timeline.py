@@ -212,7 +212,7 @@ class _Context:
     def _pieces(self, rank: int) -> Iterator[Idle]:
         """Every stretch between computations, cut where its cause changes."""
         row, columns = self._program.ranks[rank], self.columns[rank]
-        computations = columns.of_kinds(*COMPUTE).at
+        computations, gathers = columns.of_kinds(*COMPUTE).at, columns.of_kinds(Kind.GATHER)
         first, last = (int(computations[0]), int(computations[-1])) if len(computations) else (-1, -1)
         work = np.unique(columns.of_kinds(*COMPUTE, Kind.STEP).at)
         free, num_steps = 0.0, len(self._end_of_step)
@@ -229,7 +229,7 @@ class _Context:
                 yield Idle(Cause.DRAIN, free, border)
                 yield Idle(Cause.WARM_UP, border, start)
             else:
-                gathered = self._gathered(rank, step, n, action)
+                gathered = self._gathered(gathers, self.ends[rank][step * len(row) :], n, action)
                 yield from _cut(free, start, *self._inputs(action, step, free, gathered), Cause.DEPENDENCY)
         yield Idle(Cause.DRAIN, float(ended[-1]) if len(ended) else 0.0, max(self._end_of_step))
 
@@ -250,16 +250,14 @@ class _Context:
                     computed = max(computed, float(self._computed_ahead[step, n - self._m]))
         return computed, arrived
 
-    def _gathered(self, rank: int, step: int, n: int, action: Action) -> float:
-        """When the last gather before an action of what it needs was over."""
-        gathers, latest = self.columns[rank].of_kinds(Kind.GATHER), 0.0
+    def _gathered(self, gathers: Columns, ends: Array, n: int, action: Action) -> float:
+        """When the last gather before action n of what it needs was over. `ends` are of the actions of its step."""
+        latest = 0.0
         for stage in stages_needed(action) if len(gathers.at) else ():
             of_stage = gathers.at[gathers.stage == stage]
             before = int(np.searchsorted(of_stage, n))
             if before:
-                latest = max(
-                    latest, self._times.end[rank][step * len(self._program.ranks[rank]) + of_stage[before - 1]]
-                )
+                latest = max(latest, float(ends[of_stage[before - 1]]))
         return latest
 
     def _reduced(self, rank: int, step: int, n: int, free: float) -> tuple[float, float]:

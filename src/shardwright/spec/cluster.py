@@ -2,10 +2,20 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from shardwright.spec import largest
 from shardwright.spec.base import Spec
+
+
+def _zero_or_a_rate(value: float) -> float:
+    """A rate that is divided by where it is known. ValueError where it is too small for that, and not 0."""
+    if 0 < value < largest.LEAST_RATE:
+        raise ValueError(f"Input should be 0, which is unknown, or at least {largest.LEAST_RATE:g}")
+    return value
+
+
+KnownRate = Annotated[float, Field(ge=0, le=largest.RATE), AfterValidator(_zero_or_a_rate)]
 
 
 class LinkSpec(Spec):
@@ -67,25 +77,25 @@ class DeviceSpec(Spec):
     peak_tflops: dict[str, Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.RATE)]] = Field(
         default_factory=dict, description="Dense peak by compute dtype, in 1e12 FLOP/s."
     )
-    memory_gb_per_s: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+    memory_gb_per_s: KnownRate = Field(
         0.0, description="Peak bandwidth of its memory, in 1e9 bytes per second; 0 is unknown."
     )
     multiprocessors: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
         0, description="Streaming multiprocessors (or what runs one tile of a product at a time); 0 is unknown."
     )
-    link_gb_per_s: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+    link_gb_per_s: KnownRate = Field(
         0.0, description="Links within a domain, in 1e9 bytes per second, of one device in one direction."
     )
     link_domain: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
         0, description="Devices in such a domain; 0 is unknown."
     )
-    host_gb_per_s: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+    host_gb_per_s: KnownRate = Field(
         0.0, description="Link to the host, in 1e9 bytes per second in one direction; 0 is unknown."
     )
     host_memory_gib: Annotated[float, Field(ge=0, le=largest.MEMORY_GIB)] = Field(
         0.0, description="Host memory by device, of the usual server, in GiB; 0 is unknown."
     )
-    host_memory_gb_per_s: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+    host_memory_gb_per_s: KnownRate = Field(
         0.0, description="Peak bandwidth of that memory by device, in 1e9 bytes per second; 0 is unknown."
     )
     generation: str = Field(
@@ -103,7 +113,7 @@ class DeviceSpec(Spec):
     power_w: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
         0.0, description="Most power that it takes for long (TDP), in watts, without the server; 0 is unknown."
     )
-    hours_between_failures: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+    hours_between_failures: KnownRate = Field(
         0.0,
         description="Mean hours of one device between failures, of any part of the cluster, that interrupt a job; a "
         "job on n devices is interrupted n times as often. 0 is unknown.",
@@ -192,12 +202,12 @@ class ClusterSpec(Spec):
         description="Power usage effectiveness: energy that the site takes for each that its devices take, with "
         "servers, network and cooling; 1 counts the devices alone.",
     )
-    hours_between_failures: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+    hours_between_failures: KnownRate = Field(
         0.0,
         description="Mean hours of one device between failures that interrupt a job; 0 means the catalog's of the "
         "device.",
     )
-    checkpoint_gb_per_s: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+    checkpoint_gb_per_s: KnownRate = Field(
         0.0,
         description="Rate at which all ranks together write a checkpoint while the job waits, in 1e9 bytes per "
         "second; 0 is unknown.",
