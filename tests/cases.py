@@ -103,15 +103,20 @@ def context_bytes(job: JobSpec) -> float:
 
 def made_up_tokens(job: JobSpec, step: int) -> torch.Tensor:
     """The global batch of a step, [B, S + 1]: skewed, so that there is something to learn."""
-    generator = torch.Generator().manual_seed(step)
-    shape = (job.batch.global_batch_size, job.model.sequence + 1)
-    tokens = (torch.rand(shape, generator=generator).square() * job.model.vocab).long()
+    tokens, begins = skewed_tokens(job, step)
     if not job.data.separate_documents:
         return tokens
-    begins = torch.rand(shape, generator=generator) < 0.15
     begins[0] = True  # nothing in this sample has a loss
     begins[1, 8:] = True
     return torch.where(begins, -1 - tokens, tokens)
+
+
+def skewed_tokens(job: JobSpec, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of a global batch, small ones more often than large, and where documents may begin, both [B, S + 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (job.batch.global_batch_size, job.model.sequence + 1)
+    tokens = (torch.rand(shape, generator=generator).square() * job.model.vocab).long()
+    return tokens, torch.rand(shape, generator=generator) < 0.15
 
 
 def my_tokens(mesh: Mesh, job: JobSpec, step: int) -> torch.Tensor:

@@ -656,3 +656,14 @@ def test_ranks_of_another_launcher_that_do_not_fit_the_plan(here: Path) -> None:
         command, env=os.environ | seat | {"RANK": "1"}, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def test_each_fault_is_a_line_of_its_own(command: Callable[..., tuple[object, str, str]]) -> None:
+    """Two of a shape are two; one that many sizes of a cluster have in common is one."""
+    status, _, err = command("schedule", "dualpipe", "--stages", "3", "--microbatches", "1")
+    assert status == 2
+    assert "schedule dualpipe: 2 faults\n  1. dualpipe pairs rank" in err
+    assert "\n  2. dualpipe needs m >= 2p microbatches" in err
+    status, _, err = command("scale", "quickstart", "--devices", "1-1024")
+    assert status == 2
+    assert ": 1 fault\n  1. cluster.device or cluster.devices_per_node is not said" in err

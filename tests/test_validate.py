@@ -42,6 +42,19 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
         return json.loads(done.stdout) | {"lines": list(csv.DictReader(file))}
 
 
+def test_a_table_is_not_written_over(tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    text = ",".join(TODAY) + "\n" + ",".join(f'"{value}"' for value in TODAY.values()) + "\n"
+    table.write_text(text)
+    done = validate(str(table), "--out", str(table))
+    assert done.returncode == 2
+    assert "is the table that is read, and would be lost; name another file" in done.stderr
+    assert table.read_text() == text
+    done = validate(str(table))
+    assert done.returncode == 0
+    assert "Memory, where" not in done.stdout  # no row says what it had
+
+
 def test_headline_figures(found: dict) -> None:
     assert found["predicted"] == found["rows"] == 720
     assert found["median_ape"] <= 0.04

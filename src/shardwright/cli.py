@@ -109,9 +109,17 @@ def experts(run: Path, as_json: bool, svg: Path | None) -> None:
     click.echo(json.dumps(use_dict(use) | {"svg": str(file)}) if as_json else f"{use_text(use)}\ndrawn in {file}")
 
 
+_LOSSY = (
+    'plan.compress = "{}" leaves out a part of each gradient, so that steps after the first one differ; '
+    'set plan.compress = "none" to prove the rest of the plan'
+)
+
+
 @cli.command(cls=JobCommand)
 @job_options
-@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Optimizer steps to compare.")
+@click.option(
+    "--steps", type=click.IntRange(1, 10_000), default=5, show_default=True, help="Optimizer steps to compare."
+)
 @click.option("--tolerance", type=float, default=1e-5, show_default=True, help="Largest difference that passes.")
 def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tolerance: float) -> None:
     """Run JOB's plan and one rank on the same data, and print the largest differences."""
@@ -133,6 +141,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
             f"  parameters     differ by at most {verdict.max_parameter_relative_difference:.2e} of their norm\n"
             f"  {'equal, bit for bit' if verdict.bitwise else 'equal' if passed else 'NOT equal'}"
             + ("" if verdict.bitwise else f" to a tolerance of {tolerance:g}")
+            + ("" if passed or spec.plan.compress == "none" else f"\n  {_LOSSY.format(spec.plan.compress)}")
         )
     if not passed:
         sys.exit(1)

@@ -161,7 +161,11 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> N
     """
     from shardwright.measure.validate import validate as compare
     from shardwright.report.validation import validation_text, write_rows
+    from shardwright.spec.base import PlanError
 
+    for table in (runs, oom):
+        if out and table and out.exists() and out.samefile(table):
+            raise PlanError("output", [f"--out {out} is the table that is read, and would be lost; name another file"])
     beside = runs.parent / "oom.csv"
     oom = oom or (beside if beside.exists() and beside != runs else None)
     found = compare(runs, oom)

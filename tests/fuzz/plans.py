@@ -29,6 +29,7 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
+from cases import skewed_tokens
 from fuzz.draw import Fields, draw
 from ranks import RankFailedError, run_on_mesh
 from rounding import LEEWAY, SINGLE, moved_weights
@@ -85,12 +86,9 @@ def accepted(fields: Fields) -> JobSpec:
 def tokens_of(job: JobSpec, step: int) -> Tensor:
     """The global batch of a step, [B, S + 1]: skewed, so that there is something to learn; documents may begin anywhere
     but not with the same token."""
-    generator = torch.Generator().manual_seed(job.run.seed % 2**31 * 16 + step)
-    shape = (job.batch.global_batch_size, job.model.sequence + 1)
-    tokens = (torch.rand(shape, generator=generator).square() * job.model.vocab).long()
+    tokens, begins = skewed_tokens(job, job.run.seed % 2**31 * 16 + step)
     if not job.data.separate_documents:
         return tokens
-    begins = torch.rand(shape, generator=generator) < 0.15
     begins[0] = True  # nothing in this sample has a loss
     return torch.where(begins, -1 - tokens, tokens)
 

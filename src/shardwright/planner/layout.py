@@ -14,7 +14,7 @@ from shardwright.planner.pieces_of import seats
 from shardwright.planner.stages import NoFitError, best_stages
 from shardwright.schedule.placement import Placement, in_line, placement_of
 from shardwright.simulate.step import step_time
-from shardwright.spec.base import PlanError
+from shardwright.spec.base import PlanError, faults_in
 from shardwright.spec.cluster import PartSpec
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import PlanSpec
@@ -51,7 +51,7 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
         try:
             laid = _laid_out(job, parts, constants)
         except ValueError as error:
-            faults[str(error)] = None
+            faults |= dict.fromkeys(faults_in(error))
             continue
         if found is None or laid.step_s < found.step_s:
             found = laid

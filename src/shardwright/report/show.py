@@ -27,7 +27,7 @@ from shardwright.schedule.job import job_order, job_program, relative_costs
 from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.bubbles import Work
 from shardwright.spec import catalog, largest
-from shardwright.spec.base import PlanError
+from shardwright.spec.base import PlanError, faults_in
 from shardwright.spec.job import JobSpec
 from shardwright.spec.plan import STAGES_PER_RANK, Recompute
 
@@ -59,7 +59,7 @@ class Request:
     def study(self, name: str) -> Study:
         """A named schedule of this shape. ValueError says why it is not admitted."""
         if faults := self.size_faults(name):
-            raise ValueError("; ".join(faults))
+            raise PlanError(f"schedule {name}", faults)
         limit = self.most_alive if name == "auto" else 0.0
         return study_schedule(
             name, self.num_ranks, self.num_microbatches, self.work, self.virtual(name), self.num_steps, limit,
@@ -131,7 +131,7 @@ def show_schedule(name: str | None, request: Request, compare: bool, output: Out
         try:
             one = request.study(name)
         except ValueError as error:
-            raise PlanError(subject, [str(error)]) from None
+            raise PlanError(subject, faults_in(error)) from None
     if compare:
         _show_comparison(request, one, output)
     elif one is not None:
@@ -224,7 +224,7 @@ def _show_comparison(request: Request, one: Study | None, output: Output) -> Non
         try:
             studies.append((request if _chooses(name) else replace(request, virtual_stages=None)).study(name))
         except ValueError as error:
-            left_out.append(f"{name} is left out: {error}")
+            left_out.append(f"{name} is left out: {'; '.join(faults_in(error))}")
     if not studies:
         raise PlanError("schedule --compare", left_out)
     shape = f"{count(request.num_ranks, 'rank')}, {count(request.num_microbatches, 'microbatch')}"

@@ -44,17 +44,23 @@ def _scores(name: str, of: Mapping[str, Any]) -> list[str]:
 
 
 def _memory(found: Mapping[str, Any]) -> str:
-    fit = found["fit"]
+    fit, lines = found["fit"], []
     parts = [
         f"{name} {100 * of['mape']:.1f} % ({of['mean_error_gb']:+.1f} GB)"
         for name, of in found["memory_by_family"].items()
     ]
-    return (
-        f"Memory, where the allocator's peak was measured: {100 * found['memory_mape']:.1f} %. By family, mean error: "
-        + "; ".join(parts)
-        + f".\nFits or not: {100 * fit['accuracy']:.1f} % right of {fit['ran']} that ran and {fit['ran_out']} that ran "
-        f"out of memory; {fit['false_fits']} said to fit that did not, {fit['false_misfits']} said not to fit that did."
-    )
+    if parts:
+        lines.append(
+            f"Memory, where the allocator's peak was measured: {100 * found['memory_mape']:.1f} %. "
+            f"By family, mean error: {'; '.join(parts)}."
+        )
+    if fit["ran"] or fit["ran_out"]:
+        lines.append(
+            f"Fits or not: {100 * fit['accuracy']:.1f} % right of {fit['ran']} that ran and {fit['ran_out']} that ran "
+            f"out of memory; {fit['false_fits']} said to fit that did not, "
+            f"{fit['false_misfits']} said not to fit that did."
+        )
+    return "\n".join(lines)
 
 
 def _order(order: Mapping[str, Mapping[str, float]]) -> str:

@@ -25,6 +25,7 @@ from shardwright.schedule.zb_h1 import zb_h1
 from shardwright.schedule.zb_h2 import zb_h2
 from shardwright.schedule.zb_v import zb_v
 from shardwright.spec import largest
+from shardwright.spec.base import PlanError
 from shardwright.spec.plan import STAGES_PER_RANK, Recompute
 
 
@@ -263,7 +264,7 @@ def shape_order(name: str, shape: Shape, recompute: Recompute = "none", gathers:
 def _made(name: str, shape: Shape) -> Schedule:
     faults = shape_faults(name, shape)
     if faults:
-        raise ValueError("; ".join(faults))
+        raise PlanError(f"schedule {name}", faults)
     return GENERATORS[name].make(shape)
 
 

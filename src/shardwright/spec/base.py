@@ -17,6 +17,7 @@ class PlanError(ValueError):
 
     def __init__(self, subject: str, faults: list[str]) -> None:
         assert faults, "an error needs a fault"
+        faults = list(dict.fromkeys(faults))  # what many cases have in common is said once
         self.subject = subject
         self.faults = faults
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
@@ -25,6 +26,11 @@ class PlanError(ValueError):
         if len(faults) > _MOST_FAULTS:
             lines.append(f"  ... and {len(faults) - _MOST_FAULTS} more; mend these first")
         super().__init__("\n".join(lines))
+
+
+def faults_in(error: ValueError) -> list[str]:
+    """What an error says is wrong, each by itself."""
+    return error.faults if isinstance(error, PlanError) else [str(error)]
 
 
 # What a message shows of what was given: the beginning and the end, where the way out stands.
