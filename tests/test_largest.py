@@ -179,6 +179,10 @@ def test_shapes_have_a_largest(name: str) -> None:
             ["schedule", "--compare", "--stages", "100000"],
             "zb-v is left out: a pipeline of p 100,000 ranks is too long",
         ),
+        (
+            ["schedule", "--compare", "--stages", "256", "--microbatches", "1024"],
+            "256 stages x 1,024 microbatches = 262,144 are more than 8,192; use at most 32 microbatches",
+        ),
         (["simulate", "quickstart", "--steps", "1000000000"], "x 1,000,000,000 steps = 8,000,000,000 forwards"),
         (["simulate", "quickstart", "--communication", "nan"], "--communication is nan, and it must be 0"),
         (

@@ -66,6 +66,18 @@ class Request:
             self.recompute, self.gather is not None,
         )  # fmt: skip
 
+    def comparison_faults(self) -> list[str]:
+        """Why all schedules together would take too long; a pipeline that none admits is theirs to refuse."""
+        p, m, steps = self.num_ranks, self.num_microbatches, self.num_steps
+        if p * m * steps <= largest.COMPARED or p > largest.PIPELINE_RANKS:
+            return []
+        times = f" x {steps:,} steps" if steps > 1 else ""
+        return [
+            f"--compare plays every schedule, and {p:,} stages x {m:,} microbatches{times} = {p * m * steps:,} are "
+            f"more than {largest.COMPARED:,}; use at most {max(1, largest.COMPARED // (p * steps)):,} microbatches, or name "
+            "one schedule without --compare"
+        ]
+
     def virtual(self, name: str) -> int:
         """Stages on each rank under a named schedule."""
         if self.virtual_stages is None:
@@ -124,6 +136,8 @@ def show_schedule(name: str | None, request: Request, compare: bool, output: Out
         faults.append(f"{name!r} is not a schedule; {catalog.did_you_mean(name, list(GENERATORS))}")
     if compare and name is None and (output.trace or output.svg):
         faults.append("--trace and --svg are of one schedule; name it, or use --html for all")
+    if compare and not faults:
+        faults += request.comparison_faults()
     if faults:
         raise PlanError(subject, faults)
     one = None

@@ -43,6 +43,7 @@ PARAMETERS = 10**16  # of a model
 TOKENS = 2**40  # of a step
 ACTIVATIONS = 2**62  # elements of a microbatch: its tokens x the widest of what they become x layers
 COMPUTATIONS = 2**19  # of a step: stages x microbatches, each a forward and a backward
+COMPARED = 2**13  # ranks x microbatches x steps, where every schedule is played
 SEARCHED = 2**13  # the same, of a schedule that is searched for (auto)
 
 # --- options ---
