@@ -74,8 +74,8 @@ class Request:
         times = f" x {steps:,} steps" if steps > 1 else ""
         return [
             f"--compare plays every schedule, and {p:,} stages x {m:,} microbatches{times} = {p * m * steps:,} are "
-            f"more than {largest.COMPARED:,}; use at most {max(1, largest.COMPARED // (p * steps)):,} microbatches, or name "
-            "one schedule without --compare"
+            f"more than {largest.COMPARED:,}; use at most {max(1, largest.COMPARED // (p * steps)):,} microbatches, or "
+            "name one schedule without --compare"
         ]
 
     def virtual(self, name: str) -> int:
