@@ -667,3 +667,10 @@ def test_each_fault_is_a_line_of_its_own(command: Callable[..., tuple[object, st
     status, _, err = command("scale", "quickstart", "--devices", "1-1024")
     assert status == 2
     assert ": 1 fault\n  1. cluster.device or cluster.devices_per_node is not said" in err
+
+
+@pytest.mark.parametrize("field", ["cluster.name", "cluster.device"])
+def test_a_file_that_is_no_toml(field: str, refused: Refused, here: Path) -> None:
+    (here / "mine.txt").write_text("layers = 2\n")
+    (fault,) = refused(f"{field}={here}/mine.txt").faults
+    assert "if the file is meant, give it a name that ends in .toml" in fault

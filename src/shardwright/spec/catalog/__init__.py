@@ -5,6 +5,7 @@ turn (the device of a cluster, the calibration of a device) is found from its ow
 """
 
 import difflib
+import os
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -69,6 +70,8 @@ _LONGEST_WORD = 100  # comparing takes as long as the product of both lengths
 
 def did_you_mean(word: str, known: list[str]) -> str:
     """A way out of a name that is not known."""
+    if "/" in word and os.path.exists(word):  # False, too, of what can't be a path
+        return "if the file is meant, give it a name that ends in .toml"
     near = difflib.get_close_matches(word[:_LONGEST_WORD], known, n=2, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(near) + "?"
