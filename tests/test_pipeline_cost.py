@@ -32,6 +32,7 @@ def chunks(name: str, v: int) -> int:
     st.integers(3, 6), st.sampled_from([0, 1, 2, 5]), st.sampled_from([2, 3]), st.floats(0.9, 2.2), st.floats(0.6, 1.1)
 )
 @example(4, 0, 2, 0.9, 1.1)  # backwards whose first half is cheaper than a forward
+@example(4, 0, 2, 0.9, 0.95)  # and dearer weight gradients than that, of which a pair is one too few
 def test_bubbles_are_those_that_are_played(name: str, p: int, times: int, v: int, i: float, w: float) -> None:
     """From as many microbatches as ranks on."""
     m, v = p * (1 + times), chunks(name, v)

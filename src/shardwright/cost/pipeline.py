@@ -73,9 +73,10 @@ def bubble(schedule: str, p: Numbers, m: Numbers, v: Numbers, f: Numbers, i: Num
     if schedule == "zb-h2":
         filled = np.clip(m - 1, 0, 2 * (p - 1))  # weight gradients that there are to fill the wait
         turned = np.where(f > i, filled // 2, 0)  # the longest way through both passes takes the dearer where it may
-        return _longest(
-            (p - 1) * (f + i) - filled * w, (p - 1 - filled + turned) * f + (p - 1 - turned) * i, 0.0 * f
-        )  # fmt: skip
+        # Of an odd number of them one is left over, between a forward and an input gradient.
+        left_over = np.where(f > i, filled % 2, 0) * np.maximum(0.0, f - w)
+        through = (p - 1 - filled + turned) * f + (p - 1 - turned) * i + left_over
+        return _longest((p - 1) * (f + i) - filled * w, through, 0.0 * f)
     if schedule == "zb-v":
         filled = np.clip(m - p, 0, p - 1)
         return _longest((p - 1) * i - filled * w, (p - 1) * (f - b / 2), 0.0 * f)

@@ -24,7 +24,7 @@ class PlanError(ValueError):
         lines = [f"{_cut(subject, _MOST_SUBJECT)}: {count}"]
         lines += [f"  {i}. {_cut(fault, _MOST_TEXT)}" for i, fault in enumerate(faults[:_MOST_FAULTS], 1)]
         if len(faults) > _MOST_FAULTS:
-            lines.append(f"  ... and {len(faults) - _MOST_FAULTS} more; mend these first")
+            lines.append(f"  ... and {len(faults) - _MOST_FAULTS} more; correct these first")
         super().__init__("\n".join(lines))
 
 

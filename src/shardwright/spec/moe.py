@@ -207,9 +207,11 @@ class MoeSpec(Spec):
                 f"model.moe.groups_kept {self.groups_kept} is more than num_groups {self.num_groups}; use less"
             )
         elif self.groups_kept * size < self.num_chosen:
+            needed = -(-self.num_chosen // size)
+            way_out = f"keep at least {needed} groups" if needed <= self.num_groups else "use a smaller model.moe.top_k"
             faults.append(
                 f"model.moe.groups_kept {self.groups_kept} x {size} experts of a group = {self.groups_kept * size} is "
-                f"less than top_k {self.num_chosen}; keep at least {-(-self.num_chosen // size)} groups"
+                f"less than top_k {self.num_chosen}; {way_out}"
             )
         if self.group_score == "top2" and size < 2:
             faults.append('model.moe.group_score = "top2" needs two experts in a group, and there is one; use "max"')
