@@ -48,8 +48,12 @@ def test_a_table_is_not_written_over(tmp_path: Path) -> None:
     table.write_text(text)
     done = validate(str(table), "--out", str(table))
     assert done.returncode == 2
-    assert "is the table that is read, and would be lost; name another file" in done.stderr
-    assert table.read_text() == text
+    assert "is a table that is read, and would be lost; name another file" in done.stderr
+    beside = tmp_path / "oom.csv"  # read too, where it lies there
+    beside.write_text(text)
+    assert validate(str(table), "--out", str(beside)).returncode == 2
+    assert table.read_text() == beside.read_text() == text
+    beside.unlink()
     done = validate(str(table))
     assert done.returncode == 0
     assert "Memory, where" not in done.stdout  # no row says what it had

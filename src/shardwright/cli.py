@@ -19,6 +19,7 @@ from shardwright import __version__
 from shardwright.cli_job import JobCommand, job_options, load_to_run
 from shardwright.cli_predict import COMMANDS
 from shardwright.ending import die_of_signals, telling_of_signals
+from shardwright.spec import largest
 
 # What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
 SPEAKING_S = 10.0
@@ -118,8 +119,9 @@ _LOSSY = (
 @cli.command(cls=JobCommand)
 @job_options
 @click.option(
-    "--steps", type=click.IntRange(1, 10_000), default=5, show_default=True, help="Optimizer steps to compare."
-)
+    "--steps", type=click.IntRange(1, largest.VERIFIED_STEPS), default=5, show_default=True,
+    help="Optimizer steps to compare.",
+)  # fmt: skip
 @click.option("--tolerance", type=float, default=1e-5, show_default=True, help="Largest difference that passes.")
 def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tolerance: float) -> None:
     """Run JOB's plan and one rank on the same data, and print the largest differences."""
@@ -141,7 +143,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
             f"  parameters     differ by at most {verdict.max_parameter_relative_difference:.2e} of their norm\n"
             f"  {'equal, bit for bit' if verdict.bitwise else 'equal' if passed else 'NOT equal'}"
             + ("" if verdict.bitwise else f" to a tolerance of {tolerance:g}")
-            + ("" if passed or spec.plan.compress == "none" else f"\n  {_LOSSY.format(spec.plan.compress)}")
+            + (f"\n  {_LOSSY.format(spec.plan.compress)}" if spec.plan.loses_gradients and not passed else "")
         )
     if not passed:
         sys.exit(1)

@@ -163,11 +163,11 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> N
     from shardwright.report.validation import validation_text, write_rows
     from shardwright.spec.base import PlanError
 
-    for table in (runs, oom):
-        if out and table and out.exists() and out.samefile(table):
-            raise PlanError("output", [f"--out {out} is the table that is read, and would be lost; name another file"])
     beside = runs.parent / "oom.csv"
-    oom = oom or (beside if beside.exists() and beside != runs else None)
+    oom = oom or (beside if beside.exists() and not beside.samefile(runs) else None)
+    for table in filter(None, (runs, oom)):
+        if out and out.exists() and out.samefile(table):
+            raise PlanError("output", [f"--out {out} is a table that is read, and would be lost; name another file"])
     found = compare(runs, oom)
     lines = found.pop("predictions")
     if out:

@@ -132,7 +132,7 @@ def reference_job(job: JobSpec) -> JobSpec:
 def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[list[Trace]]) -> Outcome:
     """Hold every number of every rank against the reference; the largest share of its bound is told."""
     found = Outcome("equal")
-    is_lossy = job.plan.compress != "none" and job.plan.replicas * (1 + (job.plan.schedule == "dualpipe")) > 1
+    is_lossy = job.plan.loses_gradients
 
     def hold(where: str, difference: float, sensitivity: float, size: float) -> None:
         bound = LEEWAY * sensitivity + 8 * SINGLE * size

@@ -46,7 +46,7 @@ class Study:
     @property
     def num_steps(self) -> int:
         """How often the program was played."""
-        return len(self.times.rows[0]) // len(self.program.ranks[0])
+        return self.times.num_steps(self.program)
 
     @property
     def heading(self) -> str:

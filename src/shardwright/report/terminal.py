@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, TextIO
 
+import numpy as np
+
 from shardwright.report.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, rgb, shade
 from shardwright.report.nice import nice_step
 from shardwright.schedule.action import Action
@@ -65,14 +67,13 @@ def _columns_per_time(timeline: Timeline, columns: int) -> float:
     """As wide as fits; a whole number of columns for the shortest action, if all others are multiples of it."""
     most = columns / (timeline.makespan or 1.0)
     shortest = _shortest(timeline)
-    borders: set[float] = set()
+    every_time = [of for row in timeline.ranks for of in (row.starts, row.ends)]
+    borders = np.unique(np.concatenate(every_time)) / shortest
     for parts in range(1, 11):  # of the shortest action, to a column or several
         whole = min(int(most * shortest / parts), _WIDEST_UNIT)
         if whole < 1:
             break
-        if not borders:
-            borders = {time / shortest for row in timeline.ranks for of in (row.starts, row.ends) for time in of}
-        if all(abs(border * parts - round(border * parts)) < 1e-6 for border in borders):
+        if np.all(np.abs(borders * parts - np.rint(borders * parts)) < 1e-6):
             return whole * parts / shortest
     return min(most, _WIDEST_UNIT / shortest)
 

@@ -122,7 +122,7 @@ class _Lane:
         return max(map(int.__add__, self._alive, self._is_forward))
 
     def holes(self, first: int, last: int) -> Iterator[int]:
-        """Those from a slot up to another."""
+        """The free slots from `first` up to `last`, which is left out."""
         taken = set(self._at[bisect_left(self._at, first) : bisect_left(self._at, last)])
         return (slot for slot in range(first, last) if slot not in taken)
 

@@ -125,7 +125,7 @@ def peak_activations(schedule: Schedule) -> list[int]:
     """
     if not schedule.trains:
         return [0] * schedule.num_ranks
-    recomputed, split = schedule.recomputed, schedule.split_backwards
+    recomputed = schedule.recomputed
     found = []
     for row in schedule.ranks:
         most = alive = 0
@@ -134,7 +134,7 @@ def peak_activations(schedule: Schedule) -> list[int]:
             for kind, stage, i, _, _ in action[4] or (action,):
                 if kind is _FORWARD:
                     alive += (stage, i) not in recomputed
-                elif kind is _WEIGHT_GRAD or (kind is _BACKWARD and (stage, i) not in split):
+                elif kind is _WEIGHT_GRAD or kind is _BACKWARD:
                     ended += 1
                 elif kind is _RECOMPUTE:
                     alive += 1

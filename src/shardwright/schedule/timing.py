@@ -75,6 +75,10 @@ class Times:
         """When the last action ends; the first begins at 0."""
         return max((max(row, default=0.0) for row in self.end), default=0.0)
 
+    def num_steps(self, schedule: Schedule) -> int:
+        """How often the schedule was played."""
+        return len(self.rows[0]) // len(schedule.ranks[0])
+
 
 def play(program: Program, costs: Costs, num_steps: int = 1) -> Times:
     """Run a program `num_steps` times back to back. ValueError if some action can never run.
@@ -123,8 +127,8 @@ def play_on(
 def _are_exact(costs: Costs, most: float) -> bool:
     """Whether sums of such costs up to `most` have no rounding errors: multiples of 2^-16, of at most 53 bits."""
     of_stages = (costs.forward, costs.input_grad, costs.weight_grad, costs.transfer, costs.reduce, costs.gather)
-    of_all = (cost for of in (*of_stages, (costs.latency, costs.step, costs.pair)) for cost in of)
-    return most < 2**36 and all(float(cost * 2**16).is_integer() for cost in of_all) and costs.pair == 1
+    of_all = (cost for of in (*of_stages, (costs.latency, costs.step)) for cost in of)
+    return most < 2**36 and costs.pair == 1 and all(float(cost * 2**16).is_integer() for cost in of_all)
 
 
 def _two_of_each(schedule: Schedule) -> tuple[list[list[float]], list[list[float]]]:

@@ -27,7 +27,7 @@ class Columns:
 
     @classmethod
     def of(cls, row: Sequence[Action], num_microbatches: int) -> "Columns":
-        """Those of a list."""
+        """The columns of a rank's list."""
         is_paired = np.fromiter(map(bool, map(itemgetter(4), row)), bool, len(row))
         parts = [part for action in row for part in action.parts or (action,)] if is_paired.any() else row
         kinds, stages, microbatches, _, _ = zip(*parts, strict=True) if parts else ((),) * 5
@@ -40,16 +40,16 @@ class Columns:
         )
 
     def are_of(self, *kinds: Kind) -> Array:
-        """Mask of those of some kinds."""
+        """A mask that is true where the action is of one of some kinds."""
         wanted = np.zeros(len(_NUMBER), bool)
         wanted[[_NUMBER[kind] for kind in kinds]] = True
         found: Array = wanted[self.kind]
         return found
 
     def of_kinds(self, *kinds: Kind) -> "Columns":
-        """Those of some kinds."""
+        """The columns of the actions of some kinds alone."""
         return self.where(self.are_of(*kinds))
 
     def where(self, mask: Array) -> "Columns":
-        """Those of a mask, or of indices."""
+        """The columns of some actions alone, chosen by a mask or by indices."""
         return Columns(self.at[mask], self.kind[mask], self.stage[mask], self.pair[mask])

@@ -45,7 +45,8 @@ class Kept:
 def kept_on_rank(
     columns: Columns, trains: bool, sizes: Sizes | None, starts: Array, ends: Array, num_steps: int
 ) -> dict[Buffer, Kept]:  # fmt: skip
-    """By kind of buffer. `columns` are the actions of a step; starts and ends are of all steps."""
+    """What a rank keeps over time, by kind of buffer. `columns` are the actions of a step; starts and ends are of
+    all steps."""
     firsts = len(starts) // num_steps * np.arange(num_steps)
     found = {}
     for buffer in Buffer:

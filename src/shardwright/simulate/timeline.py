@@ -70,13 +70,13 @@ class Idle:
 class RankTimeline:
     """One rank's part. `kept` is what it holds in memory, by kind of buffer.
 
-    Actions of all steps are in three lists, because there may be millions; `computations` and `updates` are those that
-    occupy its compute, by index; `spans` says more of each.
+    Actions of all steps are in three columns, because there may be millions; `computations` and `updates` are those
+    that occupy its compute, by index; `spans` says more of each.
     """
 
     actions: tuple[Action, ...]
-    starts: list[float]
-    ends: list[float]
+    starts: Array
+    ends: Array
     num_steps: int
     computations: Array
     updates: Array
@@ -87,20 +87,25 @@ class RankTimeline:
     def spans(self) -> tuple[Span, ...]:
         """Every action with all that is known of it."""
         length = len(self.actions) // self.num_steps
-        timed = zip(self.actions, self.starts, self.ends, strict=True)
+        timed = zip(self.actions, self.starts.tolist(), self.ends.tolist(), strict=True)
         return tuple(Span(a, t0, t1, _resource(a), n // length) for n, (a, t0, t1) in enumerate(timed))
 
     def work(self, scale: float) -> Iterator[tuple[Action, float, float]]:
         """Computations and updates that are seen with so many columns by unit of time, with their start and end."""
-        worked = np.union1d(self.computations, self.updates)
-        first, last = (np.rint(np.array(of)[worked] * scale) for of in (self.starts, self.ends))
-        for n in worked[first != last].tolist():
-            yield self.actions[n], self.starts[n], self.ends[n]
+        worked = self._worked
+        seen = worked[np.rint(self.starts[worked] * scale) != np.rint(self.ends[worked] * scale)]
+        actions = map(self.actions.__getitem__, seen.tolist())
+        yield from zip(actions, self.starts[seen].tolist(), self.ends[seen].tolist(), strict=True)
 
     def lengths(self, which: Array) -> Array:
-        """How long some actions take."""
-        found: Array = np.array(self.ends)[which] - np.array(self.starts)[which]
+        """How long some actions take, given by index."""
+        found: Array = self.ends[which] - self.starts[which]
         return found
+
+    @cached_property
+    def _worked(self) -> Array:
+        """Computations and updates, in order."""
+        return np.union1d(self.computations, self.updates)
 
     @property
     def alive(self) -> Curve:
@@ -115,7 +120,7 @@ class RankTimeline:
     @property
     def busy(self) -> float:
         """Time in computation, the optimizer's included."""
-        return float(sum(self.lengths(np.union1d(self.computations, self.updates)).tolist()))
+        return float(sum(self.lengths(self._worked).tolist()))
 
     def idle_by_cause(self) -> dict[Cause, float]:
         """Time of every cause; with `busy` they add up to the makespan."""
@@ -137,7 +142,7 @@ class Timeline:
 
 def make_timeline(program: Program, times: Times) -> Timeline:
     """Explain the times of a program."""
-    num_steps = len(times.rows[0]) // len(program.ranks[0])
+    num_steps = times.num_steps(program)
     context = _Context(program, times, num_steps)
     ranks = []
     for rank, (row, columns) in enumerate(zip(program.ranks, context.columns, strict=True)):
@@ -149,11 +154,8 @@ def make_timeline(program: Program, times: Times) -> Timeline:
             tuple(context.waits(rank)),
             kept_on_rank(columns, program.trains, program.sizes, context.starts[rank], context.ends[rank], num_steps),
         )
-        ranks.append(
-            RankTimeline(
-                times.rows[rank], times.start[rank], times.end[rank], num_steps, computations, updates, idle, kept
-            )
-        )
+        starts, ends = context.starts[rank], context.ends[rank]
+        ranks.append(RankTimeline(times.rows[rank], starts, ends, num_steps, computations, updates, idle, kept))
     return Timeline(program, num_steps, times.makespan, tuple(ranks))
 
 
@@ -215,14 +217,14 @@ class _Context:
         computations, gathers = columns.of_kinds(*COMPUTE).at, columns.of_kinds(Kind.GATHER)
         first, last = (int(computations[0]), int(computations[-1])) if len(computations) else (-1, -1)
         work = np.unique(columns.of_kinds(*COMPUTE, Kind.STEP).at)
-        free, num_steps = 0.0, len(self._end_of_step)
+        reductions, num_steps = _reductions_by_update(columns), len(self._end_of_step)
         began, ended = (of.reshape(num_steps, -1)[:, work].ravel() for of in (self.starts[rank], self.ends[rank]))
         for place in np.flatnonzero(began > np.append(0.0, ended[:-1])).tolist():
             step, n = place // len(work), int(work[place % len(work)])
             free, start, action = float(ended[place - 1]) if place else 0.0, float(began[place]), row[n]
             if action.kind is Kind.STEP:
                 otherwise = Cause.DRAIN if n > last else Cause.DEPENDENCY
-                yield from _cut(free, start, *self._reduced(rank, step, n, free), otherwise)
+                yield from _cut(free, start, *self._reduced(rank, step, reductions[n], free), otherwise)
             elif n == first:
                 before = self._end_of_step[step - 1] if step else 0.0
                 border = min(max(before, free), start)
@@ -260,14 +262,24 @@ class _Context:
                 latest = max(latest, float(ends[of_stage[before - 1]]))
         return latest
 
-    def _reduced(self, rank: int, step: int, n: int, free: float) -> tuple[float, float]:
+    def _reduced(self, rank: int, step: int, reductions: list[int], free: float) -> tuple[float, float]:
         """When the gradients that an optimizer step waits for were complete, and when they were reduced."""
         row, ends = self._program.ranks[rank], self._times.end[rank]
-        marks = self.columns[rank].of_kinds(Kind.REDUCE, Kind.STEP).at
-        since = [at for at in marks[marks < n].tolist() if row[at].kind is Kind.STEP]
-        reductions = [at for at in marks[marks < n].tolist() if at > (since[-1] if since else -1)]
         whole = [float(self._complete[step, row[at].stage]) for at in reductions if row[at].microbatch < 0]
         return max([free, *whole]), max([free, *(ends[step * len(row) + at] for at in reductions)])
+
+
+def _reductions_by_update(columns: Columns) -> dict[int, list[int]]:
+    """By index of an optimizer step: the reductions of gradients between the one before and it."""
+    found: dict[int, list[int]] = {}
+    since: list[int] = []
+    marks = columns.of_kinds(Kind.REDUCE, Kind.STEP)
+    for at, is_update in zip(marks.at.tolist(), marks.are_of(Kind.STEP).tolist(), strict=True):
+        if is_update:
+            found[at], since = since, []
+        else:
+            since.append(at)
+    return found
 
 
 def _cut(start: float, end: float, computed: float, arrived: float, otherwise: Cause) -> Iterator[Idle]:

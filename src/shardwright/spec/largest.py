@@ -49,6 +49,7 @@ SEARCHED = 2**13  # the same, of a schedule that is searched for (auto)
 # --- options ---
 
 COST, LEAST_COST = 1e9, 1e-9  # of an action of a schedule; 0 is none
+VERIFIED_STEPS = 10**4  # whose results are all kept until they are compared
 CLUSTER_SIZES = 64  # that `scale` tries
 PICTURE = 50_000  # actions in an SVG: 10 MB
 PAGE = 300_000  # and in a page or a trace, messages among them: some 30 MB

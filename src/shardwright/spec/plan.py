@@ -185,6 +185,12 @@ class PlanSpec(Spec):
         """Ranks that hold the same part of the same experts."""
         return self.dp * self.cp * self.tp // (self.ep * self.expert_tp_size)
 
+    @property
+    def loses_gradients(self) -> bool:
+        """Whether a step leaves out a part of the gradients: they are compressed, and summed over several ranks."""
+        copies = 2 if self.schedule == "dualpipe" else 1
+        return self.compress != "none" and copies * max(self.replicas, self.expert_replicas) > 1
+
     def sharing(self, is_expert: bool) -> tuple[int, int]:
         """(ranks that share one set of ZeRO's shards, ranks that hold the same shard), of one copy of a stage.
 
