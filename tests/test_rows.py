@@ -115,13 +115,13 @@ def test_every_fault_has_its_line(tmp_path: Path) -> None:
         ROW,
         ROW | {"id": "mine-2", "layers": "-4"},
         ROW | {"id": "mine-3", "notes": "two\nlines"},
-        ROW | {"mbs": "x"},
+        ROW | {"id": "mine-4", "mbs": "x"},
     ]
     found = faults_of(tmp_path / "t.csv", table(rows) + "mine-5,short\n")
     assert found[0].startswith("line 7, mine-5: it has 2 fields, and the header")
     assert found[1].startswith("line 3, mine-2: layers is '-4'")
-    assert found[2].startswith("line 6, mine-1: mbs is 'x'")
-    many = table([ROW | {"layers": "0"}] * 300)
+    assert found[2].startswith("line 6, mine-4: mbs is 'x'")
+    many = table([ROW | {"id": f"mine-{n}", "layers": "0"} for n in range(300)])
     assert len(faults_of(tmp_path / "t.csv", many)) == 300
     text = str(CliRunner().invoke(cli, ["validate", str(tmp_path / "t.csv")]).exception)
     assert "300 faults" in text and "... and 280 more" in text and text.count("\n") == 21
@@ -140,6 +140,9 @@ def test_every_fault_has_its_line(tmp_path: Path) -> None:
             table([ROW]) + "1," * 30 + "\n",
             "line 3, 1: it has 31 fields, and the header 16: there are more than columns",
         ),
+        (table([ROW, ROW]), "line 3, mine-1: line 2 has the same id; give one of them another"),
+        (table([ROW | {"id": " "}]), "line 2: the row has no id"),
+        (table([ROW | {"id": "a\x07\u202eb"}]), r"line 2: id 'a\x07\u202eb' has characters that can't be printed"),
         ("", "is not a table of measured runs: it needs a header"),
         ("a,b\n1,2\n", "is not a table of measured runs: it needs a header"),
         (table([]) + "id,layers,hidden,gpu\n", "is a header without rows"),
@@ -244,3 +247,16 @@ def test_no_cell_is_a_formula(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [f"'{one}" for one in ids[:6]] + ids[6:]
     assert {row["error"] for row in rows} == {"-0.5"}  # a number stays one
+
+
+def test_a_table_of_which_no_row_is_predicted_is_a_failure(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text(table([ROW | {"gpu": "Q100"}]))
+    done = CliRunner().invoke(cli, ["validate", str(file)])
+    assert done.exit_code == 1
+    assert "0 of 1 rows predicted" in done.output and "mine-1: 'Q100' is not in the catalog of devices" in done.output
+
+
+def test_a_message_changes_nothing_of_the_terminal() -> None:
+    said = str(PlanError("job a\x1b[31m\u202e", ["name 'b\x07' and\ntwo lines \ud800"]))
+    assert said == "job a\\x1b[31m\\u202e: 1 fault\n  1. name 'b\\x07' and\ntwo lines \\ud800"

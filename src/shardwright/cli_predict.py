@@ -173,6 +173,8 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> N
     if out:
         write_rows(out, lines)
     click.echo(json.dumps(found) if as_json else validation_text(found))
+    if not found["predicted"]:
+        sys.exit(1)
 
 
 def _search_options(command: Any) -> Any:

@@ -22,7 +22,7 @@ def _rows(name: str) -> tuple[dict[str, str], ...]:
 
 def table_case(random: Random) -> Case:
     """Rows of the published runs with cells, columns or bytes that are wrong."""
-    rows = [dict(row) for row in random.choices(_rows(random.choice(["runs.csv", "others.csv", "oom.csv"])), k=3)]
+    rows = [dict(row) for row in random.sample(_rows(random.choice(["runs.csv", "others.csv", "oom.csv"])), k=3)]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for _ in range(random.choice([0, 1, 1, 2, 3])):
         row, name = random.choice(rows), random.choice([*columns, "expert_tp", "attention", "software", "grads"])

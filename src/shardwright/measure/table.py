@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,24 @@ def read_lines(path: Path, faults: list[str]) -> list[Line]:
         raise PlanError(f"file {path}", [str(fault)]) from None
     except OSError as error:
         raise PlanError(f"file {path}", [f"it can't be read: {error.strerror}; check the path"]) from None
-    return list(_lines(text, path, faults))
+    lines = list(_lines(text, path, faults))
+    faults += _id_faults(lines)
+    return lines
+
+
+def _id_faults(lines: Sequence[Line]) -> list[str]:
+    """Rows without a name of their own: results are told by it."""
+    faults, first = [], dict[str, int]()
+    for line in lines:
+        name = line.row["id"]
+        if not name.strip():
+            faults.append(f"line {line.number}: the row has no id; give it one that no other row has")
+        elif not name.isprintable():
+            faults.append(f"line {line.number}: id {name[:60]!r} has characters that can't be printed; leave them out")
+        elif name in first:
+            faults.append(f"{line.where()}: line {first[name]} has the same id; give one of them another")
+        first.setdefault(name, line.number)
+    return faults
 
 
 def _lines(text: str, path: Path, faults: list[str]) -> Iterator[Line]:

@@ -21,8 +21,8 @@ class PlanError(ValueError):
         self.subject = subject
         self.faults = faults
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        lines = [f"{_cut(subject, _MOST_SUBJECT)}: {count}"]
-        lines += [f"  {i}. {_cut(fault, _MOST_TEXT)}" for i, fault in enumerate(faults[:_MOST_FAULTS], 1)]
+        lines = [f"{_shown(subject, _MOST_SUBJECT)}: {count}"]
+        lines += [f"  {i}. {_shown(fault, _MOST_TEXT)}" for i, fault in enumerate(faults[:_MOST_FAULTS], 1)]
         if len(faults) > _MOST_FAULTS:
             lines.append(f"  ... and {len(faults) - _MOST_FAULTS} more; correct these first")
         super().__init__("\n".join(lines))
@@ -37,8 +37,10 @@ def faults_in(error: ValueError) -> list[str]:
 _MOST_FAULTS, _MOST_SUBJECT, _MOST_TEXT = 20, 500, 2000
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+def _shown(text: str, most: int) -> str:
+    """A part of a message: not too long, and without what would make a terminal do something else than print."""
+    text = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 class RunError(RuntimeError):
