@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import os
+import signal
 import subprocess
 from contextlib import suppress
 
@@ -23,6 +24,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # rank's system time. A batch process waits for its turn instead.
 with suppress(AttributeError, OSError):  # Linux has it, and a sandbox may refuse
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+# Where the suite runs in the background or under nohup, it ignores some signals, and commands would inherit that: tests
+# that send them would wait for ever. A handler that does nothing is not inherited.
+for _number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
