@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from shardwright.measure.verify import Record, Verdict, compare
+from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec

@@ -8,7 +8,7 @@ import torch
 from cases import by_one_rank, record, record_after, small_job, train
 from ranks import run_on_mesh
 from rounding import check_rounding
-from shardwright.measure.verify import Record, compare
+from shardwright.measure.verdict import Record, compare
 from shardwright.parallel.mesh import Mesh
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job import job_program

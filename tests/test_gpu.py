@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases import KINDS, made_up_tokens, small_job
-from shardwright.measure.verify import Record, compare
+from shardwright.measure.verdict import Record, compare
 from shardwright.parallel.mesh import make_mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec

@@ -7,7 +7,7 @@ import torch
 
 from cases import made_up_tokens, record, remembered, small_job
 from ranks import run_on_mesh
-from shardwright.measure.verify import Record
+from shardwright.measure.verdict import Record
 from shardwright.parallel.mesh import Mesh
 from shardwright.spec.base import PlanError
 from shardwright.spec.job import JobSpec

@@ -14,6 +14,7 @@ from shardwright.parallel.buffers import BufferPool
 from shardwright.parallel.collectives import Axis
 from shardwright.parallel.ledger import Ledger
 from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.parameter import seeded
 from shardwright.parallel.shard import ShardedStage
 from shardwright.parallel.tensor import Cut
 from shardwright.parallel.tied import TiedEmbedding
@@ -51,7 +52,7 @@ def allocated(job: JobSpec, index: int) -> RankMemory:
     sharding = Sharding(job.plan.zero, axis(job.plan.dp, index), axis(1), axis(1), *numbers, numbers[1])
     pool = BufferPool(CPU)
     regions = stage.prepare(CPU, numbers[0]).regions()
-    shards = ShardedStage(regions, [], sharding, pool, job.plan.bucket_mib, job.run.seed)
+    shards = ShardedStage(regions, [], sharding, pool, job.plan.bucket_mib, seeded(job.run.seed))
     shards.make_optimizers(partial(make_adamw, job.optimizer))
     for unit in shards.units:
         unit.masters.step(torch.zeros(unit.layout.shard_size), 1.0, 0.0, pool)

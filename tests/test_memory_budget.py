@@ -8,7 +8,7 @@ import pytest
 from cases import by_one_rank, made_up_tokens, record, small_job
 from ranks import run_on_mesh
 from shardwright.measure.activations import LiveBytes
-from shardwright.measure.verify import compare
+from shardwright.measure.verdict import compare
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.schedule.job import job_program

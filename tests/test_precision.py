@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases import record, remembered, small_job
-from shardwright.measure.verify import Record
+from shardwright.measure.verdict import Record
 from shardwright.schedule.job import plan_faults
 from shardwright.spec.job import JobSpec
 from shardwright.spec.precision import PrecisionSpec

@@ -13,7 +13,7 @@ from ranks import run_on_mesh
 from rounding import check_rounding
 from shardwright.parallel.buffers import BufferPool
 from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import name_parameters, sharded, whole
+from shardwright.parallel.parameter import name_parameters, seeded, sharded, whole
 from shardwright.parallel.unit import Sharding, Unit
 from shardwright.schedule.job import job_program
 from shardwright.spec.job import JobSpec
@@ -69,7 +69,7 @@ def sums_over_tp_and_dp(mesh: Mesh) -> list[tuple[int, float]]:
     module.first, module.second = (whole((rows, 5), "normal", 0.02, mesh.tp) for rows in (1, 2))
     name_parameters(module, torch.device("cpu"), torch.float32)
     parameters = [module.cut, module.first, module.second]
-    unit = Unit(parameters, Sharding(1, mesh.dp, mesh.cp, mesh.tp), BufferPool(torch.device("cpu")), 0)
+    unit = Unit(parameters, Sharding(1, mesh.dp, mesh.cp, mesh.tp), BufferPool(torch.device("cpu")), seeded(0))
     for parameter in parameters:
         parameter.add_gradient(torch.full(parameter.shape, 1.0 + mesh.tp.index))
     unit.start_reduce()

@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shardwright.measure.verify import Record, compare
+from cases import small_job
+from shardwright.measure.rounding import is_rounding, moved_weights
+from shardwright.measure.verdict import Record, Verdict, compare
+from shardwright.parallel.parameter import initial_box
 from shardwright.spec.place import Place
 from shardwright.train.step import StepResult
 
@@ -66,3 +69,31 @@ def test_fewer_steps_are_refused() -> None:
     short = replace(record(), steps=record().steps[:1])
     with pytest.raises(ValueError, match="longer"):
         compare([short], record())
+
+
+def test_what_rounding_explains_passes_and_nothing_else() -> None:
+    """A difference that moved weights make too, more than a 32nd of it, is rounding; unless everything would be."""
+    one = record()
+    found = compare([record(weight=1 + 1e-4)], one)
+    assert not found.within(1e-5)
+
+    def moved(*weights: float) -> list[Verdict]:
+        return [compare([record(weight=weight)], one) for weight in weights]
+
+    assert is_rounding(found, moved(1 + 1e-5, 1 + 1e-5, 1), 1e-5)
+    assert not is_rounding(found, moved(1 + 1e-5, 1, 1), 1e-5)  # two of three runs did not move
+    assert not is_rounding(found, moved(1 + 1e-6, 1 + 1e-6, 1 + 1e-6), 1e-5)
+    assert not is_rounding(found, moved(2, 2, 2), 1e-5)  # such a job proves nothing
+    assert not is_rounding(compare([record(losses=(4.0, 3.5))], one), moved(2, 2, 2), 1e-5)
+    assert not is_rounding(compare([record(weight=NAN)], one), moved(1 + 1e-5, 1 + 1e-5, 1 + 1e-5), 1e-5)
+
+
+def test_moved_weights_differ_by_one_rounding() -> None:
+    job = small_job("llama")
+    device = torch.device("cpu")
+    given = initial_box(PLACE, job.run.seed, device)
+    for number in (1, 2):
+        moved = moved_weights(job, number)(PLACE, device)
+        assert ((moved / given - 1).abs() <= 2.0**-22).all() and not torch.equal(moved, given)
+        half = replace(PLACE, box=((1, 2), (0, 2)))
+        assert torch.equal(moved_weights(job, number)(half, device), moved[1:])

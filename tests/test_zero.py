@@ -8,7 +8,7 @@ import torch
 from cases import against_one_rank, record, small_job
 from ranks import run_on_mesh
 from rounding import check_rounding
-from shardwright.measure.verify import Record
+from shardwright.measure.verdict import Record
 from shardwright.spec.precision import PrecisionSpec
 
 FEW, MANY = 3, 10  # steps

@@ -4,7 +4,7 @@
     python tests/fuzz/plans.py --seed 1 --number 17
 
 Each draw trains three steps and evaluates a batch, under its plan on Gloo ranks and on one rank. How far two right
-computations of the same sums may lie apart follows from the arithmetic of that very job (`tests/rounding.py`).
+computations of the same sums may lie apart follows from the arithmetic of that very job (`measure/rounding.py`).
 
 What is refused is counted by reason. A draw that fails is made smaller as long as it fails, and printed as a job.
 """
@@ -18,7 +18,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from torch import Tensor
 from cases import skewed_tokens
 from fuzz.draw import Fields, draw
 from ranks import RankFailedError, run_on_mesh
-from rounding import LEEWAY, SINGLE, moved_weights
+from shardwright.measure.rounding import HALF_UNIT, LEEWAY, moved_weights
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.schedule.job import job_program, plan_faults
@@ -50,7 +49,7 @@ from shardwright.workload.budget import meet_budget
 
 STEPS = 3
 MOVES = 6  # runs of one rank from moved weights, at most: the first is enough for most
-UNIT = {"float32": SINGLE, "bf16": 2.0**-9, "fp16": 2.0**-11}  # half a unit in the last place
+SINGLE = HALF_UNIT["float32"]
 SHAPE = ("layers", "hidden", "heads", "ffn", "vocab", "sequence", "global_batch_size")  # whose defaults are larger
 HANGS_S = 120.0
 SHRINKS = 40  # runs at most that making a failure smaller may take
@@ -95,9 +94,7 @@ def tokens_of(job: JobSpec, step: int) -> Tensor:
 
 def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
     """Train and evaluate on one rank of a job; from the number `moved_by` on weights are moved by a rounding."""
-    away = moved_weights(moved_by, UNIT[job.precision.compute]) if moved_by else nullcontext()
-    with away:
-        replica = build(job, mesh)
+    replica = build(job, mesh, moved_weights(job, moved_by) if moved_by else None)
     share = job.batch.global_batch_size // job.plan.dp
 
     def mine(step: int) -> Tensor:

@@ -1,70 +1,32 @@
 """Does a plan compute what one rank would have computed? Run both on the same data, and compare everything."""
 
 import math
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from shardwright.measure.rounding import MOVES, moved_weights
+from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.mesh import Mesh
 from shardwright.parallel.parameter import placed_parameters
 from shardwright.spec.job import JobSpec
-from shardwright.spec.place import Place
 from shardwright.train.build import build
 from shardwright.train.data import prepare_tokens
 from shardwright.train.disk import telling_of_full_disk
 from shardwright.train.launch import launch
 from shardwright.train.scratch import scratch_folder
-from shardwright.train.step import StepResult, evaluate, refuse_asynchronous, train_step
+from shardwright.train.step import evaluate, refuse_asynchronous, train_step
 from shardwright.train.trainer import my_share
 
 
-@dataclass(frozen=True)
-class Record:
-    """What one rank did: its steps, its boxes of the parameters afterwards, and the loss of an evaluation then."""
+def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec, mesh: Mesh, folder: Path) -> None:
+    """Do the job's first steps on this rank, evaluate the batch that follows, and leave a Record in `folder`.
 
-    steps: list[StepResult]
-    boxes: list[tuple[Place, Tensor]]
-    evaluated: float
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The largest differences between a plan and one rank.
-
-    Losses of steps, and of an evaluation after them, differ in nats a token. A gradient norm differs relative to the
-    one rank's; so does a parameter, by the norm of the difference over the norm of the whole tensor. A difference is
-    infinite where a side has no number, or one of them did something that the other did not: nan, or a step left out.
-    `bitwise` says that nothing differs at all, and everything is a number.
+    From the number `moved_by` on, 1, the weights are moved by a rounding.
     """
-
-    steps: int
-    world: int
-    max_loss_difference: float
-    max_grad_norm_relative_difference: float
-    max_parameter_relative_difference: float
-    bitwise: bool
-
-    def as_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return asdict(self)
-
-    def within(self, tolerance: float) -> bool:
-        """Whether no difference is larger than `tolerance`."""
-        largest = (
-            self.max_loss_difference,
-            self.max_grad_norm_relative_difference,
-            self.max_parameter_relative_difference,
-        )
-        return all(difference <= tolerance for difference in largest)
-
-
-def record_steps(num_steps: int, data_folder: Path, job: JobSpec, mesh: Mesh, folder: Path) -> None:
-    """Do the job's first steps on this rank, evaluate the batch that follows, and leave a Record in `folder`."""
     samples = prepare_tokens(job.data, job.model, job.run.seed, data_folder).train_samples()
-    replica = build(job, mesh)
+    replica = build(job, mesh, moved_weights(job, moved_by) if moved_by else None)
     steps = [
         train_step(job, replica, mesh, step, my_share(samples, step * job.batch.global_batch_size, job, mesh))
         for step in range(num_steps)
@@ -80,67 +42,28 @@ def record_steps(num_steps: int, data_folder: Path, job: JobSpec, mesh: Mesh, fo
         torch.save(record, file)
 
 
-def verify(job: JobSpec, num_steps: int) -> Verdict:
+def verify(job: JobSpec, num_steps: int, tolerance: float) -> tuple[Verdict, list[Verdict]]:
     """Run the job's first steps under its plan and on one rank, one thread a rank, and compare.
 
-    Every parameter of every rank is compared, copies included. Raises PlanError and RunError as `launch` does.
+    Every parameter of every rank is compared, copies included. Where something differs by more than the tolerance, one
+    rank runs again from weights that are moved by a rounding: the second result is how far each of these runs is from
+    the one rank's. Raises PlanError and RunError as `launch` does.
     """
     refuse_asynchronous(job, "verify")
     with scratch_folder() as scratch:
-        data_folder, plan_folder, one_folder = (scratch / name for name in ("data", "plan", "one"))
+        data_folder = scratch / "data"
         prepare_tokens(job.data, job.model, job.run.seed, data_folder)  # what is wrong with the data shows here
-        work = partial(record_steps, num_steps, data_folder)
-        launch(work, job, plan_folder, num_threads=1)
-        launch(work, job.as_one_rank(), one_folder, num_threads=1)
-        ranks = [_read(plan_folder / f"rank{rank}.pt") for rank in range(job.plan.world)]
-        return compare(ranks, _read(one_folder / "rank0.pt"))
+
+        def run(this: JobSpec, name: str, moved_by: int = 0) -> list[Record]:
+            launch(partial(record_steps, num_steps, data_folder, moved_by), this, scratch / name, num_threads=1)
+            return [_read(scratch / name / f"rank{rank}.pt") for rank in range(this.plan.world)]
+
+        ranks, (one,) = run(job, "plan"), run(job.as_one_rank(), "one")
+        verdict = compare(ranks, one)
+        if verdict.within(tolerance) or math.inf in verdict.differences or job.plan.loses_gradients:
+            return verdict, []
+        return verdict, [compare(run(job.as_one_rank(), f"moved{number}", number), one) for number in MOVES]
 
 
 def _read(path: Path) -> Record:
     return Record(*torch.load(path, weights_only=False))  # our own file, written a moment ago
-
-
-def compare(ranks: list[Record], one: Record) -> Verdict:
-    """The largest differences between the ranks of a plan and one rank."""
-    full = {place.name: tensor for place, tensor in one.boxes}
-    boxes = [(place, box, full[place.name]) for rank in ranks for place, box in rank.boxes]
-    pairs = [(a, b) for rank in ranks for a, b in zip(rank.steps, one.steps, strict=True)]
-    losses = [(a.loss, b.loss) for a, b in pairs] + [(rank.evaluated, one.evaluated) for rank in ranks]
-    return Verdict(
-        steps=len(one.steps),
-        world=len(ranks),
-        max_loss_difference=max(_difference(a, b) for a, b in losses),
-        max_grad_norm_relative_difference=max(_norm_difference(a, b) for a, b in pairs),
-        max_parameter_relative_difference=max(
-            (_relative(box, whole[place.slices], whole) for place, box, whole in boxes), default=0.0
-        ),
-        bitwise=all(a == b for a, b in pairs)
-        and all(a == b and math.isfinite(a) for a, b in losses)
-        and all(torch.equal(box, whole[place.slices]) for place, box, whole in boxes),
-    )
-
-
-def _difference(a: float, b: float) -> float:
-    """Difference of two numbers; infinite where one of them is none, for nan compares as if it were right."""
-    return abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf
-
-
-def _norm_difference(a: StepResult, b: StepResult) -> float:
-    """Difference of two steps' gradient norms, as a share of the second."""
-    if a.grad_norm is None or b.grad_norm is None:  # a step left out has none, and then so for both
-        return 0.0 if a.grad_norm is b.grad_norm and a.skipped == b.skipped else math.inf
-    return _share(_difference(a.grad_norm, b.grad_norm), abs(b.grad_norm))
-
-
-def _relative(box: Tensor, wanted: Tensor, full: Tensor) -> float:
-    """Norm of the difference over the norm of the tensor, for a box as if the whole tensor differed like it."""
-    difference = torch.linalg.vector_norm(box.double() - wanted.double()).item()
-    scale = torch.linalg.vector_norm(full.double()).item() * (box.numel() / full.numel()) ** 0.5
-    return _share(difference, scale)
-
-
-def _share(difference: float, of: float) -> float:
-    """A difference as a share; no difference is none of anything, and a difference from 0 is infinite."""
-    if not (math.isfinite(difference) and math.isfinite(of)):
-        return math.inf
-    return difference / of if of > 0 else math.inf if difference else 0.0

@@ -6,7 +6,7 @@ starts from the same model, bit for bit.
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -173,6 +173,14 @@ def name_parameters(module: nn.Module, device: torch.device, dtype: torch.dtype)
 def no_memory(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """A tensor that stands where there will be one, or was: `expand` shows a single element everywhere."""
     return torch.zeros((), device=device, dtype=dtype).expand(shape)
+
+
+Initial = Callable[[Place, torch.device], Tensor]  # gives the first values of a box
+
+
+def seeded(seed: int) -> Initial:
+    """Initial weights that are a function of a seed."""
+    return lambda place, device: initial_box(place, seed, device)
 
 
 def materialise(module: nn.Module, seed: int, device: torch.device) -> None:

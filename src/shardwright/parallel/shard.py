@@ -20,7 +20,7 @@ from torch import Tensor
 from shardwright.parallel.buffers import BufferPool
 from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.masters import MakeOptimizer
-from shardwright.parallel.parameter import PlacedParameter
+from shardwright.parallel.parameter import Initial, PlacedParameter
 from shardwright.parallel.unit import Sharding, Unit
 from shardwright.spec.place import Place
 from shardwright.spec.units import MOST_REDUCING, bucket_elements, unit_groups
@@ -40,7 +40,7 @@ class ShardedStage:
         sharding: Sharding,
         pool: BufferPool,
         bucket_mib: float,
-        seed: int,
+        initial: Initial,
         make_compressor: Callable[[], Compressor] | None = None,
         expert_sharding: Sharding | None = None,
     ) -> None:
@@ -60,7 +60,7 @@ class ShardedStage:
 
         most = bucket_elements(bucket_mib, sharding.compute.itemsize)
         groups = unit_groups(regions, late, lambda p: sharding_of(p).zero == 3, most, lambda p: p.place)
-        self.units = [Unit(group, sharding_of(group[0].place), pool, seed, make_compressor) for group in groups]
+        self.units = [Unit(group, sharding_of(group[0].place), pool, initial, make_compressor) for group in groups]
         self._late = [unit for unit in self.units if not set(late).isdisjoint(unit.parameters)]
         self._prompt = [unit for unit in reversed(self.units) if unit not in self._late]
         self._due = self._prompt  # those of the next reduction

@@ -31,7 +31,7 @@ from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.masters import Masters, Piece, on_host
-from shardwright.parallel.parameter import PlacedParameter, initial_box, no_memory
+from shardwright.parallel.parameter import Initial, PlacedParameter, no_memory
 from shardwright.spec.flat import rows_of
 from shardwright.spec.units import in_unit_order, num_hosted, unit_layout
 
@@ -68,7 +68,7 @@ class Unit:
         parameters: Sequence[PlacedParameter],
         sharding: Sharding,
         pool: BufferPool,
-        seed: int,
+        initial: Initial,
         make_compressor: Callable[[], Compressor] | None = None,
     ) -> None:
         """Gives the parameters their initial values, of which only what this rank holds is kept."""
@@ -86,9 +86,9 @@ class Unit:
         self._reducing: tuple[Pending | Reduction, Tensor, Tensor] | None = None
         self._compressor = make_compressor() if make_compressor is not None else None
         self._has_sum = False
-        self._make_buffers(seed)
+        self._make_buffers(initial)
 
-    def _make_buffers(self, seed: int) -> None:
+    def _make_buffers(self, initial: Initial) -> None:
         sharding, size, shard_size = self.sharding, self.layout.size, self.layout.shard_size
         device = self.parameters[0].device
         self._values: Tensor | None = None
@@ -107,12 +107,12 @@ class Unit:
         else:
             self._gradient_shard = torch.zeros(shard_size, dtype=sharding.gradients, device=device)
         for parameter in self.parameters:
-            initial = initial_box(parameter.place, seed, device).view(-1)
+            values = initial(parameter.place, device).view(-1)
             offset = self._offset[parameter]
             if self._values is not None:
-                self._values[offset : offset + parameter.numel()] = initial
+                self._values[offset : offset + parameter.numel()] = values
             start, stop = self._overlap(parameter, self._mine)
-            self.masters.set(start - self._mine.start, initial[start - offset : stop - offset])
+            self.masters.set(start - self._mine.start, values[start - offset : stop - offset])
         self.masters.write_values(self.value_shard)
         self._show()
 

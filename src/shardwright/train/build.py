@@ -14,7 +14,7 @@ from shardwright.parallel.buffers import BufferPool
 from shardwright.parallel.collectives import Axis, all_reduce_max
 from shardwright.parallel.compress.choose import make_compressor
 from shardwright.parallel.mesh import Mesh, make_mesh
-from shardwright.parallel.parameter import PlacedParameter, placed_parameters
+from shardwright.parallel.parameter import Initial, PlacedParameter, placed_parameters, seeded
 from shardwright.parallel.pipeline import PipelineExecutor
 from shardwright.parallel.shard import ShardedStage
 from shardwright.parallel.stash import StashedWeights
@@ -101,8 +101,9 @@ def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None 
     )  # fmt: skip
 
 
-def build(job: JobSpec, mesh: Mesh) -> Replica:
-    """Make this rank's part of the job, with its initial weights."""
+def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
+    """Make this rank's part of the job, with its initial weights: those of the run's seed, or others."""
+    initial = initial or seeded(job.run.seed)
     plan, program = job.plan, job_program(job)
     placement, here = program.placement, mesh.pp.index
     policies = dict(enumerate(layer_policies(plan, job.model.layers)))
@@ -135,7 +136,7 @@ def build(job: JobSpec, mesh: Mesh) -> Replica:
             )
         )
         shards[stage] = ShardedStage(
-            regions, late, sharding, pool, plan.bucket_mib, job.run.seed, make_compressor(plan), expert_sharding
+            regions, late, sharding, pool, plan.bucket_mib, initial, make_compressor(plan), expert_sharding
         )
         shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
         module.through = shards[stage].through

@@ -1,0 +1,53 @@
+"""How far rounding alone moves a job: what a right plan may differ from one rank by, on whatever machine runs it.
+
+Two orders of the same sums differ by roundings, and by what the model, and Adam's division, make of them. A gradient
+that is nothing but rounding errors, such as that of a bias which softmax cancels, becomes a step like any other. How
+much that is, a job tells itself: one rank trains again, from weights that are moved by one rounding each. Backward
+error analysis says that another order of summation is such a move (Higham 2002, chapter 1.5). So a plan may differ from
+one rank by a small multiple of what these runs differ by.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from shardwright.measure.verdict import Verdict
+from shardwright.parallel.parameter import Initial, initial_box
+from shardwright.spec.job import JobSpec
+from shardwright.spec.place import Place
+
+HALF_UNIT = {"float32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}  # in the last place, of what a job computes in
+# A plan rounds in as many places as one rank does, and a move only in the weights: a factor for the places between,
+# and for moves that happen to cancel.
+LEEWAY = 32.0
+# What differs by more than this is told to be different, whatever rounding does: such a job proves nothing.
+MOST = 1e-3
+MOVES = (1, 2, 3)  # a choice of experts may hang on a rounding: then one run says nothing, and three say it
+
+
+def moved_weights(job: JobSpec, number: int) -> Initial:
+    """Initial weights that differ from the job's by one rounding of its number type, up or down at random."""
+    half_unit = HALF_UNIT[job.precision.compute]
+
+    def moved(place: Place, device: torch.device) -> Tensor:
+        whole = replace(place, box=tuple((0, n) for n in place.full_shape))
+        box = initial_box(whole, job.run.seed, device)
+        generator = torch.Generator().manual_seed(number * 1_000_003 + sum(place.name.encode()))
+        signs = (torch.randint(0, 2, box.shape, generator=generator) * 2 - 1).to(device)
+        return (box * (1 + signs * 2 * half_unit))[place.slices].contiguous()
+
+    return moved
+
+
+def is_rounding(found: Verdict, moved: Sequence[Verdict], tolerance: float) -> bool:
+    """Whether each difference is within the tolerance, and a small multiple of what moved weights make.
+
+    Never where that multiple is more than `MOST`: rounding would explain everything.
+    """
+    return all(
+        difference <= (bound := tolerance + LEEWAY * median(of)) and bound <= MOST
+        for difference, *of in zip(found.differences, *(run.differences for run in moved), strict=True)
+    )

@@ -1,0 +1,100 @@
+"""How far a plan is from one rank: what each rank did, and the largest differences between them."""
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from shardwright.spec.place import Place
+from shardwright.train.step import StepResult
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one rank did: its steps, its boxes of the parameters afterwards, and the loss of an evaluation then."""
+
+    steps: list[StepResult]
+    boxes: list[tuple[Place, Tensor]]
+    evaluated: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The largest differences between a plan and one rank.
+
+    Losses of steps, and of an evaluation after them, differ in nats a token. A gradient norm differs relative to the
+    one rank's; so does a parameter, by the norm of the difference over the norm of the whole tensor. A difference is
+    infinite where a side has no number, or one of them did something that the other did not: nan, or a step left out.
+    `bitwise` says that nothing differs at all, and everything is a number.
+    """
+
+    steps: int
+    world: int
+    max_loss_difference: float
+    max_grad_norm_relative_difference: float
+    max_parameter_relative_difference: float
+    bitwise: bool
+
+    def as_dict(self) -> dict[str, object]:
+        """For `--json`."""
+        return asdict(self)
+
+    def within(self, tolerance: float) -> bool:
+        """Whether no difference is larger than `tolerance`."""
+        return all(difference <= tolerance for difference in self.differences)
+
+    @property
+    def differences(self) -> tuple[float, float, float]:
+        """The largest of losses, of gradient norms and of parameters."""
+        return (
+            self.max_loss_difference,
+            self.max_grad_norm_relative_difference,
+            self.max_parameter_relative_difference,
+        )
+
+
+def compare(ranks: list[Record], one: Record) -> Verdict:
+    """The largest differences between the ranks of a plan and one rank."""
+    full = {place.name: tensor for place, tensor in one.boxes}
+    boxes = [(place, box, full[place.name]) for rank in ranks for place, box in rank.boxes]
+    pairs = [(a, b) for rank in ranks for a, b in zip(rank.steps, one.steps, strict=True)]
+    losses = [(a.loss, b.loss) for a, b in pairs] + [(rank.evaluated, one.evaluated) for rank in ranks]
+    return Verdict(
+        steps=len(one.steps),
+        world=len(ranks),
+        max_loss_difference=max(_difference(a, b) for a, b in losses),
+        max_grad_norm_relative_difference=max(_norm_difference(a, b) for a, b in pairs),
+        max_parameter_relative_difference=max(
+            (_relative(box, whole[place.slices], whole) for place, box, whole in boxes), default=0.0
+        ),
+        bitwise=all(a == b for a, b in pairs)
+        and all(a == b and math.isfinite(a) for a, b in losses)
+        and all(torch.equal(box, whole[place.slices]) for place, box, whole in boxes),
+    )
+
+
+def _difference(a: float, b: float) -> float:
+    """Difference of two numbers; infinite where one of them is none, for nan compares as if it were right."""
+    return abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf
+
+
+def _norm_difference(a: StepResult, b: StepResult) -> float:
+    """Difference of two steps' gradient norms, as a share of the second."""
+    if a.grad_norm is None or b.grad_norm is None:  # a step left out has none, and then so for both
+        return 0.0 if a.grad_norm is b.grad_norm and a.skipped == b.skipped else math.inf
+    return _share(_difference(a.grad_norm, b.grad_norm), abs(b.grad_norm))
+
+
+def _relative(box: Tensor, wanted: Tensor, full: Tensor) -> float:
+    """Norm of the difference over the norm of the tensor, for a box as if the whole tensor differed like it."""
+    difference = torch.linalg.vector_norm(box.double() - wanted.double()).item()
+    scale = torch.linalg.vector_norm(full.double()).item() * (box.numel() / full.numel()) ** 0.5
+    return _share(difference, scale)
+
+
+def _share(difference: float, of: float) -> float:
+    """A difference as a share; no difference is none of anything, and a difference from 0 is infinite."""
+    if not (math.isfinite(difference) and math.isfinite(of)):
+        return math.inf
+    return difference / of if of > 0 else math.inf if difference else 0.0
