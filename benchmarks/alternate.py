@@ -22,15 +22,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import start_processes
 
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.model.decoder import DecoderStage, stage_span
-from shardwright.parallel.collectives import Axis
-from shardwright.parallel.ledger import Ledger
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.tensor import Cut
-from shardwright.parallel.watch import Watch
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.mesh import MeshShape
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.comm.hang_watch import Watch
+from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
 
 WORLD = 2

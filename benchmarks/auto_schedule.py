@@ -13,10 +13,10 @@ from random import Random
 from statistics import mean, median
 from time import perf_counter
 
-from shardwright.schedule.auto import auto, lower_bound
-from shardwright.schedule.auto_bound import Objective
-from shardwright.schedule.auto_model import by_stage, fits, named_schedules, step_time
 from shardwright.schedule.schedule import Schedule
+from shardwright.schedule.solver.auto import auto, lower_bound
+from shardwright.schedule.solver.auto_model import by_stage, fits, named_schedules, step_time
+from shardwright.schedule.solver.lower_bound import Objective
 from shardwright.schedule.timing import Costs
 
 MODELS_PER_LIMIT = 50

@@ -4,10 +4,10 @@
     python benchmarks/balance.py --from balance.json --svg docs/experts.svg
 
 One small model on the standard library, the same samples, weights and schedule for all; steps are those of a training
-run (train/step.py) on one rank. Prints the table of docs/experts.md and draws its picture; the second command does so
-from the runs that the first one wrote. The load of an expert is how often it was chosen in a step, before room in
-experts was looked at; what is shown is that of the busiest expert of the layer that is least even, as a multiple of the
-mean.
+run (train/train_step.py) on one rank. Prints the table of docs/experts.md and draws its picture; the second command
+does so from the runs that the first one wrote. The load of an expert is how often it was chosen in a step, before room
+in experts was looked at; what is shown is that of the busiest expert of the layer that is least even, as a multiple of
+the mean.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from balance_picture import Panel, balance_picture
 
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.train.build import build, job_mesh
-from shardwright.train.data import prepare_tokens
-from shardwright.train.step import train_step
+from shardwright.train.data.prepare import prepare_tokens
+from shardwright.train.train_step import train_step
 from shardwright.train.trainer import held_out_loss, my_share
 
 JOB: dict[str, Any] = {

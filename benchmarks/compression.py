@@ -16,16 +16,16 @@ from pathlib import Path
 from alternate import print_row, resized, run_two_ranks
 from curves import Curve, curves_picture
 
-from shardwright.parallel.collectives import barrier
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import load_job
+from shardwright.account.compression import reduced_bucket, wire_bytes
+from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job
+from shardwright.parallel.comm.collectives import barrier
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
-from shardwright.train.data import TokenFiles, prepare_tokens
-from shardwright.train.step import train_step
+from shardwright.train.data.prepare import TokenFiles, prepare_tokens
+from shardwright.train.train_step import train_step
 from shardwright.train.trainer import held_out_loss, my_share
-from shardwright.workload.compress import reduced_bucket, wire_bytes
 
 BASE = [
     "plan.dp=2", "plan.tp=1", "plan.pp=1", "plan.sequence_parallel=false", "plan.microbatch_size=8",

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 
-from shardwright.schedule.generate import GENERATORS
-from shardwright.spec import catalog
+from shardwright.config import catalog
+from shardwright.schedule.registry import GENERATORS
 
 COMMAND = [sys.executable, "-m", "shardwright"]
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
+from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of, shipped
-from shardwright.measure.runs import Measured, read_runs
-from shardwright.simulate.prices import batches
-from shardwright.simulate.step import step_time
-from shardwright.spec.software import software_of
+from shardwright.measure.measured_runs.runs import Measured, read_runs
+from shardwright.simulate.batch_pricing import batches
+from shardwright.simulate.closed_form import step_time
 
 HERE = Path(__file__).parent
-CATALOG = HERE.parent / "src/shardwright/spec/catalog/calibrations"
+CATALOG = HERE.parent / "src/shardwright/config/catalog/calibrations"
 
 # Every constant that is fitted: what it is before any run is seen, and the factor that one standard deviation is.
 PRIORS = tomllib.loads((HERE / "fit_priors.toml").read_text())

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from fit_costs import HERE, step_seconds, usable, weights_of, write
 
 from shardwright.cost.calibration import left_out, shipped
-from shardwright.measure.runs import read_runs
-from shardwright.measure.score import percentile
+from shardwright.measure.measured_runs.runs import read_runs
+from shardwright.measure.measured_runs.score import percentile
 
 OUTSIDE = 0.1  # share of runs below the range, and above it
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.spec.model import ModelSpec
+from shardwright.config.model import ModelSpec
 
 
 @dataclass(frozen=True)

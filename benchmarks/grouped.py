@@ -11,12 +11,12 @@ from alternate import RATIO_HEADER, alternate, check_close, print_row, run_ranks
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.parallel.deferred import DeferredGradients
-from shardwright.parallel.grouped import grouped_linear
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import PlacedParameter
-from shardwright.spec.job import JobSpec
-from shardwright.spec.place import Place
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.expert.grouped_linear import grouped_linear
+from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.sharding.parameter_shard import Place
 
 HIDDEN, OUTPUT = 256, 512
 CASES = [(experts, rows, skewed) for experts, rows in ((4, 512), (16, 512), (64, 1024)) for skewed in (False, True)]

@@ -10,9 +10,9 @@ import torch
 from alternate import print_row
 from overlap import MICROBATCHES, MODEL, Contest, chain, compare, print_table
 
-from shardwright.parallel.mesh import Mesh, make_mesh
-from shardwright.schedule.job import job_program
-from shardwright.spec.job import JobSpec
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.schedule.job_program import job_program
 
 RATES = (800.0, 400.0, 200.0)  # Mbit/s
 SEQUENCES = 2  # a microbatch

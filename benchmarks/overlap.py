@@ -33,19 +33,19 @@ from alternate import WARMUP, alternate, print_row, run_ranks
 from links import FRAME_BYTES, Links, NoLinksError, links, shape
 from torch import Tensor
 
-from shardwright.parallel.mesh import Mesh, make_mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.parallel.pipeline import Held, PipelineExecutor, Stage, _Run
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.pipeline.executor import Held, PipelineExecutor, Stage, _Run
+from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.action import Action, Kind, backward, forward
 from shardwright.schedule.check import program_faults
-from shardwright.schedule.job import job_program
-from shardwright.schedule.pairs import split_pairs
-from shardwright.schedule.placement import in_line
+from shardwright.schedule.job_program import job_program
+from shardwright.schedule.lowering.overlap_pairs import split_pairs
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
-from shardwright.spec.job import JobSpec
+from shardwright.sharding.stage_placement import in_line
 from shardwright.train.build import build
-from shardwright.train.step import microbatches
+from shardwright.train.train_step import microbatches
 
 MICROBATCHES = 8
 MICROBATCH_SIZE = 4

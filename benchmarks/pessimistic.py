@@ -10,7 +10,7 @@ from pathlib import Path
 from shardwright.cost.calibration import left_out, shipped
 
 HERE = Path(__file__).parent
-TARGET = HERE.parent / "src/shardwright/spec/catalog/calibrations/pessimistic.toml"
+TARGET = HERE.parent / "src/shardwright/config/catalog/calibrations/pessimistic.toml"
 # Constants that make a step longer where they are larger: seconds, shares that are exposed, halves of saturation. Of
 # all others, which are shares of a peak, less is worse.
 MORE_IS_WORSE = {

@@ -12,12 +12,12 @@ from alternate import RATIO_HEADER, alternate, check_close, plain_stage, print_r
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from shardwright.config.job import JobSpec
 from shardwright.model.decoder import DecoderStage
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.spec.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
-from shardwright.train.step import microbatches
+from shardwright.train.train_step import microbatches
 
 MODELS = {
     "small": {"layers": 2, "hidden": 128, "heads": 4, "ffn": 352, "vocab": 512, "sequence": 64},

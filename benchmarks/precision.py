@@ -2,8 +2,8 @@
 
     python benchmarks/precision.py --svg docs/precision.svg
 
-Prints the table of docs/precision.md and draws its picture. The steps are those of a training run (train/step.py) on
-one rank. Seconds of each run go to stderr; they compare nothing, for fp8 is emulated on a CPU.
+Prints the table of docs/precision.md and draws its picture. The steps are those of a training run (train/train_step.py)
+on one rank. Seconds of each run go to stderr; they compare nothing, for fp8 is emulated on a CPU.
 
 A gradient of a mean over n tokens has elements of the order of 1 / n. A batch as large as those that large models are
 trained with can't be computed here, but its gradients can: the loss is multiplied by the share of such a batch that a
@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from curves import Curve, curves_picture
 
-from shardwright.parallel.mesh import Mesh
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.precision import PrecisionSpec
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.precision.loss_scale import LossScale
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.precision import PrecisionSpec
 from shardwright.train.build import Replica, build, job_mesh
-from shardwright.train.data import TokenFiles, prepare_tokens
-from shardwright.train.step import train_step
+from shardwright.train.data.prepare import TokenFiles, prepare_tokens
+from shardwright.train.train_step import train_step
 from shardwright.train.trainer import held_out_loss, my_share
 
 JOB: dict[str, Any] = {

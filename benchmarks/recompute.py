@@ -16,22 +16,22 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from shardwright.measure.activations import LiveBytes, saved_bytes
+from shardwright.account.activation_peak import job_stages, moments, peak
+from shardwright.account.activations import layer_of
+from shardwright.account.budget import meet_budget
+from shardwright.account.recompute_budget import GIB, choices
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.recompute_policy import KEEP_ALL, OPERATORS, WHOLE_LAYER, Policy
+from shardwright.measure.saved_tensors import LiveBytes, saved_bytes
 from shardwright.model.activation import activate_gated
 from shardwright.model.dropout import LEVELS, Mask
-from shardwright.parallel.microbatch import Microbatch
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.schedule.job import job_program
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.recompute import KEEP_ALL, OPERATORS, WHOLE_LAYER, Policy
+from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica, build, job_mesh
-from shardwright.train.step import train_step
-from shardwright.workload.activations import layer_of
-from shardwright.workload.again import Again
-from shardwright.workload.budget import meet_budget
-from shardwright.workload.peak import job_stages, moments, peak
-from shardwright.workload.recompute import GIB, choices
+from shardwright.train.train_step import train_step
+from shardwright.workload.recompute_cost import Again
 
 ROUNDS = 20
 MODEL = {"layers": 8, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn": 704, "sequence": 256, "vocab": 256}

@@ -7,9 +7,9 @@ python benchmarks/simulator.py
 import statistics
 import time
 
-from shardwright.schedule.generate import Shape, shape_order, training_program
+from shardwright.schedule.registry import Shape, shape_order, training_program
 from shardwright.schedule.timing import Costs, play
-from shardwright.simulate.rounds import rounds_of
+from shardwright.simulate.batched_timing import rounds_of
 
 ROUNDS = 7
 PLANS = 10

@@ -9,8 +9,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from shardwright.config.load import load_job
 from shardwright.measure.step_time import compare_step_time
-from shardwright.spec.load import load_job
 
 SCHEDULES = {
     "sequential": 1, "gpipe": 1, "1f1b": 1, "interleaved-1f1b": 2, "looped-bfs": 2, "zb-h1": 1, "zb-h2": 1, "zb-v": 1,

@@ -22,12 +22,12 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from shardwright.measure.activations import saved_bytes
+from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
+from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.model.rotary import rotary_angles
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.spec.job import JobSpec
-from shardwright.spec.model import ModelSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
 
 BATCH = 2

@@ -36,10 +36,10 @@ from plain_model import by_plain_names, plain_decoder
 from torch import Tensor
 from zero_systems import BASELINES, OURS, REFERENCE, Setting, make_system, why_not
 
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
 
 FLOOR = "floor"
 CHECKED_STEPS = 2  # they are the warm-up too

@@ -23,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from zero import make_job_of, our_weights, random_tokens, size_arguments
 from zero_systems import Setting, Step, make_system
 
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec.job import JobSpec
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
 
 FLOOR_OPERATORS = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention_for_cpu")
 WARMUP, PROFILED_STEPS = 2, 6

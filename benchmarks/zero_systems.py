@@ -23,11 +23,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import PlanSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import PlanSpec
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
-from shardwright.train.step import train_step
+from shardwright.train.train_step import train_step
 
 # Our variants: fields of the plan. Those that the plan does not have yet are left out with a line.
 OURS: dict[str, dict[str, Any]] = {

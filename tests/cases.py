@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.plan import PlanSpec
 from shardwright.measure.verdict import Record, Verdict, compare
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.plan import PlanSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import Replica, build
-from shardwright.train.step import StepResult, evaluate, train_step
-from shardwright.workload.again import Again
+from shardwright.train.train_step import StepResult, evaluate, train_step
+from shardwright.workload.recompute_cost import Again
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {"kv_heads": 4, "ffn": 48},
@@ -181,8 +181,8 @@ def shapes() -> Any:
     """Hypothesis: (name, ranks, microbatches, stages a rank) of any schedule by name that is made without a search."""
     from hypothesis import strategies as st
 
-    from shardwright.schedule.generate import GENERATORS, schedule_faults
-    from shardwright.spec.plan import STAGES_PER_RANK
+    from shardwright.config.plan import STAGES_PER_RANK
+    from shardwright.schedule.registry import GENERATORS, schedule_faults
 
     names = [name for name in GENERATORS if name != "auto"]
     looped = [name for name in names if STAGES_PER_RANK.get(name, 1) == 0]

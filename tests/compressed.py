@@ -10,10 +10,10 @@ import torch
 
 from cases import small_job
 from ranks import run_on_mesh
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import PlanSpec
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.compress.choose import make_compressor
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import PlanSpec
 
 # Small ones between large ones; a vector that PowerSGD does not take; three dims; nothing divides by 4 x 256.
 SHAPES = [(33,), (96, 70), (8, 40, 32), (64,), (5001,), (50, 60)]

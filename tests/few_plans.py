@@ -2,14 +2,14 @@
 
 from itertools import product
 
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import PlanSpec
 from shardwright.cost.calibration import device_of, shipped
+from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
-from shardwright.schedule.job import plan_faults
-from shardwright.simulate.step import step_time
-from shardwright.spec.check import job_faults
-from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import PlanSpec
-from shardwright.workload.run import run_of
+from shardwright.schedule.job_program import plan_faults
+from shardwright.simulate.closed_form import step_time
 
 
 def best_of_few(job: JobSpec) -> JobSpec | None:

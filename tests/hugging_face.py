@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.config.model import ModelSpec
 from shardwright.model.decoder import DecoderStage
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.spec.model import ModelSpec
+from shardwright.parallel.tensor.parameter import placed_parameters
 
 CHOICE_BIAS = "e_score_correction_bias"
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu-tanh": "gelu_new"}

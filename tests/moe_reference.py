@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.spec.moe import MoeSpec
+from shardwright.config.moe import MoeSpec
 
 
 @dataclass

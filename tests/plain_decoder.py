@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 import moe_reference
+from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.moe import MoeSpec
+from shardwright.model.counter_rng import stream_key, uniform
 from shardwright.model.dropout import LEVELS, kept_elements
-from shardwright.model.random_words import stream_key, uniform
-from shardwright.spec.job import JobSpec
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.moe import MoeSpec
-from shardwright.spec.parameters import model_parameters
+from shardwright.sharding.stage_parameters import model_parameters
 
 Weights = dict[str, Tensor]
 

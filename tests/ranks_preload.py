@@ -11,6 +11,6 @@ import torch._dynamo  # noqa: F401 - a dispatch mode loads it at its first call,
 from click.testing import CliRunner  # noqa: F401
 
 import cases  # noqa: F401
-import shardwright.cli
-import shardwright.train.preload
-import shardwright.train.stream  # noqa: F401
+import shardwright.cli.main
+import shardwright.train.async_step
+import shardwright.train.launch.preload  # noqa: F401

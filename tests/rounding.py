@@ -5,10 +5,10 @@ from statistics import median
 import torch
 
 from cases import by_one_rank, record, record_after, train
+from shardwright.config.job import JobSpec
 from shardwright.measure.rounding import HALF_UNIT, LEEWAY, MOST, MOVES, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
 
 # What needs no such runs: a handful of roundings of the number itself.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardwright.measure.activations import saved_bytes
+from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.model.activation import activate, activate_gated
 
 

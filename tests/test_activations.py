@@ -1,4 +1,4 @@
-"""What autograd saves, unique storages without parameters, is what workload/activations.py says: to the byte."""
+"""What autograd saves, unique storages without parameters, is what account/activations.py says: to the byte."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ from torch import Tensor
 
 from cases import ATTENTIONS, KINDS, LATENT, small_job
 from ranks import run_on_mesh
-from shardwright.measure.activations import saved_bytes
+from shardwright.account.activations import documents_kept, embedding_kept, head_deferred_bytes, head_kept, layer_of
+from shardwright.config.job import JobSpec
+from shardwright.config.latent import LatentSpec
+from shardwright.config.plan import layer_policies
+from shardwright.config.recompute_policy import KEEP_ALL, OPERATORS, WHOLE_LAYER
+from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.model.decoder import DecoderStage
-from shardwright.parallel.documents import document_numbers, without_marks
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.microbatch import Microbatch
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.spec.job import JobSpec
-from shardwright.spec.latent import LatentSpec
-from shardwright.spec.plan import layer_policies
-from shardwright.spec.recompute import KEEP_ALL, OPERATORS, WHOLE_LAYER
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.context.document_mask import document_numbers, without_marks
+from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
-from shardwright.workload.activations import documents_kept, embedding_kept, head_deferred_bytes, head_kept, layer_of
 
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {},

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.cost.calibration import shipped
 from shardwright.cost.memory import peak_memory, rank_memory
-from shardwright.simulate.prices import Price, prices
-from shardwright.simulate.step import step_time
-from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.simulate.batch_pricing import Price, prices
+from shardwright.simulate.closed_form import step_time
 from shardwright.workload.arrays import distinct
-from shardwright.workload.blocks import Experts, Latent
-from shardwright.workload.ranks import all_ranks, different_ranks
-from shardwright.workload.shape import SCHEDULE_NAMES, Cut, Run, Shape, stacked
+from shardwright.workload.model_blocks import Experts, Latent
+from shardwright.workload.query import SCHEDULE_NAMES, Cut, Run, Shape, stacked
+from shardwright.workload.stage_contents import all_ranks, different_ranks
 
 CONSTANTS = shipped()
 LLAMA = Shape(18, 4096, 32, 8, 128, 14336, True, 128256, 4096)

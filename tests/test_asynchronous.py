@@ -11,18 +11,18 @@ import torch
 
 from cases import made_up_tokens, record, small_job
 from ranks import run_on_mesh
-from shardwright.cli import cli
+from shardwright.cli.main import cli
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import PlanSpec
 from shardwright.model.decoder import DecoderStage, stage_span
-from shardwright.parallel.mesh import Mesh, make_mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.parallel.tensor import Cut
-from shardwright.schedule.job import job_program
-from shardwright.schedule.versions import stashed_versions
-from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import PlanSpec
+from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.schedule.job_program import job_program
+from shardwright.schedule.lowering.weight_versions import stashed_versions
+from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.optimizer import learning_rate, make_adamw
-from shardwright.train.stream import train_stream
 
 BATCHES = 3
 

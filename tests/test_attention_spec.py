@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from shardwright.spec.flops import attention_parameters, flops_per_token, matrix_parameters
-from shardwright.spec.latent import LatentSpec
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.parameters import num_parameters
-from shardwright.spec.yarn import YarnSpec
+from shardwright.config.latent import LatentSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.model_flops import attention_parameters, flops_per_token, matrix_parameters
+from shardwright.config.yarn import YarnSpec
+from shardwright.sharding.stage_parameters import num_parameters
 
 LATENT: dict[str, Any] = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim": 4, "value_dim": 6}
 

@@ -8,19 +8,19 @@ from random import Random
 import pytest
 
 from shardwright.schedule.action import Kind
-from shardwright.schedule.auto import _solve, auto, lower_bound
-from shardwright.schedule.auto_bound import Objective, placement_bound
-from shardwright.schedule.auto_greedy import Policy, construct
-from shardwright.schedule.auto_model import Model, by_stage, fits, named_schedules, runs, step_time
-from shardwright.schedule.auto_problem import Problem, Rows
+from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.check import program_faults
-from shardwright.schedule.generate import GENERATORS
-from shardwright.schedule.lives import peak_activations
-from shardwright.schedule.lower import lower
-from shardwright.schedule.placement import in_line, looped, vee
+from shardwright.schedule.generators.zb_v import zb_v
+from shardwright.schedule.lowering.lower import lower
+from shardwright.schedule.registry import GENERATORS
 from shardwright.schedule.schedule import Schedule
+from shardwright.schedule.solver.auto import _solve, auto, lower_bound
+from shardwright.schedule.solver.auto_model import Model, by_stage, fits, named_schedules, runs, step_time
+from shardwright.schedule.solver.greedy import Policy, construct
+from shardwright.schedule.solver.lower_bound import Objective, placement_bound
+from shardwright.schedule.solver.problem import Problem, Rows
 from shardwright.schedule.timing import Costs, play
-from shardwright.schedule.zb_v import zb_v
+from shardwright.sharding.stage_placement import in_line, looped, vee
 
 
 @dataclass(frozen=True)

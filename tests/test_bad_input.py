@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-import shardwright.cli
-import shardwright.train.launch
+import shardwright.cli.main
+import shardwright.train.launch.launch
 from ranks import PATIENCE_S
-from shardwright.spec.load import load_job
-from shardwright.train.folder import holding
+from shardwright.config.load import load_job
+from shardwright.train.launch.run_folder import holding
 
 JOB = """
 [model]
@@ -79,7 +79,7 @@ def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr(shardwright.train.launch, "run_ranks", started)
+    monkeypatch.setattr(shardwright.train.launch.launch, "run_ranks", started)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def command(
     def run(*arguments: str) -> tuple[object, str, str]:
         monkeypatch.setattr(sys, "argv", ["shardwright", *arguments])
         with pytest.raises(SystemExit) as ended:
-            shardwright.cli.main()
+            shardwright.cli.main.main()
         return ended.value.code, *capfd.readouterr()
 
     return run
@@ -127,7 +127,7 @@ def test_the_job_itself_is_not_refused(here: Path, no_rank: None, monkeypatch: p
     """Else all the tests here would prove nothing."""
     monkeypatch.setattr(sys, "argv", ["shardwright", "train", "job.toml"])
     with pytest.raises(AssertionError, match="ranks were started"):
-        shardwright.cli.main()
+        shardwright.cli.main.main()
 
 
 # --- fields ---
@@ -650,7 +650,7 @@ def test_ranks_of_another_launcher_that_do_not_fit_the_plan(here: Path) -> None:
         "3 ranks were started, and the plan needs dp 2 x tp 2 x pp 2 = 8; start 8, or change the plan"
     ]
     # As `python -m shardwright`, but not as long as the first one may take to speak.
-    soon = "from shardwright import cli; cli.SPEAKING_S = 0.1; cli.main()"
+    soon = "from shardwright.cli import main; main.SPEAKING_S = 0.1; main.main()"
     command = [sys.executable, "-c", soon, "train", "job.toml"]
     done = subprocess.run(
         command, env=os.environ | seat | {"RANK": "1"}, capture_output=True, text=True, timeout=PATIENCE_S

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.planner.batch import (
+from shardwright.config.load import load_job
+from shardwright.planner.critical_batch import (
     batch_limits,
     critical_batch,
     data_critical_tokens,
@@ -13,7 +14,6 @@ from shardwright.planner.batch import (
     rebatched_tokens,
     rescaled,
 )
-from shardwright.spec.load import load_job
 
 TOKENS = st.floats(1e4, 1e9)
 

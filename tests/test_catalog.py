@@ -4,18 +4,18 @@ import json
 
 import pytest
 
-from shardwright.cli_job import load, load_to_run
+from shardwright.cli.job_options import load, load_to_run
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.cluster import ClusterSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.runtime_support import runtime_limits
 from shardwright.cost.calibration import device_of, shipped
+from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
-from shardwright.simulate.step import StepTime, step_time
-from shardwright.spec import catalog
-from shardwright.spec.base import PlanError
-from shardwright.spec.cluster import ClusterSpec
-from shardwright.spec.job import JobSpec
-from shardwright.spec.limits import runtime_limits
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.parameters import num_active_parameters, num_parameters
-from shardwright.workload.run import run_of
+from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
+from shardwright.simulate.closed_form import StepTime, step_time
 
 # Parameters of released checkpoints, as the headers of their files say, and what of them this decoder does not have.
 CHECKPOINTS = {

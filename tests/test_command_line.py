@@ -10,10 +10,10 @@ import pytest
 
 from ranks import PATIENCE_S
 from shardwright import __version__
-from shardwright.spec.job import JobSpec
-from shardwright.spec.latent import LatentSpec
-from shardwright.spec.moe import MoeSpec
-from shardwright.spec.yarn import YarnSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.latent import LatentSpec
+from shardwright.config.moe import MoeSpec
+from shardwright.config.yarn import YarnSpec
 
 # Each takes a tenth of a second or more to import.
 HEAVY = ("torch", "numpy", "pydantic", "pyarrow", "tokenizers")
@@ -36,8 +36,8 @@ def cpu_seconds(*arguments: str) -> float:
 def imported_by(*arguments: str) -> set[str]:
     """Heavy libraries that a command imports."""
     code = (
-        f"import sys, shardwright.cli; sys.argv = {['shardwright', *arguments]}\n"
-        "try:\n    shardwright.cli.main()\nexcept SystemExit:\n    pass\n"
+        f"import sys, shardwright.cli.main; sys.argv = {['shardwright', *arguments]}\n"
+        "try:\n    shardwright.cli.main.main()\nexcept SystemExit:\n    pass\n"
         f"print('imported', *[name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)

@@ -27,16 +27,16 @@ from compressed import (
     reduce_steps,
 )
 from ranks import run_on_mesh
-from shardwright.parallel.collectives import Axis
+from shardwright.account.compression import Collective, reduced_bucket, scattered_bucket, wire_bytes
+from shardwright.config.base import PlanError
+from shardwright.config.plan import PlanSpec
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.compress.choose import make_compressor
 from shardwright.parallel.compress.powersgd import PowerSGD
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.compress.wire import Wire
-from shardwright.parallel.ledger import Ledger
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec.base import PlanError
-from shardwright.spec.plan import PlanSpec
-from shardwright.workload.compress import Collective, reduced_bucket, scattered_bucket, wire_bytes
 
 
 def at_full_rank(mesh: Mesh) -> tuple[torch.Tensor, torch.Tensor]:

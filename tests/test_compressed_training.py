@@ -6,10 +6,10 @@ import pytest
 
 from cases import made_up_tokens, record, remembered, small_job
 from ranks import run_on_mesh
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec.job import JobSpec
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
-from shardwright.train.step import train_step
+from shardwright.train.train_step import train_step
 
 METHODS: dict[str, dict[str, Any]] = {
     "bf16": {},

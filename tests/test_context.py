@@ -12,11 +12,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from ranks import PATIENCE_S, run_ranks
-from shardwright.parallel.block_attention import Merged, Sight, attend_block, block_gradients
-from shardwright.parallel.collectives import Axis
-from shardwright.parallel.context import gathered_attention, ring_attention, trade_for_heads, trade_for_tokens
-from shardwright.parallel.ledger import Ledger
-from shardwright.spec.sequence import ContextMethod, block_of, held_ranges, positions_of, share_of
+from shardwright.config.plan import ContextMethod
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.context.block_attention import Merged, Sight, attend_block, block_gradients
+from shardwright.parallel.context.ring_attention import (
+    gathered_attention,
+    ring_attention,
+    trade_for_heads,
+    trade_for_tokens,
+)
+from shardwright.sharding.sequence import block_of, held_ranges, positions_of, share_of
 
 METHODS: tuple[ContextMethod, ...] = ("ring", "all-gather", "ulysses")
 

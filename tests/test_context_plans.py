@@ -8,14 +8,14 @@ import torch
 from cases import against_one_rank, context_bytes, made_up_tokens, record, small_job
 from ranks import run_on_mesh
 from rounding import check_rounding
-from shardwright.parallel.mesh import Mesh
-from shardwright.schedule.job import job_program
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.schedule.job_program import job_program
+from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
-from shardwright.train.generate import generate
-from shardwright.train.step import evaluate, train_step
-from shardwright.train.stream import train_stream
+from shardwright.train.text_generation import generate
+from shardwright.train.train_step import evaluate, train_step
 
 # Each layer and microbatch is many collectives over tp: two microbatches.
 SP2 = {"tp": 2, "sequence_parallel": True, "microbatch_size": 2}

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.config import catalog
+from shardwright.config.load import load_job
 from shardwright.cost.calibration import device_of, rates_of, shipped
-from shardwright.cost.collectives import all_to_all_s, copies_sent, ring_s
+from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_s
+from shardwright.cost.from_job import run_of
 from shardwright.cost.kernels import fill
 from shardwright.cost.memory import rank_memory
 from shardwright.cost.topology import Group, group_of
-from shardwright.simulate.step import step_time
-from shardwright.spec import catalog
-from shardwright.spec.load import load_job
-from shardwright.workload.blocks import Experts
-from shardwright.workload.run import run_of
-from shardwright.workload.shape import Cut, Run, Shape
+from shardwright.simulate.closed_form import step_time
+from shardwright.workload.model_blocks import Experts
+from shardwright.workload.query import Cut, Run, Shape
 
 CONSTANTS = shipped()
 LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

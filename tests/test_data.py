@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.spec.base import PlanError, RunError
-from shardwright.spec.job import DataSpec
-from shardwright.spec.model import ModelSpec
-from shardwright.train import documents, token_cache
-from shardwright.train.data import prepare_tokens
-from shardwright.train.samples import Samples, TokenSpan, cut, shuffled, unigram_loss
-from shardwright.train.tokenizer import load_tokenizer
+from shardwright.config.base import PlanError, RunError
+from shardwright.config.job import DataSpec
+from shardwright.config.model import ModelSpec
+from shardwright.train.data import document_files as documents
+from shardwright.train.data import token_cache
+from shardwright.train.data.prepare import prepare_tokens
+from shardwright.train.data.samples import Samples, TokenSpan, cut, shuffled, unigram_loss
+from shardwright.train.data.tokenizer import load_tokenizer
 
 SEEDS = st.integers(0, 2**63 - 1)
 MODEL = ModelSpec(sequence=4)
@@ -247,7 +248,7 @@ def test_unigram_loss_is_the_cross_entropy_of_smoothed_counts(tmp_path, monkeypa
     expected = -np.mean(np.log([4 / 10, 2 / 10, 1 / 10]))  # 6 tokens + 4 ids
     spans = [span_of(tmp_path / "t.bin", train)], [span_of(tmp_path / "v.bin", validation)]
     assert unigram_loss(*spans, 4) == pytest.approx(expected, rel=1e-12)
-    monkeypatch.setattr("shardwright.train.samples._CHUNK_TOKENS", 2)
+    monkeypatch.setattr("shardwright.train.data.samples._CHUNK_TOKENS", 2)
     assert unigram_loss(*spans, 4) == pytest.approx(expected, rel=1e-12)
     with pytest.raises(ValueError, match="vocabulary 3"):
         unigram_loss(*spans, 3)
@@ -620,7 +621,7 @@ def test_token_files_that_do_not_fit(tmp_path, cache):
 
 
 def test_the_position_of_a_bad_token_in_a_long_file(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr("shardwright.train.samples._CHUNK_TOKENS", 10)
+    monkeypatch.setattr("shardwright.train.data.samples._CHUNK_TOKENS", 10)
     path = write_ids(tmp_path / "a.bin", [1] * 37 + [300] + [1] * 5 + [400])
     (fault,) = faults_of(path, cache)
     assert "token 37 is id 300" in fault
@@ -801,8 +802,8 @@ def test_an_interrupted_write_leaves_nothing(docs, cache, monkeypatch):
 
 def test_processes_may_prepare_at_once(cache):
     code = (
-        "import sys; from pathlib import Path; from shardwright.train.data import *;"
-        "from shardwright.spec.job import DataSpec; from shardwright.spec.model import ModelSpec;"
+        "import sys; from pathlib import Path; from shardwright.train.data.prepare import *;"
+        "from shardwright.config.job import DataSpec; from shardwright.config.model import ModelSpec;"
         "files = prepare_tokens(DataSpec(), ModelSpec(), 0, Path(sys.argv[1]));"
         "print(files.train_samples().batch(0, 50).sum(), files.validation_samples().window(3).sum())"
     )
@@ -843,9 +844,8 @@ def test_the_standard_library_is_capped_evenly():
 
 
 def test_importing_takes_no_heavy_library():
-    code = (
-        "import sys, shardwright.train.data; print([m for m in ('torch', 'pyarrow', 'tokenizers') if m in sys.modules])"
-    )
+    heavy = "[m for m in ('torch', 'pyarrow', 'tokenizers') if m in sys.modules]"
+    code = f"import sys, shardwright.train.data.prepare; print({heavy})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -4,12 +4,12 @@ import time
 
 from cases import made_up_tokens, small_job
 from ranks import run_on_mesh
-from shardwright.parallel import unit
-from shardwright.parallel.mesh import Mesh
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.zero import flat_unit as unit
 from shardwright.schedule.action import Kind
-from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
-from shardwright.train.step import train_step
+from shardwright.train.train_step import train_step
 
 
 def reductions(mesh: Mesh, job: JobSpec) -> tuple[list[int], list[bool]]:

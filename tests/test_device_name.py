@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardwright.spec import catalog
-from shardwright.spec.device_name import device_name, words_of
+from shardwright.config import catalog
+from shardwright.config.device_name import device_name, words_of
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwright.spec.base import PlanError
-from shardwright.train.disk import DiskFullError, telling_of_full_disk
-from shardwright.train.token_cache import Summary, save_summary
+from shardwright.config.base import PlanError
+from shardwright.train.data.token_cache import Summary, save_summary
+from shardwright.train.launch.full_disk import DiskFullError, telling_of_full_disk
 
 
 def test_a_device_that_takes_nothing(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardwright.parallel.documents import counts, document_numbers, without_marks
-from shardwright.spec.job import DataSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.model import ModelSpec
-from shardwright.train.data import TokenFiles, prepare_tokens
+from shardwright.config.job import DataSpec
+from shardwright.config.load import make_job
+from shardwright.config.model import ModelSpec
+from shardwright.parallel.context.document_mask import counts, document_numbers, without_marks
+from shardwright.train.data.prepare import TokenFiles, prepare_tokens
 
 
 def prepared(folder: Path, **fields: Any) -> TokenFiles:

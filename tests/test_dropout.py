@@ -10,16 +10,16 @@ from torch import Tensor
 from cases import against_one_rank, made_up_tokens, small_job
 from ranks import run_on_mesh
 from rounding import check_rounding
+from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.plan import PlanSpec
 from shardwright.model.dropout import LEVELS, Dropout, kept_elements
 from shardwright.model.forward_pass import ForwardPass
-from shardwright.parallel.mesh import Mesh, make_mesh
-from shardwright.parallel.microbatch import Microbatch
-from shardwright.parallel.tensor import Cut
-from shardwright.spec.job import JobSpec
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.plan import PlanSpec
+from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.tensor.linear import Cut
 from shardwright.train.build import build
-from shardwright.train.step import evaluate, train_step
+from shardwright.train.train_step import evaluate, train_step
 
 RATE = 0.1
 PLANS: dict[str, tuple[str, dict[str, Any], bool]] = {

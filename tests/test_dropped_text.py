@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import DataSpec
-from shardwright.spec.model import ModelSpec
-from shardwright.train.data import TokenFiles, prepare_tokens
-from shardwright.train.dropped_text import Dropped, may_drop
-from shardwright.train.tokenizer import FileTokenizer
+from shardwright.config.base import PlanError
+from shardwright.config.job import DataSpec
+from shardwright.config.model import ModelSpec
+from shardwright.train.data.dropped_text import Dropped, may_drop
+from shardwright.train.data.prepare import TokenFiles, prepare_tokens
+from shardwright.train.data.tokenizer import FileTokenizer
 
 LETTERS = "abcdefgh"
 

@@ -38,7 +38,7 @@ finally:
 }
 PROGRAM = """
 import os, signal, sys, time, weakref
-from shardwright import ending
+from shardwright.train.launch import ending
 ending.LATEST_S = 1.0
 NUMBER = signal.{name}
 def command():

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shardwright.cli import cli
-from shardwright.simulate.step import StepTime
+from shardwright.cli.main import cli
+from shardwright.simulate.closed_form import StepTime
 
 
 def shown(job: str, *overrides: str, options: tuple[str, ...] = ()) -> str:

@@ -8,12 +8,12 @@ import torch
 from cases import by_one_rank, record, record_after, small_job, train
 from ranks import run_on_mesh
 from rounding import check_rounding
+from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Record, compare
-from shardwright.parallel.mesh import Mesh
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.action import Kind
-from shardwright.schedule.job import job_program
-from shardwright.schedule.lives import Buffer, peak, peak_activations
-from shardwright.spec.job import JobSpec
+from shardwright.schedule.buffer_lifetimes import Buffer, peak, peak_activations
+from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
 
 # Those that run every stage's backwards, and its weight gradients, in the order of the microbatches.

@@ -8,16 +8,16 @@ import torch
 
 from cases import made_up_tokens, small_job
 from ranks import run_on_mesh
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import placed_parameters
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.action import RECV, SEND, Kind
-from shardwright.schedule.generate import training_program
-from shardwright.schedule.job import job_program
-from shardwright.schedule.pairs import sends_of_parts, split_pairs
-from shardwright.schedule.sizes import job_sizes
-from shardwright.spec.job import JobSpec
+from shardwright.schedule.job_program import job_program
+from shardwright.schedule.lowering.overlap_pairs import sends_of_parts, split_pairs
+from shardwright.schedule.message_sizes import job_sizes
+from shardwright.schedule.registry import training_program
 from shardwright.train.build import build
-from shardwright.train.step import evaluate, microbatches, train_step
+from shardwright.train.train_step import evaluate, microbatches, train_step
 
 
 def performed_and_counted(mesh: Mesh, job: JobSpec) -> tuple[list[str], dict[str, dict[str, int]]]:

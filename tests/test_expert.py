@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from cases import against_one_rank, small_job
 from ranks import run_on_mesh
 from rounding import check_rounding
-from shardwright.parallel.collectives import Axis
-from shardwright.parallel.expert import Routing, through_experts
-from shardwright.parallel.ledger import Ledger
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec.check import job_faults
-from shardwright.spec.job import JobSpec
-from shardwright.workload.expert import ExpertRanks, Sent, sent_direct, sent_node_aware
+from shardwright.account.expert_traffic import ExpertRanks, Sent, sent_direct, sent_node_aware
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.expert.dispatch import Routing, through_experts
 
 HIDDEN = 16
 

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.spec.mesh import MeshShape, ep_ranks_of_node
-from shardwright.spec.plan import PlanSpec
-from shardwright.workload.expert import (
+from shardwright.account.expert_traffic import (
     ExpertRanks,
     chance_of_any,
     expected_counts,
@@ -18,6 +16,8 @@ from shardwright.workload.expert import (
     sent_node_aware,
     slow_link_ratio,
 )
+from shardwright.config.plan import PlanSpec, ep_ranks_of_node
+from shardwright.sharding.mesh import MeshShape
 
 
 def by_enumeration(num_experts: int, group: set[int], top_k: int) -> float:

@@ -9,17 +9,17 @@ from torch import Tensor
 from cases import EXPERTS, against_one_rank, by_one_rank, made_up_tokens, small_job
 from ranks import run_on_mesh
 from rounding import check_rounding
+from shardwright.account.job_memory import job_memory
+from shardwright.account.replica_traffic import Traffic, replica_traffic
+from shardwright.config.job import JobSpec
+from shardwright.config.moe import MoeSpec
 from shardwright.model.decoder import DecoderStage
 from shardwright.model.router_state import Totals
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.microbatch import Microbatch
-from shardwright.spec.job import JobSpec
-from shardwright.spec.moe import MoeSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.train.build import build
-from shardwright.train.routing import LayerRouting
-from shardwright.train.step import evaluate, train_step
-from shardwright.workload.memory import job_memory
-from shardwright.workload.traffic import Traffic, replica_traffic
+from shardwright.train.router_update import LayerRouting
+from shardwright.train.train_step import evaluate, train_step
 
 SP2 = {"tp": 2, "sequence_parallel": True}
 # Between them: ep 1, 2, 4; experts cut over tp, or spread over it; ZeRO 0 to 3; all kinds of schedules and gates.

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from experts_run import load_of, write_run
-from shardwright.cli import cli
-from shardwright.report.experts import draw_use, experts_picture, read_use, use_dict, use_text
+from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
+from shardwright.config.moe import GateName
+from shardwright.report.expert_use import draw_use, experts_picture, read_use, use_dict, use_text
 from shardwright.report.heat import BOUNDS, level
-from shardwright.spec.base import PlanError
-from shardwright.spec.moe import GateName
 
 SVG = "{http://www.w3.org/2000/svg}"
 DOCS = Path(__file__).parent.parent / "docs"

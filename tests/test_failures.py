@@ -19,9 +19,9 @@ import torch.distributed as dist
 from cases import small_job
 from fuzz.signals import Draw, check
 from ranks import PATIENCE_S
-from shardwright.parallel.watch import Watch
-from shardwright.train.rank import Failure, run_rank
-from shardwright.train.seat import Seat
+from shardwright.parallel.comm.hang_watch import Watch
+from shardwright.train.launch.rank_environment import Seat
+from shardwright.train.launch.rank_life import Failure, run_rank
 
 # Of quickstart's ranks those of one replica, and of its model as little.
 SMALL = ("plan.dp=1", "model.layers=2", "model.hidden=32", "model.ffn=64", "batch.global_batch_size=8")
@@ -184,7 +184,7 @@ def test_a_stopped_process_did_not_wait(monkeypatch: pytest.MonkeyPatch, looks: 
     """Who presses Ctrl-Z and goes on later does not find the run at its end."""
     now_s, told = [0.0], list[str]()
     clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
-    monkeypatch.setattr("shardwright.parallel.watch.time", clock)
+    monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
     watch = Watch(dist.HashStore(), 0, 5.0, lambda rank: f"rank {rank}", told.append)
     left = iter(looks)
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.spec.flat import Rows, flat_layout, rows_of
+from shardwright.sharding.flat_buffer import Rows, flat_layout, rows_of
 
 tensors = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 24)), min_size=1, max_size=8)
 

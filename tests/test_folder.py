@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cases import small_job
-from shardwright.spec.base import PlanError
-from shardwright.train.folder import LOCK, folder_faults, folder_of, holding
-from shardwright.train.scratch import remove_scratch_of, scratch_folder
-from shardwright.train.token_cache import remove_unfinished
+from shardwright.config.base import PlanError
+from shardwright.train.data.token_cache import remove_unfinished
+from shardwright.train.launch.run_folder import LOCK, folder_faults, folder_of, holding
+from shardwright.train.launch.scratch_folder import remove_scratch_of, scratch_folder
 
 
 def test_a_second_run_is_refused_with_who_has_the_folder(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_second_run_is_refused_with_who_has_the_folder(tmp_path: Path) -> None
 
 def test_a_dead_run_has_no_folder(tmp_path: Path) -> None:
     program = (
-        "import pathlib, sys, time\nfrom shardwright.train.folder import holding\n"
+        "import pathlib, sys, time\nfrom shardwright.train.launch.run_folder import holding\n"
         f"with holding(pathlib.Path({str(tmp_path)!r}), []):\n    print('held', flush=True)\n    time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:

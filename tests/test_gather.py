@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from cases import made_up_tokens, shapes, small_job
 from ranks import run_on_mesh
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import PlacedParameter, placed_parameters
-from shardwright.parallel.pipeline import PipelineExecutor
-from shardwright.parallel.shard import ShardedStage
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.pipeline.executor import PipelineExecutor
+from shardwright.parallel.tensor.parameter import PlacedParameter, placed_parameters
+from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.schedule.action import Kind
+from shardwright.schedule.buffer_lifetimes import Buffer, peak
 from shardwright.schedule.check import program_faults
-from shardwright.schedule.gather import add_gathers
-from shardwright.schedule.generate import forward_of, training_program
-from shardwright.schedule.job import job_program
-from shardwright.schedule.lives import Buffer, peak
+from shardwright.schedule.job_program import job_program
+from shardwright.schedule.lowering.zero3_gathers import add_gathers
+from shardwright.schedule.registry import forward_of, training_program
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.timeline import Cause, make_timeline
-from shardwright.spec.job import JobSpec
 from shardwright.train.build import build
-from shardwright.train.step import evaluate, train_step
+from shardwright.train.train_step import evaluate, train_step
 
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 drained = shapes().filter(lambda shape: shape[0] not in ASYNCHRONOUS)

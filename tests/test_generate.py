@@ -6,8 +6,8 @@ import pytest
 
 from cases import small_job
 from ranks import run_on_mesh
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec.job import JobSpec
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
 from shardwright.train.trainer import sample_text
 

@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.plan import PlanSpec, ScheduleName
 from shardwright.schedule.action import SEND, Kind
+from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.check import program_faults
-from shardwright.schedule.generate import GENERATORS, forward_of, schedule_faults, training_program
-from shardwright.schedule.interleaved import interleaved
-from shardwright.schedule.job import plan_faults
-from shardwright.schedule.lives import peak_activations
-from shardwright.schedule.lower import lower
+from shardwright.schedule.generators.interleaved import interleaved
+from shardwright.schedule.job_program import plan_faults
+from shardwright.schedule.lowering.lower import lower
+from shardwright.schedule.lowering.weight_versions import stashed_versions, weight_versions
+from shardwright.schedule.registry import GENERATORS, forward_of, schedule_faults, training_program
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
-from shardwright.schedule.versions import stashed_versions, weight_versions
 from shardwright.simulate.bubbles import Bubbles, Work, measure, measure_program
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.plan import PlanSpec, ScheduleName
 
 NAMES = (
     "sequential", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from cases import KINDS, made_up_tokens, small_job
+from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Record, compare
-from shardwright.parallel.mesh import make_mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.spec.job import JobSpec
+from shardwright.parallel.comm.process_groups import make_mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
 from shardwright.train.metrics import known_device, measure_shares, peak_memory_bytes
-from shardwright.train.step import evaluate, train_step
+from shardwright.train.train_step import evaluate, train_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -5,10 +5,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from shardwright.parallel.deferred import DeferredGradients
-from shardwright.parallel.grouped import grouped_linear
-from shardwright.parallel.parameter import PlacedParameter
-from shardwright.spec.place import Place
+from shardwright.parallel.expert.grouped_linear import grouped_linear
+from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.sharding.parameter_shard import Place
 
 COUNTS = ([3, 0, 5, 1], [0, 2, 0, 0], [0, 0, 0, 0])  # three microbatches; the last brings this rank nothing
 SHAPE = (4, 2, 6, 8)  # experts, gate and up, inner, hidden

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.account.job_memory import job_memory
+from shardwright.config.host_memory import host_memory_bytes
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
-from shardwright.planner.advice import priced
-from shardwright.planner.constraints import constraints_of
-from shardwright.planner.misfit import misfit
-from shardwright.planner.price import fits, room_bytes
-from shardwright.planner.reasons import reasons
-from shardwright.planner.search import search
-from shardwright.report.estimate import _as_dict, _verdict
-from shardwright.spec.host import host_memory_bytes
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.workload.memory import job_memory
+from shardwright.planner.advice.advice import priced
+from shardwright.planner.advice.reasons import reasons
+from shardwright.planner.advice.repair import misfit
+from shardwright.planner.search.constraints import constraints_of
+from shardwright.planner.search.plan_price import fits, room_bytes
+from shardwright.planner.search.search import search
+from shardwright.report.estimate_text import _as_dict, _verdict
 
 OFFLOADING = constraints_of(
     ["plan.offload_optimizer=1.0", "plan.recompute=none", "plan.schedule=1f1b", "plan.cp=1", "plan.microbatch_size=1"],

@@ -12,13 +12,13 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from hugging_face import copy_weights, our_gradients, reference_gradients, reference_model
+from shardwright.config import catalog
+from shardwright.config.model import ModelSpec
+from shardwright.config.plan import PlanSpec
 from shardwright.model.decoder import DecoderStage, stage_span
-from shardwright.parallel.mesh import make_mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.parallel.tensor import Cut
-from shardwright.spec import catalog
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.plan import PlanSpec
+from shardwright.parallel.comm.process_groups import make_mesh
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.parameter import placed_parameters
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 # Some hundreds of float32: a gradient is a sum over tokens, of products that each came through as many sums.

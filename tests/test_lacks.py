@@ -2,15 +2,15 @@
 
 import pytest
 
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job, make_job
+from shardwright.config.software import software_of
+from shardwright.config.software_support import lacks
 from shardwright.cost.calibration import shipped
-from shardwright.planner.constraints import constraints_of
-from shardwright.planner.search import search
-from shardwright.spec import catalog
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
-from shardwright.spec.lacks import lacks
-from shardwright.spec.load import load_job, make_job
-from shardwright.spec.software import software_of
+from shardwright.planner.search.constraints import constraints_of
+from shardwright.planner.search.search import search
 
 
 def job(**plan: object) -> JobSpec:

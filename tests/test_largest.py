@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cli import main
-from shardwright.cli_job import load
+from shardwright.cli.job_options import load
+from shardwright.cli.main import main
+from shardwright.config import largest
+from shardwright.config.base import PlanError, Spec
+from shardwright.config.cluster import DeviceSpec, LevelSpec, PartSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job
+from shardwright.config.software import SoftwareSpec
 from shardwright.planner.scaling import sizes_of
-from shardwright.schedule.generate import GENERATORS, Shape, shape_faults
-from shardwright.spec import largest
-from shardwright.spec.base import PlanError, Spec
-from shardwright.spec.cluster import DeviceSpec, LevelSpec, PartSpec
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import load_job
-from shardwright.spec.software import SoftwareSpec
+from shardwright.schedule.registry import GENERATORS, Shape, shape_faults
 
 SOON_S = 20.0  # generous: only a hang or a loop over all that is asked for takes so long
 

@@ -7,12 +7,12 @@ import torch
 
 from cases import made_up_tokens, record, remembered, small_job
 from ranks import run_on_mesh
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Record
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
-from shardwright.train.step import train_step
+from shardwright.train.train_step import train_step
 
 POLICIES: dict[str, dict[str, Any]] = {
     "full": {"recompute": "full"},

@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
+from shardwright.config.base import PlanError
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job, make_job
+from shardwright.config.plan import PlanSpec
 from shardwright.cost.calibration import device_of, shipped
+from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import rank_memory
-from shardwright.planner.constraints import constraints_of
-from shardwright.planner.layout import best_layout, most_gain
-from shardwright.planner.mixed import best_mixed
-from shardwright.planner.pieces import stages_of
-from shardwright.planner.pieces_of import seats
-from shardwright.planner.search import search
-from shardwright.report.layout import layout_dict, layout_text
-from shardwright.report.toml import write_toml
-from shardwright.schedule.job import plan_faults
-from shardwright.schedule.placement import placement_of
-from shardwright.simulate.step import step_time
-from shardwright.spec.base import PlanError
-from shardwright.spec.check import job_faults
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import load_job, make_job
-from shardwright.spec.plan import PlanSpec
-from shardwright.workload.run import run_of
+from shardwright.planner.search.constraints import constraints_of
+from shardwright.planner.search.search import search
+from shardwright.planner.stages.best_layout import best_layout, most_gain
+from shardwright.planner.stages.mixed_devices import best_mixed
+from shardwright.planner.stages.piece_prices import seats
+from shardwright.planner.stages.pieces import stages_of
+from shardwright.report.job_toml import write_toml
+from shardwright.report.layout_text import layout_dict, layout_text
+from shardwright.schedule.job_program import plan_faults
+from shardwright.sharding.stage_placement import placement_of
+from shardwright.simulate.closed_form import step_time
 
 CONSTANTS = shipped()
 LINKS = {"intra_node": {"bandwidth_gb_per_s": 300.0}, "inter_node": {"bandwidth_gb_per_s": 25.0}}

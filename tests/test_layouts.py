@@ -12,17 +12,17 @@ import torch
 
 from cases import made_up_tokens, small_job
 from ranks import run_on_mesh
+from shardwright.account.tensor_table import RegionLayout, layouts
+from shardwright.config.job import JobSpec
 from shardwright.model import embedding
 from shardwright.model.decoder import Block
-from shardwright.parallel import tensor as tensor_parallel
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.schedule.job import job_program
-from shardwright.spec.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor import linear as tensor_parallel
+from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.schedule.job_program import job_program
+from shardwright.sharding.placements import BUFFER, TensorLayout
 from shardwright.train.build import build
-from shardwright.train.step import train_step
-from shardwright.workload.layout import BUFFER, TensorLayout
-from shardwright.workload.layouts import RegionLayout, layouts
+from shardwright.train.train_step import train_step
 
 Arrays = dict[str, np.ndarray]
 

@@ -8,30 +8,30 @@ import torch
 
 from cases import made_up_tokens, small_job
 from ranks import run_on_mesh
+from shardwright.account.job_memory import job_memory, rank_memory, rank_replay
+from shardwright.account.persistent_buffers import kept_bytes
+from shardwright.account.rank_state import rank_state
+from shardwright.account.replica_traffic import replica_traffic, wire_bytes
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.model.decoder import DecoderStage, stage_span
-from shardwright.parallel.account import measured_memory
-from shardwright.parallel.buffers import BufferPool
-from shardwright.parallel.collectives import Axis
-from shardwright.parallel.ledger import Ledger
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import seeded
-from shardwright.parallel.shard import ShardedStage
-from shardwright.parallel.tensor import Cut
-from shardwright.parallel.tied import TiedEmbedding
-from shardwright.parallel.unit import Sharding
-from shardwright.schedule.job import job_program
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.memory import RankMemory
-from shardwright.spec.mesh import MeshShape
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.parameter import seeded
+from shardwright.parallel.zero.buffers import BufferPool
+from shardwright.parallel.zero.flat_unit import Sharding
+from shardwright.parallel.zero.held_memory import measured_memory
+from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.tied_embedding import TiedEmbedding
+from shardwright.schedule.job_program import job_program
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.mesh import MeshShape
+from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.optimizer import make_adamw
-from shardwright.train.step import train_step
-from shardwright.train.stream import train_stream
-from shardwright.workload.kept import kept_bytes
-from shardwright.workload.memory import job_memory, rank_memory, rank_replay
-from shardwright.workload.state import rank_state
-from shardwright.workload.traffic import replica_traffic, wire_bytes
+from shardwright.train.train_step import train_step
 
 CPU = torch.device("cpu")
 NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16}

@@ -7,23 +7,23 @@ import pytest
 
 from cases import by_one_rank, made_up_tokens, record, small_job
 from ranks import run_on_mesh
-from shardwright.measure.activations import LiveBytes
+from shardwright.account.activation_peak import activation_bytes, bytes_at, job_stages, moments, peak
+from shardwright.account.activations import layer_of
+from shardwright.account.budget import meet_budget
+from shardwright.account.recompute_budget import GIB, choices, choose, ladder, options
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.plan import layer_policies
+from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
+from shardwright.measure.saved_tensors import LiveBytes
 from shardwright.measure.verdict import compare
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.schedule.job import job_program
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.plan import layer_policies
-from shardwright.spec.recompute import KEEP_ALL, WHOLE_LAYER, Policy
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
-from shardwright.train.step import train_step
-from shardwright.workload.activations import layer_of
-from shardwright.workload.again import Again
-from shardwright.workload.budget import meet_budget
-from shardwright.workload.peak import activation_bytes, bytes_at, job_stages, moments, peak
-from shardwright.workload.recompute import GIB, choices, choose, ladder, options
+from shardwright.train.train_step import train_step
+from shardwright.workload.recompute_cost import Again
 
 
 def budget_job(limit_bytes: float = GIB, **fields: Any) -> JobSpec:

@@ -9,19 +9,19 @@ import pytest
 
 from cases import small_job
 from ranks import run_on_mesh
-from shardwright.parallel.mesh import Mesh
-from shardwright.report.experts import read_use
-from shardwright.spec import catalog
-from shardwright.spec.cluster import DeviceSpec
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.plan import PlanSpec
+from shardwright.account.compression import reduced_bucket, wire_bytes
+from shardwright.config import catalog
+from shardwright.config.cluster import DeviceSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.plan import PlanSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.report.expert_use import read_use
 from shardwright.train.build import build
 from shardwright.train.metrics import MetricsLog, Shares, job_peak_flops, measure_shares
-from shardwright.train.routing import LayerRouting
-from shardwright.train.step import StepResult
+from shardwright.train.router_update import LayerRouting
+from shardwright.train.train_step import StepResult
 from shardwright.train.trainer import train
-from shardwright.workload.compress import reduced_bucket, wire_bytes
 
 STEPS = 3
 ROUTING = (

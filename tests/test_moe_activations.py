@@ -1,4 +1,4 @@
-"""What a layer with experts keeps, measured and as workload/moe.py says: to the byte, for the rows that there were."""
+"""What a layer with experts keeps, measured and as account/moe_activations.py says: to the byte, for given rows."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 from cases import EXPERTS, small_job
 from ranks import run_on_mesh
-from shardwright.measure.activations import saved_bytes
-from shardwright.parallel import expert
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.microbatch import Microbatch
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.spec.job import JobSpec
-from shardwright.spec.precision import PrecisionSpec
+from shardwright.account.activations import layer_of
+from shardwright.account.moe_activations import Rows, expected_rows
+from shardwright.config.job import JobSpec
+from shardwright.config.precision import PrecisionSpec
+from shardwright.measure.saved_tensors import saved_bytes
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.expert import dispatch as expert
+from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
-from shardwright.workload.activations import layer_of
-from shardwright.workload.moe import Rows, expected_rows
 
 LAYER = 1  # has experts in all kinds
 # Rows of experts that choose are given by what happens, and so are those of a gate that takes choices back.

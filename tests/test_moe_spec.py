@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shardwright.spec.base import PlanError
-from shardwright.spec.load import load_job, make_job
-from shardwright.spec.moe import MoeSpec
+from shardwright.config.base import PlanError
+from shardwright.config.load import load_job, make_job
+from shardwright.config.moe import MoeSpec
 
 
 def test_a_nested_section_is_overridden_field_by_field(tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.config import catalog
+from shardwright.config.cluster import ClusterSpec, DeviceSpec
+from shardwright.config.load import load_job
 from shardwright.cost.calibration import shipped
 from shardwright.cost.failures import (
     Reliability,
@@ -16,13 +19,10 @@ from shardwright.cost.failures import (
     reliability_gaps,
     reliability_of,
 )
+from shardwright.cost.from_job import run_of
 from shardwright.cost.money import money_gaps, step_money
-from shardwright.simulate.step import step_time
-from shardwright.spec import catalog
-from shardwright.spec.cluster import ClusterSpec, DeviceSpec
-from shardwright.spec.load import load_job
-from shardwright.spec.parameters import num_parameters
-from shardwright.workload.run import run_of
+from shardwright.sharding.stage_parameters import num_parameters
+from shardwright.simulate.closed_form import step_time
 
 
 def cluster(**fields: object) -> ClusterSpec:

@@ -7,18 +7,18 @@ import torch
 
 from cases import made_up_tokens, record, small_job
 from ranks import run_on_mesh
-from shardwright.measure.activations import LiveBytes, saved_bytes
-from shardwright.memory.offload import Convoy, HostPool
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.microbatch import Microbatch
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.schedule.job import job_program
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
+from shardwright.account.activation_peak import activation_bytes
+from shardwright.account.activations import layer_of
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.measure.saved_tensors import LiveBytes, saved_bytes
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.recompute.offload import Convoy, HostPool
+from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
-from shardwright.train.step import evaluate, train_step
-from shardwright.workload.activations import layer_of
-from shardwright.workload.peak import activation_bytes
+from shardwright.train.train_step import evaluate, train_step
 
 PLANS: dict[str, dict[str, Any]] = {
     "one": {},

@@ -14,14 +14,14 @@ from torch.utils.flop_counter import flop_registry
 
 from cases import small_job
 from ranks import run_on_mesh
-from shardwright.parallel import expert
-from shardwright.parallel.ledger import Ledger
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.microbatch import Microbatch
-from shardwright.spec.job import JobSpec
-from shardwright.spec.plan import layer_policies
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import layer_policies
+from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.expert import dispatch as expert
+from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.train.build import build
-from shardwright.workload.again import Again
+from shardwright.workload.recompute_cost import Again
 
 Sent = Counter[tuple[str, str]]  # bytes by kind and axis
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.config import catalog
+from shardwright.config.load import load_job, make_job
+from shardwright.config.model_flops import flops_per_token
+from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
+from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import rank_memory
-from shardwright.spec import catalog
-from shardwright.spec.flops import flops_per_token
-from shardwright.spec.load import load_job, make_job
-from shardwright.spec.parameters import num_parameters
-from shardwright.spec.software import software_of
-from shardwright.workload.blocks import Experts, Latent
+from shardwright.sharding.stage_parameters import num_parameters
 from shardwright.workload.layers import chain_flops, chains, kept_bytes, placeholder_elements, turn_bytes
-from shardwright.workload.run import run_of
-from shardwright.workload.shape import Cut, Run, Shape, shape_of
+from shardwright.workload.model_blocks import Experts, Latent
+from shardwright.workload.query import Cut, Run, Shape, shape_of
 
 GPT = Shape(4, 1024, 16, 16, 64, 4096, False, 51200, 512)
 LLAMA = Shape(4, 1024, 16, 4, 64, 2816, True, 51200, 512)

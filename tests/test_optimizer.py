@@ -6,8 +6,8 @@ import torch
 
 from cases import record, small_job
 from ranks import run_on_mesh
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec.job import JobSpec, OptimizerSpec
+from shardwright.config.job import JobSpec, OptimizerSpec
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.optimizer import make_adamw
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shardwright.cli import cli
-from shardwright.cli_job import load
-from shardwright.spec import catalog
-from shardwright.spec.base import PlanError
-from shardwright.spec.calibration import CalibrationSpec
-from shardwright.spec.entry import read_entry
+from shardwright.cli.job_options import load
+from shardwright.cli.main import cli
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.calibration_file import CalibrationSpec
+from shardwright.config.catalog_entry import read_entry
 
 CHIP = """
 memory_gib = 64.0
@@ -79,7 +79,7 @@ def job(tmp_path: Path) -> Path:
     files["own/calibrations/mine"] = "product = 0.5"
     for name, text in files.items():
         (tmp_path / f"{name}.toml").write_text(text)
-    catalog = resources.files("shardwright.spec.catalog")
+    catalog = resources.files("shardwright.config.catalog")
     shutil.copy(str(catalog / "software" / "megatron-core.toml"), own / "software" / "mine.toml")
     return tmp_path / "job.toml"
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.parallel.parameter import initial_box
-from shardwright.spec.place import Place
+from shardwright.parallel.tensor.parameter import initial_box
+from shardwright.sharding.parameter_shard import Place
 
 CPU = torch.device("cpu")
 

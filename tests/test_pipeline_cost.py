@@ -4,14 +4,14 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from shardwright.cost.pipeline import bubble, in_flight, num_reductions
+from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.cost.pipeline_bubble import bubble, in_flight, num_reductions
 from shardwright.schedule.action import Kind
-from shardwright.schedule.gather import reduce_by_run
-from shardwright.schedule.generate import schedule_faults, training_program
-from shardwright.schedule.lives import peak_activations
-from shardwright.schedule.placement import placement_of
+from shardwright.schedule.buffer_lifetimes import peak_activations
+from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
+from shardwright.schedule.registry import schedule_faults, training_program
 from shardwright.schedule.timing import Costs, play
-from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.sharding.stage_placement import placement_of
 
 # How far off a step may be, as a share of it; formulas that hold are exact.
 EXACT = 1e-9

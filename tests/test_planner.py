@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.cost.calibration import rates_of, shipped
-from shardwright.planner import bounds
-from shardwright.planner.advice import priced
-from shardwright.planner.block import Block
-from shardwright.planner.constraints import Constraints, constraints_of
-from shardwright.planner.price import prices
-from shardwright.planner.search import search
-from shardwright.planner.space import all_plans, hybrid_ranks
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.plan import STAGES_PER_RANK
+from shardwright.cost.from_job import run_of
+from shardwright.planner.advice.advice import priced
+from shardwright.planner.search import bounds
+from shardwright.planner.search.constraints import Constraints, constraints_of
+from shardwright.planner.search.plan_block import Block
+from shardwright.planner.search.plan_price import prices
+from shardwright.planner.search.search import search
+from shardwright.planner.search.space import all_plans, hybrid_ranks
 from shardwright.workload.memo import Memo
-from shardwright.workload.run import run_of
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"layers": 6, "hidden": 4096, "heads": 32, "kv_heads": 4, "ffn": 11008, "vocab": 32000, "sequence": 4096},

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
-from shardwright.simulate import played
-from shardwright.simulate.played import num_played, played_step, played_steps
-from shardwright.simulate.step import StepTime, step_time
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.workload.run import run_of
+from shardwright.cost.from_job import run_of
+from shardwright.simulate import full_step as played
+from shardwright.simulate.closed_form import StepTime, step_time
+from shardwright.simulate.full_step import num_played, played_step, played_steps
 
 CONSTANTS = shipped()
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from cases import record, remembered, small_job
+from shardwright.config.job import JobSpec
+from shardwright.config.precision import PrecisionSpec
 from shardwright.measure.verdict import Record
-from shardwright.schedule.job import plan_faults
-from shardwright.spec.job import JobSpec
-from shardwright.spec.precision import PrecisionSpec
+from shardwright.schedule.job_program import plan_faults
 
 SIXTEEN: dict[str, dict[str, Any]] = {
     "bf16": {"compute": "bf16"},

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import shardwright.cli
+import shardwright.cli.main
 from experts_run import write_run
 from ranks import PATIENCE_S
-from shardwright.spec import catalog
+from shardwright.config import catalog
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def test_command(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
-        shardwright.cli.main()
+        shardwright.cli.main.main()
     out, err = capfd.readouterr()
     assert not ended.value.code, out + err
     if words[1] == "train" and "--help" not in words:  # its rank 0 prints, whose output is not caught here

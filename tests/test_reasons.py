@@ -7,27 +7,27 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shardwright.cli import cli
+from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job
 from shardwright.cost.calibration import pessimistic, shipped
-from shardwright.planner.advice import best_plans
-from shardwright.planner.constraints import constraints_of
-from shardwright.planner.flips import flips
-from shardwright.planner.layout import paying_layout
-from shardwright.planner.misfit import misfit
-from shardwright.planner.objectives import Objective, best, node_counts, on_nodes
-from shardwright.planner.price import room_bytes
-from shardwright.planner.reasons import reasons
-from shardwright.planner.rules import rules_for
-from shardwright.planner.sample import standing
-from shardwright.report.toml import write_toml
-from shardwright.schedule.job import plan_faults
-from shardwright.simulate.played import played_step
-from shardwright.simulate.step import step_time
-from shardwright.spec.base import PlanError
-from shardwright.spec.check import job_faults
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import load_job
-from shardwright.workload.run import run_of
+from shardwright.cost.from_job import run_of
+from shardwright.planner.advice.advice import best_plans
+from shardwright.planner.advice.reasons import reasons
+from shardwright.planner.advice.repair import misfit
+from shardwright.planner.advice.rules import rules_for
+from shardwright.planner.advice.sensitivity import flips
+from shardwright.planner.search.constraints import constraints_of
+from shardwright.planner.search.objectives import Objective, best, node_counts, on_nodes
+from shardwright.planner.search.plan_price import room_bytes
+from shardwright.planner.search.sample import standing
+from shardwright.planner.stages.best_layout import paying_layout
+from shardwright.report.job_toml import write_toml
+from shardwright.schedule.job_program import plan_faults
+from shardwright.simulate.closed_form import step_time
+from shardwright.simulate.full_step import played_step
 from test_planner import small_job
 
 QUICK = constraints_of(["plan.recompute=none", "plan.cp=1", "plan.schedule=1f1b"], [])

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from cases import shapes
 from shardwright.schedule.action import Kind, parse
+from shardwright.schedule.buffer_lifetimes import Buffer, lives, most, peak, peak_activations
 from shardwright.schedule.check import program_faults
-from shardwright.schedule.generate import training_program
-from shardwright.schedule.lives import Buffer, lives, most, peak, peak_activations
-from shardwright.schedule.lower import lower
-from shardwright.schedule.placement import in_line
+from shardwright.schedule.lowering.lower import lower
+from shardwright.schedule.message_sizes import Sizes
+from shardwright.schedule.registry import training_program
 from shardwright.schedule.schedule import Program, Schedule
-from shardwright.schedule.sizes import Sizes
 from shardwright.schedule.timing import Costs, play
+from shardwright.sharding.stage_placement import in_line
 from shardwright.simulate.timeline import make_timeline
 
 eighths = st.integers(0, 16).map(lambda n: n / 8)

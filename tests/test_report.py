@@ -12,25 +12,25 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cli import cli, main
-from shardwright.report.memory import memory_table, size_text
-from shardwright.report.page import section_of, timeline_page
-from shardwright.report.picture import picture
-from shardwright.report.study import Study, readable, study_schedule
-from shardwright.report.terminal import draw
-from shardwright.report.trace import trace
+from shardwright.cli.main import cli, main
+from shardwright.config.load import load_job
+from shardwright.config.model import ModelSpec
+from shardwright.config.model_flops import flops_per_token, stage_flops
+from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.report.timeline.memory_table import memory_table, size_text
+from shardwright.report.timeline.page import section_of, timeline_page
+from shardwright.report.timeline.picture import picture
+from shardwright.report.timeline.study import Study, readable, study_schedule
+from shardwright.report.timeline.terminal import draw
+from shardwright.report.timeline.trace import trace
 from shardwright.schedule.action import Kind
-from shardwright.schedule.generate import GENERATORS, schedule_faults, training_program
-from shardwright.schedule.job import job_program, relative_costs
-from shardwright.schedule.lives import Buffer, peak_activations
+from shardwright.schedule.buffer_lifetimes import Buffer, peak_activations
+from shardwright.schedule.job_program import job_program, relative_costs
+from shardwright.schedule.registry import GENERATORS, schedule_faults, training_program
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline
-from shardwright.spec.flops import flops_per_token, stage_flops
-from shardwright.spec.load import load_job
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.plan import STAGES_PER_RANK
 
 SHAPES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 3, 8)]
 WHOLE = {"makespan", "idle", "memory", "gathers", "reductions", "bytes"}  # what is added where one is looked at

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.schedule.action import Kind, parse
-from shardwright.schedule.gather import reduce_by_run
-from shardwright.schedule.generate import GENERATORS, Shape, shape_order, shape_program
-from shardwright.schedule.lower import with_step
-from shardwright.schedule.placement import in_line
+from shardwright.schedule.lowering.lower import with_step
+from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
+from shardwright.schedule.registry import GENERATORS, Shape, shape_order, shape_program
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.timing import Costs, play
-from shardwright.simulate.rounds import rounds_of
+from shardwright.sharding.stage_placement import in_line
+from shardwright.simulate.batched_timing import rounds_of
 
 NAMES = sorted(set(GENERATORS) - {"auto", "pipedream", "pipedream-2bw"})
 SECONDS = st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0])

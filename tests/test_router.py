@@ -6,14 +6,14 @@ from torch import Tensor
 
 from cases import EXPERTS, small_job
 from ranks import run_on_mesh
+from shardwright.config.job import JobSpec
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.positions import positions_tensor
 from shardwright.model.router import Router
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.microbatch import Microbatch
-from shardwright.parallel.parameter import materialise
-from shardwright.parallel.tensor import Cut
-from shardwright.spec.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.parameter import materialise
 
 FACTOR = 0.25
 CPU = torch.device("cpu")

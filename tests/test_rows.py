@@ -10,15 +10,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cli import cli
-from shardwright.measure.row_checks import row_faults
-from shardwright.measure.row_facts import with_facts
-from shardwright.measure.runs import measured, read_runs
-from shardwright.measure.software import attention_in
-from shardwright.report.validation import write_rows
-from shardwright.spec import catalog
-from shardwright.spec.base import PlanError
-from shardwright.spec.software import software_of
+from shardwright.cli.main import cli
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.software import software_of
+from shardwright.measure.measured_runs.row_checks import row_faults
+from shardwright.measure.measured_runs.row_facts import with_facts
+from shardwright.measure.measured_runs.runs import measured, read_runs
+from shardwright.measure.measured_runs.software_inference import attention_in
+from shardwright.report.validation_text import write_rows
 
 TRUTH = Path(__file__).parent.parent / "benchmarks" / "truth"
 ROW = {

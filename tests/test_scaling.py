@@ -9,17 +9,17 @@ from xml.etree import ElementTree
 import pytest
 
 from few_plans import best_of_few
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
+from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
-from shardwright.planner.batch import batch_limits
+from shardwright.planner.critical_batch import batch_limits
 from shardwright.planner.scaling import Scaling, at_size, scaling, sizes_of
-from shardwright.report.scaling import scaling_dict, scaling_text
 from shardwright.report.scaling_picture import scaling_picture
-from shardwright.simulate.step import step_time
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.workload.run import run_of
+from shardwright.report.scaling_text import scaling_dict, scaling_text
+from shardwright.simulate.closed_form import step_time
 
 SIZES = [1, 16, 32, 64]
 MODEL = {"name": "m", "layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008, "vocab": 32000, "sequence": 4096}

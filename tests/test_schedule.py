@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.schedule.action import Action, Kind, parse
+from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.check import program_faults
-from shardwright.schedule.generate import GENERATORS, forward_of, training_program
-from shardwright.schedule.lives import peak_activations
-from shardwright.schedule.lower import lower
-from shardwright.schedule.pairs import sends_of_parts, split_pairs
-from shardwright.schedule.placement import in_line, vee
+from shardwright.schedule.lowering.lower import lower
+from shardwright.schedule.lowering.overlap_pairs import sends_of_parts, split_pairs
+from shardwright.schedule.registry import GENERATORS, forward_of, training_program
 from shardwright.schedule.schedule import Program, Schedule
+from shardwright.sharding.stage_placement import in_line, vee
 
 names = st.sampled_from(["sequential", "gpipe", "1f1b"])
 ranks = st.integers(1, 12)

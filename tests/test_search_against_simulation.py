@@ -1,13 +1,13 @@
 """The plan that is found, against every plan of a reduced space simulated in full, action by action."""
 
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
-from shardwright.planner.constraints import constraints_of
-from shardwright.planner.price import prices
-from shardwright.planner.search import search
-from shardwright.planner.space import all_plans
-from shardwright.simulate.played import played_step
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
+from shardwright.planner.search.constraints import constraints_of
+from shardwright.planner.search.plan_price import prices
+from shardwright.planner.search.search import search
+from shardwright.planner.search.space import all_plans
+from shardwright.simulate.full_step import played_step
 
 
 def job() -> JobSpec:

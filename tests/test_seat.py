@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardwright.spec.base import PlanError
-from shardwright.train.seat import Seat
+from shardwright.config.base import PlanError
+from shardwright.train.launch.rank_environment import Seat
 
 RIGHT = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 ALL = (*RIGHT, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")

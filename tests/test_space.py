@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planner.block import NUMBERS, Block, Words
-from shardwright.planner.constraints import Constraints
-from shardwright.planner.space import RECOMPUTE, SCHEDULES, all_plans, count_by_words, degrees
-from shardwright.schedule.job import plan_faults
-from shardwright.spec.base import PlanError
-from shardwright.spec.check import job_faults
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.plan import PlanSpec
+from shardwright.config.base import PlanError
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.plan import PlanSpec
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import NUMBERS, Block, Words
+from shardwright.planner.search.space import RECOMPUTE, SCHEDULES, all_plans, count_by_words, degrees
+from shardwright.schedule.job_program import plan_faults
 
 DENSE: dict[str, Any] = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "sequence": 12}
 MODELS = {

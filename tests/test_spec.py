@@ -10,24 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shardwright.report.toml import write_toml
-from shardwright.spec import catalog
-from shardwright.spec.base import PlanError
-from shardwright.spec.check import job_faults
-from shardwright.spec.cluster import ClusterSpec, DeviceSpec
-from shardwright.spec.fields import job_fields
-from shardwright.spec.flops import flops_per_token, matrix_parameters
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import load_job, make_job
-from shardwright.spec.mesh import AXES, MeshShape
-from shardwright.spec.model import (
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.checks.check import job_faults
+from shardwright.config.cluster import ClusterSpec, DeviceSpec
+from shardwright.config.fields import job_fields
+from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job, make_job
+from shardwright.config.model import (
     ModelSpec,
     all_divisors,
     divisors,
     nearest_divisors,
 )
-from shardwright.spec.plan import PlanSpec, split_evenly
-from shardwright.spec.precision import PrecisionSpec
+from shardwright.config.model_flops import flops_per_token, matrix_parameters
+from shardwright.config.plan import PlanSpec, split_evenly
+from shardwright.config.precision import PrecisionSpec
+from shardwright.report.job_toml import write_toml
+from shardwright.sharding.mesh import AXES, MeshShape
 
 
 def catalog_model(name: str) -> ModelSpec:

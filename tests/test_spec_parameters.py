@@ -7,15 +7,20 @@ import pytest
 import torch
 
 from cases import ATTENTIONS, EXPERTS, KINDS, small_job
+from shardwright.config import catalog
+from shardwright.config.model import ModelSpec
+from shardwright.config.model_flops import matrix_parameters
+from shardwright.config.moe import MoeSpec
 from shardwright.model.decoder import DecoderStage, stage_span
-from shardwright.parallel.collectives import Axis
-from shardwright.parallel.ledger import Ledger
-from shardwright.parallel.tensor import Cut
-from shardwright.spec import catalog
-from shardwright.spec.flops import matrix_parameters
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.moe import MoeSpec
-from shardwright.spec.parameters import model_parameters, num_active_parameters, num_parameters, stage_parameters
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.sharding.stage_parameters import (
+    model_parameters,
+    num_active_parameters,
+    num_parameters,
+    stage_parameters,
+)
 
 CPU = torch.device("cpu")
 PLANS: dict[str, dict[str, Any]] = {

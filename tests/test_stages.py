@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planner.chunks import best_chunks
-from shardwright.planner.pieces import Piece, Seat, Stages, may_be_empty, stages_of
-from shardwright.planner.stages import NoFitError, best_stages
-from shardwright.schedule.placement import Placement, bidirectional, in_line, looped, vee
-from shardwright.spec.base import PlanError
-from shardwright.spec.load import make_job
+from shardwright.config.base import PlanError
+from shardwright.config.load import make_job
+from shardwright.planner.stages.partition_dp import NoFitError, best_stages
+from shardwright.planner.stages.partition_exchange import best_chunks
+from shardwright.planner.stages.pieces import Piece, Seat, Stages, may_be_empty, stages_of
+from shardwright.sharding.stage_placement import Placement, bidirectional, in_line, looped, vee
 
 TIMES = st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0])
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.measure.stated import stated_flops
-from shardwright.workload.shape import Cut, Run, Shape
+from shardwright.measure.measured_runs.flops_convention import stated_flops
+from shardwright.workload.query import Cut, Run, Shape
 
 SHAPE = Shape(24, 2304, 24, 24, 96, 9216, False, 51200, 2048)
 RUN = Run(SHAPE, Cut(recompute="full"), "a100-sxm-80g", "megatron-2021", 8, 0.0, 0.0)

@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 
 from cases import EXPERTS, KINDS, context_bytes, made_up_tokens, small_job
 from ranks import run_on_mesh
-from shardwright.cli import cli
-from shardwright.cost.sent import ring_sent
+from shardwright.account.budget import meet_budget
+from shardwright.account.expert_traffic import ExpertRanks, expected_counts, sent_direct
+from shardwright.account.replica_traffic import replica_traffic, wire_bytes
+from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.cost.topology import Group
-from shardwright.parallel.mesh import Mesh
-from shardwright.planner.groups import groups_of_rank_0, rank_order
-from shardwright.planner.portions import portions
-from shardwright.planner.story import Story, tell
-from shardwright.report.story import story_text
-from shardwright.report.story_dict import story_dict
-from shardwright.schedule.job import job_program, plan_faults
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.mesh import MeshShape
+from shardwright.cost.wire_bytes import ring_sent
+from shardwright.explain.batch_split import portions
+from shardwright.explain.rank_groups import groups_of_rank_0, rank_order
+from shardwright.explain.story import Story, tell
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.report.explain.story_dict import story_dict
+from shardwright.report.explain.story_text import story_text
+from shardwright.schedule.job_program import job_program, plan_faults
+from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import build
-from shardwright.train.step import train_step
-from shardwright.workload.budget import meet_budget
-from shardwright.workload.expert import ExpertRanks, expected_counts, sent_direct
-from shardwright.workload.traffic import replica_traffic, wire_bytes
+from shardwright.train.train_step import train_step
 
 LLAMA = {
     "layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 4096, "vocab": 32000, "sequence": 2048,

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.account.activations import layer_of
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.plan import PlanSpec
+from shardwright.config.precision import PrecisionSpec
+from shardwright.config.recompute_policy import NEEDS, OPERATORS
+from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of, shipped
+from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, peak_memory
-from shardwright.simulate.step import StepTime, step_time
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.spec.plan import PlanSpec
-from shardwright.spec.precision import PrecisionSpec
-from shardwright.spec.recompute import NEEDS, OPERATORS
-from shardwright.spec.software import software_of
-from shardwright.workload.activations import layer_of
-from shardwright.workload.blocks import Experts
+from shardwright.simulate.closed_form import StepTime, step_time
 from shardwright.workload.layers import chains, kept_bytes, share_run_again
-from shardwright.workload.run import run_of
-from shardwright.workload.shape import Cut, Run, Shape, cut_of
+from shardwright.workload.model_blocks import Experts
+from shardwright.workload.query import Cut, Run, Shape, cut_of
 
 CONSTANTS = shipped()
 LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

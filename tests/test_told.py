@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cli_job import load
-from shardwright.planner.advice import Advice
-from shardwright.planner.found import Tally
-from shardwright.report.plans import plans_text
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.notes import job_notes
-from shardwright.spec.parameters import num_parameters
+from shardwright.cli.job_options import load
+from shardwright.config.model import ModelSpec
+from shardwright.planner.advice.advice import Advice
+from shardwright.planner.search.results import Tally
+from shardwright.report.plans_text import plans_text
+from shardwright.report.prediction_notes import job_notes
+from shardwright.sharding.stage_parameters import num_parameters
 
 JOB = "gpt-100b-32xa100"
 

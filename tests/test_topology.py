@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.cost.calibration import rates_of, shipped
-from shardwright.cost.collectives import all_to_all_s, ring_pass_s, ring_s
+from shardwright.cost.collective_time import all_to_all_s, ring_pass_s, ring_s
+from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import Group, group_of
-from shardwright.simulate.step import step_time
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
-from shardwright.spec.load import make_job
-from shardwright.workload.run import run_of
-from shardwright.workload.shape import Cut, Run, Shape, Topology
+from shardwright.simulate.closed_form import step_time
+from shardwright.workload.query import Cut, Run, Shape, Topology
 
 CONSTANTS = shipped()
 LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

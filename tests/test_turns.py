@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.parallel.collectives import Axis
-from shardwright.parallel.ledger import Ledger
-from shardwright.parallel.turns import Turns
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.comm.compute_turns import Turns
+from shardwright.parallel.comm.ledger import Ledger
 
 
 def test_only_waits_hand_over() -> None:

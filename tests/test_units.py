@@ -11,13 +11,13 @@ from torch import nn
 from cases import KINDS, against_one_rank, small_job
 from ranks import run_on_mesh
 from rounding import check_rounding
-from shardwright.parallel.buffers import BufferPool
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import name_parameters, seeded, sharded, whole
-from shardwright.parallel.unit import Sharding, Unit
-from shardwright.schedule.job import job_program
-from shardwright.spec.job import JobSpec
-from shardwright.workload.state import rank_state
+from shardwright.account.rank_state import rank_state
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import name_parameters, seeded, sharded, whole
+from shardwright.parallel.zero.buffers import BufferPool
+from shardwright.parallel.zero.flat_unit import Sharding, Unit
+from shardwright.schedule.job_program import job_program
 
 
 def with_vocab(job: JobSpec, vocab: int) -> JobSpec:

@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from ranks import PATIENCE_S
-from shardwright.cli import cli
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import DataSpec
-from shardwright.spec.toml_file import read_toml, value_faults
-from shardwright.spec.user_file import FileFault, hole_bytes, is_of_the_kernel, open_file, read_file, write_text
-from shardwright.train import data_folder
-from shardwright.train.documents import find_files
+from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
+from shardwright.config.job import DataSpec
+from shardwright.config.toml_file import read_toml, value_faults
+from shardwright.config.user_file import FileFault, hole_bytes, is_of_the_kernel, open_file, read_file, write_text
+from shardwright.train.data import file_search as data_folder
+from shardwright.train.data.document_files import find_files
 
 COMMAND = [sys.executable, "-m", "shardwright"]
 
@@ -66,7 +66,7 @@ def test_tables_that_are_none(odd: Path, name: str, fault: str) -> None:
 
 @pytest.mark.parametrize("name", ["fifo.toml", "zero.toml", "socket.toml"])
 def test_tokenizers_and_data_that_are_none(odd: Path, name: str) -> None:
-    from shardwright.train.tokenizer import load_tokenizer
+    from shardwright.train.data.tokenizer import load_tokenizer
 
     with pytest.raises(PlanError, match="not a regular file"):
         load_tokenizer(DataSpec(tokenizer=str(odd / name)))

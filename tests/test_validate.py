@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from ranks import PATIENCE_S
+from shardwright.config import catalog
 from shardwright.cost import calibration
 from shardwright.cost.calibration import shipped
-from shardwright.measure.runs import measured, read_runs
-from shardwright.measure.score import kendall_tau, percentile, share_within, weights_of
+from shardwright.measure.measured_runs.runs import measured, read_runs
+from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weights_of
 from shardwright.measure.validate import order
-from shardwright.spec import catalog
 
 TRUTH = Path(__file__).parent.parent / "benchmarks" / "truth"
 TODAY = {
@@ -211,7 +211,7 @@ def test_a_device_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for cache in caches:
         cache.cache_clear()
     try:
-        from shardwright.simulate.step import step_time
+        from shardwright.simulate.closed_form import step_time
 
         new, old = (measured(TODAY | {"gpu": gpu}).run for gpu in ("abacus 1", "A100-80G"))
         assert new.device == "abacus-1"

@@ -9,9 +9,9 @@ import torch
 from cases import small_job
 from shardwright.measure.rounding import is_rounding, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
-from shardwright.parallel.parameter import initial_box
-from shardwright.spec.place import Place
-from shardwright.train.step import StepResult
+from shardwright.parallel.tensor.parameter import initial_box
+from shardwright.sharding.parameter_shard import Place
+from shardwright.train.train_step import StepResult
 
 NAN, INF = math.nan, math.inf
 PLACE = Place((2, 2), ((0, 2), (0, 2)), "normal", 0.02, "layers.0.weight")

@@ -8,8 +8,8 @@ import torch
 from cases import against_one_rank, record, small_job
 from ranks import run_on_mesh
 from rounding import check_rounding
+from shardwright.config.precision import PrecisionSpec
 from shardwright.measure.verdict import Record
-from shardwright.spec.precision import PrecisionSpec
 
 FEW, MANY = 3, 10  # steps
 PLANS: dict[str, dict[str, Any]] = {

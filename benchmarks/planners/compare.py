@@ -18,8 +18,8 @@ from to_llm_analysis import LLMAnalysis
 from to_simumax import SimuMax
 
 from shardwright.cost.calibration import left_out, shipped
-from shardwright.measure.runs import Measured, read_runs
-from shardwright.measure.score import percentile, weighted_mean, weights_of
+from shardwright.measure.measured_runs.runs import Measured, read_runs
+from shardwright.measure.measured_runs.score import percentile, weighted_mean, weights_of
 from shardwright.measure.validate import BASELINE_EFFICIENCY, RANKED, Predicted, order, predict
 
 OURS, LEFT_OUT, CONSTANT = "ours", "ours, family left out of the fit", "50 % of the peak"

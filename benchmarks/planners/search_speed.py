@@ -24,8 +24,8 @@ from to_llm_analysis import LLMAnalysis
 
 from shardwright.cost.calibration import shipped
 from shardwright.cost.memory import peak_memory
-from shardwright.simulate.step import step_time
-from shardwright.workload.shape import Cut, Run, Shape, stacked
+from shardwright.simulate.closed_form import step_time
+from shardwright.workload.query import Cut, Run, Shape, stacked
 
 GPT3 = Shape(96, 12288, 96, 96, 128, 49152, False, 51200, 2048, tied=True, learned_positions=True)
 CLUSTERS = ((1024, 1536), (4096, 6144))  # A100s, and sequences in a batch

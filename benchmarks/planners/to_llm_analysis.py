@@ -14,8 +14,8 @@ from typing import Any
 
 from answer import Answer, refuse, said_by_none, write_answers
 
-from shardwright.spec.software import software_of
-from shardwright.workload.shape import Run
+from shardwright.config.software import software_of
+from shardwright.workload.query import Run
 
 # The GPU files that it ships, by our name of the device.
 GPUS = {

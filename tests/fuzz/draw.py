@@ -8,8 +8,8 @@ import math
 import random
 from typing import Any, get_args
 
-from shardwright.spec.plan import STAGES_PER_RANK, ScheduleName
-from shardwright.spec.recompute import OPERATORS
+from shardwright.config.plan import STAGES_PER_RANK, ScheduleName
+from shardwright.config.recompute_policy import OPERATORS
 
 Fields = dict[str, Any]
 

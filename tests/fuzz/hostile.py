@@ -88,7 +88,7 @@ class Case:
 @lru_cache(maxsize=1)
 def field_names() -> tuple[str, ...]:
     """All "section.field" of a job."""
-    from shardwright.spec.fields import job_fields
+    from shardwright.config.fields import job_fields
 
     return tuple(
         f"{section}.{row[0].split(' ')[0]}" if section else row[0].split(" ")[0]
@@ -100,7 +100,7 @@ def field_names() -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def catalog_fields(kind: str, name: str) -> dict[str, Any]:
     """An entry of the catalog as it is written."""
-    folder = resources.files("shardwright.spec.catalog")
+    folder = resources.files("shardwright.config.catalog")
     return tomllib.loads((folder / kind / f"{name}.toml").read_text(encoding="utf-8"))
 
 
@@ -230,7 +230,7 @@ _ENTRIES = {
 
 def entry_case(random: Random) -> Case:
     """Files of one's own in the place of the catalog's: model, cluster, device, software, calibration."""
-    from shardwright.spec.catalog import names
+    from shardwright.config.catalog import names
 
     made: dict[str, dict[str, Any]] = {
         kind: dict(catalog_fields(kind, random.choice(some or tuple(names("clusters")))))

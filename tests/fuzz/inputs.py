@@ -125,7 +125,7 @@ def _run_child(case: Case, here: Path, folder: Path) -> NoReturn:
 
 def _command_status(arguments: list[str]) -> int:
     """The exit status of a command line, run in this process."""
-    from shardwright.cli import main
+    from shardwright.cli.main import main
 
     try:
         if arguments[0] == PREPARE:
@@ -140,9 +140,9 @@ def _command_status(arguments: list[str]) -> int:
 
 def _prepare(arguments: list[str]) -> None:
     """What `train` does with data before any rank starts; and every sample is read once."""
-    from shardwright.spec.base import PlanError
-    from shardwright.spec.load import load_job
-    from shardwright.train.data import prepare_tokens
+    from shardwright.config.base import PlanError
+    from shardwright.config.load import load_job
+    from shardwright.train.data.prepare import prepare_tokens
 
     try:
         job = load_job(arguments[1], [one for one in arguments[2:] if one != "--set"])

@@ -33,12 +33,12 @@ from fuzz.plans import (
 )
 from plain_decoder import PlainDecoder
 from ranks import run_on_mesh
-from shardwright.parallel.parameter import initial_box
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
-from shardwright.spec.parameters import model_parameters
-from shardwright.spec.precision import PrecisionSpec
-from shardwright.train.step import StepResult
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.precision import PrecisionSpec
+from shardwright.parallel.tensor.parameter import initial_box
+from shardwright.sharding.stage_parameters import model_parameters
+from shardwright.train.train_step import StepResult
 
 
 def plain_trace(job: JobSpec) -> Trace:

@@ -31,21 +31,21 @@ from torch import Tensor
 from cases import skewed_tokens
 from fuzz.draw import Fields, draw
 from ranks import RankFailedError, run_on_mesh
+from shardwright.account.budget import meet_budget
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.plan import ASYNCHRONOUS, PlanSpec
+from shardwright.config.runtime_support import runtime_limits
 from shardwright.measure.rounding import HALF_UNIT, LEEWAY, moved_weights
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.schedule.job import job_program, plan_faults
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
-from shardwright.spec.limits import runtime_limits
-from shardwright.spec.load import make_job
-from shardwright.spec.mesh import MeshShape
-from shardwright.spec.place import Place
-from shardwright.spec.plan import ASYNCHRONOUS, PlanSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.schedule.job_program import job_program, plan_faults
+from shardwright.sharding.mesh import MeshShape
+from shardwright.sharding.parameter_shard import Place
+from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
-from shardwright.train.step import StepResult, evaluate, train_step
-from shardwright.train.stream import train_stream
-from shardwright.workload.budget import meet_budget
+from shardwright.train.train_step import StepResult, evaluate, train_step
 
 STEPS = 3
 MOVES = 6  # runs of one rank from moved weights, at most: the first is enough for most

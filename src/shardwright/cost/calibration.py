@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
-from shardwright.spec import catalog
-from shardwright.spec.calibration import CalibrationSpec
-from shardwright.spec.cluster import PEAK_NAMES, DeviceSpec
-from shardwright.spec.device_name import device_name
-from shardwright.spec.entry import read_entry
-from shardwright.spec.software import SoftwareSpec, software_of
-from shardwright.workload.shape import Run
+from shardwright.config import catalog
+from shardwright.config.calibration_file import CalibrationSpec
+from shardwright.config.catalog_entry import read_entry
+from shardwright.config.cluster import PEAK_NAMES, DeviceSpec
+from shardwright.config.device_name import device_name
+from shardwright.config.software import SoftwareSpec, software_of
+from shardwright.workload.query import Run
 
 Constants = Mapping[str, float]
 

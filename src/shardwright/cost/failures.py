@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.config.cluster import ClusterSpec
 from shardwright.cost.calibration import device_of
-from shardwright.spec.cluster import ClusterSpec
 from shardwright.workload.arrays import Numbers
 
 # Bytes a parameter: Adam's two moments and the master weight in float32.

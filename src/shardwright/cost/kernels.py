@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates
-from shardwright.spec.software import SoftwareSpec
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import Operator, Scores
 

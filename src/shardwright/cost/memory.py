@@ -13,18 +13,18 @@ from functools import partial
 
 import numpy as np
 
+from shardwright.account.compression import KEEPS_ERROR
+from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, constant, device_of, software_under
-from shardwright.cost.pipeline import in_flight
-from shardwright.spec.software import SoftwareSpec
+from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
-from shardwright.workload.columns import layer_columns, layer_words
-from shardwright.workload.compress import KEEPS_ERROR
-from shardwright.workload.ends import loss_bytes
+from shardwright.workload.embedding_head import loss_bytes
 from shardwright.workload.layers import LAYERS, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.workload.memo import Memo
+from shardwright.workload.memo_keys import layer_columns, layer_words
 from shardwright.workload.operators import FLOAT32, Context
-from shardwright.workload.ranks import LayerKind, Ranks, all_ranks
-from shardwright.workload.shape import Cut, Run
+from shardwright.workload.query import Cut, Run
+from shardwright.workload.stage_contents import LayerKind, Ranks, all_ranks
 
 MOMENTS = 2 * FLOAT32
 _ONE_BY_ONE = ("none", "selective")  # policies whose operators run again one by one, and are used at once

@@ -8,8 +8,8 @@ and `money_gaps` says what to set.
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.cost.calibration import device_of
-from shardwright.spec.cluster import ClusterSpec, DeviceSpec
 from shardwright.workload.arrays import Numbers
 
 _HOUR_S = 3600.0

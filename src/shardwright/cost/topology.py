@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.shape import Topology
+from shardwright.workload.query import Topology
 
 FLAT = Topology()
 

@@ -14,10 +14,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Verdict
-from shardwright.parallel.parameter import Initial, initial_box
-from shardwright.spec.job import JobSpec
-from shardwright.spec.place import Place
+from shardwright.parallel.tensor.parameter import Initial, initial_box
+from shardwright.sharding.parameter_shard import Place
 
 HALF_UNIT = {"float32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}  # in the last place, of what a job computes in
 # A plan rounds in as many places as one rank does, and a move only in the weights: a factor for the places between,

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from shardwright.config.job import JobSpec
 from shardwright.model.decoder import DecoderStage
-from shardwright.parallel.collectives import barrier, start_recv, start_send
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.microbatch import Microbatch
-from shardwright.parallel.pipeline import Performed
+from shardwright.parallel.comm.collectives import barrier, start_recv, start_send
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.pipeline.executor import Performed
+from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.schedule.action import Kind
-from shardwright.schedule.job import job_program
+from shardwright.schedule.job_program import job_program
 from shardwright.schedule.timing import Costs, Times, play
-from shardwright.spec.job import JobSpec
 from shardwright.train.build import Replica, build
-from shardwright.train.launch import launch
-from shardwright.train.step import refuse_asynchronous, train_step
+from shardwright.train.launch.launch import launch
+from shardwright.train.train_step import refuse_asynchronous, train_step
 
 ROUNDS = 9  # of which the median counts; the first is a warm-up
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from shardwright.cost.calibration import Constants, device_of, left_out, shipped
 from shardwright.cost.memory import rank_memory
-from shardwright.measure.runs import Measured, read_runs
-from shardwright.measure.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
-from shardwright.simulate.prices import Price, prices
-from shardwright.simulate.step import StepTime
-from shardwright.workload.shape import Run
+from shardwright.measure.measured_runs.runs import Measured, read_runs
+from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
+from shardwright.simulate.batch_pricing import Price, prices
+from shardwright.simulate.closed_form import StepTime
+from shardwright.workload.query import Run
 
 GB = 1e9
 # What the baseline takes for granted: this share of the peak for all that is executed, recomputation counted.

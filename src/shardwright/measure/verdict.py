@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from shardwright.spec.place import Place
-from shardwright.train.step import StepResult
+from shardwright.sharding.parameter_shard import Place
+from shardwright.train.train_step import StepResult
 
 
 @dataclass(frozen=True)

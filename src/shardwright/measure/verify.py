@@ -6,17 +6,17 @@ from pathlib import Path
 
 import torch
 
+from shardwright.config.job import JobSpec
 from shardwright.measure.rounding import MOVES, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import placed_parameters
-from shardwright.spec.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
-from shardwright.train.data import prepare_tokens
-from shardwright.train.disk import telling_of_full_disk
-from shardwright.train.launch import launch
-from shardwright.train.scratch import scratch_folder
-from shardwright.train.step import evaluate, refuse_asynchronous, train_step
+from shardwright.train.data.prepare import prepare_tokens
+from shardwright.train.launch.full_disk import telling_of_full_disk
+from shardwright.train.launch.launch import launch
+from shardwright.train.launch.scratch_folder import scratch_folder
+from shardwright.train.train_step import evaluate, refuse_asynchronous, train_step
 from shardwright.train.trainer import my_share
 
 

@@ -9,16 +9,16 @@ N = G x Q query heads of this rank, D head width; s is S / tp under sequence par
 import torch
 from torch import Tensor, nn
 
-from shardwright.model.attend import dot_product_attention
+from shardwright.config.model import ModelSpec
+from shardwright.model.attention_core import dot_product_attention
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.norm import Norm
 from shardwright.model.rotary import rotate, split_and_rotate
-from shardwright.parallel.context import trade_for_heads, trade_for_tokens
-from shardwright.parallel.parameter import sharded
-from shardwright.parallel.recipe import Recipe
-from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.parameters import residual_std
+from shardwright.parallel.context.ring_attention import trade_for_heads, trade_for_tokens
+from shardwright.parallel.tensor.linear import ColumnLinear, Cut, RowLinear
+from shardwright.parallel.tensor.parameter import sharded
+from shardwright.parallel.tensor.recomputed_input import Recipe
+from shardwright.sharding.stage_parameters import residual_std
 
 
 class Attention(nn.Module):

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.spec.moe import MoeSpec
+from shardwright.config.moe import MoeSpec
 
 
 def balance_loss(

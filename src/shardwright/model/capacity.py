@@ -14,8 +14,8 @@ import math
 import torch
 from torch import Tensor
 
+from shardwright.config.moe import Overflow
 from shardwright.model.gates.choice import Choice, largest, order_of
-from shardwright.spec.moe import Overflow
 
 
 def places_in_queue(experts_N: Tensor, num_experts: int) -> Tensor:

@@ -14,8 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from shardwright.memory.offload import Convoy, HostPool
-from shardwright.memory.recompute import Operator, Results, chain, forget, run_again
+from shardwright.config.model import ModelSpec
+from shardwright.config.plan import PlanSpec, split_evenly
+from shardwright.config.recompute_policy import KEEP_ALL, LAYER, Policy
 from shardwright.model.attention import Attention
 from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
@@ -23,21 +24,20 @@ from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.latent_attention import LatentAttention
 from shardwright.model.loss import vocabulary_cross_entropy
 from shardwright.model.mlp import MLP
-from shardwright.model.moe import MixtureOfExperts
+from shardwright.model.moe_block import MixtureOfExperts
 from shardwright.model.norm import Norm
 from shardwright.model.positions import pick, positions_tensor
 from shardwright.model.rotary import rotary_angles
 from shardwright.model.router_state import RouterState
-from shardwright.parallel.deferred import DeferredGradients
-from shardwright.parallel.documents import counts
-from shardwright.parallel.microbatch import Microbatch
-from shardwright.parallel.parameter import PlacedParameter, materialise, name_parameters, placed_parameters
-from shardwright.parallel.recipe import Recipe
-from shardwright.parallel.tensor import ColumnLinear, Cut
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.plan import PlanSpec, split_evenly
-from shardwright.spec.recompute import KEEP_ALL, LAYER, Policy
-from shardwright.spec.sequence import held_ranges
+from shardwright.parallel.context.document_mask import counts
+from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.recompute.offload import Convoy, HostPool
+from shardwright.parallel.recompute.region import Operator, Results, chain, forget, run_again
+from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.parallel.tensor.linear import ColumnLinear, Cut
+from shardwright.parallel.tensor.parameter import PlacedParameter, materialise, name_parameters, placed_parameters
+from shardwright.parallel.tensor.recomputed_input import Recipe
+from shardwright.sharding.sequence import held_ranges
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def stage_span(plan: PlanSpec, layers: int, stage: int) -> StageSpan:
 class Block(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    `policy` says what it computes again in the backward instead of keeping it (spec/recompute.py).
+    `policy` says what it computes again in the backward instead of keeping it (config/recompute_policy.py).
     """
 
     def __init__(self, spec: ModelSpec, layer: int, cut: Cut, policy: Policy = KEEP_ALL) -> None:

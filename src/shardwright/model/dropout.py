@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.config.model import ModelSpec
+from shardwright.model.counter_rng import random_words, stream_key
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.positions import positions_tensor
-from shardwright.model.random_words import random_words, stream_key
-from shardwright.parallel.tensor import Cut
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.sequence import Ranges
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.sharding.sequence import Ranges
 
 CHANNELS_PER_WORD = 4  # 16 bits decide about an element, so p is rounded to a multiple of 2^-16
 LEVELS = 1 << 16

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwright.parallel.parameter import PlacedParameter, sharded, whole
-from shardwright.parallel.regions import reduce_from, scatter_to
-from shardwright.parallel.tensor import Cut
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.plan import split_evenly
+from shardwright.config.model import ModelSpec
+from shardwright.config.plan import split_evenly
+from shardwright.parallel.comm.regions import reduce_from, scatter_to
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whole
 
 
 class Embedding(nn.Module):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shardwright.memory.offload import Convoy
-from shardwright.parallel.microbatch import Microbatch
+from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.recompute.offload import Convoy
 
 
 @dataclass(frozen=True)

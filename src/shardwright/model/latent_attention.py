@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.model.attend import dot_product_attention
+from shardwright.config.model import ModelSpec
+from shardwright.model.attention_core import dot_product_attention
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.norm import Norm
 from shardwright.model.rotary import turn
-from shardwright.parallel.columns import Part, column_products
-from shardwright.parallel.recipe import Recipe
-from shardwright.parallel.tensor import ColumnLinear, Cut, ReplicatedLinear, RowLinear, local_product
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.parameters import residual_std
+from shardwright.parallel.tensor.column_products import Part, column_products
+from shardwright.parallel.tensor.linear import ColumnLinear, Cut, ReplicatedLinear, RowLinear, local_product
+from shardwright.parallel.tensor.recomputed_input import Recipe
+from shardwright.sharding.stage_parameters import residual_std
 
 
 class LatentAttention(nn.Module):

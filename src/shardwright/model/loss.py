@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.parallel.collectives import Axis, all_reduce, all_reduce_max
+from shardwright.parallel.comm.collectives import Axis, all_reduce, all_reduce_max
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):

@@ -5,12 +5,12 @@ Shape suffixes: S sequence, B batch, H hidden, F = ffn / tp inner width; s is S 
 
 from torch import Tensor, nn
 
+from shardwright.config.model import ModelSpec
 from shardwright.model.activation import activate, activate_gated
-from shardwright.parallel.parameter import sharded
-from shardwright.parallel.recipe import Recipe
-from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
-from shardwright.spec.model import ModelSpec
-from shardwright.spec.parameters import residual_std
+from shardwright.parallel.tensor.linear import ColumnLinear, Cut, RowLinear
+from shardwright.parallel.tensor.parameter import sharded
+from shardwright.parallel.tensor.recomputed_input import Recipe
+from shardwright.sharding.stage_parameters import residual_std
 
 
 class MLP(nn.Module):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.parallel.collectives import Axis
-from shardwright.parallel.parameter import PlacedParameter, whole
-from shardwright.parallel.tensor import Cut
-from shardwright.spec.model import ModelSpec
+from shardwright.config.model import ModelSpec
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.parameter import PlacedParameter, whole
 
 
 class Norm(nn.Module):

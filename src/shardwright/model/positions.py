@@ -6,7 +6,7 @@ Shape suffixes: S sequence, s positions of this rank, B batch.
 import torch
 from torch import Tensor
 
-from shardwright.spec.sequence import Ranges
+from shardwright.sharding.sequence import Ranges
 
 
 def positions_tensor(ranges: Ranges, device: torch.device) -> Tensor:

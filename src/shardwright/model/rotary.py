@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.spec.yarn import YarnSpec
+from shardwright.config.yarn import YarnSpec
 
 PLAIN = YarnSpec()
 

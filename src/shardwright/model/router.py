@@ -12,20 +12,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from shardwright.config.model import ModelSpec
 from shardwright.model.balance import add_losses, balance_loss, z_loss
 from shardwright.model.capacity import fit
-from shardwright.model.exact_product import exact_product
+from shardwright.model.counter_rng import stream_key, uniform
+from shardwright.model.float32_linear import exact_product
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.gates.choice import Choice, Known, add_to_one
 from shardwright.model.gates.make import make_gate
 from shardwright.model.positions import positions_tensor
-from shardwright.model.random_words import stream_key, uniform
 from shardwright.model.router_state import RouterState
-from shardwright.parallel.collectives import Axis, all_gather, all_reduce
-from shardwright.parallel.expert import Routing
-from shardwright.parallel.parameter import whole
-from shardwright.parallel.tensor import Cut
-from shardwright.spec.model import ModelSpec
+from shardwright.parallel.comm.collectives import Axis, all_gather, all_reduce
+from shardwright.parallel.expert.dispatch import Routing
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.parameter import whole
 
 
 class Router(nn.Module):

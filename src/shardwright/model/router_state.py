@@ -1,6 +1,6 @@
 """What a router remembers from step to step, and what it saw in the one that runs.
 
-Memory changes once a step, by what all ranks saw together (train/routing.py). In between it is constant, so a
+Memory changes once a step, by what all ranks saw together (train/router_update.py). In between it is constant, so a
 microbatch is routed alike wherever and whenever it is computed, in a recomputation too.
 
 Shape suffixes: T tokens, K choices of a token, E experts.
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import Choice
-from shardwright.spec.moe import MoeSpec
 
 COUNTED = ("tokens", "dropped", "unserved", "entropy", "balance_loss", "z_loss")
 MOST_PICTURED = 32  # experts up to which it is counted who was chosen together: the square of it is summed over ranks

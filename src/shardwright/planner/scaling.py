@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shardwright.config import largest
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, shipped
+from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
 from shardwright.cost.money import Money, step_money
-from shardwright.planner.batch import BatchLimits
-from shardwright.planner.constraints import Constraints, shortened, whole_number
-from shardwright.planner.search import search
-from shardwright.simulate.step import step_time
-from shardwright.spec import largest
-from shardwright.spec.base import PlanError
-from shardwright.spec.job import JobSpec
-from shardwright.workload.run import run_of
+from shardwright.planner.critical_batch import BatchLimits
+from shardwright.planner.search.constraints import Constraints, shortened, whole_number
+from shardwright.planner.search.search import search
+from shardwright.simulate.closed_form import step_time
 
 # Given a job on a cluster: the same with the best plan, or None if none fits.
 Choose = Callable[[JobSpec], JobSpec | None]

@@ -3,8 +3,8 @@
 import errno
 from pathlib import Path
 
-from shardwright.spec.base import PlanError
-from shardwright.spec.user_file import reason_of, write_text
+from shardwright.config.base import PlanError
+from shardwright.config.user_file import reason_of, write_text
 
 # What has nothing to do with the name: the command did all it could, and failed.
 _FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)

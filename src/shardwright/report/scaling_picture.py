@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 
+from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import device_of
 from shardwright.planner.scaling import Point, Scaling
 from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, text
-from shardwright.spec.job import JobSpec
 
 _WIDTH, _LEFT, _GAP = 920.0, 66.0, 86.0
 _HIGH, _ROW = 180.0, 262.0

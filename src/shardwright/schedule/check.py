@@ -10,8 +10,8 @@ alive than `most_alive`, or more messages than `most_received` that nothing has 
 from collections import Counter, deque
 
 from shardwright.schedule.action import RECV, SEND, Action, Kind
-from shardwright.schedule.gather import stages_needed
-from shardwright.schedule.lives import Buffer, lives, most
+from shardwright.schedule.buffer_lifetimes import Buffer, lives, most
+from shardwright.schedule.lowering.zero3_gathers import stages_needed
 from shardwright.schedule.schedule import Program
 
 _COMPUTE_ORDER = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE)

@@ -5,8 +5,8 @@ from functools import cached_property
 from typing import Literal, TypeVar
 
 from shardwright.schedule.action import RECV, SEND, Action, Kind
-from shardwright.schedule.placement import Placement
-from shardwright.schedule.sizes import Sizes
+from shardwright.schedule.message_sizes import Sizes
+from shardwright.sharding.stage_placement import Placement
 
 Order = tuple[tuple[Action, ...], ...]  # one list of actions a rank
 AnySchedule = TypeVar("AnySchedule", bound="Schedule")

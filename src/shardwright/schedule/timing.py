@@ -15,7 +15,7 @@ from itertools import chain, pairwise
 from math import inf
 
 from shardwright.schedule.action import ADDS, Action, Kind
-from shardwright.schedule.gather import stages_needed
+from shardwright.schedule.lowering.zero3_gathers import stages_needed
 from shardwright.schedule.schedule import Program, Schedule
 
 

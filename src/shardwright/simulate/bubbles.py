@@ -13,11 +13,11 @@ from itertools import chain
 from operator import itemgetter
 
 from shardwright.schedule.action import COMPUTE, SEND, Action, Kind
-from shardwright.schedule.generate import training_program
-from shardwright.schedule.lives import peak_activations
+from shardwright.schedule.buffer_lifetimes import peak_activations
+from shardwright.schedule.lowering.weight_versions import stashed_versions
+from shardwright.schedule.registry import training_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, Times, play_on, step_ends
-from shardwright.schedule.versions import stashed_versions
 
 _PAIR = (Kind.OVERLAP, -1)
 _STEADY = 3  # steps after which each further one takes equally long

@@ -18,12 +18,12 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.schedule.action import COMPUTE, RECV, Action, Kind
-from shardwright.schedule.gather import stages_needed
-from shardwright.schedule.lives import Buffer
+from shardwright.schedule.buffer_lifetimes import Buffer
+from shardwright.schedule.lowering.zero3_gathers import stages_needed
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Times
-from shardwright.simulate.columns import Array, Columns
-from shardwright.simulate.kept import Curve, Kept, kept_on_rank
+from shardwright.simulate.action_columns import Array, Columns
+from shardwright.simulate.buffer_curves import Curve, Kept, kept_on_rank
 
 
 class Resource(StrEnum):

@@ -7,30 +7,30 @@ from functools import partial
 
 import torch
 
-from shardwright.memory.offload import HostPool
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import layer_policies
 from shardwright.model.decoder import DecoderStage, stage_span
-from shardwright.parallel.account import measured_memory
-from shardwright.parallel.buffers import BufferPool
-from shardwright.parallel.collectives import Axis, all_reduce_max
+from shardwright.parallel.comm.collectives import Axis, all_reduce_max
+from shardwright.parallel.comm.hang_watch import Watch
+from shardwright.parallel.comm.process_groups import Mesh, make_mesh
 from shardwright.parallel.compress.choose import make_compressor
-from shardwright.parallel.mesh import Mesh, make_mesh
-from shardwright.parallel.parameter import Initial, PlacedParameter, placed_parameters, seeded
-from shardwright.parallel.pipeline import PipelineExecutor
-from shardwright.parallel.shard import ShardedStage
-from shardwright.parallel.stash import StashedWeights
-from shardwright.parallel.tensor import ColumnLinear, Cut, RowLinear
-from shardwright.parallel.tied import TiedEmbedding
-from shardwright.parallel.unit import Sharding
-from shardwright.parallel.watch import Watch
+from shardwright.parallel.pipeline.executor import PipelineExecutor
+from shardwright.parallel.recompute.offload import HostPool
+from shardwright.parallel.tensor.linear import ColumnLinear, Cut, RowLinear
+from shardwright.parallel.tensor.parameter import Initial, PlacedParameter, placed_parameters, seeded
+from shardwright.parallel.zero.buffers import BufferPool
+from shardwright.parallel.zero.flat_unit import Sharding
+from shardwright.parallel.zero.held_memory import measured_memory
+from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.tied_embedding import TiedEmbedding
+from shardwright.parallel.zero.weight_stash import StashedWeights
 from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, end_step, make_float8_state
 from shardwright.precision.loss_scale import LossScale
 from shardwright.schedule.action import Kind
-from shardwright.schedule.generate import forward_of
-from shardwright.schedule.job import job_program
+from shardwright.schedule.job_program import job_program
+from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program
-from shardwright.spec.job import JobSpec
-from shardwright.spec.memory import RankMemory
-from shardwright.spec.plan import layer_policies
+from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
 NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

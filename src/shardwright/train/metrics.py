@@ -14,19 +14,19 @@ from typing import Any, TextIO
 
 import torch
 
-from shardwright.parallel.collectives import all_reduce, all_reduce_max
-from shardwright.parallel.ledger import BETWEEN, INSIDE
-from shardwright.parallel.mesh import Mesh
-from shardwright.spec import catalog
-from shardwright.spec.base import RunError
-from shardwright.spec.cluster import DeviceSpec
-from shardwright.spec.flops import flops_per_token
-from shardwright.spec.job import JobSpec
-from shardwright.spec.memory import RankMemory
-from shardwright.train.account import measured_lines
-from shardwright.train.disk import quiet_writers, telling_of_full_disk
-from shardwright.train.routing import in_words
-from shardwright.train.step import StepResult
+from shardwright.config import catalog
+from shardwright.config.base import RunError
+from shardwright.config.cluster import DeviceSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.model_flops import flops_per_token
+from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
+from shardwright.parallel.comm.ledger import BETWEEN, INSIDE
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
+from shardwright.train.router_update import in_words
+from shardwright.train.run_memory import measured_lines
+from shardwright.train.train_step import StepResult
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from inspect import unwrap
 import torch
 from torch import Tensor
 
-from shardwright.parallel.collectives import all_reduce, all_reduce_max
-from shardwright.parallel.mesh import Mesh
-from shardwright.parallel.parameter import PlacedParameter
-from shardwright.parallel.shard import ShardedStage
-from shardwright.parallel.unit import Sharding, Unit
-from shardwright.spec.job import OptimizerSpec
+from shardwright.config.job import OptimizerSpec
+from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.parallel.zero.flat_unit import Sharding, Unit
+from shardwright.parallel.zero.sharded_stage import ShardedStage
 
 
 class EagerAdamW(torch.optim.AdamW):

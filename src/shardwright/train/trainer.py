@@ -9,22 +9,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardwright.parallel.collectives import barrier
-from shardwright.parallel.mesh import Mesh
-from shardwright.schedule.job import job_program
-from shardwright.spec.base import RunError
-from shardwright.spec.job import JobSpec
-from shardwright.spec.memory import RankMemory
-from shardwright.train.account import measure_memory, predicted_lines
+from shardwright.config.base import RunError
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.collectives import barrier
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.schedule.job_program import job_program
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
-from shardwright.train.data import TokenFiles, prepare_tokens
-from shardwright.train.generate import generate
+from shardwright.train.data.prepare import TokenFiles, prepare_tokens
+from shardwright.train.data.samples import Samples, unigram_loss
+from shardwright.train.data.tokenizer import load_tokenizer
+from shardwright.train.launch.out_of_memory import telling_what_is_held
 from shardwright.train.metrics import MetricsLog, measure_shares
-from shardwright.train.out_of_memory import telling_what_is_held
-from shardwright.train.samples import Samples, unigram_loss
-from shardwright.train.step import StepResult, evaluate, train_step
-from shardwright.train.stream import train_stream
-from shardwright.train.tokenizer import load_tokenizer
+from shardwright.train.run_memory import measure_memory, predicted_lines
+from shardwright.train.text_generation import generate
+from shardwright.train.train_step import StepResult, evaluate, train_step
 
 
 @dataclass(frozen=True)

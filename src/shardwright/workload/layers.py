@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.spec.software import SoftwareSpec
-from shardwright.workload import ends, routed
+from shardwright.config.software import SoftwareSpec
+from shardwright.workload import embedding_head as ends
+from shardwright.workload import expert_operators as routed
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import HALF, Context, Operator
-from shardwright.workload.shape import Cut, Shape
+from shardwright.workload.query import Cut, Shape
 
 Chain = tuple[Operator, ...]
 LAYERS = ("dense", "experts")  # kinds of pieces that are layers

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardwright.workload.arrays import Array, distinct
-from shardwright.workload.ranks import Ranks, different_ranks
-from shardwright.workload.shape import Cut, Run, Shape
+from shardwright.workload.query import Cut, Run, Shape
+from shardwright.workload.stage_contents import Ranks, different_ranks
 
 Value = TypeVar("Value")
 Columns = Callable[[Cut], tuple[Array, ...]]

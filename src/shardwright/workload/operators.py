@@ -1,7 +1,7 @@
 """The operators of one training step on one rank: shapes, FLOPs, bytes moved and kept, collectives by axis.
 
 One function an operator, each for one microbatch on one rank. A layer is a list of them (layers.py). What the kernels
-of a generation of software read and write comes from its description (spec/software.py).
+of a generation of software read and write comes from its description (config/software.py).
 
 Letters: T tokens of a microbatch on a rank (sequence / cp x microbatch size), H hidden, t tensor-parallel degree, N and
 G query and key/value heads, D head width, F inner width of the MLP, V vocabulary. Sizes are bytes. Every number may be
@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from shardwright.spec.software import SoftwareSpec
+from shardwright.config.software import SoftwareSpec
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.shape import Cut, Shape
+from shardwright.workload.query import Cut, Shape
 
 HALF, FLOAT32 = 2, 4
 

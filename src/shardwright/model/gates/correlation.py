@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import Choice, Known, add_to_one, all_hold, largest
-from shardwright.spec.moe import MoeSpec
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import Choice, Known, largest, order_of
-from shardwright.spec.moe import MoeSpec
 
 
 @dataclass(frozen=True)

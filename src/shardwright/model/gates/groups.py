@@ -10,8 +10,8 @@ import math
 
 from torch import Tensor
 
+from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import largest
-from shardwright.spec.moe import MoeSpec
 
 
 def within_groups(preference_TE: Tensor, spec: MoeSpec) -> Tensor:

@@ -1,5 +1,6 @@
 """The gate of a model, by its name."""
 
+from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import Gate
 from shardwright.model.gates.correlation import Correlation
 from shardwright.model.gates.expert_choice import ExpertChoice
@@ -7,7 +8,6 @@ from shardwright.model.gates.gshard import GShard
 from shardwright.model.gates.sigmoid import Sigmoid
 from shardwright.model.gates.softmax import Softmax
 from shardwright.model.gates.switch import Switch
-from shardwright.spec.moe import MoeSpec
 
 
 def make_gate(spec: MoeSpec) -> Gate:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import Choice, Known, add_to_one, all_hold, largest
 from shardwright.model.gates.groups import within_groups
-from shardwright.spec.moe import MoeSpec
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import Choice, Known, all_hold, largest
-from shardwright.spec.moe import MoeSpec
 
 
 @dataclass(frozen=True)

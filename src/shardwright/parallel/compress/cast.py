@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shardwright.parallel.collectives import Pending
+from shardwright.parallel.comm.collectives import Pending
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.wire import Wire
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import torch
 
+from shardwright.config.plan import PlanSpec
 from shardwright.parallel.compress.cast import Cast
 from shardwright.parallel.compress.compressor import Compressor, Method
 from shardwright.parallel.compress.int8 import Int8
 from shardwright.parallel.compress.powersgd import PowerSGD
 from shardwright.parallel.compress.topk import TopK
-from shardwright.spec.plan import PlanSpec
 
 
 def make_compressor(plan: PlanSpec) -> Callable[[], Compressor] | None:

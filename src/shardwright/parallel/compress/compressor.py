@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shardwright.parallel.collectives import Axis, Pending
+from shardwright.parallel.comm.collectives import Axis, Pending
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.compress.wire import Wire, num_bytes_passed_on

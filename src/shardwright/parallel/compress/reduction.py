@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from shardwright.parallel.collectives import Pending
+from shardwright.parallel.comm.collectives import Pending
 
 
 class Reduction:

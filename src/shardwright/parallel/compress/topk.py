@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shardwright.parallel.collectives import Pending
+from shardwright.parallel.comm.collectives import Pending
 from shardwright.parallel.compress.compressor import keep_share
-from shardwright.parallel.compress.error import ErrorFeedback
+from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.wire import Wire
 

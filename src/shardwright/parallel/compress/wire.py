@@ -7,7 +7,7 @@ each of the d ranks sends (d - 1) / d of the bytes of a gathered or exchanged te
 
 from torch import Tensor
 
-from shardwright.parallel.collectives import Axis, Pending, start_all_gather, start_all_reduce, start_all_to_all
+from shardwright.parallel.comm.collectives import Axis, Pending, start_all_gather, start_all_reduce, start_all_to_all
 
 
 class Wire:

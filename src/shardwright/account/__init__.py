@@ -1,0 +1,1 @@
+"""What a rank holds and moves, exactly: state, activations, buffers, traffic. Needs no torch."""

@@ -1,0 +1,199 @@
+"""The most bytes of activations that a pipeline rank holds at once, from its list of actions.
+
+A microbatch in a stage holds what its layers keep from F to the end of B. Where the backward is split, inputs and
+output gradients of the products stay from I to W. While a backward runs, the layer whose turn it is has what it makes
+again, and the layers after it have let go what they kept.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.account.activations import (
+    Layer,
+    documents_kept,
+    embedding_kept,
+    head_deferred_bytes,
+    head_kept,
+    layer_of,
+)
+from shardwright.account.kept_tensors import Share
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import layer_policies
+from shardwright.config.recompute_policy import LAYER, Policy
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.schedule import Program
+
+Counts = tuple[tuple[int, int], ...]  # (stage, microbatches), ascending
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is alive at one moment: microbatches by stage whose layers hold what they kept, and those that only wait for
+    their weight gradients, and those of which only the stage's input is there; and the stage whose backward runs, if
+    one does. That microbatch is not among the others."""
+
+    kept: Counts
+    deferred: Counts
+    inputs: Counts = ()
+    in_backward: int | None = None
+    is_split: bool = False
+
+    @property
+    def microbatches(self) -> dict[int, int]:
+        """Microbatches by stage, in whatever state."""
+        found = Counter(dict(self.kept)) + Counter(dict(self.deferred))
+        if self.in_backward is not None:
+            found[self.in_backward] += 1
+        return dict(found)
+
+
+def moments(program: Program, rank: int) -> frozenset[Moment]:
+    """The distinct moments of a rank's list that may be its peak."""
+    kept: Counter[int] = Counter()
+    deferred: Counter[int] = Counter()
+    inputs: Counter[int] = Counter()
+    found: set[Moment] = set()
+
+    def note(in_backward: int | None = None, is_split: bool = False) -> None:
+        found.add(Moment(_counts(kept), _counts(deferred), _counts(inputs), in_backward, is_split))
+
+    def begin(part: Action) -> None:
+        is_recomputed = (part.stage, part.microbatch) in program.recomputed
+        if part.kind is Kind.FORWARD and is_recomputed:
+            inputs[part.stage] += 1
+        elif part.kind is Kind.RECOMPUTE:
+            inputs[part.stage] -= 1
+        if part.kind is Kind.RECOMPUTE or (part.kind is Kind.FORWARD and not is_recomputed):
+            kept[part.stage] += 1
+
+    for action in program.ranks[rank] if program.trains else ():
+        parts = action.computes()
+        for part in parts:  # both parts of a pair are alive at once: what begins comes before what ends
+            begin(part)
+        if parts:
+            note()
+        for part in parts:
+            split = (part.stage, part.microbatch) in program.split_backwards
+            if part.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
+                kept[part.stage] -= 1
+                note(part.stage, split)
+                deferred[part.stage] += split
+            elif part.kind is Kind.WEIGHT_GRAD:
+                deferred[part.stage] -= 1
+    return frozenset(found)
+
+
+def _counts(counter: Counter[int]) -> Counts:
+    return tuple(sorted((stage, count) for stage, count in counter.items() if count))
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """Bytes that a microbatch holds in a layer: from F to B; besides, in its turn of the backward; from I to W."""
+
+    policy: Policy
+    kept_bytes: int
+    again_bytes: int
+    deferred_bytes: int
+
+    @classmethod
+    def of(cls, layer: Layer, policy: Policy, is_away: bool = False) -> "LayerMemory":
+        """That of a layer with a policy. What it keeps is away in host memory, or there: its own in its turn of the
+        backward, and that of the layer whose turn is next."""
+        kept, again = layer.kept_bytes(policy), layer.again_bytes(policy)
+        return cls(policy, 0 if is_away else kept, again + (2 * kept if is_away else 0), layer.deferred_bytes())
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What one microbatch holds in a stage: in its layers, first to last, and in what stands before and after them."""
+
+    layers: tuple[LayerMemory, ...]
+    input_bytes: int = 0
+    documents_bytes: int = 0
+    embedding_bytes: int = 0
+    head_bytes: int = 0
+    head_deferred_bytes: int = 0
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """From F to B."""
+        return (
+            self.documents_bytes
+            + self.embedding_bytes
+            + sum(layer.kept_bytes for layer in self.layers)
+            + self.head_bytes
+        )
+
+    @cached_property
+    def deferred_bytes(self) -> int:
+        """From I to W."""
+        return sum(layer.deferred_bytes for layer in self.layers) + self.head_deferred_bytes
+
+    def backward_bytes(self, is_split: bool) -> int:
+        """The most at once while its backward runs, which goes from the head to the embedding."""
+        most = self.kept_bytes
+        held = most - self.head_bytes
+        waiting = self.head_deferred_bytes if is_split else 0
+        for layer in reversed(self.layers):
+            waiting += layer.deferred_bytes if is_split else 0
+            most = max(most, held + layer.again_bytes + waiting)
+            held -= layer.kept_bytes
+        return most
+
+
+def bytes_at(moment: Moment, stages: Mapping[int, StageMemory]) -> int:
+    """Bytes of activations at a moment."""
+    total = sum(count * stages[stage].kept_bytes for stage, count in moment.kept)
+    total += sum(count * stages[stage].deferred_bytes for stage, count in moment.deferred)
+    total += sum(count * stages[stage].input_bytes for stage, count in moment.inputs)
+    if moment.in_backward is not None:
+        total += stages[moment.in_backward].backward_bytes(moment.is_split)
+    return total
+
+
+def peak(of: Iterable[Moment], stages: Mapping[int, StageMemory]) -> tuple[int, Moment]:
+    """The most bytes, and a moment when that is so."""
+    return max(((bytes_at(moment, stages), moment) for moment in of), key=lambda entry: (entry[0], str(entry[1])))
+
+
+def job_stages(
+    job: JobSpec, program: Program, rank: int, policies: Sequence[Policy], tp_index: int = 0
+) -> dict[int, StageMemory]:
+    """The stages of one pipeline rank of a job, with a policy for each layer of the model."""
+    counts = job.plan.stage_layers(job.model.layers)
+    # A layer of each kind: with experts, and without.
+    kinds = {job.model.moe.has_experts(number): number for number in range(job.model.layers)}
+    layers = {has_experts: layer_of(job, number) for has_experts, number in kinds.items()}
+    found = {}
+    for stage in program.placement.stages_of(rank):
+        first, is_last = sum(counts[:stage]), stage == len(counts) - 1
+        found[stage] = StageMemory(
+            tuple(
+                LayerMemory.of(
+                    layers[job.model.moe.has_experts(first + index)],
+                    policy,
+                    is_away=_is_away(job, policy, stage, index),
+                )
+                for index, policy in enumerate(policies[first : first + counts[stage]])
+            ),
+            input_bytes=Share.of(job).stream if stage else 0,
+            documents_bytes=sum(documents_kept(job).values()),
+            embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
+            head_bytes=sum(head_kept(job, tp_index).values()) if is_last else 0,
+            head_deferred_bytes=head_deferred_bytes(job, tp_index) if is_last else 0,
+        )
+    return found
+
+
+def _is_away(job: JobSpec, policy: Policy, stage: int, index: int) -> bool:
+    """Whether a layer's input goes to the host; a stage's own input stays, for the pipeline holds it."""
+    return job.plan.offload_activations and LAYER in policy and (stage == 0 or index > 0)
+
+
+def activation_bytes(job: JobSpec, program: Program, rank: int, tp_index: int = 0) -> int:
+    """The most bytes of activations that a pipeline rank holds at once. A budget must have been met."""
+    policies = layer_policies(job.plan, job.model.layers)
+    return peak(moments(program, rank), job_stages(job, program, rank, policies, tp_index))[0]

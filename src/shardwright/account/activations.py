@@ -1,0 +1,181 @@
+"""What a layer keeps for its backward, tensor by tensor.
+
+This is what our runtime keeps (model/decoder.py), derived operator by operator as Korthikanti et al. 2022 (arXiv
+2205.05198, section 4) derive theirs; docs/recompute.md sets the two side by side. A test compares it with what autograd
+saves, to the byte.
+
+Letters: S tokens of a sequence on a rank, B microbatch size, T = S x B, H hidden, F inner width of the MLP, V
+vocabulary, t tensor-parallel degree. Sizes are bytes on one rank.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from shardwright.account.attention_activations import attention_of, stream_sizes
+from shardwright.account.kept_tensors import BOOL, FLOAT32, INT32, INT64, Chain, Operator, Share
+from shardwright.account.moe_activations import Rows, experts_of
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import split_evenly
+from shardwright.config.recompute_policy import LAYER, Policy
+
+Region = Chain
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer on one rank, for one microbatch: the size of each tensor, and its two chains of operators.
+
+    The last operator of a chain is the product whose output joins the residual stream. Between them stands the sum
+    that makes "middle". In a layer with experts they stand for the MLP, and shared experts beside them; there the end
+    is no product, and is computed again with the whole layer.
+    """
+
+    sizes: Mapping[str, int]
+    attention: Region
+    mlp: Region
+    shared: Region = ()
+    has_experts: bool = False
+
+    @property
+    def chains(self) -> tuple[Region, ...]:
+        """All of them."""
+        return (self.attention, self.mlp, self.shared) if self.shared else (self.attention, self.mlp)
+
+    def kept(self, policy: Policy) -> dict[str, int]:
+        """Bytes that are kept from the forward to the backward, by tensor."""
+        if LAYER in policy:
+            return {"input": self.sizes["input"]}
+        return {name: self.sizes[name] for chain in self.chains for name in _kept_names(chain, policy)}
+
+    def kept_bytes(self, policy: Policy) -> int:
+        """All that is kept."""
+        return sum(self.kept(policy).values())
+
+    def again_bytes(self, policy: Policy) -> int:
+        """What is there in the backward besides what was kept: of the largest region, all that it makes again.
+
+        When attention's turn comes, the chains behind it have let go what they kept.
+        """
+        if LAYER in policy:
+            whole = sum(self.chains, ())
+            return self._made_bytes(whole if self.has_experts else whole[:-1])
+        sizes, behind = [0], set(self.kept(policy)) - set(_kept_names(self.attention, policy))
+        for chain in self.chains:
+            gone = sum(self.sizes[name] for name in behind) if chain is self.attention else 0
+            sizes += [self._made_bytes(run) - gone for run in _runs(chain, policy) if run[0].name in policy]
+        return max(sizes)
+
+    def _made_bytes(self, region: Region) -> int:
+        made = {name for operator in region for name in operator.keeps} | {region[-1].gives}
+        return sum(self.sizes[name] for name in made - {region[0].takes})
+
+    def deferred_bytes(self) -> int:
+        """What is kept from I to W: inputs and output gradients of the products."""
+        return sum(self.sizes[name] for chain in self.chains for operator in chain for name in operator.waits)
+
+
+def _kept_names(chain: Region, policy: Policy) -> dict[str, None]:
+    """The tensors that a chain keeps, in order."""
+    names: dict[str, None] = {}
+    follows_region = False
+    for region in _runs(chain, policy):
+        if region[0].name in policy:
+            names[region[0].takes] = None
+            follows_region = True
+            continue
+        for operator in region:
+            # The product after a region keeps the region's input instead of its own.
+            names |= {} if follows_region else dict.fromkeys(operator.keeps)
+            follows_region = False
+    return names
+
+
+def _runs(chain: Region, policy: Policy) -> Iterator[Region]:
+    """The chain, cut where recomputed and kept operators meet."""
+    run: list[Operator] = []
+    for operator in chain:
+        if run and (operator.name in policy) != (run[-1].name in policy):
+            yield tuple(run)
+            run = []
+        run.append(operator)
+    yield tuple(run)
+
+
+def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
+    """A layer of a job, by its number in the model, on any rank, for one microbatch.
+
+    Layers are all alike, but for those with experts. There `rows` says how many the gate sends here, if that is known.
+    """
+    share = Share.of(job)
+    attention_sizes, attention = attention_of(job)
+    if job.model.moe.has_experts(layer):
+        sizes, experts, shared = experts_of(job, rows)
+        return Layer(stream_sizes(share) | attention_sizes | sizes, attention, experts, shared, has_experts=True)
+    model, element = job.model, share.element
+    tokens = share.tokens
+    inner = model.ffn_size // share.tp
+    up_width = (2 if model.gated_mlp else 1) * inner
+    sizes = stream_sizes(share) | {
+        "up": element * tokens * up_width,
+        "biased up": element * tokens * up_width,
+        "inner": element * tokens * inner,
+    }
+    return Layer(
+        sizes | attention_sizes,
+        attention=attention,
+        mlp=(
+            Operator("norm", "middle", ("middle", "mlp statistics"), "mlp normal"),
+            Operator("up", "mlp normal", ("mlp normal",), "up", ("whole mlp normal", "up")),
+            Operator("activation", "up", ("biased up" if model.bias else "up",), "inner"),
+            Operator("down", "inner", ("inner",), "output", ("inner", "whole output")),
+        ),
+    )
+
+
+def documents_kept(job: JobSpec) -> dict[str, int]:
+    """What every stage keeps of a microbatch where documents are separate: of each token, the document it is in."""
+    if not job.data.separate_documents:
+        return {}
+    # Zig-zag parts are put together anew; else they are a view of the numbers of all S + 1 tokens.
+    tokens = job.model.sequence + (job.plan.cp == 1 or job.plan.cp_method == "ulysses")
+    return {"documents": INT32 * tokens * job.plan.microbatch_size}
+
+
+def embedding_kept(job: JobSpec) -> dict[str, int]:
+    """What the first stage keeps besides its layers, of one microbatch. Token ids are the batch's, and there anyway,
+    unless a rank's are picked from them or have lost their marks."""
+    plan = job.plan
+    tokens = job.tokens_within * plan.microbatch_size
+    is_picked = plan.cp > 1 and plan.cp_method != "ulysses"
+    kept: dict[str, int] = {}
+    if plan.tp > 1 or is_picked:
+        kept["rows"] = INT64 * tokens
+    elif job.data.separate_documents:
+        kept["rows"] = INT64 * job.model.sequence * plan.microbatch_size
+    if plan.tp > 1:
+        kept["rows elsewhere"] = BOOL * tokens
+    if job.model.positions == "learned":
+        kept["positions"] = INT64 * job.tokens_within
+    return kept
+
+
+def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
+    """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's."""
+    model, plan = job.model, job.plan
+    layer = layer_of(job)
+    tokens = job.tokens_within * plan.microbatch_size
+    first, end = split_evenly(model.vocab, plan.tp, tp_index)
+    masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
+    return masked | {
+        "final input": layer.sizes["input"], "final statistics": layer.sizes["attention statistics"],
+        "final normal": layer.sizes["attention normal"],
+        "softmax": FLOAT32 * tokens * (end - first),
+        "targets": INT64 * tokens, "targets elsewhere": BOOL * tokens,
+    }  # fmt: skip
+
+
+def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> int:
+    """What the head keeps from I to W: its input, and the gradient of the logits."""
+    first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
+    tokens, element = job.tokens_within * job.plan.microbatch_size, job.precision.compute_bytes
+    return element * tokens * (job.model.hidden + end - first)

@@ -1,0 +1,16 @@
+"""A plan that says how many bytes activations may take, and not which operators to compute again: it is told which."""
+
+from shardwright.config.job import JobSpec
+
+
+def meet_budget(job: JobSpec) -> JobSpec:
+    """The job with plan.recompute = "layers", and what each one recomputes, where it was "budget".
+
+    A job without a budget is returned as it is. PlanError if a rank can't fit the limit.
+    """
+    if job.plan.recompute != "budget":
+        return job
+    from shardwright.account.recompute_budget import chosen_layers  # it needs numpy, and few plans have a budget
+
+    chosen = {"recompute": "layers", "recompute_layers": chosen_layers(job), "memory_limit_gib": 0.0}
+    return job.model_copy(update={"plan": job.plan.model_copy(update=chosen)})

@@ -1,0 +1,137 @@
+"""What one bucket of gradients communicates under each method of compression; parallel/compress is what runs.
+
+Bytes of a collective are counted as in the ledger of a run: the operand of an all-reduce or all-to-all, the result of
+an all-gather. Bytes on the wire are those that all d ranks of the axis send together (`wire_bytes`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shardwright.config.plan import PlanSpec
+
+_FLOAT32, _HALF, _INDEX = 4, 2, 4  # bytes
+KEEPS_ERROR = ("int8", "powersgd", "topk")  # methods that keep what was lost, in float32, by element
+BLOCK = 256  # elements of int8 that share a float32 scale
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective over the replicas, by its name in the ledger. Bytes may be an array with one entry a plan."""
+
+    kind: str
+    num_bytes: Any
+
+
+class Compression(Protocol):
+    """The fields of a plan that say how gradients are compressed."""
+
+    @property
+    def compress(self) -> str: ...
+    @property
+    def compress_rank(self) -> int: ...
+    @property
+    def compress_share(self) -> float: ...
+
+
+def reduced_bucket(plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, itemsize: int = 4) -> list[Collective]:
+    """Collectives that leave the sum of a bucket on every rank. `itemsize` is bytes of an uncompressed element."""
+    if num_ranks == 1:
+        return []
+    if plan.compress == "none":
+        return [Collective("all_reduce", itemsize * sum(map(math.prod, shapes)))]
+    large, small = _split(plan, shapes)
+    rows, columns = sum(math.prod(shape[:-1]) for shape in large), sum(shape[-1] for shape in large)
+    num_large = sum(map(math.prod, large))
+    return _as_they_are(small, itemsize) + (summed(plan, num_large, rows, columns, num_ranks) if large else [])
+
+
+def scattered_bucket(
+    plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, num_elements: int, itemsize: int = 4
+) -> list[Collective]:
+    """Collectives that leave a share of the sum on each rank. `num_elements` is the bucket's with its padding.
+
+    ValueError if the bucket does not split into equal shares.
+    """
+    if num_elements % num_ranks:
+        raise ValueError(
+            f"a bucket of {num_elements} elements has no equal shares for {num_ranks} ranks "
+            f"({num_elements} / {num_ranks} = {num_elements / num_ranks:.2f}); pad it to a multiple of {num_ranks}"
+        )
+    if plan.compress == "none" and num_ranks > 1:
+        return [Collective("reduce_scatter", itemsize * num_elements)]
+    if plan.compress in ("none", "powersgd", "topk"):
+        return reduced_bucket(plan, shapes, num_ranks, itemsize)
+    if num_ranks == 1:
+        return []
+    large, small = _split(plan, shapes)
+    return _as_they_are(small, itemsize) + ([_shares(plan, num_elements, num_ranks)] if large else [])
+
+
+def compressed_shapes(plan: PlanSpec, shapes: Sequence[Shape]) -> list[Shape]:
+    """Those of the tensors of a bucket that a method takes; the others travel as they are."""
+    return [] if plan.compress == "none" else _split(plan, shapes)[0]
+
+
+def wire_bytes(collectives: Sequence[Collective], num_ranks: Any) -> Any:
+    """Bytes that all ranks send together, by algorithms that waste nothing.
+
+    (d - 1) / d of the bytes from each of the d ranks, twice that for an all-reduce.
+    """
+    times = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+    return (num_ranks - 1) * sum(times[collective.kind] * collective.num_bytes for collective in collectives)
+
+
+def summed(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[Collective]:
+    """What sums `num_elements` in matrices of so many rows and columns in all, on every rank, by a method.
+
+    Elementwise: numbers may be arrays.
+    """
+    if plan.compress == "powersgd":
+        return [Collective("all_reduce", _FLOAT32 * plan.compress_rank * length) for length in (rows, columns)]
+    if plan.compress == "topk":
+        count = -(-plan.compress_share * num_elements // 1)
+        return [Collective("all_gather", num_ranks * count * (_INDEX + _FLOAT32))]
+    shares = _shares(plan, num_elements, num_ranks)
+    return [shares, Collective("all_gather", shares.num_bytes)]
+
+
+def _shares(plan: Compression, num_elements: Any, num_ranks: Any) -> Collective:
+    """Each rank's share of the elements comes to it from all others, in 8 or 16 bits."""
+    share = -(-num_elements // num_ranks)
+    return Collective("all_to_all", num_ranks * (_int8_bytes(share) if plan.compress == "int8" else _HALF * share))
+
+
+def scattered(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[Collective]:
+    """The same where each rank needs a share of the sum. Methods of whole tensors sum them on every rank."""
+    if plan.compress in ("powersgd", "topk"):
+        return summed(plan, num_elements, rows, columns, num_ranks)
+    return [_shares(plan, num_elements, num_ranks)]
+
+
+def _as_they_are(small: list[Shape], itemsize: int) -> list[Collective]:
+    return [Collective("all_reduce", itemsize * sum(map(math.prod, small)))] if small else []
+
+
+def _int8_bytes(num_elements: Any) -> Any:
+    """Whole blocks, each with its scale."""
+    return -(-num_elements // BLOCK) * (BLOCK + _FLOAT32)
+
+
+def _split(plan: PlanSpec, shapes: Sequence[Shape]) -> tuple[list[Shape], list[Shape]]:
+    """Those that are compressed, and the others."""
+    large = [shape for shape in shapes if _is_compressed(plan, shape)]
+    return large, [shape for shape in shapes if not _is_compressed(plan, shape)]
+
+
+def _is_compressed(plan: PlanSpec, shape: Shape) -> bool:
+    if math.prod(shape) < plan.compress_least:
+        return False
+    if plan.compress != "powersgd":
+        return True
+    if len(shape) < 2:
+        return False
+    return plan.compress_rank * (math.prod(shape[:-1]) + shape[-1]) < math.prod(shape)

@@ -1,0 +1,76 @@
+"""The memory account of a job: what each pipeline rank will hold, by kind, before it runs.
+
+Parameters, gradients and optimizer state are exact to the byte, padding included (Rajbhandari et al. 2020, arXiv
+1910.02054, section 3.1: with 16-bit numbers and Adam 16 bytes a parameter, of which ZeRO shares some;
+parallel/zero/flat_unit.py says which). Activations are what autograd keeps of all microbatches in flight; what an
+operator needs while it runs is not counted.
+"""
+
+from collections.abc import Sequence
+
+from shardwright.account.activation_peak import activation_bytes
+from shardwright.account.budget import meet_budget
+from shardwright.account.persistent_buffers import kept_bytes
+from shardwright.account.rank_state import UnitState, rank_state
+from shardwright.account.zero_replay import Replayed, replay, runs_on_cpu
+from shardwright.config.job import JobSpec
+from shardwright.schedule.job_program import job_program, undrained_steps
+from shardwright.schedule.lowering.weight_versions import stashed_versions
+from shardwright.schedule.schedule import Program
+from shardwright.sharding.buckets import num_hosted
+from shardwright.sharding.memory_account import RankMemory
+
+_FLOAT = 4  # bytes of a master weight, and of each of Adam's two moments
+
+
+def job_memory(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMemory]:
+    """By pipeline rank, of all of them or of `ranks`; and of the tensor-parallel rank that holds most: index 0 has the
+    longer share of every split."""
+    program = job_program(job, _num_steps(job))
+    return [rank_memory(job, program, rank) for rank in (range(job.plan.pp) if ranks is None else ranks)]
+
+
+def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> RankMemory:
+    """The account of one rank that runs its list of `program`."""
+    held = rank_state(job, program, pp_rank, tp_index)
+    compute, gradient = job.precision.compute_bytes, job.precision.gradient_bytes
+    versions = stashed_versions(program)[pp_rank]
+    parameters = gradients = optimizer = host = 0
+    gradients += gradient * sum(stage.own_gradient for stage in held.values())
+    for unit in (unit for stage in held.values() for unit in stage.units):
+        zero, whole, shard = unit.replicas.zero, unit.layout.size, unit.layout.shard_size
+        values = versions * compute * (shard if zero == 3 else whole)
+        is_hosted = zero == 3 and job.plan.offload_parameters
+        on_device, on_host = _optimizer_bytes(job, unit)
+        parameters += 0 if is_hosted else values
+        gradients += gradient * (shard if zero >= 2 else whole)
+        optimizer += on_device
+        host += on_host + (values if is_hosted else 0)
+    activations = activation_bytes(meet_budget(job), program, pp_rank, tp_index)
+    buffers = replay(job, program, pp_rank, held).buffers_bytes + kept_bytes(job, held)
+    return RankMemory(parameters, gradients, optimizer, activations, buffers, host)
+
+
+def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
+    """Adam's moments and master weights, on the device and on the host; there also what gradients are copied to.
+
+    Values in float32 are masters themselves where both lie in the same memory (parallel/zero/master_weights.py).
+    """
+    hosted = num_hosted(job.plan.offload_optimizer, unit.layout.shard_size)
+    rest = unit.layout.shard_size - hosted
+    is_exact = job.precision.compute == "float32"
+    # On a CPU host and device are one memory, and what is offloaded is copied all the same.
+    values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not runs_on_cpu(job)
+    has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}
+    return _FLOAT * rest * (2 + has_master[False]), _FLOAT * hosted * (3 + has_master[True])
+
+
+def rank_replay(job: JobSpec, pp_rank: int, tp_index: int = 0) -> Replayed:
+    """What a rank borrows and moves for ZeRO in one step of a schedule that drains."""
+    program = job_program(job)
+    return replay(job, program, pp_rank, rank_state(job, program, pp_rank, tp_index))
+
+
+def _num_steps(job: JobSpec) -> int:
+    """Steps until the pipeline is as full as it gets: 1 if it drains, else enough for twice its depth."""
+    return min(undrained_steps(job), 1 + -(-2 * job.plan.pp // job.num_microbatches))

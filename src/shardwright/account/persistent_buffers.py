@@ -1,0 +1,70 @@
+"""What a rank keeps from step to step beside its state: weights cast to fp8, and what compression lost.
+
+Casts are kept for both products, so an element takes 2 bytes, and each scale 4 (precision/float8_linear.py). Errors are
+float32, of the elements that a method compresses (parallel/compress/).
+"""
+
+import math
+from collections.abc import Mapping
+
+from shardwright.account.compression import BLOCK, compressed_shapes
+from shardwright.account.rank_state import StageState, UnitState
+from shardwright.config.job import JobSpec
+from shardwright.sharding.parameter_shard import Place
+
+_FLOAT, _TILE = 4, 128
+# The layers that have fp8 products.
+_LINEAR = ("attention.qkv", "attention.q_up", "attention.kv_up", "attention.out", "mlp.up", "mlp.down")
+
+
+def kept_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
+    """All of it, at its peak, on a rank that holds these stages."""
+    return cast_bytes(job, held) + error_bytes(job, held)
+
+
+def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
+    """The weights of the blocks' linear layers in fp8. A cast goes with the values that it was made of: where they are
+    gathered, those of one layer are there at a time, or in a pipeline those of one stage."""
+    if job.precision.float8 == "none":
+        return 0
+    by_stage = [
+        [sum(_cast_bytes(p, job.precision.float8) for p in places if _is_cast(p)) for places in stage.layers()]
+        for stage in held.values()
+    ]
+    if all(unit.replicas.zero < 3 for stage in held.values() for unit in stage.units):
+        return sum(map(sum, by_stage))
+    return max((sum(layers) if job.plan.gathers_stages else max(layers, default=0) for layers in by_stage), default=0)
+
+
+def _is_cast(place: Place) -> bool:
+    return place.name.removesuffix(".weight").split(".", 2)[-1] in _LINEAR
+
+
+def _cast_bytes(place: Place, recipe: str) -> int:
+    rows, columns = place.num_elements // place.shape[-1], place.shape[-1]
+    scales = {"rowwise": rows + columns, "blockwise": -(-rows // _TILE) * -(-columns // _TILE)}.get(recipe, 1)
+    return 2 * place.num_elements + _FLOAT * scales
+
+
+def error_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
+    """What error feedback and, for PowerSGD, the warm start keep of every bucket."""
+    units = (unit for stage in held.values() for unit in stage.units if unit.replicas.num_ranks > 1)
+    return sum(_error_bytes(job, unit) for unit in units)
+
+
+def _error_bytes(job: JobSpec, unit: UnitState) -> int:
+    plan, ranks = job.plan, unit.replicas.num_ranks
+    shapes = compressed_shapes(plan, [place.shape for place in unit.places])
+    num_elements = sum(map(math.prod, shapes))
+    if not shapes or plan.compress not in ("int8", "powersgd", "topk"):
+        return 0
+    if plan.compress == "int8":
+        if unit.replicas.zero:  # a part for each rank; the sum itself is not quantised
+            return _FLOAT * ranks * _whole_blocks(unit.layout.shard_size)
+        return _FLOAT * (ranks + 1) * _whole_blocks(-(-num_elements // ranks))
+    queries = plan.compress_rank * sum(shape[-1] for shape in shapes) if plan.compress == "powersgd" else 0
+    return _FLOAT * (num_elements + queries)
+
+
+def _whole_blocks(num_elements: int) -> int:
+    return -(-num_elements // BLOCK) * BLOCK

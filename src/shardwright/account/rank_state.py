@@ -1,0 +1,136 @@
+"""The state that one rank holds, as units: the flat buffers of parallel/zero/flat_unit.py by their layouts alone.
+
+Units, their order and their padding come from sharding/buckets.py, which the runtime builds its own by.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardwright.config.job import JobSpec
+from shardwright.schedule.schedule import Program
+from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_groups, unit_layout
+from shardwright.sharding.flat_buffer import FlatLayout
+from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.stage_parameters import stage_parameters
+from shardwright.sharding.stage_placement import Placement
+
+UnitKey = tuple[int, int]  # (stage, number of the unit in it)
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How the replicas of some parameters share their state: `zero` is the stage of ZeRO that takes effect.
+
+    `num_ranks` share one set of shards, and `num_copies` hold each shard alike. The names are those of the mesh axes.
+    """
+
+    zero: int
+    num_ranks: int
+    num_copies: int
+    shards_axis: str
+    copies_axis: str
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the optimizer state: 1 where every replica holds all of it."""
+        return self.num_ranks if self.zero else 1
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """Parameters that are gathered, reduced and updated together, in the order in which they lie in the buffer."""
+
+    places: tuple[Place, ...]
+    layout: FlatLayout
+    is_late: bool
+    replicas: Replicas
+
+
+@dataclass(frozen=True)
+class StageState:
+    """The units of one stage on one rank.
+
+    `regions` lists the places of each region in the order of the layers, `units_in` the units whose values it needs;
+    `own_gradient` elements are those of a tied head's gradient, where the table is on the same rank.
+    """
+
+    stage: int
+    units: tuple[UnitState, ...]
+    regions: dict[str, tuple[Place, ...]]
+    units_in: dict[str, tuple[UnitKey, ...]]
+    own_gradient: int
+
+    @cached_property
+    def unit_of(self) -> dict[str, UnitKey]:
+        """The unit of each parameter, by its name."""
+        return {place.name: (self.stage, n) for n, unit in enumerate(self.units) for place in unit.places}
+
+    def layers(self) -> list[tuple[Place, ...]]:
+        """The places of each layer."""
+        return [places for region, places in self.regions.items() if region.isdigit()]
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all units, padding included."""
+        return sum(unit.layout.size for unit in self.units)
+
+
+def replicas_of(job: JobSpec, placement: Placement, is_expert: bool = False) -> Replicas:
+    """Who shares the state of a stage, or of its experts. A bidirectional pipeline holds each stage twice, and both
+    share it."""
+    plan = job.plan
+    num_ranks, num_copies = plan.sharing(is_expert)
+    is_folded = plan.ep > 1 or plan.expert_tp_size != plan.tp
+    axis = "edp" if is_expert and is_folded else "dp" if plan.cp == 1 else "dp cp"
+    num_ranks *= placement.num_copies
+    return Replicas(
+        zero=plan.zero_stage(is_expert),
+        num_ranks=num_ranks,
+        num_copies=num_copies,
+        shards_axis=axis if num_copies == 1 else f"{axis} shards",
+        copies_axis=f"{axis} copies",
+    )
+
+
+def rank_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> dict[int, StageState]:
+    """What a pipeline rank holds, by stage, on one rank of its tensor-parallel group."""
+    stages = program.placement.stages_of(pp_rank)
+    replicas = {is_expert: replicas_of(job, program.placement, is_expert) for is_expert in (False, True)}
+    # A tied table and head on one rank are one memory, with two gradients.
+    shares = job.model.tied_embeddings and {0, program.num_stages - 1} <= set(stages)
+    held = {stage: _stage_state(job, stage, replicas, tp_index, shares) for stage in stages}
+    if shares:
+        table = held[0].unit_of["embedding.weight"]
+        last = held[program.num_stages - 1]
+        units_in = last.units_in | {"head": (*last.units_in["head"], table)}
+        held[last.stage] = replace(last, units_in=units_in)
+    return held
+
+
+def _stage_state(
+    job: JobSpec, stage: int, replicas: dict[bool, Replicas], tp_index: int, shares_table: bool
+) -> StageState:
+    regions = stage_parameters(job.model, job.plan, stage, tp_index)
+    own_gradient = 0
+    if shares_table and "head" in regions:
+        own_gradient = regions["head"][-1].num_elements
+        regions["head"] = regions["head"][:-1]
+    tied = [place for held in regions.values() for place in held if place.name == "embedding.weight"]
+    late = tied if job.model.tied_embeddings else []
+    most = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
+    units = []
+    for group in unit_groups(regions, late, lambda p: replicas[p.is_expert].zero == 3, most, lambda place: place):
+        places, sharing = tuple(in_unit_order(group, lambda place: place)), replicas[group[0].is_expert]
+        is_late = not set(late).isdisjoint(places)
+        units.append(UnitState(places, unit_layout(places, sharing.num_shards), is_late, sharing))
+    number_of = {place.name: n for n, unit in enumerate(units) for place in unit.places}
+    return StageState(
+        stage=stage,
+        units=tuple(units),
+        regions={region: tuple(places) for region, places in regions.items()},
+        units_in={
+            region: tuple(dict.fromkeys((stage, number_of[place.name]) for place in places))
+            for region, places in regions.items()
+        },
+        own_gradient=own_gradient,
+    )

@@ -1,0 +1,202 @@
+"""Which operators each layer computes again, so that a rank's activations fit a limit at the least time.
+
+Chen et al. 2016 (arXiv 1604.06174) and Korthikanti et al. 2022 (arXiv 2205.05198, section 5) say what is worth it:
+compute again what is cheap for the bytes that it frees. Here every layer has a choice of policies, from keeping all to
+keeping its input alone. Those that no mixture of others beats are a ladder of steps, each dearer a byte than the last.
+Layers climb it one step at a time, always the cheapest for the bytes freed at the moment that is still over the limit;
+so an early stage, which holds more microbatches, climbs higher. Then layers step back down where there is room left.
+Because the steps get dearer, that is the least time up to the last step of one layer.
+
+Within a stage the first layers climb first: their turn in the backward comes last, when the later ones have let go.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+
+from shardwright.account.activation_peak import LayerMemory, Moment, StageMemory, job_stages, moments, peak
+from shardwright.account.activations import Layer, layer_of
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.recompute_policy import NEEDS, OPERATORS, WHOLE_LAYER, Policy
+from shardwright.schedule.job_program import job_program
+from shardwright.workload.recompute_cost import Again
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Option:
+    """One policy of a layer, what it keeps and what computing again costs."""
+
+    policy: Policy
+    kept_bytes: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What each layer of one pipeline rank recomputes, and the most bytes of activations that it then holds."""
+
+    policies: dict[int, Policy]
+    peak_bytes: int
+    limit_bytes: int
+    flops: float  # that are computed again, of one microbatch
+
+
+def options(layer: Layer, again: Again) -> list[Option]:
+    """The policies that no other beats, from keeping all to keeping least; costs ascend."""
+    candidates = [Option(policy, layer.kept_bytes(policy), again.cost(policy)) for policy in _all_policies()]
+    best: list[Option] = []
+    for option in sorted(candidates, key=lambda o: (o.cost, o.kept_bytes, sorted(o.policy))):
+        if not best or option.kept_bytes < best[-1].kept_bytes:
+            best.append(option)
+    return best
+
+
+def _all_policies() -> list[Policy]:
+    subsets = chain.from_iterable(combinations(OPERATORS, count) for count in range(len(OPERATORS) + 1))
+    sensible = [frozenset(names) for names in subsets if all(NEEDS[name] in names for name in names if name in NEEDS)]
+    return [*sensible, WHOLE_LAYER]
+
+
+def ladder(of: list[Option]) -> list[Option]:
+    """The lower convex hull of options: each step costs more for a byte than the one before."""
+    hull: list[Option] = []
+    for option in of:
+        while len(hull) >= 2 and _rate(hull[-2], hull[-1]) >= _rate(hull[-2], option):
+            hull.pop()
+        hull.append(option)
+    return hull
+
+
+def _rate(lower: Option, upper: Option) -> float:
+    return (upper.cost - lower.cost) / (lower.kept_bytes - upper.kept_bytes)
+
+
+def choose(
+    layer: Layer, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int, again: Again
+) -> dict[int, StageMemory] | None:
+    """The stages of a rank, with policies that fit; None if none do. The policies that `stages` have do not matter."""
+    all_options = options(layer, again)
+    steps = ladder(all_options)
+    rungs = [LayerMemory.of(layer, option.policy) for option in steps]
+    levels = {stage: [0] * len(memory.layers) for stage, memory in stages.items()}
+    current = {stage: replace(memory, layers=(rungs[0],) * len(memory.layers)) for stage, memory in stages.items()}
+    most, moment = peak(when, current)
+    while most > limit_bytes:
+        candidates = []
+        for stage, count in moment.microbatches.items():
+            lowest = min(levels[stage], default=len(steps))
+            if lowest + 1 < len(steps):
+                # A step frees more where more microbatches hold what it frees.
+                rate = _rate(steps[lowest], steps[lowest + 1]) / count
+                candidates.append((rate, stage, levels[stage].index(lowest)))
+        if not candidates:
+            return None
+        _, stage, index = min(candidates)
+        levels[stage][index] += 1
+        current[stage] = _with(current[stage], index, rungs[levels[stage][index]])
+        most, moment = peak(when, current)
+    return _give_back(
+        current, {o.policy: (o.cost, LayerMemory.of(layer, o.policy)) for o in all_options}, when, limit_bytes
+    )
+
+
+def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
+    return replace(memory, layers=(*memory.layers[:index], layer, *memory.layers[index + 1 :]))
+
+
+def _give_back(
+    current: dict[int, StageMemory],
+    known: Mapping[Policy, tuple[float, LayerMemory]],
+    when: frozenset[Moment],
+    limit_bytes: int,
+) -> dict[int, StageMemory]:
+    """Let single layers take cheaper policies where there is room, the largest saving first."""
+    while True:
+        savings = []
+        for stage, memory in current.items():
+            # Layers with the same policy differ in their turn alone: the last of them is tried.
+            for policy, index in {layer.policy: index for index, layer in enumerate(memory.layers)}.items():
+                savings += [
+                    (known[policy][0] - cost, stage, index, layer)
+                    for cost, layer in known.values()
+                    if cost < known[policy][0]
+                ]
+        for _, stage, index, layer in sorted(savings, key=lambda saving: saving[0], reverse=True):
+            changed = {**current, stage: _with(current[stage], index, layer)}
+            if peak(when, changed)[0] <= limit_bytes:
+                current = changed
+                break
+        else:
+            return current
+
+
+def choices(job: JobSpec) -> list[Choice]:
+    """What each pipeline rank recomputes under plan.recompute = "budget". PlanError if a rank can't fit the limit."""
+    plan, layers, program = job.plan, job.model.layers, job_program(job)
+    layer, again, counts = layer_of(job), Again.of(job), plan.stage_layers(layers)
+    limit_bytes = int(plan.memory_limit_gib * GIB)
+    found, faults = [], []
+    for rank in range(plan.pp):
+        least = job_stages(job, program, rank, [WHOLE_LAYER] * layers)
+        when = moments(program, rank)
+        chosen = choose(layer, least, when, limit_bytes, again)
+        if chosen is None:
+            faults.append(_too_little(job, rank, least, when))
+            continue
+        policies = {
+            sum(counts[:stage]) + i: held.policy
+            for stage, memory in chosen.items()
+            for i, held in enumerate(memory.layers)
+        }
+        flops = sum(again.flops(policy) for policy in policies.values())
+        found.append(Choice(policies, peak(when, chosen)[0], limit_bytes, flops))
+    if faults:
+        raise PlanError(f"memory budget of {job.name}", faults)
+    return found
+
+
+def chosen_layers(job: JobSpec) -> list[list[str]]:
+    """What each layer of the model recomputes. PlanError as `choices`.
+
+    Where a schedule holds a stage on two ranks, its layers do what the rank that keeps less of them needs.
+    """
+    layer = layer_of(job)
+    merged: dict[int, Policy] = {}
+    for choice in choices(job):
+        for index, policy in choice.policies.items():
+            merged[index] = min(policy, merged.get(index, policy), key=layer.kept_bytes)
+    return [sorted(merged[index]) for index in sorted(merged)]
+
+
+def _too_little(job: JobSpec, rank: int, stages: Mapping[int, StageMemory], when: frozenset[Moment]) -> str:
+    """The arithmetic of the moment that does not fit, and a way out."""
+    most, moment = peak(when, stages)
+    terms = [f"{count} x {_described(stage, stages[stage])}" for stage, count in moment.kept]
+    terms += [
+        f"{count} x {stages[stage].deferred_bytes:,} that wait for weight gradients of stage {stage}"
+        for stage, count in moment.deferred
+    ]
+    if moment.in_backward is not None:
+        memory = stages[moment.in_backward]
+        again = max((layer.again_bytes for layer in memory.layers), default=0)
+        terms.append(
+            f"{memory.backward_bytes(moment.is_split):,} in the backward of stage {moment.in_backward} (one layer made "
+            f"again is {again:,})"
+        )
+    plan = job.plan
+    return (
+        f"plan.memory_limit_gib {plan.memory_limit_gib:g} is {int(plan.memory_limit_gib * GIB):,} bytes, and pipeline "
+        f"rank {rank} holds {most:,} of activations even if every layer keeps its input alone: {' + '.join(terms)}; "
+        f"set it to at least {math.ceil(most / GIB * 1e4) / 1e4:g}, lower plan.microbatch_size {plan.microbatch_size}, "
+        f"or use a schedule that holds fewer microbatches"
+    )
+
+
+def _described(stage: int, memory: StageMemory) -> str:
+    layers = sum(layer.kept_bytes for layer in memory.layers)
+    ends = memory.documents_bytes + memory.embedding_bytes + memory.head_bytes
+    return f"{memory.kept_bytes:,} of stage {stage} (inputs of {len(memory.layers)} layers {layers:,}, ends {ends:,})"

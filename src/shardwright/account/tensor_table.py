@@ -1,0 +1,292 @@
+"""The layout table: every parameter and activation of an embedding, a layer and a head, and its gradient.
+
+Parameters are those of sharding/stage_parameters.py: which dim an axis cuts is read off the boxes of two neighbours on
+it. An activation is declared once, by its dims; what cuts it follows from rules that hold for every model:
+
+- batch is cut over dp, the sequence over cp; between the products of a layer the sequence over tp too, if sequence
+  parallel is on;
+- what comes out of a column-parallel product is cut over tp along its heads, its inner width or its vocabulary;
+- what comes out of a row-parallel product is a partial sum over tp, until a collective has summed it;
+- a gradient is cut where its tensor is. Of a replicated tensor that each rank uses for its own part of a product, each
+  rank computes a part of the gradient; of a partial sum, each has all of it. These are f and g of Shoeybi et al. 2019
+  (arXiv 1909.08053, section 3).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardwright.account.rank_state import Replicas, replicas_of
+from shardwright.config.job import JobSpec
+from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.placements import BUFFER, Placements, TensorLayout, placements
+from shardwright.sharding.stage_parameters import stage_parameters
+from shardwright.sharding.stage_placement import Placement as StagePlacement
+
+
+@dataclass(frozen=True)
+class RegionLayout:
+    """A piece of the model that is computed at once: "embedding", "layer", "layer with experts" or "head".
+
+    `stage` is that of the first such piece.
+    """
+
+    name: str
+    stage: int
+    parameters: tuple[TensorLayout, ...]
+    activations: tuple[TensorLayout, ...]
+
+
+def layouts(job: JobSpec, placement: StagePlacement) -> list[RegionLayout]:
+    """Each kind of piece once, in the order of the model. Shapes of activations are of one microbatch of all replicas.
+
+    `placement` is that of the job's schedule: one that holds each stage twice has twice as many replicas.
+    """
+    plan, model = job.plan, job.model
+    replicas = {is_expert: replicas_of(job, placement, is_expert) for is_expert in (False, True)}
+    found: dict[str, RegionLayout] = {}
+    for stage in range(plan.num_stages):
+        boxes = [stage_parameters(model, plan, stage, *at) for at in ((0, 0), (min(1, plan.tp - 1), 0))]
+        boxes.append(stage_parameters(model, plan, stage, 0, min(1, plan.ep - 1)))
+        for region, places in boxes[0].items():
+            kind = _kind(job, region)
+            if kind in found:
+                continue
+            tensors = [
+                _parameter(job, place, boxes[1][region][i], boxes[2][region][i], replicas[place.is_expert])
+                for i, place in enumerate(places)
+            ]
+            found[kind] = RegionLayout(kind, stage, tuple(tensors), tuple(_activations(job, kind)))
+    return list(found.values())
+
+
+def _kind(job: JobSpec, region: str) -> str:
+    if not region.isdigit():
+        return region
+    return "layer with experts" if job.model.moe.has_experts(int(region)) else "layer"
+
+
+# Parameters.
+
+
+def _parameter(job: JobSpec, place: Place, tp_next: Place, ep_next: Place, of: Replicas) -> TensorLayout:
+    """`tp_next` and `ep_next` are the same parameter on the next rank of those axes."""
+    plan = job.plan
+    tensor = {"ep": plan.ep, "etp": plan.expert_tp_size} if place.is_expert else {"tp": plan.tp}
+    cut: dict[str, int] = {}
+    for axis, neighbour in (("etp" if place.is_expert else "tp", tp_next), ("ep", ep_next)):
+        moved = [dim for dim, box in enumerate(place.box) if box != neighbour.box[dim]]
+        if moved and tensor.get(axis, 1) > 1:
+            (cut[axis],) = moved
+    sharing = {of.shards_axis: of.num_ranks}
+    if of.num_copies > 1:
+        sharing[of.copies_axis] = of.num_copies
+    axes = sharing | tensor
+    whole = placements(axes, cut)
+    shards = placements(axes, cut | {of.shards_axis: BUFFER})
+    sums = (*sharing, *place.summed_over)
+    states = {
+        "in use": whole,
+        "between uses": shards if of.zero == 3 else whole,
+        "gradient": placements(axes, cut, sums),
+        "summed gradient": shards if of.zero else whole,
+        "optimizer": shards if of.zero else whole,
+    }
+    dims = _parameter_dims(place)
+    name = place.name.split(".", 2)[2] if place.name.startswith("layers.") else place.name
+    return TensorLayout(name, dims, place.full_shape, states)
+
+
+def _parameter_dims(place: Place) -> tuple[str, ...]:
+    """What the dims of a parameter are, from the last two parts of its name."""
+    name = place.name.removesuffix(".weight")
+    last = name.rsplit(".", 1)[-1]
+    known = {
+        "embedding": ("vocabulary", "hidden"), "head": ("vocabulary", "hidden"), "positions": ("sequence", "hidden"),
+        "qkv": ("key heads", "queries + 2", "head", "hidden"), "qkv_bias": ("key heads", "queries + 2", "head"),
+        "out": ("hidden", "heads"), "down": ("hidden", "inner"), "up_bias": ("gate, up", "inner"),
+        "router": ("experts", "hidden"), "shared_gate": ("one", "hidden"), "q_up": ("heads", "head", "latent"),
+        "kv_up": ("heads", "key and value", "latent"),
+    }  # fmt: skip
+    if place.is_expert:
+        return ("experts", "gate, up", "inner", "hidden") if last == "up" else ("experts", "hidden", "inner")
+    if name.endswith("attention.down"):
+        return "latents", "hidden"
+    if last == "up":
+        return "gate, up", "inner", "hidden"
+    if last == "bias" or name.endswith("norm"):
+        return ("width",)
+    return known[last]
+
+
+# Activations.
+
+
+def _activations(job: JobSpec, kind: str) -> Iterator[TensorLayout]:
+    of = _Activations(job)
+    match kind:
+        case "embedding":
+            yield from of.embedding()
+        case "head":
+            yield from of.head()
+        case _:
+            yield from of.latent() if job.model.is_latent else of.attention()
+            yield from of.experts() if kind == "layer with experts" else of.mlp()
+
+
+@dataclass(frozen=True)
+class _Activations:
+    """The activations of one job, by the rules of this file."""
+
+    job: JobSpec
+
+    @property
+    def _axes(self) -> dict[str, int]:
+        plan = self.job.plan
+        return {"dp": plan.dp, "cp": plan.cp, "tp": plan.tp}
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether tp cuts the sequence between products."""
+        return self.job.plan.sequence_parallel and self.job.plan.tp > 1
+
+    def _tensor(
+        self, name: str, dims: dict[str, int], between: bool = False, tp: str = "", sums: bool = False,
+        feeds_parts: bool = False, heads_of_cp: str = "",
+    ) -> TensorLayout:  # fmt: skip
+        """`dims` by name, with full sizes. `between`: between products. `tp`: the dim that tp cuts. `sums`: a part of a
+        sum over tp. `feeds_parts`: replicated over tp, and each rank uses it for its part of a product. `heads_of_cp`:
+        the dim that cp cuts in place of the sequence."""
+        names = list(dims)
+        cut = {"dp": names.index("batch"), "cp": names.index(heads_of_cp or "sequence")}
+        if tp or (between and self._is_sharded):
+            cut["tp"] = names.index(tp or "sequence")
+        states = {
+            "value": placements(self._axes, cut, ("tp",) if sums else ()),
+            "gradient": placements(self._axes, cut, ("tp",) if feeds_parts else ()),
+        }
+        return TensorLayout(name, tuple(names), tuple(dims.values()), states)
+
+    def _sizes(self, **more: int) -> dict[str, int]:
+        """Sequence and batch, and further dims by their names."""
+        plan = self.job.plan
+        sizes = {"sequence": self.job.model.sequence, "batch": plan.dp * plan.microbatch_size}
+        return sizes | {name.replace("_", " "): size for name, size in more.items()}
+
+    def _stream(self, name: str) -> TensorLayout:
+        """The residual stream, or what is as it is."""
+        return self._tensor(name, self._sizes(hidden=self.job.model.hidden), between=True)
+
+    def _entering(self, name: str, width: int = 0) -> Iterator[TensorLayout]:
+        """What a column-parallel product takes: as it is between products, and as the ranks of tp take it, whole.
+
+        Between the two lies f of Megatron-LM: nothing or a gather forward, a sum or a scatter of gradients backward.
+        """
+        dims = self._sizes(**({"latents": width} if width else {"hidden": self.job.model.hidden}))
+        yield self._tensor(name, dims, between=True)
+        if self.job.plan.tp > 1:
+            yield self._tensor(f"{name}, at the product", dims, feeds_parts=True)
+
+    def _leaving(self, name: str) -> TensorLayout:
+        """What a row-parallel product gives, before its sum."""
+        return self._tensor(name, self._sizes(hidden=self.job.model.hidden), sums=True)
+
+    def embedding(self) -> Iterator[TensorLayout]:
+        yield self._leaving("looked-up rows")
+        yield self._stream("input")
+
+    def attention(self) -> Iterator[TensorLayout]:
+        """Grouped queries: model/attention.py."""
+        model, plan = self.job.model, self.job.plan
+        yield self._stream("input")
+        yield from self._entering("attention normal")
+        groups = {"key_heads": model.num_kv_heads, "queries_+_2": model.heads // model.num_kv_heads + 2}
+        yield self._tensor("qkv", self._sizes(**groups, head=model.head_size), tp="key heads")
+        if plan.cp > 1 and plan.cp_method == "ulysses":
+            heads = self._sizes(heads=model.heads, head=model.head_size)
+            yield self._tensor("traded query", heads, tp="heads", heads_of_cp="heads")
+        yield self._tensor("attended", self._sizes(heads=model.heads * model.head_size), tp="heads")
+        yield self._leaving("output product")
+        yield self._stream("middle")
+
+    def latent(self) -> Iterator[TensorLayout]:
+        """Through low ranks: model/latent_attention.py."""
+        model, latent = self.job.model, self.job.model.latent
+        width = latent.q_rank + latent.kv_rank + latent.rope_dim
+        yield self._stream("input")
+        if latent.q_rank:
+            yield self._stream("attention normal")
+            yield from self._entering("latents", width)
+        else:
+            yield from self._entering("attention normal")
+            yield self._tensor("latents", self._sizes(latents=width), feeds_parts=True)
+        yield self._tensor("query", self._sizes(heads=model.heads, head=model.query_width), tp="heads")
+        made = latent.nope_dim + latent.value_dim
+        yield self._tensor("key and value", self._sizes(heads=model.heads, head=made), tp="heads")
+        yield self._tensor("attended", self._sizes(heads=model.heads * model.value_width), tp="heads")
+        yield self._leaving("output product")
+        yield self._stream("middle")
+
+    def mlp(self, prefix: str = "", width: int = 0) -> Iterator[TensorLayout]:
+        """Up, activation, down: model/mlp.py."""
+        model = self.job.model
+        inner = width or model.ffn_size
+        if not prefix:
+            yield from self._entering("mlp normal")
+        up = self._sizes(**{"gate,_up": 2 if model.gated_mlp else 1}, inner=inner)
+        yield self._tensor(f"{prefix}up", up, tp="inner")
+        yield self._tensor(f"{prefix}inner", self._sizes(inner=inner), tp="inner")
+        yield self._leaving(f"{prefix}down product")
+        yield self._stream(f"{prefix}output")
+
+    def experts(self) -> Iterator[TensorLayout]:
+        """Router, journey, experts, journey back: model/moe_block.py. Rows in order of expert are cut over ep."""
+        model, plan, moe = self.job.model, self.job.plan, self.job.model.moe
+        meets_all = plan.expert_tp_size > 1 or moe.shared_size(model.ffn_size) > 0
+        yield from self._entering("mlp normal") if meets_all else iter([self._stream("mlp normal")])
+        yield self._tensor("router logits", self._sizes(experts=moe.experts), between=True)
+        rows = self._num_rows()
+        inner, etp = moe.ffn_size(model.ffn_size), plan.expert_tp_size
+        by_token = {"dp": 0, "cp": 0} | ({"tp": 0} if self._is_sharded and etp == 1 else {})
+        sending = (rows, model.hidden)
+        # tp ranks that share an expert all send the same rows, and each has a part of their gradient.
+        yield self._routed("rows to send", sending, self._axes, by_token, gradient_sums=("tp",) if etp > 1 else ())
+        folded = {"edp": plan.expert_replicas, "ep": plan.ep, "etp": etp}
+        by_expert = {"ep": 0, "edp": 0}
+        gates = 2 if model.gated_mlp else 1
+        yield self._routed("dispatched rows", sending, folded, by_expert, gradient_sums=("etp",))
+        yield self._routed("expert up", (rows, gates, inner), folded, by_expert | {"etp": 2})
+        yield self._routed("expert inner", (rows, inner), folded, by_expert | {"etp": 1})
+        yield self._routed("expert output", sending, folded, by_expert, sums=("etp",))
+        yield self._routed("returned rows", sending, self._axes, by_token, sums=("tp",) if etp > 1 else ())
+        if etp > 1:
+            yield self._leaving("weighted sum")
+        if shared := moe.shared_size(model.ffn_size):
+            yield from self.mlp("shared ", shared)
+        yield self._stream("output")
+
+    def _num_rows(self) -> int:
+        """Rows of a microbatch of all replicas: a token's copies, if no choice is dropped."""
+        job = self.job
+        return job.model.sequence * job.plan.dp * job.plan.microbatch_size * job.model.moe.num_chosen
+
+    @staticmethod
+    def _routed(
+        name: str, shape: tuple[int, ...], axes: dict[str, int], cut: dict[str, int], sums: tuple[str, ...] = (),
+        gradient_sums: tuple[str, ...] = (),
+    ) -> TensorLayout:  # fmt: skip
+        """Rows of tokens on their way; how many a rank has, the gate decides."""
+        dims = {2: ("rows", "hidden"), 3: ("rows", "gate, up", "inner")}[len(shape)]
+        if name == "expert inner":
+            dims = ("rows", "inner")
+        states: dict[str, Placements] = {
+            "value": placements(axes, cut, sums),
+            "gradient": placements(axes, cut, gradient_sums),
+        }
+        return TensorLayout(name, dims, shape, states, rows_vary=True)
+
+    def head(self) -> Iterator[TensorLayout]:
+        """Final norm, logits and loss: model/loss.py."""
+        yield self._stream("final input")
+        yield from self._entering("final normal")
+        yield self._tensor("logits", self._sizes(vocabulary=self.job.model.vocab), tp="vocabulary")
+        yield self._tensor("loss of a token", self._sizes())

@@ -1,0 +1,219 @@
+"""The command line. Everything heavy is imported by the command that needs it: `--help` is there at once.
+
+Exit status: 0 done, 1 it failed or a signal ended it, 2 the input is wrong.
+"""
+
+import errno
+import json
+import os
+import sys
+import time
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from shardwright import __version__
+from shardwright.cli.job_options import JobCommand, job_options, load_to_run
+from shardwright.cli.predict import COMMANDS
+from shardwright.config import largest
+from shardwright.train.launch.ending import die_of_signals, telling_of_signals
+
+# What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
+SPEAKING_S = 10.0
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__)
+def cli() -> None:
+    """Train large transformers with hybrid parallelism, and know beforehand what will happen.
+
+    JOB is a TOML file or a catalog name such as quickstart.
+    """
+
+
+@cli.command(cls=JobCommand)
+@job_options
+def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Train JOB. Starts the local ranks itself; under torchrun it is one of them."""
+    spec = load_to_run(job, overrides)
+    from shardwright.train.launch.fork_server import start_server_early
+    from shardwright.train.launch.rank_environment import Seat
+
+    seat = Seat.from_environment()
+    if seat is not None:
+        die_of_signals()
+    else:
+        with _standard_output_for_json_alone(as_json):
+            start_server_early(spec.run.device)
+    from shardwright.account.job_memory import job_memory
+    from shardwright.measure.memory_advice import way_out
+    from shardwright.sharding.mesh import MeshShape
+    from shardwright.train.data.prepare import prepare_tokens
+    from shardwright.train.data.token_cache import remove_unfinished
+    from shardwright.train.launch.launch import RankFailedError, launch, machine_faults
+    from shardwright.train.launch.rank_life import OF_ALL_RANKS, Failure, run_rank
+    from shardwright.train.launch.run_folder import folder_faults, folder_of, holding
+    from shardwright.train.trainer import train as train_on_rank
+
+    folder = folder_of(spec)
+    work = partial(train_on_rank, predicted=job_memory(spec))
+
+    def tell(failure: Failure) -> None:
+        if seat is not None and seat.rank > 0 and failure.kind in OF_ALL_RANKS:
+            time.sleep(SPEAKING_S)
+        else:
+            click.echo(failure.sentence(MeshShape.of(spec.plan)) + advice(failure), err=True)
+
+    def advice(failure: Failure | None) -> str:
+        return "\n" + way_out(spec, failure.room_bytes) if failure is not None and failure.kind == "memory" else ""
+
+    with _standard_output_for_json_alone(as_json):
+        if seat is not None:
+            alone = holding(folder, folder_faults(folder)) if seat.rank == 0 else nullcontext()
+            with alone:
+                if seat.rank == 0:
+                    remove_unfinished(folder / "data")
+                result = run_rank(seat, work, spec, folder, tell)
+        else:
+            with holding(folder, machine_faults(spec) + folder_faults(folder)):  # known before much text is read
+                remove_unfinished(folder / "data")
+                prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
+                try:
+                    result = launch(work, spec, folder)[0]
+                except RankFailedError as error:
+                    raise RankFailedError(f"{error}{advice(error.failure)}", error.failure) from None
+        if spec.model.moe.experts and (seat is None or seat.rank == 0):
+            from shardwright.report.expert_use import draw_use
+
+            click.echo(f"how experts were used: {draw_use(folder)}")
+    if as_json and (seat is None or seat.rank == 0):
+        click.echo(json.dumps(result.as_dict()))
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option(
+    "--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Where to draw.  [default: experts.svg in the run's folder]",
+)  # fmt: skip
+def experts(run: Path, as_json: bool, svg: Path | None) -> None:
+    """Draw how the experts of a run were used, from the folder RUN. The run may still go on."""
+    from shardwright.report.expert_use import draw_use, read_use, use_dict, use_text
+
+    file = draw_use(run, svg)
+    use = read_use(run)
+    click.echo(json.dumps(use_dict(use) | {"svg": str(file)}) if as_json else f"{use_text(use)}\ndrawn in {file}")
+
+
+_LOSSY = (
+    'plan.compress = "{}" leaves out a part of each gradient, so that steps after the first one differ; '
+    'set plan.compress = "none" to prove the rest of the plan'
+)
+
+_MOVED = "one rank from weights that are moved by one rounding each differs from one that is not by up to {:.2e}"
+
+
+@cli.command(cls=JobCommand)
+@job_options
+@click.option(
+    "--steps", type=click.IntRange(1, largest.VERIFIED_STEPS), default=5, show_default=True,
+    help="Optimizer steps to compare.",
+)  # fmt: skip
+@click.option(
+    "--tolerance", type=float, default=1e-5, show_default=True,
+    help="Largest difference that passes, beside what rounding alone makes of one rank.",
+)  # fmt: skip
+def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tolerance: float) -> None:
+    """Run JOB's plan and one rank on the same data, and print the largest differences."""
+    spec = load_to_run(job, overrides)
+    from shardwright.train.launch.fork_server import start_server_early
+
+    start_server_early(spec.run.device)
+    from shardwright.measure.rounding import is_rounding
+    from shardwright.measure.verify import verify as compare_with_one_rank
+
+    verdict, moved = compare_with_one_rank(spec, steps, tolerance)
+    rounded = bool(moved) and is_rounding(verdict, moved, tolerance)
+    passed = verdict.within(tolerance) or rounded
+    if as_json:
+        click.echo(json.dumps(verdict.as_dict() | {"equal": passed, "moved": [run.as_dict() for run in moved]}))
+    else:
+        click.echo(
+            f"{verdict.world} ranks against one, {verdict.steps} steps of {spec.tokens_per_step:,} tokens:\n"
+            f"  loss           differs by at most {verdict.max_loss_difference:.2e} nats a token\n"
+            f"  gradient norm  differs by at most {verdict.max_grad_norm_relative_difference:.2e} of itself\n"
+            f"  parameters     differ by at most {verdict.max_parameter_relative_difference:.2e} of their norm\n"
+            f"  {'equal, bit for bit' if verdict.bitwise else 'equal' if passed else 'NOT equal'}"
+            + ("" if verdict.bitwise or rounded else f" to a tolerance of {tolerance:g}")
+            + " to rounding" * rounded
+            + (f"\n  {_MOVED.format(max(max(run.differences) for run in moved))}" if moved else "")
+            + (f"\n  {_LOSSY.format(spec.plan.compress)}" if spec.plan.loses_gradients and not passed else "")
+        )
+    if not passed:
+        sys.exit(1)
+
+
+for command in COMMANDS:
+    cli.add_command(command)
+
+
+class _standard_output_for_json_alone:  # noqa: N801 (reads as a verb in its with statement)
+    """While it lasts, what ranks print goes to standard error."""
+
+    def __init__(self, active: bool) -> None:
+        self._active = active
+        self._saved = -1
+
+    def __enter__(self) -> None:
+        if self._active:
+            sys.stdout.flush()
+            self._saved = os.dup(1)
+            os.dup2(2, 1)
+
+    def __exit__(self, *_: object) -> None:
+        if self._active:
+            sys.stdout.flush()
+            os.dup2(self._saved, 1)
+            os.close(self._saved)
+
+
+def main() -> None:
+    """Entry point: every error the user can mend is one message and no traceback, and so is a signal."""
+    telling_of_signals(_command)
+
+
+def _command() -> None:
+    try:
+        try:
+            cli()
+        finally:
+            if sys.stdout is not None:  # it was closed before we began
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is None and error.errno not in _NOT_WRITTEN:  # a write to standard output names no file
+            raise
+        what = "standard output can't be written" if error.filename is None else f"{error.filename} can't be used"
+        _leave(f"failed: {what}: {error.strerror or error}; make room there, or name another place", 1)
+    except (ValueError, RuntimeError) as error:
+        from shardwright.config.base import PlanError, RunError  # not before: it takes pydantic, and --help does not
+
+        if not isinstance(error, PlanError | RunError):
+            raise
+        _leave(str(error), 2) if isinstance(error, PlanError) else _leave(f"failed: {error}", 1)
+
+
+def _leave(message: str, status: int) -> NoReturn:
+    """Say why and go, also where nothing can be written to."""
+    with suppress(OSError):
+        click.echo(message, err=True)
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None is one that was closed before we began
+        try:
+            stream.flush()
+        except OSError:  # or Python would try again in the end, fail, and have a status of its own
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(status)

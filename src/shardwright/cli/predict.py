@@ -1,0 +1,341 @@
+"""The commands that predict: what will happen, at what cost, and what to choose. They need torch only to measure."""
+
+import gc
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardwright.cli.job_options import JobCommand, job_options, load, load_to_plan, load_to_run
+
+
+@click.command(cls=JobCommand)
+@job_options
+def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
+
+    And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
+    """
+    spec = load(job, overrides)
+    from shardwright.report.estimate_text import show_estimate
+
+    show_estimate(spec, as_json)
+
+
+@click.command(cls=JobCommand)
+@job_options
+def explain(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
+    spec = load(job, overrides)
+    from shardwright.report.explain.story_text import show_story
+
+    show_story(spec, as_json)
+
+
+def _expect_many_actions() -> None:
+    """Have the collector of cycles look rarely: a schedule is millions of tuples, and none of them is in a cycle."""
+    gc.set_threshold(1_000_000)
+
+
+def _drawing_options(command: Any) -> Any:
+    """Where a timeline goes."""
+    file = click.Path(dir_okay=False, path_type=Path)
+    for option in (
+        click.option("--no-colour", is_flag=True, help="Letters instead of colours, as where there is no terminal."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        click.option("--trace", type=file, metavar="FILE", help="Write a trace for Perfetto (ui.perfetto.dev)."),
+        click.option("--svg", type=file, metavar="FILE", help="Write a picture."),
+        click.option("--html", type=file, metavar="FILE", help="Write a page to zoom and pan; it needs no network."),
+        click.option("--steps", type=int, default=1, show_default=True, help="Steps to draw, back to back."),
+        click.option(
+            "--communication", type=float, default=0.0, show_default=True,
+            help="Time until a message is there; only its receiver waits.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--compare", is_flag=True, help="All schedules that admit the shape, in one table; NAME may be left out.")
+@click.option(
+    "--stages", type=int, default=4, show_default=True,
+    help="Pipeline ranks (devices), p in the papers; some schedules hold several pieces of the model on each.",
+)  # fmt: skip
+@click.option("--microbatches", type=int, default=8, show_default=True, help="Microbatches in one step, m.")
+@click.option(
+    "--virtual", type=int, default=None, metavar="V",
+    help="Pieces of the model on each rank, for interleaved-1f1b and looped-bfs.  [default: 2 there, else 1]",
+)  # fmt: skip
+@click.option(
+    "--forward", type=float, default=1.0, show_default=True,
+    help="F: time of one microbatch through all layers of a rank; one of V pieces takes a V-th of it.",
+)  # fmt: skip
+@click.option("--input-grad", type=float, default=1.0, show_default=True, help="I: the same of the input gradients.")
+@click.option("--weight-grad", type=float, default=1.0, show_default=True, help="W: the same of the weight gradients.")
+@click.option(
+    "--alive", type=float, default=0.0,
+    help="auto: most microbatches whose activations a rank may keep.  [default: no limit]",
+)  # fmt: skip
+@click.option("--recompute", is_flag=True, help="Keep a stage's inputs alone, and run its forwards again (C).")
+@click.option(
+    "--gather", type=float, default=None, metavar="TIME",
+    help="Shard the parameters: gather (G) a stage before it computes and release (L) it after. TIME is for all layers "
+    "of a rank; reducing (R) their gradients takes as long.",
+)  # fmt: skip
+@_drawing_options
+def schedule(
+    name: str | None, compare: bool, stages: int, microbatches: int, virtual: int | None, forward: float,
+    input_grad: float, weight_grad: float, alive: float, recompute: bool, gather: float | None, communication: float,
+    steps: int, **output: Any,
+) -> None:  # fmt: skip
+    """Draw the pipeline schedule NAME, with its bubble, its memory and its messages.
+
+    Times have no unit. What is drawn is the order that `train` would execute.
+    """
+    _expect_many_actions()
+    from shardwright.report.timeline.schedule_command import Output, Request, show_schedule
+    from shardwright.simulate.bubbles import Work
+
+    work = Work(forward, input_grad, weight_grad, latency=communication, gather=gather or 0.0)
+    request = Request(
+        stages, microbatches, virtual, steps, work, alive, "stage" if recompute else "none", gather
+    )  # fmt: skip
+    show_schedule(name, request, compare, Output(**output))
+
+
+@click.command(cls=JobCommand)
+@click.argument("job")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
+)
+@click.option(
+    "--execute", is_flag=True,
+    help="Measure the stages on this machine, simulate with that, run some steps, and draw both.",
+)  # fmt: skip
+@_drawing_options
+def simulate(
+    job: str, overrides: tuple[str, ...], execute: bool, communication: float, steps: int, **output: Any
+) -> None:
+    """Draw the timeline of a step of JOB.
+
+    Stages cost what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
+    """
+    spec = (load_to_run if execute else load)(job, overrides)
+    from shardwright.report.timeline.schedule_command import Executed, Output, show_executed, show_job
+
+    if not execute:
+        _expect_many_actions()
+        show_job(spec, communication, steps, Output(**output))
+        return
+    from shardwright.train.launch.fork_server import start_server_early
+
+    start_server_early(spec.run.device)
+    from shardwright.measure.step_time import compare_step_time
+    from shardwright.train.launch.scratch_folder import scratch_folder
+
+    with scratch_folder() as folder:
+        found = compare_step_time(spec, folder)
+    show_executed(spec, Executed(found.costs, found.executed(), found.executed_s), Output(**output))
+
+
+@click.command()
+@click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write each row's prediction, and where its time goes, as CSV.",
+)  # fmt: skip
+@click.option(
+    "--oom", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="Plans that ran out of memory.  [default: oom.csv beside RUNS]",
+)  # fmt: skip
+def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> None:
+    """Predict every measured run in RUNS, a CSV file, and say how far off the predictions are.
+
+    Columns are those of benchmarks/truth/README.md.
+    """
+    from shardwright.config.base import PlanError
+    from shardwright.measure.validate import validate as compare
+    from shardwright.report.validation_text import validation_text, write_rows
+
+    beside = runs.parent / "oom.csv"
+    oom = oom or (beside if beside.exists() and not beside.samefile(runs) else None)
+    for table in filter(None, (runs, oom)):
+        if out and out.exists() and out.samefile(table):
+            raise PlanError("output", [f"--out {out} is a table that is read, and would be lost; name another file"])
+    found = compare(runs, oom)
+    lines = found.pop("predictions")
+    if out:
+        write_rows(out, lines)
+    click.echo(json.dumps(found) if as_json else validation_text(found))
+    if not found["predicted"]:
+        sys.exit(1)
+
+
+def _search_options(command: Any) -> Any:
+    """What the search for plans may not choose."""
+    for option in (
+        click.option(
+            "--between", multiple=True, metavar="FIELD=LOW,HIGH",
+            help="A range for a degree, plan.microbatch_size or batch.global_batch_size; may be repeated.",
+        ),
+        click.option(
+            "--keep", multiple=True, metavar="plan.FIELD=VALUE", help="A field of the plan that stays; may be repeated."
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command(cls=JobCommand)
+@job_options
+@click.option(
+    "--search", is_flag=True,
+    help="Choose the rest of the plan too, with 1F1B: for clusters of parts, as plan does it for those of one kind.",
+)  # fmt: skip
+@_search_options
+@click.option(
+    "--toml", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write the job with the layout, for train and the other commands.",
+)  # fmt: skip
+def layout(
+    job: str, overrides: tuple[str, ...], as_json: bool, search: bool, keep: tuple[str, ...], between: tuple[str, ...],
+    toml: Path | None,
+) -> None:  # fmt: skip
+    """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
+
+    The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers.
+    """
+    from shardwright.config.base import PlanError
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.search.constraints import constraints_of
+    from shardwright.planner.stages.best_layout import best_layout
+    from shardwright.planner.stages.mixed_devices import best_mixed
+    from shardwright.report.job_toml import write_toml
+    from shardwright.report.layout_text import layout_dict, layout_text
+
+    try:
+        if search:
+            found = best_mixed(load_to_plan(job, overrides)[0], constraints_of(keep, between), shipped())
+        else:
+            found = best_layout(load(job, overrides), shipped())
+    except KeyError as error:
+        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    click.echo(json.dumps(layout_dict(found)) if as_json else layout_text(found))
+    if toml:
+        write_toml(toml, found.job)
+        click.echo(f"the job with the layout is in {toml}", err=True)
+
+
+@click.command(cls=JobCommand)
+@job_options
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Plans to show.")
+@_search_options
+@click.option(
+    "--float8", type=click.Choice(["none", "delayed", "tensorwise", "rowwise", "blockwise"]), default="none",
+    show_default=True, help="A recipe of precision.float8 that the search may choose beside the job's own.",
+)  # fmt: skip
+@click.option(
+    "--objective", type=click.Choice(["time", "cost", "devices", "memory"]), default="time", show_default=True,
+    help="time: the fastest step; cost: the fewest dollars by token, on some of the nodes; devices: the fewest nodes "
+    "for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
+)  # fmt: skip
+@click.option(
+    "--simulate", "simulated", type=click.IntRange(min=0), default=None, metavar="N",
+    help="Simulate the N best plans in full, by their own orders of work, and order all anew; 0 leaves closed forms.  "
+    "[default: as many as take a fraction of a second]",
+)  # fmt: skip
+@click.option(
+    "--as-software", is_flag=True,
+    help="Leave out what the job's software (cluster.software) does not have. Without it such plans are marked.",
+)  # fmt: skip
+@click.option("--tokens", type=float, default=0.0, help="Tokens to train on within --days.")
+@click.option("--days", type=float, default=0.0, help="Days for --tokens.")
+@click.option(
+    "--toml", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write the job with the best plan, for train and the other commands.",
+)  # fmt: skip
+def plan(
+    job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
+    float8: str, objective: str, simulated: int | None, as_software: bool, tokens: float, days: float,
+    toml: Path | None,
+) -> None:  # fmt: skip
+    """Find the best plans for JOB's model, batch and cluster, and say why they are.
+
+    Every legal plan is considered. JOB's own plan, if it has one, is compared with what is found.
+    """
+    from shardwright.config.base import PlanError
+    from shardwright.config.software import software_of
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.advice.advice import best_plans, explained
+    from shardwright.planner.search.constraints import constraints_of
+    from shardwright.planner.search.objectives import NAMES, Objective
+    from shardwright.report.job_toml import write_toml
+    from shardwright.report.plans_text import show_plans
+
+    constraints = constraints_of(keep, between, float8)
+    wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
+    spec, has_own = load_to_plan(job, overrides)
+    if as_software:
+        constraints = constraints.as_software(software_of(spec.cluster.software))
+    try:
+        advice = best_plans(spec, constraints, shipped(), wanted, top, simulated)
+        if not as_json:
+            advice = explained(advice, spec if has_own else None, constraints, shipped())
+    except KeyError as error:
+        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    show_plans(advice, as_json)
+    if toml and advice.plans:
+        write_toml(toml, advice.plans[0].job)
+        click.echo(f"the job with the best plan is in {toml}", err=True)
+    if not advice.plans:
+        sys.exit(1)
+
+
+@click.command(cls=JobCommand)
+@job_options
+@click.option(
+    "--devices", required=True, metavar="N,N,LOW-HIGH",
+    help="Sizes of the cluster, in devices: single ones, and ranges that are doubled from one end to the other.",
+)  # fmt: skip
+@click.option(
+    "--tokens", type=click.IntRange(min=1), default=None,
+    help="Tokens of the whole run, for days and for the critical batch.  [default: those of optimizer.steps]",
+)  # fmt: skip
+@_search_options
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a picture.")
+def scale(
+    job: str, overrides: tuple[str, ...], as_json: bool, devices: str, tokens: int | None, keep: tuple[str, ...],
+    between: tuple[str, ...], svg: Path | None,
+) -> None:  # fmt: skip
+    """Find the best plan of JOB at each size of its cluster, and say what more devices bring.
+
+    Strong scaling keeps the batch, weak scaling the batch of a device. Nodes are as in JOB's cluster.
+    """
+    from shardwright.config.base import PlanError
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.critical_batch import batch_limits
+    from shardwright.planner.scaling import best_plan, scaling, sizes_of
+    from shardwright.planner.search.constraints import constraints_of
+    from shardwright.report.output import write_output
+    from shardwright.report.scaling_picture import scaling_picture
+    from shardwright.report.scaling_text import scaling_dict, scaling_text
+
+    constraints, sizes = constraints_of(keep, between), sizes_of(devices)
+    spec, _ = load_to_plan(job, overrides)
+    limits = batch_limits(spec, tokens or 0)
+    try:
+        found = scaling(spec, sizes, limits, partial(best_plan, constraints=constraints), shipped())
+    except KeyError as error:
+        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    if svg:
+        write_output(svg, scaling_picture(spec, found), "--svg")
+    click.echo(json.dumps(scaling_dict(spec, found, limits)) if as_json else scaling_text(spec, found, limits))
+
+
+COMMANDS = (estimate, explain, layout, plan, scale, schedule, simulate, validate)

@@ -1,0 +1,65 @@
+"""A calibration: which share of their peaks devices, links and kernels reach, and what a step costs beside.
+
+The catalog's are written by benchmarks/fit_costs.py; a device or a generation of software may name a file of yours with
+some of these constants. What it does not say, common.toml says.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shardwright.config.base import Spec
+
+# Shares of a peak: a kernel of a datasheet's device may seem to exceed it, for rates are stated at other clocks.
+Share = Annotated[float, Field(ge=1e-6, le=2)]
+# Shares that are added or exposed, and may be none.
+Part = Annotated[float, Field(ge=0, le=1e3)]
+Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
+Seconds = Annotated[float, Field(ge=0, le=1e3)]
+Half = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class CalibrationSpec(Spec):
+    """Constants of one generation of devices or of software."""
+
+    name: str = ""
+    product: Share = Field(0.7, description="Share of its peak that a large product reaches.")
+    product8: Share = Field(0.58, description="The same in fp8.")
+    product8mx: Share = Field(0.55, description="The same in mxfp8.")
+    product4: Share = Field(0.45, description="The same in nvfp4.")
+    attention_flash1: Share = Field(0.4, description="Share of the peak that FlashAttention reaches.")
+    attention_flash2: Share = Field(0.55, description="The same of FlashAttention 2.")
+    attention_cudnn: Share = Field(0.55, description="The same of cuDNN's, and of FlashAttention 3.")
+    attention_backward: Share = Field(0.8, description="Rate of attention's backward, as a share of its forward's.")
+    attention_half: Half = Field(300.0, description="Keys of a sequence at which attention reaches half its rate.")
+    memory: Share = Field(0.85, description="Share of the memory's bandwidth that elementwise kernels reach.")
+    inner_half: Half = Field(150.0, description="Inner dim at which a product reaches half its rate.")
+    misaligned: Share = Field(0.8, description="Rate of products whose rows are not whole cache lines.")
+    gap_s: Seconds = Field(2e-6, description="Seconds between two kernels.")
+    link: Share = Field(0.78, description="Share of a link's bandwidth within a node.")
+    network: Share = Field(0.7, description="Share of the network's bandwidth.")
+    network_default: Annotated[float, Field(ge=1, le=1e21)] = Field(
+        12.5e9, description="Bandwidth of the network by device where nothing is said, in bytes a second."
+    )
+    link_latency_s: Seconds = Field(1.5e-5, description="Latency of a step of a collective within a node.")
+    network_latency_s: Seconds = Field(1e-5, description="Latency of one between nodes.")
+    leak: Part = Field(0.15, description="Share of a hidden collective's time that computing is slowed by.")
+    tensor_exposed: Part = Field(0.4, description="Share of overlapped tensor-parallel collectives that shows.")
+    cast: Part = Field(0.6, description="Share of the traffic of casts to fp8 that is not fused.")
+    imbalance: Factor = Field(1.0, description="How much more the fullest expert rank has than the mean.")
+    expert_exposed: Part = Field(0.5, description="Share of tokens' journeys to experts that overlapping leaves.")
+    host: Share = Field(0.8, description="Share of the bandwidth to the host and of its memory.")
+    flush: Part = Field(0.0, description="Microbatches that a pipeline takes more to fill and drain than it has ranks.")
+    turn_s: Seconds = Field(0.0, description="Seconds that each replica takes to broadcast what it updated.")
+    tensor_factor: Factor = Field(1.0, description="How much longer tensor-parallel collectives take than links say.")
+    shard_factor: Factor = Field(1.0, description="The same of ZeRO-3's gathers and scatters.")
+    rate: Factor = Field(1.0, description="Rate of products of this software, as a share of others'.")
+    step_s: Seconds = Field(0.02, description="Seconds of a step beside: host, loader, norm of gradients.")
+    jitter: Part = Field(0.003, description="Share that a step is longer by, for each doubling of the nodes.")
+    memory_lost: Annotated[float, Field(ge=0, le=1)] = Field(0.02, description="Share of memory lost to fragments.")
+    context_bytes: Annotated[float, Field(ge=0, le=2**40)] = Field(
+        1.2e9, description="What the driver's context takes."
+    )
+    low: Factor = Field(0.9, description="Measured over predicted seconds: a tenth of all runs is below.")
+    high: Factor = Field(1.1, description="And a tenth above.")
+    num_fitted: Half = Field(0.0, description="How many constants were fitted.")

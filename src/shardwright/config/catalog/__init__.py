@@ -1,0 +1,78 @@
+"""Named models, clusters, devices and jobs, a TOML file each; and files of your own in their place.
+
+Wherever a catalog name is asked for, the path of a TOML file with the same fields may stand. What that file names in
+turn (the device of a cluster, the calibration of a device) is found from its own folder.
+"""
+
+import difflib
+import os
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from shardwright.config.toml_file import read_toml
+
+Kind = Literal["models", "clusters", "devices", "jobs", "software", "calibrations"]
+
+# Fields of an entry that name another one.
+_NAMING = ("device", "software", "generation", "calibration")
+
+
+def names(kind: Kind) -> list[str]:
+    """Catalog names of one kind, sorted."""
+    folder = resources.files(__package__) / kind
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def is_file(name: str) -> bool:
+    """Whether a name is the path of a file rather than the name of an entry."""
+    return name.endswith(".toml")
+
+
+def read(kind: Kind, name: str) -> dict[str, Any]:
+    """The fields of one entry, its name among them. KeyError with the nearest names if there is none.
+
+    ValueError says what is wrong with a file of yours.
+    """
+    if is_file(name):
+        return _read_file(Path(name))
+    if name not in names(kind):
+        raise KeyError(f"{name!r} is not in the catalog of {kind}; {did_you_mean(name, names(kind))}")
+    text = (resources.files(__package__) / kind / f"{name}.toml").read_text(encoding="utf-8")
+    return {"name": name} | tomllib.loads(text)
+
+
+def read_left_out() -> dict[str, dict[str, float]]:
+    """left_out.toml: by family of published runs, constants of calibrations fitted without it."""
+    text = (resources.files(__package__) / "left_out.toml").read_text(encoding="utf-8")
+    return {
+        family: {name: float(value) for name, value in constants.items()}
+        for family, constants in tomllib.loads(text).items()
+    }
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        fields = {"name": path.stem} | read_toml(path)
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {error.strerror} (looked from {Path.cwd()}); check the path") from None
+    return fields | {key: found_from(path, fields[key]) for key in _NAMING if key in fields}
+
+
+def found_from(file: Path, name: Any) -> Any:
+    """A name that `file` mentions; the path of another file is taken from the folder of the first."""
+    return str((file.parent / name).absolute()) if isinstance(name, str) and is_file(name) else name
+
+
+_LONGEST_WORD = 100  # comparing takes as long as the product of both lengths
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """A way out of a name that is not known."""
+    if "/" in word and os.path.exists(word):  # False, too, of what can't be a path
+        return "if the file is meant, give it a name that ends in .toml"
+    near = difflib.get_close_matches(word[:_LONGEST_WORD], known, n=2, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(near) + "?"
+    return "there are: " + ", ".join(known)

@@ -1,0 +1,41 @@
+"""One device or generation of software, from the catalog or from a file of your own, checked field by field."""
+
+import json
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from shardwright.config import catalog
+from shardwright.config.base import PlanError, Spec
+from shardwright.config.calibration_file import CalibrationSpec
+from shardwright.config.validation_messages import described
+
+Entry = TypeVar("Entry", bound=Spec)
+
+
+def read_entry(kind: catalog.Kind, name: str, spec: type[Entry]) -> Entry:
+    """The entry `name` as a `spec`. KeyError if the catalog has none; PlanError with all that is wrong with a file."""
+    try:
+        return spec.model_validate_json(json.dumps(catalog.read(kind, name), default=str), strict=True)
+    except ValidationError as error:
+        raise PlanError(name, described(error, spec)) from None
+    except ValueError as error:
+        raise PlanError(name, [str(error)]) from None
+
+
+def entry_faults(field: str, kind: catalog.Kind, name: str, spec: type[Spec]) -> list[str]:
+    """What is wrong with the entry that a field of a job names."""
+    if not catalog.is_file(name) and name not in catalog.names(kind):
+        hint = catalog.did_you_mean(name, catalog.names(kind))
+        return [f"{field} {name!r} is not in the catalog of {kind}; {hint}"]
+    try:
+        entry = read_entry(kind, name, spec)
+    except PlanError as error:
+        return [f"{field} {name}: {fault}" for fault in error.faults]
+    named = [(key, getattr(entry, key, "")) for key in ("generation", "calibration")]
+    return [
+        fault
+        for key, calibration in named
+        if catalog.is_file(calibration)
+        for fault in entry_faults(f"{field} {name}: {key}", "calibrations", calibration, CalibrationSpec)
+    ]

@@ -1,0 +1,257 @@
+"""Does the plan fit the model, the batch and the cluster? Every fault, with its arithmetic and a way out.
+
+What only the machine can answer (free memory, CUDA devices, files) is checked where it is used; what is
+here is arithmetic on the job and needs nothing else.
+"""
+
+from shardwright.config.catalog_entry import entry_faults
+from shardwright.config.checks.check_context import context_faults
+from shardwright.config.checks.check_experts import expert_faults
+from shardwright.config.checks.check_parts import part_faults
+from shardwright.config.checks.check_recompute import recompute_faults
+from shardwright.config.checks.check_size import rank_faults, size_faults
+from shardwright.config.checks.check_topology import topology_faults
+from shardwright.config.cluster import DeviceSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.model import all_divisors, nearest_divisors
+from shardwright.config.plan import PlanSpec, ep_ranks_of_node
+from shardwright.config.software import SoftwareSpec
+
+# In bytes. File systems take 255; files beside the folder may add an ending.
+LONGEST_NAME = 200
+
+
+def job_faults(job: JobSpec) -> list[str]:
+    """All that is wrong with a job whose fields are each valid. Empty if it can run."""
+    if faults := rank_faults(job):  # the ways out of others are divisors of these numbers, which take long to find
+        return faults
+    return [
+        *size_faults(job),
+        *_name_faults(job.name),
+        *job.model.faults(),
+        *_tensor_faults(job),
+        *context_faults(job),
+        *_pipeline_faults(job),
+        *_fold_faults(job),
+        *expert_faults(job),
+        *_zero_faults(job),
+        *recompute_faults(job.plan, job.model.layers),
+        *_batch_faults(job),
+        *_cluster_faults(job),
+        *topology_faults(job.cluster),
+        *part_faults(job),
+        *_optimizer_faults(job),
+        *_compress_faults(job),
+    ]
+
+
+def _name_faults(name: str) -> list[str]:
+    """The run's folder is called after the job."""
+    shown = repr(name if len(name) <= 60 else name[:60] + "...")
+    way_out = "use letters, digits, '-', '_' and '.', such as \"my-job\", and run.folder for another place"
+    if not name.strip():
+        return [f"name {shown} is empty, and the run's folder is called after the job; {way_out}"]
+    if len(name.encode(errors="surrogatepass")) > LONGEST_NAME:
+        return [
+            f"name {shown} has {len(name)} characters, and a folder called after it at most {LONGEST_NAME}; {way_out}"
+        ]
+    if name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
+        return [f"name {shown} is no name of a folder, and the run's is called after the job; {way_out}"]
+    return []
+
+
+def _compress_faults(job: JobSpec) -> list[str]:
+    plan = job.plan
+    return [
+        f"plan.{field} is {getattr(plan, field)}, and plan.compress = {plan.compress!r} has no {what}; "
+        f'leave it out, or use plan.compress = "{method}"'
+        for field, what, method in (("compress_rank", "rank", "powersgd"), ("compress_share", "share", "topk"))
+        if getattr(plan, field) != PlanSpec.model_fields[field].default and plan.compress != method
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _tensor_faults(job: JobSpec) -> list[str]:
+    model, tp = job.model, job.plan.tp
+    faults = []
+    for what, count in (("heads", model.heads), ("kv heads", model.num_kv_heads), ("ffn", model.ffn_size)):
+        if count % tp:
+            faults.append(
+                f"plan.tp {tp} does not divide {count} {what} ({count} / {tp} = {count / tp:.2f}); "
+                f"use {all_divisors(count) if what != 'ffn' else nearest_divisors(count, tp)}"
+            )
+    if tp > model.vocab:
+        faults.append(
+            f"plan.tp {tp} leaves ranks without a row of a vocabulary of {model.vocab}; use at most {model.vocab}"
+        )
+    if job.plan.cp == 1 and job.plan.sequence_parallel and model.sequence % tp:
+        faults.append(
+            f"sequence parallel shards {model.sequence} tokens over tp {tp} "
+            f"({model.sequence} / {tp} = {model.sequence / tp:.2f}); use a sequence that is a multiple of "
+            f"{tp}, such as {model.sequence // tp * tp or tp}, or plan.sequence_parallel = false"
+        )
+    return faults
+
+
+def _pipeline_faults(job: JobSpec) -> list[str]:
+    plan, layers = job.plan, job.model.layers
+    faults = []
+    if plan.stages_per_rank == plan.virtual_stages:
+        product = f"pp {plan.pp} x virtual_stages {plan.virtual_stages} = {plan.num_stages}"
+    else:
+        product = f"pp {plan.pp} x {plan.stages_per_rank} stages a rank with {plan.schedule} = {plan.num_stages}"
+    if plan.layout:
+        if len(plan.layout) != plan.num_stages:
+            faults.append(
+                f"plan.layout names {_count(len(plan.layout), 'stage')}, and {product}; "
+                f"give {_count(plan.num_stages, 'number')}"
+            )
+        elif sum(plan.layout) != layers:
+            faults.append(
+                f"plan.layout places {' + '.join(map(str, plan.layout))} = {sum(plan.layout)} layers, and the "
+                f"model has {layers}; for example {plan.model_copy(update={'layout': []}).stage_layers(layers)}"
+            )
+        else:
+            empty = [stage for stage, count in enumerate(plan.layout) if count == 0]
+            faults += [
+                f"plan.layout leaves stage {stage} with nothing to do; only the first stage (embedding) and the last "
+                f"(head and loss) can be without layers"
+                for stage in empty
+                if 0 < stage < plan.num_stages - 1
+            ]
+    elif plan.num_stages > layers:
+        # Embedding and head make work for two stages, but only where the user asks for that.
+        by_layout = ", or say so in plan.layout" if plan.num_stages <= layers + 2 else ""
+        faults.append(
+            f"{product} stages for {_count(layers, 'layer')} leaves stages without a layer; "
+            f"use at most {layers}{by_layout}"
+        )
+    return faults
+
+
+def _zero_faults(job: JobSpec) -> list[str]:
+    plan, faults = job.plan, []
+    replicas = plan.replicas
+    if plan.zero_ranks and replicas % plan.zero_ranks:
+        of = f"plan.dp {plan.dp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} = {replicas}"
+        faults.append(
+            f"plan.zero_ranks {plan.zero_ranks} does not divide {of} ({replicas} / {plan.zero_ranks} = "
+            f"{replicas / plan.zero_ranks:.2f}); use {all_divisors(replicas)}"
+        )
+    if plan.zero_ranks and not plan.zero:
+        faults.append(
+            f"plan.zero_ranks {plan.zero_ranks} says over how many ranks ZeRO shards, and plan.zero is 0; "
+            f"set plan.zero to 1, 2 or 3, or plan.zero_ranks to 0"
+        )
+    if 0 < plan.zero_ranks < replicas and plan.schedule == "dualpipe":
+        faults.append(
+            f"dualpipe holds each stage twice, so its replicas are 2 x {replicas} = {2 * replicas} ranks, which "
+            f"hybrid sharding over plan.zero_ranks {plan.zero_ranks} does not cut; set plan.zero_ranks to 0"
+        )
+    if plan.offload_parameters and plan.zero < 3:
+        faults.append(
+            f"plan.offload_parameters keeps shards of the parameters in host memory until they are gathered, and "
+            f"plan.zero {plan.zero} holds them whole; set plan.zero to 3, or plan.offload_parameters to false"
+        )
+    if plan.offload_optimizer and plan.schedule in ("pipedream", "pipedream-2bw"):
+        faults.append(
+            f"schedule {plan.schedule!r} updates weights while the pipeline is full, and plan.offload_optimizer "
+            f"{plan.offload_optimizer:g} would make each update wait for the host; set plan.offload_optimizer to 0"
+        )
+    if plan.zero and plan.schedule in ("pipedream", "pipedream-2bw"):
+        faults.append(
+            f"schedule {plan.schedule!r} keeps several versions of the whole weights, and plan.zero {plan.zero} shards "
+            f"what an update works on; set plan.zero to 0, or use a schedule that drains, such as 1f1b"
+        )
+    return faults
+
+
+def _fold_faults(job: JobSpec) -> list[str]:
+    plan, faults = job.plan, []
+    if plan.expert_tp_size not in (1, plan.tp):
+        return [
+            f"plan.expert_tp {plan.expert_tp} is neither 1 nor plan.tp {plan.tp}; experts are cut over tp like the "
+            f"other matrices, or not at all: use 1 or {plan.tp}"
+        ]
+    ranks = plan.dp * plan.cp * plan.tp // plan.expert_tp_size
+    if ranks % plan.ep:
+        axes = f"dp {plan.dp} x cp {plan.cp}" + (f" x tp {plan.tp}" if plan.expert_tp_size < plan.tp else "")
+        faults.append(
+            f"plan.ep {plan.ep} does not divide {axes} = {ranks}, the ranks of a stage that experts are spread over "
+            f"({ranks} / {plan.ep} = {ranks / plan.ep:.2f}); use {all_divisors(ranks)}"
+        )
+    if plan.expert_tp_size < plan.tp and not plan.sequence_parallel:
+        faults.append(
+            f"plan.expert_tp 1 has each of the {plan.tp} ranks of tp send its own tokens to whole experts, and without "
+            f"sequence parallel they all have the same ones; set plan.sequence_parallel to true, or plan.expert_tp to "
+            f"{plan.tp}"
+        )
+    if plan.dispatch == "node-aware" and plan.ep > 1 and not faults:
+        faults += _dispatch_faults(plan, job.cluster.devices_per_node)
+    return faults
+
+
+def _dispatch_faults(plan: PlanSpec, devices_per_node: int) -> list[str]:
+    if devices_per_node == 0:
+        return [
+            "plan.dispatch 'node-aware' sends a token once to each node, and cluster.devices_per_node does not say "
+            "where nodes end; set it, or plan.dispatch to 'direct'"
+        ]
+    try:
+        ep_ranks_of_node(plan, devices_per_node)
+    except ValueError as error:
+        return [f"plan.dispatch 'node-aware': {error}; use a plan.ep for which one divides the other, or 'direct'"]
+    return []
+
+
+def _batch_faults(job: JobSpec) -> list[str]:
+    plan, batch = job.plan, job.batch.global_batch_size
+    share = plan.dp * plan.microbatch_size
+    if batch % share == 0:
+        return []
+    batches = " or ".join(str(b) for b in (batch // share * share, (batch // share + 1) * share) if b)
+    by_plan = (
+        "another plan.dp"
+        if batch % plan.dp
+        else f"plan.microbatch_size {nearest_divisors(batch // plan.dp, plan.microbatch_size)}"
+    )
+    return [
+        f"batch.global_batch_size {batch} does not split into dp {plan.dp} x microbatch_size "
+        f"{plan.microbatch_size} = {share} ({batch} / {share} = {batch / share:.2f}); "
+        f"use a batch of {batches}, or {by_plan}"
+    ]
+
+
+def _cluster_faults(job: JobSpec) -> list[str]:
+    cluster, plan = job.cluster, job.plan
+    faults = entry_faults("cluster.software", "software", cluster.software, SoftwareSpec)
+    if cluster.device != "unknown":
+        faults += entry_faults("cluster.device", "devices", cluster.device, DeviceSpec)
+    if cluster.num_devices and plan.world != cluster.num_devices:
+        rest = plan.tp * plan.pp * plan.cp
+        way_out = (
+            f"use dp {cluster.num_devices // rest}"
+            if cluster.num_devices % rest == 0
+            else f"use degrees whose product is {cluster.num_devices}"
+        )
+        nodes = [(part.nodes, part.devices_per_node) for part in cluster.parts]
+        nodes = nodes or [(cluster.nodes, cluster.devices_per_node)]
+        devices = " + ".join(f"{num_nodes} nodes x {each} devices" for num_nodes, each in nodes)
+        faults.append(
+            f"{plan.degrees} = {plan.world} ranks, and cluster {cluster.name!r} has {devices} = "
+            f"{cluster.num_devices}; {way_out}"
+        )
+    return faults
+
+
+def _optimizer_faults(job: JobSpec) -> list[str]:
+    optimizer = job.optimizer
+    if optimizer.warmup_steps > optimizer.steps:
+        return [
+            f"optimizer.warmup_steps {optimizer.warmup_steps} is more than optimizer.steps "
+            f"{optimizer.steps}, so the peak learning rate is never reached; use at most {optimizer.steps}"
+        ]
+    return []

@@ -1,0 +1,76 @@
+"""Can the sequence be cut as the plan says, and do its documents say where they end?"""
+
+import math
+
+from shardwright.config.job import JobSpec
+from shardwright.config.model import all_divisors, nearest_divisors
+from shardwright.config.plan import chunks_per_rank
+
+
+def context_faults(job: JobSpec) -> list[str]:
+    """What keeps the ranks of cp from sharing sequences, with its arithmetic and a way out."""
+    faults = _document_faults(job)
+    if job.plan.cp > 1:
+        faults += _sequence_faults(job)
+        faults += _head_faults(job) if job.plan.cp_method == "ulysses" else []
+    return faults
+
+
+def _sequence_faults(job: JobSpec) -> list[str]:
+    plan, sequence = job.plan, job.model.sequence
+    per_rank = chunks_per_rank(plan.cp_method)
+    chunks = per_rank * plan.cp
+    shared = plan.tp if plan.sequence_parallel else 1
+    unit = math.lcm(chunks, plan.cp * shared)
+    such_as = f"use a sequence that is a multiple of {unit}, such as {sequence // unit * unit or unit}"
+    if sequence % chunks:
+        cut = f"plan.cp {plan.cp}" + (f" x {per_rank} chunks a rank = {chunks}" if per_rank > 1 else "")
+        by_degree = nearest_divisors(sequence // per_rank, plan.cp) if sequence % per_rank == 0 else "1"
+        return [
+            f"{plan.cp_method} attention cuts {sequence} tokens into {cut} equal parts "
+            f"({sequence} / {chunks} = {sequence / chunks:.2f}); {such_as}, or plan.cp = {by_degree}"
+        ]
+    if sequence // plan.cp % shared:
+        return [
+            f"sequence parallel shards the {sequence} / cp {plan.cp} = {sequence // plan.cp} tokens of a rank over tp "
+            f"{plan.tp} ({sequence // plan.cp} / {plan.tp} = {sequence / plan.cp / plan.tp:.2f}); {such_as}, or "
+            f"plan.sequence_parallel = false"
+        ]
+    return []
+
+
+def _head_faults(job: JobSpec) -> list[str]:
+    plan, model = job.plan, job.model
+    if model.is_latent:
+        return [
+            "ulysses trades tokens for groups of heads with keys and values of their own, and latent attention makes "
+            'those of one latent for all heads; use plan.cp_method = "ring" or "all-gather"'
+        ]
+    if model.heads % plan.tp or model.num_kv_heads % plan.tp:
+        return []  # said elsewhere
+    heads, kv_heads = model.heads // plan.tp, model.num_kv_heads // plan.tp
+    of_rank = "" if plan.tp == 1 else f" / tp {plan.tp} = {heads}"
+    faults = []
+    if heads % plan.cp:
+        faults.append(
+            f"ulysses gives each of plan.cp {plan.cp} ranks as many of {model.heads}{of_rank} heads ({heads} / "
+            f"{plan.cp} = {heads / plan.cp:.2f}); use plan.cp = {nearest_divisors(heads, plan.cp)}, or "
+            'plan.cp_method = "ring"'
+        )
+    elif kv_heads % plan.cp and plan.cp % kv_heads:
+        of_rank = "" if plan.tp == 1 else f" / tp {plan.tp} = {kv_heads}"
+        faults.append(
+            f"ulysses gives each of plan.cp {plan.cp} ranks as many of {model.num_kv_heads}{of_rank} kv heads, or each "
+            f"kv head to as many ranks, and neither divides the other ({kv_heads} / {plan.cp} = "
+            f'{kv_heads / plan.cp:.2f}); use plan.cp = {all_divisors(kv_heads)}, or plan.cp_method = "ring"'
+        )
+    return faults
+
+
+def _document_faults(job: JobSpec) -> list[str]:
+    if job.data.end_of_document < 0 or job.data.separate_documents:
+        return []
+    return [
+        f"data.end_of_document {job.data.end_of_document} says where documents end, and data.separate_documents is "
+        f"false, so nobody asks; set data.separate_documents to true, or leave data.end_of_document out"
+    ]

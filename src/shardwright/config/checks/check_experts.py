@@ -1,0 +1,54 @@
+"""Do the experts of the model fit the plan?"""
+
+from shardwright.config.job import JobSpec
+from shardwright.config.model import all_divisors, nearest_divisors
+
+
+def expert_faults(job: JobSpec) -> list[str]:
+    """What contradicts itself between experts and the rest of a job. That ranks can be folded is checked with them."""
+    return _without_experts(job) if not job.model.moe.experts else [*_cut_faults(job), *_unsupported(job)]
+
+
+def _without_experts(job: JobSpec) -> list[str]:
+    fields = [name for name in ("ep", "expert_tp") if getattr(job.plan, name) > 1]
+    return [
+        f"plan.{name} {getattr(job.plan, name)} spreads experts, and model.moe.experts is 0; leave it out, or say how "
+        "many experts"
+        for name in fields
+    ]
+
+
+def _cut_faults(job: JobSpec) -> list[str]:
+    moe, plan, dense = job.model.moe, job.plan, job.model.ffn_size
+    faults = []
+    if moe.experts % plan.ep:
+        faults.append(
+            f"plan.ep {plan.ep} does not divide {moe.experts} experts ({moe.experts} / {plan.ep} = "
+            f"{moe.experts / plan.ep:.2f}); use {all_divisors(moe.experts)}"
+        )
+    widths = (
+        ("an expert", moe.ffn_size(dense), "expert_tp", plan.expert_tp_size),
+        ("the shared experts", moe.shared_size(dense), "tp", plan.tp),
+    )
+    for what, width, field, degree in widths:
+        if width % degree:
+            faults.append(
+                f"plan.{field} {degree} does not divide the width {width} of {what} ({width} / {degree} = "
+                f"{width / degree:.2f}); use {nearest_divisors(width, degree)}, or another width"
+            )
+    return faults
+
+
+def _unsupported(job: JobSpec) -> list[str]:
+    plan, faults = job.plan, []
+    if plan.schedule in ("pipedream", "pipedream-2bw"):
+        faults.append(
+            f"schedule {plan.schedule!r} updates weights while the pipeline is full, and the routers of experts learn "
+            "from whole steps; use a schedule that drains, such as 1f1b"
+        )
+    if plan.recompute == "budget":
+        faults.append(
+            'plan.recompute = "budget" weighs layers that are all alike, and those with experts are not; use '
+            '"full" or "selective", or name them in plan.recompute_layers'
+        )
+    return faults

@@ -1,0 +1,37 @@
+"""Does the plan fit a cluster whose parts have devices of different kinds?"""
+
+from shardwright.config.catalog_entry import entry_faults
+from shardwright.config.cluster import DeviceSpec
+from shardwright.config.job import JobSpec
+
+
+def part_faults(job: JobSpec) -> list[str]:
+    """All that is wrong with cluster.parts, and with the plan on them."""
+    cluster, plan = job.cluster, job.plan
+    if not cluster.parts:
+        return []
+    faults = []
+    if cluster.device != "unknown":
+        faults.append(
+            f"cluster.device {cluster.device!r} is of all nodes, and cluster.parts names a device for each part; leave "
+            f"cluster.device out"
+        )
+    alone = cluster.devices_per_node * cluster.nodes
+    if alone and alone != cluster.num_devices:
+        parts = " + ".join(f"{part.nodes} x {part.devices_per_node}" for part in cluster.parts)
+        faults.append(
+            f"cluster.nodes {cluster.nodes} x devices_per_node {cluster.devices_per_node} = {alone} devices, and "
+            f"cluster.parts has {parts} = {cluster.num_devices}; leave cluster.nodes and devices_per_node out"
+        )
+    stage = plan.dp * plan.cp * plan.tp
+    for number, part in enumerate(cluster.parts):
+        where = f"cluster.parts[{number}]"
+        faults += entry_faults(f"{where}.device", "devices", part.device, DeviceSpec)
+        if part.num_devices % stage:
+            axes = f"dp {plan.dp} x tp {plan.tp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
+            faults.append(
+                f"{where} has {part.nodes} x {part.devices_per_node} = {part.num_devices} devices, and a stage "
+                f"takes {axes} = {stage} of one kind ({part.num_devices} / {stage} = "
+                f"{part.num_devices / stage:.2f}); use degrees whose product divides it, and more plan.pp"
+            )
+    return faults

@@ -1,0 +1,74 @@
+"""Is what follows from several fields of a size that can be computed? The limits themselves are in config/largest.py.
+
+How many actions a pipeline has is said with its schedule (schedule/registry.py), because a search takes plans that it
+does not play.
+"""
+
+from shardwright.config import largest
+from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.model_flops import attention_parameters
+
+
+def size_faults(job: JobSpec) -> list[str]:
+    """What is larger than the limits, with its arithmetic and a way out."""
+    return [*_device_faults(job), *_parameter_faults(job.model), *_token_faults(job)]
+
+
+def rank_faults(job: JobSpec) -> list[str]:
+    """The same of the number of ranks."""
+    plan = job.plan
+    if plan.world <= largest.RANKS:
+        return []
+    return [
+        f"{plan.degrees} = {plan.world:,} ranks, and a job may have at most {largest.RANKS:,}; use smaller degrees, "
+        f"such as plan.dp = {max(1, largest.RANKS * plan.dp // plan.world)}"
+    ]
+
+
+def _device_faults(job: JobSpec) -> list[str]:
+    cluster = job.cluster
+    if cluster.num_devices <= largest.RANKS:
+        return []
+    return [
+        f"cluster {cluster.name!r} has {cluster.num_devices:,} devices in its nodes, and a cluster may have at most "
+        f"{largest.RANKS:,}; use fewer nodes, or fewer devices in each"
+    ]
+
+
+def _parameter_faults(model: ModelSpec) -> list[str]:
+    matrices = (3 if model.gated_mlp else 2) * model.hidden
+    moe, attention = model.moe, attention_parameters(model)
+    num_sparse = len(moe.layers_with_experts(model.layers)) if moe.experts else 0
+    sparse = attention + matrices * (moe.experts * moe.ffn_size(model.ffn_size) + moe.shared_size(model.ffn_size))
+    dense = attention + matrices * model.ffn_size
+    table = model.vocab * model.hidden
+    found = num_sparse * sparse + (model.layers - num_sparse) * dense + 2 * table
+    if found <= largest.PARAMETERS:
+        return []
+    of_layers = [f"{model.layers - num_sparse:,} layers x {dense:,}"] if num_sparse < model.layers else []
+    of_layers += [f"{num_sparse:,} layers with experts x {sparse:,}"] if num_sparse else []
+    return [
+        f"{' + '.join(of_layers)} + 2 tables x {table:,} = {found:.3g} parameters, and a model may have at most "
+        f"{largest.PARAMETERS:.3g}; use fewer layers or experts, or a smaller model.hidden, heads, ffn or vocab"
+    ]
+
+
+def _token_faults(job: JobSpec) -> list[str]:
+    model, batch, microbatch = job.model, job.batch.global_batch_size, job.plan.microbatch_size
+    faults = []
+    if job.tokens_per_step > largest.TOKENS:
+        faults.append(
+            f"batch.global_batch_size {batch:,} x model.sequence {model.sequence:,} = {job.tokens_per_step:.3g} "
+            f"tokens, and a step may have at most {largest.TOKENS:.3g}; use at most "
+            f"{largest.TOKENS // model.sequence:,} such sequences, or shorter ones"
+        )
+    widest = max(model.hidden, model.ffn_size, model.heads * model.query_width, model.vocab)
+    kept = microbatch * model.sequence * widest * model.layers
+    if kept > largest.ACTIVATIONS:
+        faults.append(
+            f"plan.microbatch_size {microbatch:,} x model.sequence {model.sequence:,} x {widest:,} (the widest of "
+            f"hidden, ffn, all heads and vocab) x {model.layers:,} layers = {kept:.3g} elements of a microbatch, and "
+            f"it may have at most {largest.ACTIVATIONS:.3g}; use smaller microbatches or shorter sequences"
+        )
+    return faults

@@ -1,0 +1,228 @@
+"""The cluster: devices, nodes and the links between them."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+
+
+def _zero_or_a_rate(value: float) -> float:
+    """A rate that is divided by where it is known. ValueError where it is too small for that, and not 0."""
+    if 0 < value < largest.LEAST_RATE:
+        raise ValueError(f"Input should be 0, which is unknown, or at least {largest.LEAST_RATE:g}")
+    return value
+
+
+KnownRate = Annotated[float, Field(ge=0, le=largest.RATE), AfterValidator(_zero_or_a_rate)]
+
+
+class LinkSpec(Spec):
+    """One kind of link, as one device sees it."""
+
+    bandwidth_gb_per_s: Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.RATE)] = Field(
+        10.0, description="Bandwidth of one device in one direction, in 1e9 bytes per second."
+    )
+    latency_us: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+        0.0,
+        description="Latency of one message, in microseconds; 0 is that of the device's calibration.",
+    )
+
+
+class LevelSpec(Spec):
+    """One level of switches above the nodes, as of a fat tree (Leiserson 1985)."""
+
+    devices: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
+        description="Devices below one switch of this level."
+    )
+    share: Annotated[float, Field(ge=largest.LEAST_RATE, le=1)] = Field(
+        1.0,
+        description="Bandwidth upward, as a share of what the devices below have: 1 / 7 where it is 7 times "
+        "oversubscribed.",
+    )
+
+
+class TopologySpec(Spec):
+    """How nodes, or the devices of a torus, are joined."""
+
+    levels: list[LevelSpec] = Field(
+        default_factory=list,
+        max_length=largest.SWITCH_LEVELS,
+        description="Levels of switches above the nodes, lowest first; none is a full fat tree.",
+    )
+    rails: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+        0, description="Network ports of a node, each of inter_node's bandwidth; 0 is one for each device."
+    )
+    torus: list[Annotated[int, Field(gt=0, le=largest.RANKS)]] = Field(
+        default_factory=list,
+        max_length=largest.TORUS_AXES,
+        description="Devices along each axis of a 2-D or 3-D torus, in which intra_node's bandwidth is that of all "
+        "links of a device; plan axes lie in it in the order tp, cp, dp, pp.",
+    )
+
+
+# What a device's entry calls the number types that jobs and tables of runs name.
+PEAK_NAMES = {
+    "float32": "float32", "bf16": "bfloat16", "fp16": "float16",
+    "fp8": "float8", "mxfp8": "float8", "nvfp4": "float4",
+}  # fmt: skip
+
+
+class DeviceSpec(Spec):
+    """One accelerator. Rates are dense peaks; a dtype that is not listed has no known rate."""
+
+    name: str
+    memory_gib: Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.MEMORY_GIB)]
+    peak_tflops: dict[str, Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.RATE)]] = Field(
+        default_factory=dict, description="Dense peak by compute dtype, in 1e12 FLOP/s."
+    )
+    memory_gb_per_s: KnownRate = Field(
+        0.0, description="Peak bandwidth of its memory, in 1e9 bytes per second; 0 is unknown."
+    )
+    multiprocessors: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+        0, description="Streaming multiprocessors (or what runs one tile of a product at a time); 0 is unknown."
+    )
+    link_gb_per_s: KnownRate = Field(
+        0.0, description="Links within a domain, in 1e9 bytes per second, of one device in one direction."
+    )
+    link_domain: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+        0, description="Devices in such a domain; 0 is unknown."
+    )
+    host_gb_per_s: KnownRate = Field(
+        0.0, description="Link to the host, in 1e9 bytes per second in one direction; 0 is unknown."
+    )
+    host_memory_gib: Annotated[float, Field(ge=0, le=largest.MEMORY_GIB)] = Field(
+        0.0, description="Host memory by device, of the usual server, in GiB; 0 is unknown."
+    )
+    host_memory_gb_per_s: KnownRate = Field(
+        0.0, description="Peak bandwidth of that memory by device, in 1e9 bytes per second; 0 is unknown."
+    )
+    generation: str = Field(
+        "",
+        description="Calibration whose efficiencies hold for it: the name of its architecture, or the path of a TOML "
+        "file like the catalog's.",
+    )
+    aliases: list[str] = Field(default_factory=list, description="What tables of measured runs call it.")
+    cuda_names: list[str] = Field(
+        default_factory=list, description="What the CUDA driver calls this device, so that it is recognised."
+    )
+    usd_per_hour: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+        0.0, description="Price of renting one for an hour, with its share of the server, in US dollars; 0 is unknown."
+    )
+    power_w: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+        0.0, description="Most power that it takes for long (TDP), in watts, without the server; 0 is unknown."
+    )
+    hours_between_failures: KnownRate = Field(
+        0.0,
+        description="Mean hours of one device between failures, of any part of the cluster, that interrupt a job; a "
+        "job on n devices is interrupted n times as often. 0 is unknown.",
+    )
+    source: str = Field("", description="Where the numbers come from.")
+    sources: dict[str, str] = Field(
+        default_factory=dict, description="Where price, power and failures come from, by field; prices with their date."
+    )
+
+    @property
+    def memory_bytes(self) -> float:
+        """What it has."""
+        return self.memory_gib * 2**30
+
+    def peak_flops(self, number: str) -> float:
+        """Dense peak rate of products in a number type such as "bf16" or "fp8", in FLOP/s; 0 where it is not known."""
+        return 1e12 * self.peak_tflops.get(PEAK_NAMES[number], 0.0)
+
+
+class PartSpec(Spec):
+    """Nodes of equal devices within a cluster of several kinds."""
+
+    device: str = Field(description="Catalog name of the part's device.")
+    devices_per_node: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
+        description="Devices in a node of the part."
+    )
+    nodes: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(1, description="Nodes of the part.")
+    intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one of its nodes.")
+    inter_node: LinkSpec = Field(LinkSpec(), description="Link between its nodes.")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the part."""
+        return self.devices_per_node * self.nodes
+
+
+class ClusterSpec(Spec):
+    """Nodes of equal devices, or parts of them. `this-machine` is whatever the command runs on."""
+
+    name: str = Field(
+        "this-machine",
+        description="Catalog name, the path of a TOML file like the catalog's, or any name for your own cluster.",
+    )
+    device: str = Field(
+        "unknown",
+        description="Catalog name of the device, or the path of a TOML file like the catalog's; unknown means: look "
+        "when the run starts.",
+    )
+    devices_per_node: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+        0, description="Devices in a node; 0 means as many as this machine can host."
+    )
+    nodes: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(1, description="Number of nodes.")
+    software: str = Field(
+        "large-2024",
+        description="Generation of training software whose kernels and overlaps predictions count on; catalog name, or "
+        "the path of a TOML file like the catalog's.",
+    )
+    intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
+    inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")
+    topology: TopologySpec = Field(TopologySpec(), description="How nodes are joined.")
+    parts: list[PartSpec] = Field(
+        default_factory=list,
+        max_length=largest.PARTS,
+        description="Parts with devices of different kinds, in the order of their ranks: each with device, "
+        "devices_per_node, nodes, intra_node and inter_node. A pipeline stage lies within one part. Leave device, "
+        "devices_per_node and nodes of the cluster out then.",
+    )
+    host_memory_gib: Annotated[float, Field(ge=0, le=largest.MEMORY_GIB)] = Field(
+        0.0,
+        description="Host memory of a node that what is offloaded may fill, in GiB; 0 means the catalog's of the "
+        "device, for each of a node's devices.",
+    )
+    told_devices: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+        0,
+        description="Devices that the plan is said to use; predictions note where its degrees do not make so many. 0 "
+        "means that nothing is said.",
+    )
+    usd_per_device_hour: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
+        0.0, description="What you pay for a device and hour, in US dollars; 0 means the catalog's price of the device."
+    )
+    power_share: Annotated[float, Field(ge=largest.LEAST_RATE, le=1)] = Field(
+        1.0, description="Share of the most power of its devices that training takes; 1 is the most there can be."
+    )
+    pue: Annotated[float, Field(ge=1, le=largest.FACTOR)] = Field(
+        1.0,
+        description="Power usage effectiveness: energy that the site takes for each that its devices take, with "
+        "servers, network and cooling; 1 counts the devices alone.",
+    )
+    hours_between_failures: KnownRate = Field(
+        0.0,
+        description="Mean hours of one device between failures that interrupt a job; 0 means the catalog's of the "
+        "device.",
+    )
+    checkpoint_gb_per_s: KnownRate = Field(
+        0.0,
+        description="Rate at which all ranks together write a checkpoint while the job waits, in 1e9 bytes per "
+        "second; 0 is unknown.",
+    )
+    restart_s: Annotated[float, Field(ge=0, le=largest.SECONDS)] = Field(
+        600.0,
+        description="Seconds from a failure until the job trains again: noticing it, replacing a node, starting, "
+        "reading the checkpoint. Jiang et al. 2024 (arXiv 2402.15627, section 6.3) notice and diagnose within 600.",
+    )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all; 0 when this machine decides."""
+        return sum(part.num_devices for part in self.parts) or self.devices_per_node * self.nodes
+
+    def alone(self, part: PartSpec) -> "ClusterSpec":
+        """A part as a cluster of its own."""
+        return self.model_copy(update={name: getattr(part, name) for name in PartSpec.model_fields} | {"parts": []})

@@ -1,0 +1,49 @@
+"""Which device of the catalog a table of runs means: NVIDIA A100-SXM4-80GB, H100 SXM5, 8x V100 32GB, TPU v5p.
+
+A name is words. The words that say what a device is (a100, pcie, 80g) must all be among those of one catalog entry: of
+its name, its aliases and what the driver calls it. Words of makers and of packaging say nothing more.
+"""
+
+import re
+from functools import lru_cache
+
+from shardwright.config import catalog
+
+_MAKERS = {"nvidia", "amd", "instinct", "tesla", "geforce", "quadro", "google", "cloud", "intel", "habana", "huawei"}
+_PACKAGING = {"dgx", "hgx", "sxm", "oam", "nvlink", "gcd", "hbm", "hbm2", "hbm2e", "hbm3", "hbm3e"}
+_ANY_DEVICE = {"ascend", "ampere", "hopper", "blackwell", "volta", "generation", "gpu", "gpus", "chip", "chips"}
+_SAYS_NOTHING = frozenset(_MAKERS | _PACKAGING | _ANY_DEVICE | {"tensor", "core"})
+
+
+def words_of(name: str) -> frozenset[str]:
+    """The words of a device's name, in one spelling: {"a100", "sxm", "80g"} of A100-SXM4-80GB."""
+    text = re.sub(r"^\s*\d+\s*[x*]\s*", "", name.lower())  # how many there are
+    text = re.sub(r"(\d+)\s*gi?b?\b", r"\1g", text)  # 80 GB, 80GiB, 80G
+    text = re.sub(r"\bsxm\d\b", "sxm", text)
+    text = re.sub(r"\b(tpu|rtx|gtx)[\s_-]*(v?\d)", r"\1 \2", text)
+    text = re.sub(r"\bv5\s+lite\b", "v5e", re.sub(r"\btrillium\b", "tpu v6e", text))
+    return frozenset(re.findall(r"[a-z0-9]+", text))
+
+
+@lru_cache(maxsize=64)
+def device_name(name: str) -> str:
+    """The catalog name of a device. KeyError with a way out if no entry has all of the words.
+
+    Of several that have, the one with an alias of just these words is meant, else the one that shares most words.
+    """
+    known = catalog.names("devices")
+    if name in known:
+        return name
+    said = words_of(name)
+    essential = said - _SAYS_NOTHING
+    found = []
+    for entry in known:
+        fields = catalog.read("devices", entry)
+        spellings = [entry, *fields.get("aliases", ()), *fields.get("cuda_names", ())]
+        is_alias = any(essential == words_of(alias) - _SAYS_NOTHING for alias in fields.get("aliases", ()))
+        words = frozenset().union(*map(words_of, spellings))
+        if essential and essential <= words:
+            found.append((not is_alias, -len(said & words), len(words), entry))
+    if not found:
+        catalog.read("devices", name)  # says which there are
+    return min(found)[-1]

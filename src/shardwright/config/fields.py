@@ -1,0 +1,40 @@
+"""Every field of a job with its default and meaning, for help texts: written nowhere twice."""
+
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from shardwright.config.base import Spec
+from shardwright.config.job import JobSpec
+
+
+def job_fields() -> dict[str, list[tuple[str, str]]]:
+    """By section: (field = default, meaning). The first section, called "", has what stands above all sections."""
+    sections: dict[str, list[tuple[str, str]]] = {"": []}
+    _list_fields("", JobSpec, sections)
+    return sections
+
+
+def _list_fields(section: str, spec: type[Spec], sections: dict[str, list[tuple[str, str]]]) -> None:
+    """The fields of one section, and of those within it."""
+    for name, field in spec.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Spec):
+            inner = f"{section}.{name}" if section else name
+            sections[inner] = []
+            _list_fields(inner, field.annotation, sections)
+        else:
+            sections[section].append(_row(name, field))
+
+
+def _row(name: str, field: FieldInfo) -> tuple[str, str]:
+    meaning = field.description or ""
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    if len(choices) > 1:
+        meaning += " One of " + ", ".join(map(str, choices)) + "."
+    return f"{name} = {_shown(field.get_default(call_default_factory=True))}", meaning
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

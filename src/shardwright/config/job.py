@@ -1,0 +1,134 @@
+"""The job: model + cluster + plan + batch + precision + data + optimizer + run. All that one command needs."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+from shardwright.config.cluster import ClusterSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.plan import PlanSpec
+from shardwright.config.precision import PrecisionSpec
+
+
+class BatchSpec(Spec):
+    """What one optimizer step consumes."""
+
+    global_batch_size: Annotated[int, Field(gt=0, le=largest.BATCH)] = Field(
+        8, description="Sequences in one optimizer step, over all ranks."
+    )
+
+
+class DataSpec(Spec):
+    """Where tokens come from."""
+
+    path: str = Field(
+        "python-stdlib",
+        description="A file, a folder or a glob; python-stdlib is the source of the standard library.",
+    )
+    format: Literal["auto", "text", "jsonl", "parquet", "tokens"] = Field(
+        "auto", description="Format of the files; auto goes by their endings."
+    )
+    text_field: str = Field("text", description="Name of the text field in JSONL and parquet files.")
+    token_dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = Field(
+        "uint16", description="Number type of a memory-mapped token file (.bin)."
+    )
+    tokenizer: str = Field("bytes", description="bytes, or the path of a tokenizer.json of Hugging Face tokenizers.")
+    validation_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.05, description="Share of the documents that is held out and only evaluated."
+    )
+    separate_documents: bool = Field(
+        False,
+        description="Documents in one sample do not see each other, and no loss is taken where one begins.",
+    )
+    end_of_document: Annotated[int, Field(ge=-1, lt=largest.VOCAB)] = Field(
+        -1, description="Token files: the id that ends each document; -1 means that a file is one document."
+    )
+
+
+class OptimizerSpec(Spec):
+    """AdamW (Loshchilov and Hutter 2019) with linear warm-up and cosine decay."""
+
+    name: Literal["adamw"] = Field("adamw", description="The optimizer.")
+    learning_rate: Annotated[float, Field(gt=0, le=largest.FACTOR)] = Field(1e-3, description="Peak learning rate.")
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.1, description="Learning rate at the end, as a share of the peak."
+    )
+    warmup_steps: Annotated[int, Field(ge=0, le=largest.STEPS)] = Field(20, description="Steps of linear warm-up.")
+    steps: Annotated[int, Field(gt=0, le=largest.STEPS)] = Field(200, description="Optimizer steps of the whole run.")
+    weight_decay: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
+        0.1, description="Decoupled weight decay; norms and biases have none."
+    )
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="Decay of the first moment.")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="Decay of the second moment.")
+    epsilon: Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)] = Field(
+        1e-8, description="Added to the root of the second moment."
+    )
+    clip_grad_norm: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
+        1.0, description="Largest global gradient norm; 0 means no clipping."
+    )
+
+
+class RunSpec(Spec):
+    """Where and how this run goes."""
+
+    folder: str = Field("", description="Folder of logs and metrics; empty means runs/NAME.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(1234, description="Seeds weights, data order and sampling.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is some.")
+    log_every: Annotated[int, Field(gt=0, le=largest.STEPS)] = Field(10, description="Steps between progress lines.")
+    eval_every: Annotated[int, Field(ge=0, le=largest.STEPS)] = Field(
+        0, description="Steps between evaluations on held-out text; 0 means only at the end."
+    )
+    eval_batches: Annotated[int, Field(gt=0, le=largest.STEPS)] = Field(
+        4, description="Global batches of held-out text in one evaluation."
+    )
+    sample_tokens: Annotated[int, Field(ge=0, le=largest.SEQUENCE)] = Field(
+        0, description="Tokens of text generated at the end."
+    )
+    sample_prompt: str = Field("def ", description="What the generated text begins with.")
+    timeout_s: Annotated[float, Field(gt=0, le=largest.SECONDS)] = Field(
+        120.0, description="Seconds that a rank waits for another before the run is ended."
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        0, description="Port of the local rendezvous; 0 means any free one."
+    )
+
+
+class JobSpec(Spec):
+    """A whole job. Every field has a default that works."""
+
+    name: str = Field("job", description="Name of the job; the run folder is called after it.")
+    model: ModelSpec = Field(ModelSpec(), description="The decoder.")
+    cluster: ClusterSpec = Field(ClusterSpec(), description="The machines.")
+    plan: PlanSpec = Field(PlanSpec(), description="How a step is cut over the ranks.")
+    batch: BatchSpec = Field(BatchSpec(), description="What a step consumes.")
+    precision: PrecisionSpec = Field(PrecisionSpec(), description="In which numbers.")
+    data: DataSpec = Field(DataSpec(), description="The text.")
+    optimizer: OptimizerSpec = Field(OptimizerSpec(), description="How weights are updated.")
+    run: RunSpec = Field(RunSpec(), description="Folder, seed, logging.")
+
+    @property
+    def num_microbatches(self) -> int:
+        """Forward passes of one rank in one step."""
+        return self.batch.global_batch_size // (self.plan.dp * self.plan.microbatch_size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step, over all ranks."""
+        return self.batch.global_batch_size * self.model.sequence
+
+    @property
+    def tokens_within(self) -> int:
+        """Tokens of a sequence that a rank computes with in a layer."""
+        return self.model.sequence // self.plan.cp
+
+    @property
+    def tokens_between(self) -> int:
+        """Tokens of a sequence whose hidden states a rank holds between layers, and so between stages."""
+        return self.tokens_within // (self.plan.tp if self.plan.sequence_parallel else 1)
+
+    def as_one_rank(self) -> "JobSpec":
+        """The same computation on one rank: same microbatches, samples and numbers, no parallelism."""
+        plan = PlanSpec(microbatch_size=self.plan.microbatch_size, schedule="sequential")
+        return self.model_copy(update={"plan": plan})

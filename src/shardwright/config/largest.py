@@ -1,0 +1,55 @@
+"""The largest that a job may say, and of what is divided by the smallest: one table, for all fields.
+
+Each is well above what anybody builds or plans, and such that all that is computed from it takes seconds and less than
+a gigabyte. A field says its limit from here, so that a fault names it. What follows from several fields has limits too:
+config/checks/check_size.py holds a job against them, and schedule/registry.py the shape of a pipeline.
+"""
+
+# --- the model ---
+
+LAYERS = 2**11  # 118 in the deepest that is sold; 1,000 in DeepNet (Wang et al. 2022, arXiv 2203.00555)
+WIDTH = 2**22  # of the residual stream, of a head, inside an MLP: 53,248 in Llama 3 405B
+HEADS = 2**16
+EXPERTS = 2**22  # of a layer: 1,048,576 in PEER (He 2024, arXiv 2407.04153)
+VOCAB = 2**28
+SEQUENCE = 2**30  # tokens
+
+# --- the plan and the cluster ---
+
+RANKS = 2**24  # and devices, of a whole job or cluster
+PIPELINE_RANKS = 2**10
+BATCH = 2**30  # sequences in a step
+STEPS = 10**9
+PARTS = 2**10  # of a cluster
+SWITCH_LEVELS = 16
+TORUS_AXES = 8
+MEMORY_GIB = 2.0**30
+BUCKET_MIB, LEAST_BUCKET_MIB = 2.0**30, 1e-6
+SECONDS = 1e8
+LOSS_SCALE = 2.0**48
+HISTORY = 2**16  # steps of a delayed fp8 scale
+
+# --- factors and rates ---
+
+FACTOR, LEAST_FACTOR = 1e9, 1e-30  # what multiplies or is added: learning rates, coefficients, epsilons
+RATE, LEAST_RATE = 1e12, 1e-9  # of links, memory and products, in the unit of the field
+
+BYTES_BY_ELEMENT = 1e4  # that an operator of a generation of software moves or keeps
+WORKSPACES = 2**20  # and other small numbers of such a generation
+
+# --- what follows from several fields ---
+
+PARAMETERS = 10**16  # of a model
+TOKENS = 2**40  # of a step
+ACTIVATIONS = 2**62  # elements of a microbatch: its tokens x the widest of what they become x layers
+COMPUTATIONS = 2**19  # of a step: stages x microbatches, each a forward and a backward
+COMPARED = 2**13  # ranks x microbatches x steps, where every schedule is played
+SEARCHED = 2**13  # the same, of a schedule that is searched for (auto)
+
+# --- options ---
+
+COST, LEAST_COST = 1e9, 1e-9  # of an action of a schedule; 0 is none
+VERIFIED_STEPS = 10**4  # whose results are all kept until they are compared
+CLUSTER_SIZES = 64  # that `scale` tries
+PICTURE = 50_000  # actions in an SVG: 10 MB
+PAGE = 300_000  # and in a page or a trace, messages among them: some 30 MB

@@ -1,0 +1,49 @@
+"""Multi-head latent attention, as a model's fields say it. DeepSeek-V2 (arXiv 2405.04434, section 2.1)."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+
+Width = Annotated[int, Field(ge=0, le=largest.WIDTH)]
+
+
+class LatentSpec(Spec):
+    """Keys and values are made from one small vector a token, and queries from another. Widths are of one head.
+
+    A head's query and key are two parts side by side: `nope_dim` elements that know no position and `rope_dim` that
+    are turned by it. The turned part of the key is one for all heads.
+    """
+
+    kv_rank: Width = Field(
+        0, description="Width of the vector that keys and values are made from; 0 means ordinary attention."
+    )
+    q_rank: Width = Field(0, description="Width of the vector that queries are made from; 0 means from the input.")
+    nope_dim: Width = Field(128, description="Width of a head's query and key without position.")
+    rope_dim: Width = Field(64, description="Width of a head's query and key with rotary position.")
+    value_dim: Width = Field(128, description="Width of a head's value.")
+
+    def faults(self) -> list[str]:
+        """What contradicts itself within the section alone."""
+        if self == LatentSpec():
+            return []
+        if self.kv_rank == 0:
+            return ["model.latent is set, and its kv_rank 0 means ordinary attention; set kv_rank, or leave it out"]
+        faults = [
+            f"model.latent.{name} is 0, and a head needs some; leave it out for the default, {default}"
+            for name, default in (("rope_dim", 64), ("value_dim", 128))
+            if getattr(self, name) == 0
+        ]
+        if self.rope_dim % 2:
+            faults.append(
+                f"rotary positions turn pairs of elements, and model.latent.rope_dim is {self.rope_dim}; use an even "
+                "one"
+            )
+        if self.value_dim > self.nope_dim + self.rope_dim:
+            faults.append(
+                f"model.latent.value_dim {self.value_dim} is more than the width of a key, nope_dim {self.nope_dim} + "
+                f"rope_dim {self.rope_dim} = {self.nope_dim + self.rope_dim}; use at most that"
+            )
+        return faults

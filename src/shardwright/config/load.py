@@ -1,0 +1,172 @@
+"""From a TOML file or a catalog name, and `--set` overrides, to a checked JobSpec."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.config.toml_file import TOML_ERRORS, read_toml, value_faults
+from shardwright.config.validation_messages import described
+
+# Fields of a job that name an entry of the catalog, or a file of your own.
+_NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
+
+_MOST_KEYS = 3  # of the path of a field
+
+
+def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
+    """Read, override, validate and check a job.
+
+    `job` is the path of a TOML file or a catalog name; `overrides` are "section.field=value" strings.
+    Raises PlanError with every fault found.
+    """
+    return make_job(_all_fields(job, overrides or []), f"job {job}")
+
+
+def load_to_plan(job: str, overrides: list[str] | None = None) -> tuple[JobSpec, bool]:
+    """A job to find a plan for, and whether it has one of its own, which is then checked like any.
+
+    Without one, what else the job says is checked alone. Raises PlanError with every fault found.
+    """
+    fields = _all_fields(job, overrides or [])
+    if fields.get("plan"):
+        return make_job(fields, f"job {job}"), True
+    spec, faults = validate_fields(fields)
+    on_any_cluster = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"devices_per_node": 0})})
+    if faults := faults or job_faults(on_any_cluster):
+        raise PlanError(f"job {job}", faults)
+    return spec, False
+
+
+def _all_fields(job: str, overrides: list[str]) -> dict[str, Any]:
+    """What the file and the catalog say, under the overrides."""
+    subject = f"job {job}"
+    fields = _read_fields(job, subject)
+    faults = [fault for override in overrides for fault in _apply_override(fields, override)]
+    faults += _resolve_catalog_names(fields)
+    if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
+        raise PlanError(subject, faults + validate_fields(fields)[1])
+    return fields
+
+
+def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
+    """Validate and check nested fields. Raises PlanError with every fault found."""
+    job, faults = validate_fields(fields)
+    faults = faults or job_faults(job)
+    if faults:
+        raise PlanError(subject, faults)
+    return job
+
+
+def validate_fields(fields: dict[str, Any]) -> tuple[JobSpec, list[str]]:
+    """The job, and what is wrong with single fields; the default job if something is."""
+    if faults := value_faults(fields):
+        return JobSpec(), faults
+    try:
+        # By way of JSON, in which pydantic's strict mode accepts a list for a list and an int for a float.
+        return JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True), []
+    except ValidationError as error:
+        return JobSpec(), described(error, JobSpec)
+
+
+def _read_fields(job: str, subject: str) -> dict[str, Any]:
+    if job in catalog.names("jobs"):
+        return catalog.read("jobs", job)
+    try:
+        return _read_toml(job)
+    except OSError as error:
+        fault = f"{job} can't be read: {error.strerror}; check the path and its permissions"
+    except ValueError as error:
+        fault = str(error)
+    raise PlanError(subject, [fault])
+
+
+def _read_toml(job: str) -> dict[str, Any]:
+    """The fields in a file. Raises ValueError with the fault, or OSError."""
+    path = Path(job)
+    try:
+        if not job:
+            raise FileNotFoundError
+        fields = read_toml(path, "a job is a TOML file")
+    except (FileNotFoundError, NotADirectoryError):
+        if path.suffix == ".toml" or "/" in job:
+            raise ValueError(f"there is no file {job} (looked from {Path.cwd()}); check the path") from None
+        known = catalog.did_you_mean(job, catalog.names("jobs"))
+        raise ValueError(f"{job!r} is neither a file nor a catalog job; {known}") from None
+    for section, field in _NAMING:
+        given = fields.get(section)
+        if isinstance(given, dict) and field in given:
+            given[field] = catalog.found_from(path, given[field])
+    return {"name": path.stem} | fields
+
+
+def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
+    """Set one "a.b=value" in place. The value is TOML; what is no TOML value is taken as a string."""
+    path, equals, text = override.partition("=")
+    keys = [key.strip() for key in path.split(".")]
+    if not equals or not all(keys):
+        return [f"--set {_short(override)!r} is not of the form section.field=value, such as plan.tp=4"]
+    if len(keys) > _MOST_KEYS:
+        return [
+            f"--set {_short(override)!r} names {len(keys)} sections within each other, and fields are at most "
+            f"{_MOST_KEYS} deep, such as model.moe.experts"
+        ]
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except TOML_ERRORS:
+        parsed = {}
+    value = parsed["value"] if len(parsed) == 1 else text  # a line break in the text could begin another key
+    target = fields
+    for key in keys[:-1]:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            return [f"--set {_short(override)!r}: {key} is a value, not a section; set it without what follows {key}"]
+    target[keys[-1]] = value
+    return []
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
+    """Fill the fields of a named model or cluster in; fields beside the name override the catalog's."""
+    faults = []
+    for section, kind in (("model", "models"), ("cluster", "clusters")):
+        given = fields.get(section)
+        if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+            continue
+        name = given["name"]
+        if catalog.is_file(name):
+            try:
+                found = catalog.read(kind, name)  # type: ignore[arg-type]
+            except ValueError as error:
+                faults.append(f"{section}.name: {error}")
+            else:
+                fields[section] = _laid_over(found, given) | {"name": found["name"]}
+        elif name in catalog.names(kind):  # type: ignore[arg-type]
+            fields[section] = _laid_over(catalog.read(kind, name), given)  # type: ignore[arg-type]
+        elif len(given) == 1:  # a name and nothing else can only mean the catalog
+            hint = catalog.did_you_mean(given["name"], catalog.names(kind))  # type: ignore[arg-type]
+            faults.append(
+                f"{section}.name {given['name']!r} is not in the catalog, and no other field describes the {section}; "
+                + hint
+            )
+    return faults
+
+
+def _laid_over(fields: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The fields with those given in their place, section by section."""
+    both = {name: (fields[name], value) for name, value in given.items() if name in fields}
+    sections = {
+        name: _laid_over(old, new)
+        for name, (old, new) in both.items()
+        if isinstance(old, dict) and isinstance(new, dict)
+    }
+    return fields | given | sections

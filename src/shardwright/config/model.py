@@ -1,0 +1,170 @@
+"""The model: one decoder-only transformer, like Llama, GPT, Qwen or DeepSeek by its fields."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+from shardwright.config.latent import LatentSpec
+from shardwright.config.moe import MoeSpec
+from shardwright.config.yarn import YarnSpec
+
+Width = Annotated[int, Field(ge=0, le=largest.WIDTH)]
+Factor = Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)]
+
+
+class ModelSpec(Spec):
+    """Shape of a decoder. The defaults of `kind` fields are Llama's; see catalog/models for GPT's."""
+
+    name: str = Field(
+        "custom",
+        description="Catalog name, the path of a TOML file like the catalog's, or any name for your own shape.",
+    )
+    layers: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(4, description="Number of transformer blocks.")
+    hidden: Annotated[int, Field(gt=0, le=largest.WIDTH)] = Field(128, description="Width of the residual stream.")
+    heads: Annotated[int, Field(gt=0, le=largest.HEADS)] = Field(8, description="Number of query heads.")
+    kv_heads: Annotated[int, Field(ge=0, le=largest.HEADS)] = Field(
+        0, description="Number of key/value heads (grouped-query attention); 0 means as many as heads."
+    )
+    head_dim: Width = Field(0, description="Width of a head; 0 means hidden / heads.")
+    ffn: Width = Field(0, description="Width inside the MLP; 0 means 4 x hidden.")
+    gated_mlp: bool = Field(True, description="Multiply act(gate) with up (SwiGLU) instead of act(up) alone.")
+    activation: Literal["silu", "gelu", "gelu-tanh"] = Field("silu", description="Activation of the MLP.")
+    norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="Kind of normalisation.")
+    norm_epsilon: Factor = Field(1e-5, description="Added to the variance.")
+    positions: Literal["rotary", "learned"] = Field("rotary", description="How a token knows its position.")
+    rotary_base: Factor = Field(10000.0, description="Base of the rotary frequencies.")
+    yarn: YarnSpec = Field(YarnSpec(), description="Rotary positions for longer sequences.")
+    qk_norm: bool = Field(
+        False, description="Normalise each head's query and key, before they are turned by their positions."
+    )
+    latent: LatentSpec = Field(LatentSpec(), description="Multi-head latent attention, if its kv_rank is not 0.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0,
+        description="Probability of dropping an element of the embedding and of what each attention and MLP adds to "
+        "the residual stream, in training; attention probabilities are not dropped.",
+    )
+    bias: bool = Field(False, description="Biases in the linear layers of attention and MLP.")
+    tied_embeddings: bool = Field(False, description="The output head uses the embedding table.")
+    vocab: Annotated[int, Field(gt=1, le=largest.VOCAB)] = Field(256, description="Number of token ids.")
+    sequence: Annotated[int, Field(gt=0, le=largest.SEQUENCE)] = Field(256, description="Tokens in one sample.")
+    init_std: Factor = Field(
+        0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
+    )
+    moe: MoeSpec = Field(MoeSpec(), description="Experts in place of the MLP.")
+    told_parameters_b: Annotated[float, Field(ge=0, le=largest.PARAMETERS / 1e9)] = Field(
+        0.0,
+        description="Parameters that the model is said to have, in 1e9; predictions note where the other fields do not "
+        "make so many. 0 means that nothing is said.",
+    )
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads with the default filled in."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head with the default filled in."""
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether attention is multi-head latent attention."""
+        return self.latent.kv_rank > 0
+
+    @property
+    def query_width(self) -> int:
+        """Width of a head's query, and of its key."""
+        return self.latent.nope_dim + self.latent.rope_dim if self.is_latent else self.head_size
+
+    @property
+    def value_width(self) -> int:
+        """Width of a head's value."""
+        return self.latent.value_dim if self.is_latent else self.head_size
+
+    @property
+    def rotary_width(self) -> int:
+        """Elements of a head that are turned by their position."""
+        return self.latent.rope_dim if self.is_latent else self.head_size
+
+    @property
+    def softmax_scale(self) -> float:
+        """What the products of queries and keys are multiplied with before the softmax."""
+        return self.yarn.temperature / math.sqrt(self.query_width)
+
+    @property
+    def ffn_size(self) -> int:
+        """Width inside the MLP with the default filled in."""
+        return self.ffn or 4 * self.hidden
+
+    def faults(self) -> list[str]:
+        """What contradicts itself within the model alone."""
+        faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
+        faults += self.moe.faults(self.layers)
+        if self.yarn != YarnSpec() and self.positions != "rotary":
+            faults.append(
+                f'model.yarn scales rotary positions, and model.positions is "{self.positions}"; leave it out'
+            )
+        return faults
+
+    def _latent_faults(self) -> list[str]:
+        """Fields of ordinary attention that latent attention has no place for."""
+        faults = [
+            f"model.latent replaces {what}, and model.{name} is {getattr(self, name)!r}; leave it out"
+            for name, what, allowed in (
+                ("head_dim", "the width of heads by those of their parts", (0,)),
+                ("kv_heads", "groups of heads by a latent that all share", (0, self.heads)),
+                ("bias", "the matrices that have biases", (False,)),
+                ("qk_norm", "the norm of each head by those of the latents", (False,)),
+            )
+            if getattr(self, name) not in allowed
+        ]
+        if self.positions != "rotary":
+            faults.append(
+                f'model.latent has rotary parts of heads, and model.positions is "{self.positions}"; use "rotary"'
+            )
+        return faults
+
+    def _head_faults(self) -> list[str]:
+        faults = []
+        if not self.head_dim and self.hidden % self.heads:
+            faults.append(
+                f"model.hidden {self.hidden} does not split into {self.heads} heads "
+                f"({self.hidden} = {self.hidden // self.heads} x {self.heads} + {self.hidden % self.heads}); "
+                f"use heads = {nearest_divisors(self.hidden, self.heads)}, or set model.head_dim"
+            )
+        if self.heads % self.num_kv_heads:
+            faults.append(
+                f"model.kv_heads {self.num_kv_heads} does not divide model.heads {self.heads} "
+                f"(each key/value head serves heads / kv_heads query heads); "
+                f"use {nearest_divisors(self.heads, self.num_kv_heads)}"
+            )
+        if self.positions == "rotary" and self.head_size % 2:
+            faults.append(
+                f"rotary positions turn pairs of elements, and a head has {self.head_size}; "
+                f'use an even model.head_dim, or positions = "learned"'
+            )
+        return faults
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending: the legal values of a degree that must divide `number`."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def nearest_divisors(number: int, wanted: int) -> str:
+    """The divisors of `number` just below and above `wanted`, in words: the way out of most faults."""
+    legal = divisors(number)
+    below = [d for d in legal if d <= wanted][-1:]
+    above = [d for d in legal if d > wanted][:1]
+    return " or ".join(str(d) for d in below + above)
+
+
+def all_divisors(number: int, most: int = 8) -> str:
+    """Divisors of `number` in words: "1, 2, 4 or 8"."""
+    legal = [str(d) for d in divisors(number)[:most]]
+    return legal[0] if len(legal) == 1 else ", ".join(legal[:-1]) + " or " + legal[-1]

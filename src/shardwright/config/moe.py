@@ -1,0 +1,243 @@
+"""Mixture of experts: many MLPs in place of one, of which a gate chooses a few for each token. Shazeer et al. 2017
+(arXiv 1701.06538)."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+
+GateName = Literal["softmax", "switch", "gshard", "sigmoid", "expert-choice", "correlation"]
+Overflow = Literal["drop-position", "drop-probability", "reroute"]
+AuxLoss = Literal["none", "switch", "gshard"]
+Scope = Literal["microbatch", "sequence", "global"]
+
+
+class MoeSpec(Spec):
+    """The experts of a model, who chooses them and what keeps them evenly used. Without experts a model is dense."""
+
+    experts: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
+        0, description="Experts of a layer, of which each token gets a few; 0 means a dense model."
+    )
+    top_k: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
+        0, description="Experts of a token; 0 means 1 for the switch gate and 2 for others."
+    )
+    ffn: Annotated[int, Field(ge=0, le=largest.WIDTH)] = Field(
+        0, description="Width inside an expert; 0 means that of the model's MLP. Experts have no biases."
+    )
+    shared_experts: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
+        0, description="Experts that every token gets besides, computed as one MLP."
+    )
+    shared_ffn: Annotated[int, Field(ge=0, le=largest.WIDTH)] = Field(
+        0, description="Width inside a shared expert; 0 means that of the others."
+    )
+    shared_gate: bool = Field(
+        False, description="Weigh what the shared experts give with the sigmoid of one more product (Qwen2-MoE)."
+    )
+    first_dense: Annotated[int, Field(ge=0, le=largest.LAYERS)] = Field(
+        0, description="Layers at the beginning that keep a plain MLP (DeepSeek)."
+    )
+    every: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(
+        1, description="After the first dense ones, each so many-th layer has experts; 2 is every other one (GShard)."
+    )
+    gate: GateName = Field(
+        "softmax",
+        description="Who chooses: the softmax's largest; switch: the one largest; gshard: the largest, and the second "
+        "at random by its weight; sigmoid: the largest of scores that add up to nothing, plus a bias; expert-choice: "
+        "each expert its tokens; correlation: later choices among experts often chosen with the first.",
+    )
+    normalise: bool = Field(
+        True, description="softmax, sigmoid and correlation: the weights of a token's choices add up to one."
+    )
+    softmax_over: Literal["all", "chosen"] = Field(
+        "all",
+        description="softmax: weights are the softmax over all experts, or over the chosen ones' alone (Mixtral).",
+    )
+    routed_scaling: Annotated[float, Field(gt=0, le=largest.FACTOR)] = Field(
+        1.0, description="What the weights of the chosen experts are multiplied with in the end."
+    )
+    num_groups: Annotated[int, Field(gt=0, le=largest.EXPERTS)] = Field(
+        1, description="softmax and sigmoid: equal groups of experts, of which a token uses some, such as nodes."
+    )
+    groups_kept: Annotated[int, Field(gt=0, le=largest.EXPERTS)] = Field(
+        1, description="Groups that a token's experts may lie in."
+    )
+    group_score: Literal["top2", "max"] = Field(
+        "top2",
+        description="How groups are compared: by the sum of their two best experts (DeepSeek-V3) or by the best "
+        "(DeepSeek-V2).",
+    )
+    partners: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
+        0, description="correlation: experts that later choices may fall on; 0 means half of all, at least top_k - 1."
+    )
+    co_activation_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="correlation: what remains after each step of the counts of experts chosen together."
+    )
+    bias_update: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
+        0.0,
+        description="sigmoid: by how much the bias of an expert that got less than the mean in a step rises, and that "
+        "of one that got more falls (Wang et al. 2024, arXiv 2408.15664).",
+    )
+    aux_loss: AuxLoss = Field(
+        "none", description="A loss that is least where experts are evenly used, of Switch or of GShard."
+    )
+    aux_coefficient: Annotated[float, Field(gt=0, le=largest.FACTOR)] = Field(
+        0.01,
+        description="What it is multiplied with. GShard's loss is smaller than Switch's by the square of the number of "
+        "experts, and its coefficient must be as much larger to weigh the same.",
+    )
+    aux_scope: Scope = Field(
+        "microbatch",
+        description="Where use should be even: in each microbatch, in each sequence, or in the global batch (there "
+        "the counts are those of the step before).",
+    )
+    z_coefficient: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
+        0.0, description="Of a loss that keeps the gate's logits small (Zoph et al. 2022, arXiv 2202.08906)."
+    )
+    capacity_factor: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
+        0.0,
+        description="Most tokens of an expert in a microbatch, as a multiple of the mean; 0 means no limit, and 1 "
+        "with expert-choice, where each expert takes exactly so many.",
+    )
+    overflow: Overflow = Field(
+        "drop-position",
+        description="What becomes of choices beyond the capacity: the latest, or the least probable, are dropped; or "
+        "they go to the token's next choice that has room.",
+    )
+
+    @property
+    def num_chosen(self) -> int:
+        """Experts of a token with the default filled in; on average, where experts choose."""
+        return self.top_k or (1 if self.gate == "switch" else 2)
+
+    @property
+    def num_partners(self) -> int:
+        """Partners of a token's first expert with the default filled in."""
+        return self.partners or max(self.num_chosen - 1, self.experts // 2)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer, counted from 0 in the whole model, has experts."""
+        rest = layer - self.first_dense
+        return self.experts > 0 and rest >= 0 and rest % self.every == self.every - 1
+
+    def layers_with_experts(self, layers: int) -> list[int]:
+        """Those of a model of so many layers."""
+        return [layer for layer in range(layers) if self.has_experts(layer)]
+
+    def ffn_size(self, dense: int) -> int:
+        """Width inside an expert, if the model's MLP has width `dense`."""
+        return self.ffn or dense
+
+    def shared_size(self, dense: int) -> int:
+        """Width inside the shared experts, all together."""
+        return self.shared_experts * (self.shared_ffn or self.ffn_size(dense))
+
+    def capacity(self, tokens: int) -> int | None:
+        """Most tokens of an expert in a microbatch of `tokens`; None where there is no limit."""
+        factor = self.capacity_factor or (1.0 if self.gate == "expert-choice" else 0.0)
+        if not factor:
+            return None
+        return min(tokens, max(1, math.ceil(tokens * self.num_chosen * factor / self.experts)))
+
+    def faults(self, layers: int) -> list[str]:
+        """What contradicts itself, in a model of so many layers."""
+        if not self.experts:
+            given = [f"model.moe.{name}" for name in MoeSpec.model_fields if self._is_set(name)]
+            what = "and model.moe.experts is 0; say how many experts, or leave it out"
+            return [f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} set, {what}"] if given else []
+        return [*self._choice_faults(), *self._group_faults(), *self._layer_faults(layers), *self._balance_faults()]
+
+    def _is_set(self, name: str) -> bool:
+        return bool(getattr(self, name) != MoeSpec.model_fields[name].default)
+
+    def _only_for(self, names: str, condition: bool, what: str) -> list[str]:
+        """Faults of fields that are set without what they are about."""
+        if condition:
+            return []
+        found: list[Any] = [name for name in names.split() if self._is_set(name)]
+        return [f"model.moe.{name} is {getattr(self, name)}, and {what}; leave it out" for name in found]
+
+    def _choice_faults(self) -> list[str]:
+        chosen, gate, faults = self.num_chosen, self.gate, list[str]()
+        if chosen > self.experts:
+            faults.append(
+                f"model.moe.top_k {chosen} is more than model.moe.experts {self.experts}; use at most {self.experts}"
+            )
+        wanted = {"switch": 1, "gshard": 2}.get(gate, chosen)
+        if chosen != wanted:
+            faults.append(
+                f"the {gate} gate chooses {wanted} of the experts, and model.moe.top_k is {chosen}; leave it out"
+            )
+        if gate == "correlation" and not chosen - 1 <= self.num_partners < self.experts:
+            faults.append(
+                f"model.moe.partners {self.num_partners} should be at least top_k - 1 = {chosen - 1}, so that a token "
+                f"finds enough, and less than experts {self.experts}"
+            )
+        if gate == "correlation" and chosen < 2:
+            faults.append('the correlation gate limits choices after the first; use model.moe.top_k = 2, or "softmax"')
+        of_gate = f'model.moe.gate = "{gate}" knows nothing of it'
+        faults += self._only_for("normalise", gate in ("softmax", "sigmoid", "correlation"), of_gate)
+        faults += self._only_for("softmax_over", gate == "softmax", of_gate)
+        faults += self._only_for("partners co_activation_decay", gate == "correlation", of_gate)
+        faults += self._only_for("bias_update", gate == "sigmoid", of_gate)
+        if self.softmax_over == "chosen" and not self.normalise:
+            faults.append(
+                'model.moe.softmax_over = "chosen" makes weights that add up to one, and model.moe.normalise is false; '
+                'set normalise = true, or softmax_over = "all"'
+            )
+        return faults
+
+    def _group_faults(self) -> list[str]:
+        of_gate = f'model.moe.gate = "{self.gate}" does not limit groups'
+        faults = self._only_for("num_groups", self.gate in ("softmax", "sigmoid"), of_gate)
+        faults += self._only_for("groups_kept group_score", self.num_groups > 1, "model.moe.num_groups is 1")
+        if faults or self.num_groups == 1:
+            return faults
+        if self.experts % self.num_groups:
+            return [
+                f"model.moe.num_groups {self.num_groups} does not divide {self.experts} experts "
+                f"({self.experts} / {self.num_groups} = {self.experts / self.num_groups:.2f}); use a divisor of "
+                f"{self.experts}"
+            ]
+        size = self.experts // self.num_groups
+        if self.groups_kept > self.num_groups:
+            faults.append(
+                f"model.moe.groups_kept {self.groups_kept} is more than num_groups {self.num_groups}; use less"
+            )
+        elif self.groups_kept * size < self.num_chosen:
+            needed = -(-self.num_chosen // size)
+            way_out = f"keep at least {needed} groups" if needed <= self.num_groups else "use a smaller model.moe.top_k"
+            faults.append(
+                f"model.moe.groups_kept {self.groups_kept} x {size} experts of a group = {self.groups_kept * size} is "
+                f"less than top_k {self.num_chosen}; {way_out}"
+            )
+        if self.group_score == "top2" and size < 2:
+            faults.append('model.moe.group_score = "top2" needs two experts in a group, and there is one; use "max"')
+        return faults
+
+    def _layer_faults(self, layers: int) -> list[str]:
+        faults = self._only_for("shared_ffn shared_gate", self.shared_experts > 0, "model.moe.shared_experts is 0")
+        if not self.layers_with_experts(layers):
+            faults.append(
+                f"model.moe.first_dense {self.first_dense} and every {self.every} leave none of {layers} layers with "
+                f"experts; use first_dense + every of at most {layers}"
+            )
+        return faults
+
+    def _balance_faults(self) -> list[str]:
+        faults = self._only_for("aux_coefficient aux_scope", self.aux_loss != "none", 'model.moe.aux_loss is "none"')
+        limited = self.capacity_factor > 0 and self.gate != "expert-choice"
+        what = (
+            "each expert takes as many as it has room for"
+            if self.gate == "expert-choice"
+            else "model.moe.capacity_factor is 0, so nothing overflows"
+        )
+        faults += self._only_for("overflow", limited, what)
+        if self.gate == "expert-choice" and self.aux_loss != "none":
+            faults.append(
+                f'model.moe.aux_loss = "{self.aux_loss}" evens out what is even: with the expert-choice gate all '
+                'experts take the same number of tokens; use "none"'
+            )
+        return faults

@@ -1,0 +1,285 @@
+"""The plan: how one training step is cut over the ranks."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy, RecomputedName
+
+ScheduleName = Literal[
+    "sequential",
+    "gpipe",
+    "1f1b",
+    "interleaved-1f1b",
+    "looped-bfs",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipe",
+    "dualpipev",
+    "pipedream",
+    "pipedream-2bw",
+    "auto",
+]
+
+ContextMethod = Literal["ring", "all-gather", "ulysses"]
+Recompute = Literal["none", "stage", "full", "selective", "budget", "layers"]
+CompressName = Literal["none", "bf16", "fp16", "int8", "powersgd", "topk"]
+
+# Pieces of the model for each pipeline rank, where that is not 1; 0 is as many as plan.virtual_stages.
+STAGES_PER_RANK = {
+    "interleaved-1f1b": 0,
+    "looped-bfs": 0,
+    "auto": 0,
+    "zb-v": 2,
+    "v-half": 2,
+    "v-min": 2,
+    "dualpipev": 2,
+}
+
+# Schedules that update weights while the pipeline is full.
+ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
+
+
+class PlanSpec(Spec):
+    """Degrees and order of work. The product dp x cp x tp x pp is the number of ranks."""
+
+    dp: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
+        1, description="Data-parallel degree: replicas that see different samples."
+    )
+    tp: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
+        1, description="Tensor-parallel degree: ranks that share each layer's matrices."
+    )
+    pp: Annotated[int, Field(gt=0, le=largest.PIPELINE_RANKS)] = Field(
+        1, description="Pipeline-parallel degree: ranks that hold different layers."
+    )
+    cp: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
+        1, description="Context-parallel degree: ranks that share each sequence's tokens."
+    )
+    cp_method: ContextMethod = Field(
+        "ring",
+        description="How attention spans the cp ranks. ring: keys and values go around, under the computation; "
+        "all-gather: they are gathered at once; ulysses: ranks trade tokens for heads, and each attends with its own.",
+    )
+    ep: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
+        1,
+        description="Expert-parallel degree: ranks that hold different experts; they are ranks of dp and cp, and of tp "
+        "where expert_tp is 1.",
+    )
+    expert_tp: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+        0, description="Tensor-parallel degree of the experts: plan.tp or 1; 0 is plan.tp."
+    )
+    dispatch: Literal["direct", "node-aware"] = Field(
+        "direct",
+        description="How tokens cross to experts on other nodes. direct: once for each expert; node-aware: once for "
+        "each node, and from there to its experts inside the node.",
+    )
+    microbatch_size: Annotated[int, Field(gt=0, le=largest.BATCH)] = Field(
+        1, description="Sequences in one forward pass of one rank."
+    )
+    schedule: ScheduleName = Field("1f1b", description="Order of forward and backward passes in the pipeline.")
+    virtual_stages: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(
+        1,
+        description="Pieces of the model that each pipeline rank holds, where the schedule lets you choose: "
+        "interleaved-1f1b, looped-bfs and auto (1 or 2).",
+    )
+    extra_warmup: Annotated[int, Field(ge=0, le=largest.COMPUTATIONS)] = Field(
+        0, description="1f1b: more forwards before the first backward, to hide messages at the price of memory."
+    )
+    most_alive: Annotated[float, Field(ge=0, le=largest.COMPUTATIONS)] = Field(
+        0.0,
+        description="auto: most microbatches whose activations a rank keeps; 0 is as many as 1f1b keeps, plan.pp.",
+    )
+    sequence_parallel: bool = Field(
+        False, description="Also shard norms and residuals over the sequence among the tp ranks."
+    )
+    zero: Literal[0, 1, 2, 3] = Field(
+        0,
+        description="ZeRO stage: what the dp ranks share instead of each holding all of it; 1 optimizer state, 2 "
+        "gradients too, 3 parameters too.",
+    )
+    zero_ranks: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+        0,
+        description="Hybrid sharding: neighbouring dp ranks that share one set of shards, and copies of it over the "
+        "others; 0 is all of dp.",
+    )
+    offload_optimizer: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0,
+        description="Share of the optimizer state and of float32 master weights that is kept in host memory and "
+        "updated there.",
+    )
+    offload_parameters: bool = Field(
+        False, description="ZeRO 3: keep the shards of the parameters in host memory until they are gathered."
+    )
+    layout: list[Annotated[int, Field(ge=0, le=largest.LAYERS)]] = Field(
+        default_factory=list,
+        max_length=largest.LAYERS + 2,
+        description="Layers of each stage, first to last; empty means as even as possible.",
+    )
+    recompute: Recompute = Field(
+        "none",
+        description="What is computed again in the backward instead of being kept. stage: all of a stage, from its "
+        "input, before its backward; full: each layer, from its input, when its turn comes; selective: the operators "
+        "of recompute_operators; budget: what fits memory_limit_gib at the least time; layers: recompute_layers.",
+    )
+    recompute_operators: list[OperatorName] = Field(
+        ["attention"],
+        description="selective: operators that are computed again (norm, qkv, attention, up, activation).",
+    )
+    recompute_every: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(
+        1, description="full and selective: only every so many layers, counted in the whole model from layer 0."
+    )
+    recompute_layers: list[list[RecomputedName]] = Field(
+        default_factory=list,
+        max_length=largest.LAYERS,
+        description="layers: by layer of the model what it computes again, operators or layer; budget chooses it.",
+    )
+    memory_limit_gib: Annotated[float, Field(ge=0, le=largest.MEMORY_GIB)] = Field(
+        0.0, description="budget: most GiB of activations on a rank; what is dearest to compute again is kept."
+    )
+    offload_activations: bool = Field(
+        False,
+        description="full: inputs of layers wait for the backward in host memory, and come back ahead of it.",
+    )
+    bucket_mib: Annotated[float, Field(ge=largest.LEAST_BUCKET_MIB, le=largest.BUCKET_MIB)] = Field(
+        25.0, description="Gradients are reduced over dp in buckets of this many MiB, during the backward."
+    )
+    compress: CompressName = Field("none", description="How gradients are made smaller on their way over dp.")
+    compress_rank: Annotated[int, Field(gt=0, le=largest.WIDTH)] = Field(
+        4, description="powersgd: rank of the two factors that a gradient matrix travels as."
+    )
+    compress_share: Annotated[float, Field(ge=largest.LEAST_RATE, le=1)] = Field(
+        0.01, description="topk: share of the gradient elements of a bucket that travel in one step."
+    )
+    compress_least: Annotated[int, Field(gt=0, le=largest.PARAMETERS)] = Field(
+        4096, description="Gradient tensors with fewer elements travel as they are."
+    )
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def degrees(self) -> str:
+        """Whose product is the number of ranks, in words: "dp 2 x tp 2 x pp 1"."""
+        axes = ("dp", "cp", "tp", "pp") if self.cp > 1 else ("dp", "tp", "pp")
+        return " x ".join(f"{axis} {getattr(self, axis)}" for axis in axes)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same part of a layer, and sum its gradients: they see different tokens."""
+        return self.dp * self.cp
+
+    @property
+    def expert_tp_size(self) -> int:
+        """Ranks that share each expert's matrices, with the default filled in."""
+        return self.expert_tp or self.tp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same part of the same experts."""
+        return self.dp * self.cp * self.tp // (self.ep * self.expert_tp_size)
+
+    @property
+    def loses_gradients(self) -> bool:
+        """Whether a step leaves out a part of the gradients: they are compressed, and summed over several ranks."""
+        copies = 2 if self.schedule == "dualpipe" else 1
+        return self.compress != "none" and copies * max(self.replicas, self.expert_replicas) > 1
+
+    def sharing(self, is_expert: bool) -> tuple[int, int]:
+        """(ranks that share one set of ZeRO's shards, ranks that hold the same shard), of one copy of a stage.
+
+        Hybrid sharding applies to the experts where plan.zero_ranks divides the number of their replicas.
+        """
+        replicas = self.expert_replicas if is_expert else self.replicas
+        if 0 < self.zero_ranks < replicas and replicas % self.zero_ranks == 0:
+            return self.zero_ranks, replicas // self.zero_ranks
+        return replicas, 1
+
+    def zero_stage(self, is_expert: bool = False) -> int:
+        """The stage of ZeRO that takes effect on a stage's parameters, or on its experts'.
+
+        0 where no rank shares their state with another and there is nothing to shard; parameters in host memory are
+        gathered from there even so.
+        """
+        holders = self.sharing(is_expert)[0] * (2 if self.schedule == "dualpipe" else 1)
+        return self.zero if holders > 1 or self.offload_parameters else 0
+
+    @property
+    def gathers_stages(self) -> bool:
+        """ZeRO 3: whether the program gathers whole stages, between computations; a model in one piece is gathered
+        layer by layer, within them.
+
+        Passes side by side could not gather by layer: they would share the communicator of the replicas.
+        """
+        return self.num_stages > 1
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Pieces of the model for each pipeline rank. DualPipe's ranks hold two, but each piece is there twice."""
+        return STAGES_PER_RANK.get(self.schedule, 1) or self.virtual_stages
+
+    @property
+    def num_stages(self) -> int:
+        """Pieces that the model is cut into."""
+        return self.pp * self.stages_per_rank
+
+    def stage_layers(self, layers: int) -> list[int]:
+        """How many layers each stage holds.
+
+        What does not divide goes to the middle stages first: the first stage also embeds and the last one
+        also holds the head and the loss.
+        """
+        return list(self.layout) or even_stages(layers, self.num_stages)
+
+
+def even_stages(layers: int, stages: int) -> list[int]:
+    """Layers of each stage, as even as possible; the middle stages have those that are left over."""
+    counts = [layers // stages] * stages
+    first_to_grow = [*range(1, stages - 1), 0, stages - 1]
+    for stage in first_to_grow[: layers % stages]:
+        counts[stage] += 1
+    return counts
+
+
+def split_evenly(total: int, parts: int, index: int) -> tuple[int, int]:
+    """Half-open range `index` of `parts` nearly equal ones; the first `total % parts` are one longer."""
+    size, longer = divmod(total, parts)
+    start = index * size + min(index, longer)
+    return start, start + size + (index < longer)
+
+
+def chunks_per_rank(method: ContextMethod) -> int:
+    """Into how many contiguous chunks a rank's positions fall."""
+    return 1 if method == "ulysses" else 2
+
+
+def ep_ranks_of_node(plan: PlanSpec, ranks_per_node: int) -> int:
+    """Ranks of one ep line that share a node of `ranks_per_node` neighbouring ranks; 0 if nodes are not known.
+
+    ValueError, with what is wrong, where nodes cut the lines into unequal parts.
+    """
+    span, etp = plan.ep * plan.expert_tp_size, plan.expert_tp_size
+    if ranks_per_node == 0 or ranks_per_node % span == 0:
+        return min(ranks_per_node, plan.ep)
+    if span % ranks_per_node or ranks_per_node % etp:
+        times = f"ep {plan.ep}" + (f" x expert_tp {etp}" if etp > 1 else "")
+        raise ValueError(
+            f"{times} = {span} neighbouring ranks exchange tokens, and nodes of {ranks_per_node} cut them unevenly"
+        )
+    return ranks_per_node // etp
+
+
+def layer_policies(plan: PlanSpec, layers: int) -> list[Policy]:
+    """What each layer of the model recomputes. A budget must have been met before (account/recompute_budget.py)."""
+    assert plan.recompute != "budget", "a budget is not yet a choice of what to recompute"
+    if plan.recompute == "layers":
+        return [frozenset(names) for names in plan.recompute_layers]
+    by_name = {"full": WHOLE_LAYER, "selective": frozenset(plan.recompute_operators)}
+    policy = by_name.get(plan.recompute, KEEP_ALL)
+    return [policy if layer % plan.recompute_every == 0 else KEEP_ALL for layer in range(layers)]

@@ -1,0 +1,73 @@
+"""Precision: in which numbers a step is computed, added up and sent."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+
+Number = Literal["float32", "bf16", "fp16"]
+
+BYTES_PER_ELEMENT: dict[Number, int] = {"float32": 4, "bf16": 2, "fp16": 2}
+
+
+class PrecisionSpec(Spec):
+    """Number types. Weights that the optimizer updates are always float32."""
+
+    compute: Number = Field("float32", description="Number type of weights and activations in forward and backward.")
+    gradients: Literal["float32", "compute"] = Field(
+        "float32", description="Number type in which gradients add up over microbatches; compute is that of compute."
+    )
+    reduce: Literal["gradients", "float32"] = Field(
+        "gradients",
+        description="Number type in which gradients travel, if plan.compress says nothing else; gradients is that in "
+        "which they add up.",
+    )
+    loss_scale: Annotated[float, Field(ge=0, le=largest.LOSS_SCALE)] = Field(
+        65536.0, description="First factor of the loss with fp16, so that small gradients are kept; 0 means none."
+    )
+    loss_scale_growth_steps: Annotated[int, Field(ge=0, le=largest.STEPS)] = Field(
+        2000, description="Steps without overflow after which the loss scale doubles; 0 means that it is constant."
+    )
+    float8: Literal["none", "delayed", "tensorwise", "rowwise", "blockwise"] = Field(
+        "none", description="Recipe by which the products of linear layers are computed in fp8."
+    )
+    float8_history: Annotated[int, Field(gt=0, le=largest.HISTORY)] = Field(
+        16, description="delayed: steps whose largest values the scales are taken from."
+    )
+
+    @property
+    def product_number(self) -> str:
+        """Number type of the products of linear layers, over whose peak rate MFU is taken: fp8 or that of compute."""
+        return "fp8" if self.float8 != "none" else self.compute
+
+    @property
+    def gradient_number(self) -> Number:
+        """Number type in which gradients add up."""
+        return self.compute if self.gradients == "compute" else self.gradients
+
+    @property
+    def reduce_number(self) -> Number:
+        """Number type in which gradients travel."""
+        return self.gradient_number if self.reduce == "gradients" else self.reduce
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled at all: only fp16 needs it."""
+        return self.compute == "fp16" and self.loss_scale > 0
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of a weight or an activation in forward and backward."""
+        return BYTES_PER_ELEMENT[self.compute]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient that is added up."""
+        return BYTES_PER_ELEMENT[self.gradient_number]
+
+    @property
+    def reduce_bytes(self) -> int:
+        """Bytes of a gradient on its way."""
+        return BYTES_PER_ELEMENT[self.reduce_number]

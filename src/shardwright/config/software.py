@@ -1,0 +1,132 @@
+"""A generation of training software: which kernels it has, what it fuses, what it overlaps.
+
+A prediction takes from it how many bytes each elementwise operator moves, because that is what fusing changes. Numbers
+of bytes are by element of the tensor that the operator is about, (forward, backward), and counted from what the kernels
+read and write; they are not fitted.
+"""
+
+from functools import lru_cache
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwright.config import catalog, largest
+from shardwright.config.base import Spec
+from shardwright.config.catalog_entry import read_entry
+from shardwright.config.plan import ScheduleName
+
+Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
+Bytes = tuple[Number, Number]  # in the forward, in the backward
+
+
+Workspaces = Annotated[int, Field(ge=0, le=largest.WORKSPACES)]
+
+
+class SoftwareSpec(Spec):
+    """One generation of one framework."""
+
+    name: str
+    source: str = Field(description="Where these facts are from.")
+    matches: tuple[str, ...] = Field(
+        (), description="Patterns by which the text about a run tells that it used this software."
+    )
+    precedence: Annotated[int, Field(ge=-largest.WORKSPACES, le=largest.WORKSPACES)] = Field(
+        0, description="Of several that match, the one with the highest is taken."
+    )
+    calibration: str = Field("", description="Name of the calibration with constants of its own, if it has some.")
+    attention: Literal["torch", "softmax", "flash1", "flash2", "cudnn"] = Field(
+        description="Attention: torch's operators, a fused softmax, FlashAttention 1 or 2, or cuDNN's / version 3."
+    )
+    norm: Bytes = Field(description="Bytes that a norm moves, by element of the residual stream.")
+    residual: Bytes = Field(description="Bias, dropout and sum with the residual stream, by its elements.")
+    activation: Bytes = Field(description="Activation of the MLP (bias, gate), by element that leaves it.")
+    rotary: Bytes = Field(description="Rotation, transpositions and copies, by element of query, key and value.")
+    softmax: Bytes = Field((0.0, 0.0), description="Scale, mask, softmax and dropout, by element of the scores.")
+    loss: Bytes = Field(description="Cross entropy, by logit.")
+    float8: Bytes = Field((7.0, 7.0), description="Casts to fp8 and their transposes, by element of a product's input.")
+    kernels: Bytes = Field((25.0, 45.0), description="Kernels that one layer launches.")
+    norm_kept: Number = Field(2.0, description="Bytes that a norm keeps for its backward, by element.")
+    activation_kept: Number = Field(
+        0.0,
+        description="Bytes that the activation keeps beside the inputs of both products, by element that leaves it.",
+    )
+    rotary_kept: Number = Field(0.0, description="Bytes kept beside query, key and value, by their elements.")
+    logit_peak: Number = Field(6.0, description="Most bytes by logit while the loss is computed.")
+    placeholder_bytes: Literal[0, 2] = Field(
+        0,
+        description="Bytes of a placeholder by element of a weight: products add weight gradients up themselves, and "
+        "give autograd an empty tensor instead: one for each shape that weights of layers have, which stays, and that "
+        "of the head, which is there during its backward.",
+    )
+    workspaces: tuple[Workspaces, Workspaces] = Field(
+        (0, 0), description="Workspaces of 32 MiB that products take from the allocator: always, more with experts."
+    )
+    head_parallel: bool = Field(True, description="tp ranks share the loss; if not, logits are gathered on each.")
+    stage_kept: Number = Field(
+        0.0,
+        description="Bytes that a stage keeps of each microbatch in flight beside its layers', by output element.",
+    )
+    step_bytes: Number = Field(
+        0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
+    )
+    dropout: bool = Field(False, description="Whether dropout masks are kept.")
+    causal: bool = Field(True, description="Whether attention skips what causality masks.")
+    gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")
+    reduce_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient on its way.")
+    bf16_gradient_bytes: Literal[0, 2, 4] = Field(
+        0,
+        description="Both of these where products are in bfloat16, whose 8 bits many will not add up in; 0 is as in "
+        "other numbers.",
+    )
+    reduce_whole: bool = Field(False, description="ZeRO-1 sums gradients on every rank, as without it.")
+    reduce_overlap: bool = Field(False, description="Gradients are reduced during the last backward.")
+    masters: bool = Field(
+        True,
+        description="Parameters in 16 bits have a copy in float32; if not, they are in float32 and cast where used.",
+    )
+    shard_overlap: bool = Field(True, description="ZeRO-3 gathers a layer's parameters while another one computes.")
+    shard_pieces: Annotated[int, Field(gt=0, le=largest.WORKSPACES)] = Field(
+        1, description="Collectives in which ZeRO-3 gathers a layer's parameters."
+    )
+    gather_overlap: bool = Field(False, description="Updated parameters are gathered during the next forward.")
+    message_overlap: bool = Field(False, description="Messages of the pipeline pass while others compute.")
+    message_split: bool = Field(True, description="tp ranks each send their part of a message.")
+    tensor_overlap: bool = Field(False, description="Tensor-parallel collectives are hidden behind their products.")
+    expert_overlap: bool = Field(False, description="Tokens travel to and from experts while others are computed.")
+    dispatch_bytes: Literal[1, 2] = Field(
+        2, description="Bytes of an element on its way to experts, kept there as it came; what comes back has 2."
+    )
+    returned_kept: Literal[0, 2] = Field(
+        2,
+        description="Bytes kept by element of what comes back from experts: 2 where it meets the weights of choices, "
+        "whose gradients need it, 0 where experts apply the weights inside.",
+    )
+    expert_dedupe: bool = Field(
+        False,
+        description="A token crosses the network once for each domain that has experts for it, not for each expert.",
+    )
+    schedules: tuple[ScheduleName, ...] | None = Field(
+        None, description="Schedules of a pipeline that it has; left out where that is not known, as what follows."
+    )
+    zero_stages: tuple[Literal[0, 1, 2, 3], ...] | None = Field(
+        None, description="ZeRO stages that it has beside a pipeline."
+    )
+    sequence_parallel: bool | None = Field(None, description="Whether it has sequence parallel.")
+    context_parallel: bool | None = Field(None, description="Whether it splits sequences over ranks.")
+
+
+@lru_cache(maxsize=64)
+def software_of(name: str) -> SoftwareSpec:
+    """Software by catalog name or of a file of yours; NAME+ATTENTION is that of the catalog with another attention."""
+    if catalog.is_file(name) or "+" not in name:
+        return read_entry("software", name, SoftwareSpec)
+    name, _, kernel = name.partition("+")
+    software = read_entry("software", name, SoftwareSpec)
+    fields: dict[str, object] = {"attention": kernel, "causal": kernel not in _SOFTMAX_BYTES}
+    if kernel in _SOFTMAX_BYTES and "softmax" not in software.model_fields_set:
+        fields["softmax"] = _SOFTMAX_BYTES[kernel]
+    return software.model_copy(update=fields)
+
+
+# Bytes by score, forward and backward, of code that has no softmax of its own: torch's operators, or fused in one.
+_SOFTMAX_BYTES = {"torch": (22.0, 22.0), "softmax": (4.0, 6.0)}

@@ -1,0 +1,65 @@
+"""A TOML file of a user: its fields, or one sentence that says what is wrong with it.
+
+Values are bounded before anything else reads them: what can't be written as JSON (numbers beyond 64 bits, nesting
+deeper than any field is) would end in an error of Python's, not of ours.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from shardwright.config.user_file import MIB, FileFault, read_text
+
+MOST_BYTES = MIB
+_MOST_DEEP = 12  # plan.recompute_layers, in a section of a job, is 4 deep
+_MOST_VALUES = 200_000
+_LARGEST = 2**63  # TOML 1.0: integers have 64 bits with their sign
+
+# A TOMLDecodeError is a ValueError. RecursionError is for nesting too deep for Python.
+TOML_ERRORS = (ValueError, RecursionError)
+
+
+def read_toml(path: Path, hint: str = "save it as UTF-8") -> dict[str, Any]:
+    """The fields in a file. `hint` is the way out of what is no text. Raises FileFault or OSError."""
+    text = read_text(path, MOST_BYTES, "TOML file", hint)
+    try:
+        fields = tomllib.loads(text)
+    except RecursionError as error:
+        raise FileFault(f"{path} is not valid TOML: {error}; nest it less, at most {_MOST_DEEP} levels") from None
+    except ValueError as error:
+        raise FileFault(f"{path} is not valid TOML: {_first_line(error)}; mend that line") from None
+    if faults := value_faults(fields):
+        raise FileFault(f"{path}: {faults[0]}")
+    return fields
+
+
+def value_faults(fields: dict[str, Any]) -> list[str]:
+    """What keeps values from being read as fields: the first number beyond 64 bits, or nesting that is too deep."""
+    left: list[tuple[str, Any, int]] = [("", fields, 0)]
+    seen = 0
+    while left:
+        where, value, depth = left.pop()
+        seen += 1
+        if seen > _MOST_VALUES:
+            return [f"there are more than {_MOST_VALUES:,} values, and no job has so many; check that it is the file"]
+        if depth > _MOST_DEEP:
+            return [f"{_short(where)} is nested {depth} levels deep; fields are at most {_MOST_DEEP} levels deep"]
+        if isinstance(value, dict):
+            left += [(f"{where}.{key}" if where else key, one, depth + 1) for key, one in reversed(value.items())]
+        elif isinstance(value, list):
+            left += [(f"{where}[{n}]", one, depth + 1) for n, one in reversed(list(enumerate(value)))]
+        elif isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+            return [
+                f"{_short(where)} is a number of {value.bit_length()} bits, and TOML's have 64 with their sign; use at "
+                f"most {_LARGEST - 1}"
+            ]
+    return []
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return lines[0] if len(lines[0]) <= 200 else lines[0][:197] + "..."

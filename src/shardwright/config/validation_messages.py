@@ -1,0 +1,71 @@
+"""Faults of single fields in our words: where, what was given, what is asked for, a way out."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from shardwright.config import catalog
+from shardwright.config.job import JobSpec
+
+
+def field_faults(fields: Mapping[str, Any]) -> list[str]:
+    """What is wrong with single fields of a job, nested as in a file: names, types and limits. Empty if nothing is."""
+    try:
+        JobSpec.model_validate_json(json.dumps(fields, default=str), strict=True)
+    except ValidationError as error:
+        return described(error, JobSpec)
+    return []
+
+
+def described(error: ValidationError, root: type[BaseModel]) -> list[str]:
+    """Every fault that pydantic found in the fields of `root`."""
+    return [_describe(details, root) for details in error.errors()]
+
+
+def _describe(details: ErrorDetails, root: type[BaseModel]) -> str:
+    where = ".".join(str(part) for part in details["loc"])
+    given = details["input"]
+    if details["type"] == "extra_forbidden":
+        section = _section(details["loc"][:-1], root)
+        known = sorted(section.model_fields) if section else []
+        kind = "section" if section is JobSpec else "field"
+        return f"{where} is not a known {kind}; {catalog.did_you_mean(str(details['loc'][-1]), known)}"
+    if details["type"] == "model_type":
+        first = next(iter((_section(details["loc"], root) or root).model_fields))
+        example = f"{where}.{first}" + (f" = {_short(given)}" if first == "name" and isinstance(given, str) else "")
+        return f"{where} = {_short(given)}: it should be a section; set fields in it, such as {example}"
+    if details["type"] == "missing":
+        return f"{where} is missing; set it: {_field_help(details['loc'], root) or 'it has no default'}"
+    message = details["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:].replace("Input should", "it should")
+    message = message.replace("input should", "it should")
+    field = _field_help(details["loc"], root)
+    return f"{where} = {_short(given)}: {message}{f' ({field})' if field else ''}"
+
+
+def _short(value: object) -> str:
+    text = str(value) if isinstance(value, float) else json.dumps(value, default=str)  # TOML has nan, not NaN
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[BaseModel] | None:
+    """The spec class that a location such as ("plan",) or ("cluster", "parts", 0) is in."""
+    section: Any = root
+    for part in location:
+        if isinstance(part, int):  # an entry of a list of sections, which the name before it has led to
+            continue
+        field = section.model_fields.get(part)
+        section = field.annotation if field else None
+        section = get_args(section)[0] if get_origin(section) is list else section
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return None
+    return section  # type: ignore[no-any-return]
+
+
+def _field_help(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
+    section = _section(location[:-1], root)
+    field = section.model_fields.get(str(location[-1])) if section else None
+    return (field.description or "").rstrip(".") if field else ""

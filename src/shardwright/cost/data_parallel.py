@@ -1,0 +1,153 @@
+"""What replicas do at the ends of a step: reduce gradients, compressed or not, update, and gather parameters."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.account.compression import Collective, scattered, summed
+from shardwright.config.software import SoftwareSpec
+from shardwright.cost.calibration import Rates, known_host
+from shardwright.cost.collective_time import all_to_all_s, ring_s
+from shardwright.cost.group_links import Groups
+from shardwright.cost.pipeline_bubble import num_reductions
+from shardwright.cost.stage_time import PieceTime, beside
+from shardwright.cost.topology import Group
+from shardwright.workload.arrays import Array, Numbers
+from shardwright.workload.layers import chains
+from shardwright.workload.operators import FLOAT32
+from shardwright.workload.query import Run
+from shardwright.workload.stage_contents import Ranks
+
+# Bytes by gradient element that a method of compression reads and writes on the device, of float32 gradients: casts,
+# the sum of the shares that come, and for the methods with error feedback adding the error before and keeping it after.
+_COMPRESSION_BYTES = {"bf16": 14, "fp16": 14, "int8": 36, "powersgd": 36, "topk": 36}
+
+# Bytes by element of an update: Adam reads a gradient and reads and writes two moments and the master weight, all in
+# float32, and writes the weight in 16 bits; the norm of the gradients reads them once more.
+_UPDATE_BYTES = 4 + 4 * 6 + 2 + 4
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """All that prices the ends of a step. Numbers are arrays; `ranks` are of shape (ranks, plans)."""
+
+    run: Run
+    software: SoftwareSpec
+    rates: Rates
+    groups: Groups
+    ranks: Ranks
+    held: tuple[Array, Array]  # elements that all tokens use and of routed experts, by rank
+    pace: PieceTime  # of the rank that sets the pace: what the last backward and the next forward hide
+
+    @classmethod
+    def of(
+        cls, run: Run, software: SoftwareSpec, rates: Rates, groups: Groups, ranks: Ranks, pace: PieceTime
+    ) -> "Replicas":
+        """Of plans in arrays."""
+        return cls(run, software, rates, groups, ranks, ranks.parameters(run.shape, run.cut), pace)
+
+    def exchanged_s(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Seconds of (reducing gradients, the last bucket of them, gathering parameters) by themselves, by rank."""
+        cut, rates, groups = self.run.cut, self.rates, self.groups
+        reduce_s, last_s, gather_s = 0.0, 0.0, rates.turn_s * groups.shard.size * (cut.zero > 0)
+        shards = [(groups.shard, groups.copies, self.held[0])]
+        if self.run.shape.experts:
+            shards.append((groups.expert_shard, groups.expert_copies, self.held[1]))
+        for shard, copies, elements in shards:
+            more_s, one_s = self._reduced(shard, copies, elements)
+            reduce_s, last_s = reduce_s + more_s, last_s + one_s
+            gather_s = gather_s + ring_s(rates, shard, cut.element_bytes * elements * (cut.zero > 0))
+        return reduce_s, last_s, gather_s
+
+    def data_s(self) -> Numbers:
+        """Communication that nothing hides: gradients, and updated parameters; of the rank that takes longest."""
+        cut, software, rates = self.run.cut, self.software, self.rates
+        reduce_s, last_s, gather_s = self.exchanged_s()
+        p, m = cut.pp, cut.num_microbatches
+        reductions = cut.by_schedule(lambda name, at: num_reductions(name, p[at], m[at]))
+        early_s = (reductions - 1) * reduce_s * (cut.zero == 2)
+        if software.reduce_overlap:
+            left = beside(rates, reduce_s, self.pace.backward)
+            # The last bucket is full when the backward ends.
+            reduce_s = np.maximum(left, last_s) if cut.bucket_bytes else left
+        if software.gather_overlap:
+            gather_s = beside(rates, gather_s, self.pace.forward)
+        early_s = beside(rates, early_s, (cut.num_microbatches - 1) * self.pace.total)
+        seconds = np.max(early_s + reduce_s + gather_s, axis=0) + self._tied_s()
+        return np.where((cut.zero == 3) & (cut.replicas > 1), 0.0, seconds)
+
+    def _reduced(self, shard: Group, copies: Group, elements: Array) -> tuple[Numbers, Numbers]:
+        """(seconds of reducing the gradients of one kind of parameters, of their last bucket alone)."""
+        cut, software, rates = self.run.cut, self.software, self.rates
+        if cut.compress != "none":
+            seconds = self._compressed_s(shard, copies, elements)
+            return seconds, seconds
+        buckets: Numbers = 1
+        if cut.bucket_bytes:
+            buckets = np.maximum(1, np.ceil(cut.element_bytes * elements / cut.bucket_bytes))
+        size = software.reduce_bytes * elements / buckets
+        is_whole = (cut.zero == 0) | (software.reduce_whole & (copies.size == 1))
+        # A shard's gradients are also summed over its copies.
+        one = ring_s(rates, shard, size, np.where(is_whole, 2, 1))
+        if np.any(copies.size > 1):
+            one = one + ring_s(rates, copies, size / shard.size, 2)
+        return buckets * one, one
+
+    def _compressed_s(self, shard: Group, copies: Group, elements: Array) -> Numbers:
+        """A method's collectives, and its own passes over the gradients.
+
+        With hybrid sharding shards are summed over their copies as they are.
+        """
+        cut, rates = self.run.cut, self.rates
+        rows, columns = self._sides(elements) if cut.compress == "powersgd" else (0.0, 0.0)
+        on_all, on_shares = (
+            sum(_collective_s(rates, shard, c) for c in method(cut, elements, rows, columns, shard.size))
+            for method in (summed, scattered)
+        )
+        passes = _COMPRESSION_BYTES[cut.compress] * elements / rates.memory
+        seconds = np.where(cut.zero > 0, on_shares, on_all) + np.where(shard.size > 1, passes, 0.0)
+        return seconds + ring_s(rates, copies, FLOAT32 * elements / shard.size, 2)
+
+    def _sides(self, elements: Array) -> tuple[Numbers, Numbers]:
+        """(rows, columns) of a rank's matrices in sum; those of experts are counted with the others."""
+        if elements is self.held[1]:
+            return 0.0, 0.0
+        run, ranks = self.run, self.ranks
+        pieces, tables = chains(run.shape, run.cut, self.software), ranks.embedding + ranks.head
+        rows, columns = tables * run.shape.vocab / run.cut.tp, tables * run.shape.hidden
+        for (kind, _), count in zip(ranks.kinds, ranks.layers, strict=True):
+            weights = [p for operator in pieces[kind] for p in operator.products if p.weight]
+            rows = rows + count * sum(p.batch * p.inner for p in weights)
+            columns = columns + count * sum(p.batch * p.columns for p in weights)
+        return rows, columns
+
+    def _tied_s(self) -> Numbers:
+        """The two gradients of a table that the first and the last rank share are summed."""
+        run, cut = self.run, self.run.cut
+        size = self.software.reduce_bytes * run.shape.vocab * run.shape.hidden / cut.tp
+        pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
+        return ring_s(self.rates, pair, size * (run.shape.tied & self.ranks.are_tables_apart), 2)
+
+    def update_s(self) -> tuple[Numbers, Numbers]:
+        """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.
+
+        The host's copies of one unit run while it updates another (Ren et al. 2021, arXiv 2101.06840, section 4.2).
+        """
+        cut, rates = self.run.cut, self.rates
+        ranks = cut.shard_ranks, cut.expert_shard_ranks
+        shares = (of / np.where(cut.zero > 0, by, 1) for of, by in zip(self.held, ranks, strict=True))
+        mine = np.max(sum(shares), axis=0)
+        device_s = mine * (1 - cut.offload_optimizer) * _UPDATE_BYTES / rates.memory
+        if not np.any(cut.offload_optimizer):
+            return device_s, 0.0
+        host = known_host(self.run, rates)
+        there = mine * cut.offload_optimizer
+        copied_s = there * max(self.software.gradient_bytes, cut.element_bytes) / host.host
+        return device_s, np.maximum(0.0, np.maximum(there * _UPDATE_BYTES / host.host_memory, copied_s) - device_s)
+
+
+def _collective_s(rates: Rates, group: Group, collective: Collective) -> Numbers:
+    """Seconds of a collective of a method of compression."""
+    if collective.kind == "all_to_all":
+        return all_to_all_s(rates, group, collective.num_bytes)
+    return ring_s(rates, group, collective.num_bytes, 2 if collective.kind == "all_reduce" else 1)

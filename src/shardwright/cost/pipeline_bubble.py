@@ -1,0 +1,130 @@
+"""What a schedule costs by closed form: how long a rank idles in a step, and how many microbatches it keeps alive.
+
+Of all schedules of `plan.schedule` that drain, for equal stages and free communication, in F, I and W: forward, input
+gradient and weight gradient of a microbatch through all layers of a rank. Where a paper gives a formula for F = I = W
+only, the others are the lengths of the other paths through the program that can be the longest, as `schedule/timing.py`
+finds them. The steps of zb-h2 and zb-v begin before all ranks have ended the one before, as in their paper; the bubble
+is that of a step among others (Qi et al. 2024, arXiv 2401.10241, section 4). Elementwise.
+"""
+
+import numpy as np
+
+from shardwright.workload.arrays import Numbers
+
+
+def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers, extra_warmup: Numbers = 0) -> Numbers:
+    """Microbatches whose activations of all its layers a pipeline rank keeps at once.
+
+    Exact for m >= 2p; of zb-v with fewer it is that of the rank which keeps most. A rank of dualpipe has twice the
+    layers, and each microbatch meets half of them.
+    """
+    if schedule in ("gpipe", "looped-bfs"):
+        alive = 1.0 * m
+    elif schedule == "sequential":
+        alive = 1.0 * np.minimum(1, m)
+    elif schedule == "interleaved-1f1b":
+        alive = np.minimum(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) / v
+    elif schedule in ("zb-h1", "zb-v"):
+        alive = 1.0 * np.minimum(m, p)
+    elif schedule == "zb-h2":
+        alive = 1.0 * np.minimum(m, 2 * p - 1)
+    elif schedule == "v-half":
+        alive = 1.0 * np.minimum(m, (p + 2) // 2)
+    elif schedule == "v-min":
+        alive = 1.0 * np.minimum(m, (p + 4) // 3)
+    elif schedule == "dualpipe":
+        alive = np.minimum(m, p + 1) / 2
+    elif schedule == "dualpipev":
+        alive = np.minimum(2 * m, 2 * p + 1) / 2
+    else:
+        alive = 1.0 * np.minimum(m, p - rank + np.minimum(extra_warmup, p - 1 - rank))
+    return np.where(p == 1, 1.0, alive)
+
+
+def num_reductions(schedule: str, p: Numbers, m: Numbers) -> Numbers:
+    """How often a rank reduces all of its gradients in a step where they are sharded (ZeRO-2): they can't wait whole.
+
+    They are reduced after each stretch of backwards of one stage (schedule/lowering/zero3_gathers.py): once where a
+    rank has one stage or stays with each until its last microbatch, every p microbatches where it passes through them
+    in turn, and with almost every microbatch where two stages alternate. A model in one piece reduces after each
+    microbatch; DualPipe, whose copies end at different moments, at the end.
+    """
+    if schedule == "interleaved-1f1b":
+        among = np.ceil(m / p)
+    elif schedule in ("zb-v", "v-half", "v-min", "dualpipev"):
+        among = 1.0 * m
+    else:
+        among = 1.0
+    return np.where((p == 1) & (schedule != "dualpipe"), m, among)
+
+
+def bubble(schedule: str, p: Numbers, m: Numbers, v: Numbers, f: Numbers, i: Numbers, w: Numbers) -> Numbers:
+    """How long each rank idles in a step, in the unit of F, I and W. ValueError if there is no formula."""
+    b = i + w
+    if schedule in ("1f1b", "gpipe"):
+        return (p - 1) * (f + b)
+    if schedule == "sequential":
+        return m * (p - 1) * (f + b)
+    if schedule in ("interleaved-1f1b", "looped-bfs"):
+        # With fewer microbatches than ranks, each waits at the end of the loop until the first has come round.
+        return (p - 1 + (v - 1) * np.maximum(0, p - m)) * (f + b) / v
+    if schedule == "zb-h1":
+        return (p - 1) * _longest(f + i - w, i, f)
+    if schedule == "zb-h2":
+        filled = np.clip(m - 1, 0, 2 * (p - 1))  # weight gradients that there are to fill the wait
+        turned = np.where(f > i, filled // 2, 0)  # the longest way through both passes takes the dearer where it may
+        # Of an odd number of them one is left over, between a forward and an input gradient.
+        left_over = np.where(f > i, filled % 2, 0) * np.maximum(0.0, f - w)
+        through = (p - 1 - filled + turned) * f + (p - 1 - turned) * i + left_over
+        return _longest((p - 1) * (f + i) - filled * w, through, 0.0 * f)
+    if schedule == "zb-v":
+        filled = np.clip(m - p, 0, p - 1)
+        return _longest((p - 1) * i - filled * w, (p - 1) * (f - b / 2), 0.0 * f)
+    if schedule == "v-half":
+        return _v_half(p, m, f, i, w)
+    if schedule == "v-min":
+        return _v_min(p, m, f, i, w)
+    if schedule in ("dualpipe", "dualpipev"):
+        turns = p / 2 - 1 if schedule == "dualpipe" else (p - 1) / 2
+        from_turn = np.maximum(0, 2 * turns - p / 2) if schedule == "dualpipev" else np.maximum(0, turns - 1)
+        return _longest(turns * (2 * f + i - w), from_turn * f + turns * (2 * i - w), 2 * turns * f)
+    raise ValueError(f"schedule {schedule!r} has no formula for its bubble; simulate it")
+
+
+def _longest(*paths: Numbers) -> Numbers:
+    found = paths[0]
+    for path in paths[1:]:
+        found = np.maximum(found, path)
+    return found
+
+
+def _v_half(p: Numbers, m: Numbers, f: Numbers, i: Numbers, w: Numbers) -> Numbers:
+    """Qi et al. 2024 (arXiv 2405.15362) say about half of 1F1B's; the first path grows with m where 2I > F + W.
+
+    Within 2 % of a step of what is played for even p >= 4 and m >= p, 10 % for others.
+    """
+    longest = _longest(
+        (p - m) * f + (m + p - 3) * i - (m / 2 + p / 4 + 0.5) * w,
+        (p - 0.5) * f + (p - 2.5) * i - (p + 1) / 2 * w,
+        (p / 2 - 1.5) * f + 1.5 * (p - 1) * i - (p + 1) / 2 * w,
+        (p / 2 - 2) * f + 1.5 * (p - 1) * i - p / 2 * w,
+        (p / 2 - 1.5) * f + (7 / 8 * p - 1) * i,
+    )
+    return np.maximum(0.0, longest + np.where(p % 2, 0.5 * (f + i + w), 0.0))
+
+
+def _v_min(p: Numbers, m: Numbers, f: Numbers, i: Numbers, w: Numbers) -> Numbers:
+    """Qi et al. 2024 (arXiv 2405.15362) say about two thirds of 1F1B's. It has no slack: wherever F, I and W differ one
+    of the first two paths grows with m. Within 4 % of a step of what is played for p >= 3 and m >= p.
+    """
+    thirds = 0.5 * (p % 3 == 0)
+    equal = 2 * p - 2.5 - thirds  # what it is where F = I = W = 1
+    n = m * np.minimum(1, (p - 1) / 2)
+    return np.maximum(
+        0.0,
+        _longest(
+            (p - n) * f + (2 * n + equal - thirds - p - 0.5) * i + (0.5 - n) * w,
+            (2 * n - 2) * f + (equal + 1 - n) * i - (n - 1) * w,
+            (p / 2 + 1) * f + (equal - p / 2) * i - w,
+        ),
+    )

@@ -1,0 +1,350 @@
+"""What one microbatch costs on one pipeline rank: its layers' kernels and what of their collectives nothing hides."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from operator import add
+
+import numpy as np
+
+from shardwright.config.software import SoftwareSpec
+from shardwright.cost.calibration import Constants, Rates, constant, device_of, known_host, rates_of, software_under
+from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_pass_s, ring_s
+from shardwright.cost.group_links import Groups
+from shardwright.cost.kernels import KernelTime, operator_s
+from shardwright.cost.topology import Group
+from shardwright.workload.arrays import Array, Numbers
+from shardwright.workload.layers import LAYERS, Chain, chains, kept_bytes, share_run_again
+from shardwright.workload.operators import Exchange, Operator
+from shardwright.workload.query import Run
+
+
+@dataclass(frozen=True)
+class PieceTime:
+    """Seconds of a piece (a layer, the embedding, the head, or several) for one microbatch on one rank.
+
+    `tensor`, `context`, `expert` and `shard` are collectives and `host` copies to host memory and back, of forward and
+    backward together, what nothing hides of them; `exposed_forward` is the forward's part of all of these. `again` is
+    computing again. FLOPs are of the forward.
+    """
+
+    forward: Numbers = 0.0
+    input_grad: Numbers = 0.0
+    weight_grad: Numbers = 0.0
+    again: Numbers = 0.0
+    tensor: Numbers = 0.0
+    context: Numbers = 0.0
+    expert: Numbers = 0.0
+    shard: Numbers = 0.0
+    host: Numbers = 0.0
+    exposed_forward: Numbers = 0.0
+    flops: Numbers = 0.0
+    flops_again: Numbers = 0.0
+
+    def __add__(self, other: "PieceTime") -> "PieceTime":
+        return PieceTime(*map(add, self.values(), other.values()))
+
+    def times(self, count: Numbers) -> "PieceTime":
+        """`count` such pieces."""
+        return PieceTime(*(count * value for value in self.values()))
+
+    def at(self, index: Array) -> "PieceTime":
+        """Those of some plans, where there are arrays."""
+        return PieceTime(*(np.asarray(value)[index] if np.ndim(value) else value for value in self.values()))
+
+    def values(self) -> tuple[Numbers, ...]:
+        """All fields, in their order: dataclasses.astuple takes fifty times as long."""
+        return (
+            self.forward, self.input_grad, self.weight_grad, self.again, self.tensor, self.context, self.expert,
+            self.shard, self.host, self.exposed_forward, self.flops, self.flops_again,
+        )  # fmt: skip
+
+    def gathered(self, rates: Rates, software: SoftwareSpec, gather: Numbers, scatter: Numbers) -> "PieceTime":
+        """The piece under ZeRO-3: its parameters are gathered before they are used, forward and backward, and gradients
+        scattered after. The two are seconds of these by themselves; the rest of the piece may hide them."""
+        hidden = float(software.shard_overlap)
+        first = beside(rates, gather, hidden * self.forward)
+        second = beside(rates, gather + scatter, hidden * self.backward)
+        return replace(self, shard=self.shard + first + second, exposed_forward=self.exposed_forward + first)
+
+    @property
+    def exposed(self) -> Numbers:
+        """All communication that nothing hides."""
+        return self.tensor + self.context + self.expert + self.shard + self.host
+
+    @property
+    def backward(self) -> Numbers:
+        """Computing of the backward, with what is computed again."""
+        return self.input_grad + self.weight_grad + self.again
+
+    @property
+    def total(self) -> Numbers:
+        """Forward and backward."""
+        return self.forward + self.input_grad + self.weight_grad + self.again + self.exposed
+
+
+@dataclass(frozen=True)
+class ExchangeTime:
+    """Seconds of one collective by itself, and of them those that nothing hides."""
+
+    exchange: Exchange
+    seconds: Numbers
+    exposed: Numbers
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """Seconds of an operator's kernels and of its collectives; `repeated` is the share of its forward that is computed
+    again."""
+
+    operator: Operator
+    kernels: KernelTime
+    repeated: float
+    forward: tuple[ExchangeTime, ...]
+    backward: tuple[ExchangeTime, ...]
+
+    def ahead(self) -> "Forward":
+        """The forward by itself."""
+        tp, cp, ep = _by_axis(self.forward)
+        return Forward(self.kernels.forward, tp, cp, ep, self.operator.flops)
+
+    def as_piece(self) -> PieceTime:
+        """The operator as a piece of its own, of which nothing is computed again."""
+        k, first = self.kernels, self.ahead()
+        tp, cp, ep = _by_axis(self.backward)
+        return PieceTime(
+            k.forward, k.input_grad, k.weight_grad, 0.0, first.tensor + tp, first.context + cp, first.expert + ep,
+            exposed_forward=first.tensor + first.context + first.expert, flops=first.flops,
+        )  # fmt: skip
+
+
+def _by_axis(exchanges: tuple[ExchangeTime, ...]) -> tuple[Numbers, Numbers, Numbers]:
+    """What nothing hides of collectives of (tp, cp, ep)."""
+    exposed: dict[str, Numbers] = dict.fromkeys(("tp", "cp", "ep"), 0.0)
+    for of in exchanges:
+        exposed[of.exchange.axis] += of.exposed
+    return exposed["tp"], exposed["cp"], exposed["ep"]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Seconds of an operator's forward, which it takes once more where it is computed again, and its FLOPs."""
+
+    compute: Numbers
+    tensor: Numbers
+    context: Numbers
+    expert: Numbers
+    flops: Numbers
+
+
+@dataclass(frozen=True)
+class Repeatable:
+    """A piece of which nothing is computed again, and the forwards of its operators, in their order."""
+
+    once: PieceTime
+    forwards: tuple[Forward, ...]
+
+    def __add__(self, other: "Repeatable") -> "Repeatable":
+        return Repeatable(self.once + other.once, self.forwards + other.forwards)
+
+    def values(self) -> tuple[Numbers, ...]:
+        """All numbers; `of_values` makes the same of them."""
+        return self.once.values() + tuple(
+            v for f in self.forwards for v in (f.compute, f.tensor, f.context, f.expert, f.flops)
+        )
+
+    @staticmethod
+    def num_values(num_operators: int) -> int:
+        """How many they are."""
+        return len(fields(PieceTime)) + num_operators * len(fields(Forward))
+
+    @classmethod
+    def of_values(cls, values: Array) -> "Repeatable":
+        """From (values, plans)."""
+        num_once, num_each = len(fields(PieceTime)), len(fields(Forward))
+        ends = range(num_once, len(values), num_each)
+        return cls(PieceTime(*values[:num_once]), tuple(Forward(*values[end : end + num_each]) for end in ends))
+
+
+def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
+    """What is seen of communication beside computing: what is longer, and how much it slows what it runs beside."""
+    return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
+
+
+_ROUTED = ("up", "activation", "down")
+
+
+def _first_of_experts(chain: Chain) -> int:
+    """Where in a layer of experts attention has ended."""
+    return next(place for place, operator in enumerate(chain) if operator.name == "norm before experts")
+
+
+@dataclass(frozen=True)
+class Costing:
+    """All that prices one run."""
+
+    run: Run
+    software: SoftwareSpec
+    rates: Rates
+    groups: Groups
+    tensor_exposed: Numbers  # share of a tensor-parallel collective that overlapping with its product leaves
+    is_narrow: bool
+
+    @classmethod
+    def of(cls, run: Run, constants: Constants) -> "Costing":
+        """KeyError says what is not known."""
+        software, cut = software_under(run), run.cut
+        exposed = constant(constants, device_of(run.device).generation, "tensor_exposed")
+        left = np.where(software.tensor_overlap & np.asarray(cut.sequence_parallel), exposed, 1.0)
+        is_narrow = cut.precision in ("fp8", "mxfp8", "nvfp4")
+        return cls(run, software, rates_of(run, constants), Groups(run), left, is_narrow)
+
+    @cached_property
+    def chains(self) -> Mapping[str, Chain]:
+        """The operators of each kind of piece."""
+        return chains(self.run.shape, self.run.cut, self.software)
+
+    def exchange_s(self, exchange: Exchange) -> Numbers:
+        """A collective of an operator by itself."""
+        rates, group = self.rates, getattr(self.groups, exchange.axis)
+        if exchange.kind == "ring":
+            return ring_pass_s(rates, group, exchange.size)
+        if exchange.axis == "ep":
+            copies: Numbers = 1.0
+            of = self.run.shape.experts
+            if self.software.expert_dedupe and of:  # groups of experts are laid over domains
+                copies = copies_sent(of.topk, np.maximum(1, of.reach * group.domains))
+            return all_to_all_s(rates, group, exchange.size, copies) * rates.imbalance
+        if exchange.kind == "all_to_all":
+            return all_to_all_s(rates, group, exchange.size)
+        factor = rates.tensor_factor if exchange.axis == "tp" else 1.0
+        return ring_s(rates, group, exchange.size, 2 if exchange.kind == "all_reduce" else 1) * factor
+
+    def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
+        """What a piece consists of, in its order: a layer of a kind that recomputes what a policy says, the embedding
+        or the head."""
+        return self._timed(self.chains[kind], kind, policy)
+
+    def _timed(self, chain: Chain, kind: str, policy: str) -> Iterator[OperatorTime]:
+        rates = self.rates
+        for operator in chain:
+            t = operator_s(rates, self.software, operator, self.is_narrow and kind in LAYERS)
+            more = rates.imbalance if kind == "experts" and operator.name in _ROUTED else 1.0
+            ahead = self._exposed(operator.forward, t.forward)
+            behind = self._exposed(operator.backward, t.input_grad + t.weight_grad)
+            yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, behind)
+
+    def gaps(self, kind: str, policy: str = "none") -> PieceTime:
+        """Between the kernels of a piece."""
+        if kind not in LAYERS:
+            return PieceTime()
+        forward, backward = (self.rates.gap_s * count for count in self.software.kernels)
+        is_repeated = policy in ("full", "stage")
+        return PieceTime(forward=forward, input_grad=backward, again=forward if is_repeated else 0.0)
+
+    def piece(self, kind: str, policy: str = "none") -> PieceTime:
+        """One layer of a kind that recomputes what a policy says, the embedding or the head."""
+        found = self.whole_piece(kind, policy)
+        return (
+            found.gathered(self.rates, self.software, *self.shard_s(kind)) if np.any(self.run.cut.zero == 3) else found
+        )
+
+    def whole_piece(self, kind: str, policy: str = "none") -> PieceTime:
+        """The same where the rank has all of its parameters."""
+        return self.repeating(kind, policy, self.repeatable(kind))
+
+    def repeatable(self, kind: str) -> Repeatable:
+        """A piece by its operators, whatever a policy says."""
+        return self.before_experts(kind) + self.experts() if kind == "experts" else self.before_experts(kind)
+
+    def before_experts(self, kind: str) -> Repeatable:
+        """The same of what comes before experts, if there are any: how these lie does not matter."""
+        return self._repeatable(self.chain_before_experts(kind), kind, self.gaps(kind))
+
+    def chain_before_experts(self, kind: str) -> Chain:
+        """The operators of it."""
+        chain = self.chains[kind]
+        return chain[: _first_of_experts(chain)] if kind == "experts" else chain
+
+    def experts(self) -> Repeatable:
+        """The same of the experts and what comes behind."""
+        chain = self.chains["experts"]
+        return self._repeatable(chain[_first_of_experts(chain) :], "experts", PieceTime())
+
+    def _repeatable(self, chain: Chain, kind: str, found: PieceTime) -> Repeatable:
+        forwards = []
+        for operator in self._timed(chain, kind, "none"):
+            found += operator.as_piece()
+            forwards.append(operator.ahead())
+        return Repeatable(found, tuple(forwards))
+
+    def repeating(self, kind: str, policy: str, piece: Repeatable) -> PieceTime:
+        """A piece that computes again what a policy says, and keeps the rest, on the device or on its host."""
+        again, tensor, context, expert, flops = self.gaps(kind, policy).again, 0.0, 0.0, 0.0, 0.0
+        for operator, of in zip(self.chains[kind], piece.forwards, strict=True):
+            if share := share_run_again(operator, policy):
+                again, flops = again + share * of.compute, flops + share * of.flops
+                tensor, context = tensor + share * of.tensor, context + share * of.context
+                expert = expert + share * of.expert
+        found = piece.once + PieceTime(again=again, tensor=tensor, context=context, expert=expert, flops_again=flops)
+        if kind in LAYERS and np.any(self.run.cut.offload_activations):
+            found += self._sent_away(found, kind, policy)
+        return found
+
+    def _exposed(self, exchanges: tuple[Exchange, ...], compute_s: Numbers) -> tuple[ExchangeTime, ...]:
+        """An operator's collectives, with what of each is not hidden."""
+        found = []
+        for exchange in exchanges:
+            if not np.any(exchange.size):  # no plan has it
+                continue
+            seconds = self.exchange_s(exchange)
+            exposed = seconds
+            if exchange.kind == "ring":  # the next keys come while these are used
+                exposed = beside(self.rates, seconds, compute_s)
+            elif exchange.axis == "cp":
+                pass
+            elif exchange.axis == "tp":
+                exposed = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
+            elif self.run.cut.is_paired:  # another microbatch computes meanwhile
+                exposed = seconds * self.rates.leak
+            elif self.software.expert_overlap:
+                exposed = seconds * self.rates.expert_exposed
+            found.append(ExchangeTime(exchange, seconds, exposed))
+        return tuple(found)
+
+    def _sent_away(self, piece: PieceTime, kind: str, policy: str) -> PieceTime:
+        """What a layer keeps goes to the host beside its forward, and comes back beside a backward."""
+        away_s = self._host_s(kept_bytes(self.chains[kind], policy) * np.asarray(self.run.cut.offload_activations))
+        ahead = beside(self.rates, away_s, piece.forward)
+        return PieceTime(host=ahead + beside(self.rates, away_s, piece.backward), exposed_forward=ahead)
+
+    def _host_s(self, size_bytes: Numbers) -> Numbers:
+        """Seconds between device and host. KeyError if the link is not known."""
+        return size_bytes / known_host(self.run, self.rates).host
+
+    def shard_s(self, kind: str) -> tuple[Numbers, Numbers]:
+        """ZeRO-3: seconds of (gathering the parameters of a piece, scattering their gradients) by themselves.
+
+        Shards that are kept on the host come from there before each gather.
+        """
+        shape, cut, rates, groups = self.run.shape, self.run.cut, self.rates, self.groups
+        common, routed = shape.vocab * shape.hidden, 0
+        if kind in LAYERS:
+            common, routed = shape.kind_parameters(kind)
+        gather, scatter = 0.0, 0.0
+        for elements, shard, copies in (
+            (common / cut.tp, groups.shard, groups.copies),
+            (routed / (cut.ep * cut.expert_tp), groups.expert_shard, groups.expert_copies),
+        ):
+            elements = elements * (cut.zero == 3)
+            gradients = self.software.reduce_bytes * elements
+            gather += self._pieces_s(shard, cut.element_bytes * elements)
+            if np.any(cut.offload_parameters):
+                gather += self._host_s(cut.element_bytes * elements / shard.size * np.asarray(cut.offload_parameters))
+            scatter += self._pieces_s(shard, gradients) + ring_s(rates, copies, gradients / shard.size, 2)
+        return gather, scatter
+
+    def _pieces_s(self, shard: Group, size_bytes: Numbers) -> Numbers:
+        """A layer's shards gathered or scattered: all at once, or tensor by tensor."""
+        pieces = self.software.shard_pieces
+        return self.rates.shard_factor * pieces * ring_s(self.rates, shard, size_bytes / pieces)

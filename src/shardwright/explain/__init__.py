@@ -1,0 +1,1 @@
+"""One step, told: what each device holds, each operator, each link."""

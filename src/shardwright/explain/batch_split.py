@@ -1,0 +1,44 @@
+"""Where the batch goes: from the sequences of a step to the tokens that one rank computes with at once."""
+
+from dataclasses import dataclass
+
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import chunks_per_rank
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A part of a step's batch: of what, how many such parts there are in the one before, and what is in it."""
+
+    of: str
+    num_parts: int
+    num_sequences: int
+    num_tokens: int
+    why: str
+
+
+def portions(job: JobSpec) -> list[Portion]:
+    """From the global batch down to what a rank holds between the products of a layer."""
+    plan, sequence = job.plan, job.model.sequence
+    replica = job.batch.global_batch_size // plan.dp
+    micro = plan.microbatch_size
+    found = [
+        Portion("step", 1, job.batch.global_batch_size, job.tokens_per_step, "batch.global_batch_size"),
+        Portion("replica", plan.dp, replica, replica * sequence, f"dp {plan.dp}: replicas take different sequences"),
+        Portion(
+            "microbatch", job.num_microbatches, micro, micro * sequence,
+            f"microbatch_size {micro}: one passes after the other, and gradients add up",
+        ),
+    ]  # fmt: skip
+    if plan.cp > 1:
+        why = f"cp {plan.cp}: ranks share each sequence"
+        if chunks_per_rank(plan.cp_method) == 2:
+            why += ", each with a piece from its front and one from its back, for late tokens see more keys"
+        found.append(Portion("cp rank", plan.cp, micro, micro * job.tokens_within, why))
+    if plan.tp > 1 and plan.sequence_parallel:
+        why = f"tp {plan.tp} with sequence parallel: between products ranks share the tokens"
+        found.append(Portion("tp rank, between products", plan.tp, micro, micro * job.tokens_between, why))
+    if plan.tp > 1:
+        why = f"tp {plan.tp}: in products all tokens, for 1/{plan.tp} of heads and inner width"
+        found.append(Portion("tp rank, in products", 1, micro, micro * job.tokens_within, why))
+    return found

@@ -1,0 +1,44 @@
+"""Where the experts of a layer are, and how many tokens travel to them if a gate chooses evenly."""
+
+from dataclasses import dataclass
+
+from shardwright.account.expert_traffic import ExpertRanks, expected_nodes
+from shardwright.account.moe_activations import expected_rows
+from shardwright.config.job import JobSpec
+
+
+@dataclass(frozen=True)
+class ExpertPlacement:
+    """Of one layer and one microbatch. `homes` are (first expert, last expert, rank, node) of the ep group of rank 0.
+
+    `num_rows` leave a rank, one for each choice of its tokens; `num_stay` of them have their expert on the same rank.
+    `nodes_of_token` is how many nodes a token's experts are on, on average; 0 where nodes are not known.
+    """
+
+    num_experts: int
+    num_chosen: int
+    num_tokens: int
+    num_rows: int
+    num_stay: float
+    rows_of_expert: float
+    nodes_of_token: float
+    homes: tuple[tuple[int, int, int, int], ...]
+
+
+def expert_placement(job: JobSpec, ranks: tuple[int, ...], nodes: tuple[int, ...]) -> ExpertPlacement | None:
+    """`ranks` and `nodes` are those of the ep group of rank 0; None for a model without experts."""
+    moe, plan = job.model.moe, job.plan
+    if not moe.experts:
+        return None
+    rows, held = expected_rows(job), moe.experts // plan.ep
+    homes = tuple(
+        (held * index, held * (index + 1) - 1, rank, node)
+        for index, (rank, node) in enumerate(zip(ranks, nodes, strict=True))
+    )
+    per_node = max(map(nodes.count, nodes))
+    is_known = job.cluster.devices_per_node and plan.ep > 1 and plan.ep % per_node == 0
+    of_token = expected_nodes(ExpertRanks(moe.experts, plan.ep, per_node), moe.num_chosen) if is_known else 0.0
+    return ExpertPlacement(
+        moe.experts, moe.num_chosen, rows.sent // moe.num_chosen, rows.sent, rows.sent / plan.ep,
+        rows.arrived / held, of_token, homes,
+    )  # fmt: skip

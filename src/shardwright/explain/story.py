@@ -1,0 +1,138 @@
+"""One step of a job as a story: where the batch goes, who is with whom, what each device holds, what a microbatch does
+in each layer, what crosses which link, and what it all adds up to.
+
+Nothing is computed here that a prediction, the memory account or the layout table does not compute: this puts them in
+the order in which a step meets them. Where the device is not known there are no seconds, and `untimed` says why.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwright.account.job_memory import job_memory
+from shardwright.account.tensor_table import RegionLayout, layouts
+from shardwright.config import catalog
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import device_of, shipped, software_under
+from shardwright.cost.from_job import run_of
+from shardwright.cost.memory import Memory
+from shardwright.cost.memory import rank_memory as predicted_memory
+from shardwright.cost.stage_time import Costing, PieceTime
+from shardwright.explain.batch_split import Portion, portions
+from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
+from shardwright.explain.operator_passes import PieceKind, PiecePass, piece_passes, rank_pieces
+from shardwright.explain.rank_collectives import Crossing, Priced, crossings
+from shardwright.explain.rank_groups import RankGroup, groups_of_rank_0, rank_order
+from shardwright.explain.strategy_effects import Effect, effects
+from shardwright.schedule.job_program import job_program
+from shardwright.schedule.schedule import Program
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.simulate.closed_form import StepTime
+from shardwright.simulate.full_step import played_step
+from shardwright.workload.query import Run
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bandwidth of one device in one direction, bytes a second: the maker's, and what a calibration reaches of it."""
+
+    name: str
+    peak_bytes_per_s: float
+    reached_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Story:
+    """The chapters. `rank` is the pipeline rank that sets the pace, of which crossings and sums are told, and `pieces`
+    how many of each kind it computes a microbatch with. `memory` is by pipeline rank, of some where there are many;
+    effects are on the `fullest` of them."""
+
+    job: JobSpec
+    program: Program
+    order: str
+    portions: list[Portion]
+    groups: list[RankGroup]
+    experts: ExpertPlacement | None
+    memory: Mapping[int, RankMemory]
+    predicted: list[Memory]
+    fullest: int
+    effects: list[Effect]
+    passes: list[PiecePass]
+    rank: int
+    pieces: Mapping[PieceKind, int]
+    times: Mapping[PieceKind, PieceTime]
+    crossings: list[Crossing]
+    step: StepTime | None
+    links: list[Link]
+    untimed: str
+    layouts: list[RegionLayout]
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of all devices together."""
+        return None if self.step is None else self.job.tokens_per_step / self.step.total
+
+
+_MOST_TOLD = 8  # pipeline ranks
+_ORDER = ("embedding", "dense", "experts", "head")
+
+
+def tell(job: JobSpec) -> Story:
+    """The story of a job that was checked (cli_job.load)."""
+    run, program = run_of(job), job_program(job)
+    priced, untimed = _priced(job, run)
+    of_ranks = rank_pieces(run)
+    costing = None if priced is None else priced.costing
+    kinds = sorted({kind for pieces in of_ranks for kind in pieces}, key=lambda kind: _ORDER.index(kind[0]))
+    times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
+    rank = _slowest(of_ranks, times)
+    groups = groups_of_rank_0(job, program.placement)
+    told = _told(job, rank)
+    memory = dict(zip(told, job_memory(job, told), strict=True))
+    fullest = max(memory, key=lambda rank: memory[rank].total_bytes)
+    passes = piece_passes(job, run, software_under(run), costing, kinds)
+    return Story(
+        job=job, program=program, order=rank_order(job), portions=portions(job), groups=groups,
+        experts=_experts(job, groups), memory=memory,
+        predicted=[] if priced is None else predicted_memory(run, shipped()), fullest=fullest,
+        effects=effects(job, fullest, memory[fullest]),
+        passes=passes, rank=rank, pieces=of_ranks[rank], times=times,
+        crossings=crossings(job, program, rank, of_ranks[rank], passes, groups, priced),
+        step=None if priced is None else priced.step, links=[] if costing is None else _links(run, costing),
+        untimed=untimed, layouts=layouts(job, program.placement),
+    )  # fmt: skip
+
+
+def _experts(job: JobSpec, groups: list[RankGroup]) -> ExpertPlacement | None:
+    line = next((group for group in groups if group.axis == "ep"), None)
+    return expert_placement(job, line.ranks if line else (0,), line.nodes if line else (0,))
+
+
+def _slowest(of_ranks: list[dict[PieceKind, int]], times: Mapping[PieceKind, PieceTime]) -> int:
+    """The pipeline rank that sets the pace; the first one if nothing is known of that."""
+    seconds = [sum(count * times[kind].total for kind, count in pieces.items() if times) for pieces in of_ranks]
+    return seconds.index(max(seconds))
+
+
+def _told(job: JobSpec, rank: int) -> list[int]:
+    """The pipeline ranks whose memory is told: all, or of many the first and the last, and the one of the story."""
+    pp, ends = job.plan.pp, _MOST_TOLD // 2
+    return sorted({*range(min(pp, ends)), *range(max(0, pp - ends), pp), rank})
+
+
+def _links(run: Run, costing: Costing) -> list[Link]:
+    rates, device = costing.rates, device_of(run.device)
+    return [
+        Link("inside a node", run.node_bytes_per_s or 1e9 * device.link_gb_per_s, rates.link),
+        Link("between nodes", run.network_bytes_per_s, rates.network),
+    ]
+
+
+def _priced(job: JobSpec, run: Run) -> tuple[Priced | None, str]:
+    """The prediction of the step; or why there is none."""
+    if run.device == "unknown":
+        known = ", ".join(catalog.names("devices"))
+        return None, f"cluster.device is unknown; set it to one of {known}"
+    try:
+        return Priced(Costing.of(run, shipped()), played_step(job, shipped())), ""
+    except (KeyError, ValueError) as error:
+        return None, str(error.args[0])

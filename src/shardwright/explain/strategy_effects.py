@@ -1,0 +1,62 @@
+"""What each strategy of a plan changes: the same job without it, and what a rank would hold then."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.account.job_memory import job_memory
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.schedule.job_program import plan_faults
+from shardwright.sharding.memory_account import RankMemory
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A strategy, what it does, and the memory of one rank with the plan and without the strategy."""
+
+    strategy: str
+    does: str
+    with_it: RankMemory
+    without_it: RankMemory
+
+
+def effects(job: JobSpec, rank: int, now: RankMemory) -> list[Effect]:
+    """One for each strategy that the plan uses and that it could do without, on a pipeline rank that holds `now`."""
+    return list(_effects(job, rank, now))
+
+
+def _effects(job: JobSpec, rank: int, now: RankMemory) -> Iterator[Effect]:
+    for strategy, does, section, changed in _strategies(job):
+        spec = getattr(job, section)
+        other = job.model_copy(update={section: spec.model_copy(update=changed)})
+        if not (job_faults(other) or plan_faults(other)):
+            (without,) = job_memory(other, [rank])
+            yield Effect(strategy, does, now, without)
+
+
+def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """(name, what it does, section of the job, what the section is without it)."""
+    plan = job.plan
+    if plan.zero and plan.replicas > 1:
+        shared = {1: "optimizer state", 2: "optimizer state and gradients", 3: "optimizer state, gradients, parameters"}
+        does = f"replicas share {shared[plan.zero]}; gradients are scattered, and parameters gathered"
+        without: dict[str, Any] = {"zero": 0, "zero_ranks": 0, "offload_parameters": False}
+        yield f"ZeRO {plan.zero}", does, "plan", without
+    if plan.sequence_parallel and plan.tp > 1:
+        does = "ranks of tp share the tokens between products; sums become scatters, and gathers stand before products"
+        yield "sequence parallel", does, "plan", {"sequence_parallel": False}
+    if plan.recompute != "none":
+        does = "activations are computed again in the backward instead of being kept"
+        without = {"recompute": "none", "recompute_layers": [], "memory_limit_gib": 0.0, "offload_activations": False}
+        yield f"recompute {plan.recompute}", does, "plan", without
+    for field, what in (("optimizer", "optimizer state"), ("parameters", "shards"), ("activations", "layers' inputs")):
+        if value := getattr(plan, f"offload_{field}"):
+            share = f"{value:g} of the " if value is not True else ""
+            yield f"offload {field}", f"{share}{what} in host memory", "plan", {f"offload_{field}": type(value)(0)}
+    if plan.compress != "none":
+        does = "gradients are made smaller on their way; what is lost is added to the next step's"
+        yield f"compress {plan.compress}", does, "plan", {"compress": "none"}
+    if job.precision.float8 != "none":
+        does = "products of linear layers in fp8, with casts of weights kept"
+        yield f"fp8 {job.precision.float8}", does, "precision", {"float8": "none"}

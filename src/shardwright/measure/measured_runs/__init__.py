@@ -1,0 +1,1 @@
+"""Published runs: a table of them, read strictly, row by row."""

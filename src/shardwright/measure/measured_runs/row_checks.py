@@ -1,0 +1,151 @@
+"""Could the plan of a measured run have run? The checks of a job, as far as a row's own columns say.
+
+A row becomes the job that it says, and what it leaves open is filled so that nothing follows from it. The checks are
+those of config/checks/check.py and of the schedules. Other software can what our runtime can't, and rows may say so:
+
+- it holds a key/value head on several tp ranks where tp is more than there are (Megatron-core's
+  num_query_groups < tensor_model_parallel_size; GSPMD), as long as one divides the other;
+- its first and its last stage may be without a layer, or have one less (Llama 3, arXiv 2407.21783, section 3.3.2; Zero
+  Bubble, arXiv 2401.10241, table 3), which in a job plan.layout says;
+- experts may be cut over any degree, not only 1 or tp (Megatron-core's expert_tensor_parallel_size).
+"""
+
+import math
+import re
+from typing import Any
+
+from shardwright.config.checks.check import job_faults
+from shardwright.config.load import validate_fields
+from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.measure.measured_runs.row_facts import Row, schedule_of, value_faults
+from shardwright.schedule.job_program import plan_faults
+
+# Columns by the field of a job that a message speaks of.
+_COLUMNS = {
+    "model.layers": "layers", "model.hidden": "hidden", "model.heads": "heads", "model.kv_heads": "kv_heads",
+    "model.head_dim": "head_dim", "model.ffn": "ffn", "model.vocab": "vocab", "model.sequence": "seq",
+    "model.moe.experts": "experts", "model.moe.top_k": "topk", "model.moe.ffn": "expert_ffn",
+    "model.moe.shared_experts": "shared_experts", "model.moe.first_dense": "dense_layers",
+    "model.latent.q_rank": "q_rank", "model.latent.kv_rank": "kv_rank", "plan.microbatch_size": "mbs",
+    "plan.virtual_stages": "vp", "plan.zero_ranks": "shard_group", "plan.zero": "zero_stage",
+    "plan.sequence_parallel": "sp", "batch.global_batch_size": "gbs",
+}  # fmt: skip
+
+
+def row_faults(row: Row) -> list[str]:
+    """All that is wrong with a row whose facts are filled in (row_facts.py). Empty if it could have run."""
+    if faults := value_faults(row):
+        return faults
+    faults = _rank_faults(row)
+    missing = [name for name in ("layers", "hidden", "seq") if not row.get(name)]
+    if faults or missing or not (row.get("dp") or row.get("gpus")):
+        return faults  # a row that leaves out what is needed is told so where it is predicted
+    job, faults = validate_fields(_job_fields(row))
+    if not faults:
+        faults = [*_expert_rank_faults(row), *(job_faults(job) or plan_faults(job))]
+    return [_in_columns(fault) for fault in faults]
+
+
+def whole(row: Row, name: str, default: int = 0) -> int:
+    """A whole number of a row that was checked."""
+    return int(float(row[name])) if row.get(name) else default
+
+
+def dp_of(row: Row) -> int:
+    """The data-parallel degree: its column, or the devices that the other degrees leave."""
+    rest = whole(row, "tp", 1) * whole(row, "pp", 1) * whole(row, "cp", 1)
+    return whole(row, "dp") or max(1, whole(row, "gpus", rest) // rest)
+
+
+def _rank_faults(row: Row) -> list[str]:
+    """Degrees whose product is not the number of devices."""
+    axes = [axis for axis in ("dp", "tp", "pp", "cp") if row.get(axis)]
+    gpus = whole(row, "gpus")
+    product = 1
+    for axis in axes:
+        product *= whole(row, axis)
+    if not gpus or (product == gpus if "dp" in axes else gpus % product == 0):
+        return []
+    degrees = " x ".join(f"{axis} {whole(row, axis)}" for axis in axes)
+    way_out = "use degrees whose product is gpus" if "dp" in axes else "use degrees whose product divides gpus"
+    return [f"{degrees} = {product:,} ranks, and gpus is {gpus:,}; {way_out}"]
+
+
+def _expert_rank_faults(row: Row) -> list[str]:
+    """Experts cut over ranks that are not there. Degrees that a job may have are checked with it."""
+    ep, cut = whole(row, "ep", 1), whole(row, "expert_tp", 1)
+    ranks = dp_of(row) * whole(row, "cp", 1) * whole(row, "tp", 1)
+    if cut in (1, whole(row, "tp", 1)) or ranks % (ep * cut) == 0:
+        return []
+    return [
+        f"ep {ep} x expert_tp {cut} = {ep * cut} does not divide dp x cp x tp = {ranks}, the ranks of a stage; use "
+        "degrees whose product does"
+    ]
+
+
+def _job_fields(row: Row) -> dict[str, Any]:
+    """The job that a row says, as nested fields."""
+    return {"model": _model_fields(row), "plan": _plan_fields(row), "batch": {"global_batch_size": _batch(row)}} | {
+        "optimizer": {"clip_grad_norm": 0.0}  # asynchronous schedules of ours have no norm to clip
+    }
+
+
+def _batch(row: Row) -> int:
+    return whole(row, "gbs") or dp_of(row) * whole(row, "mbs", 1)
+
+
+def _model_fields(row: Row) -> dict[str, Any]:
+    tp, heads, kv_heads = whole(row, "tp", 1), whole(row, "heads"), whole(row, "kv_heads")
+    fields: dict[str, Any] = {
+        "layers": whole(row, "layers"), "hidden": whole(row, "hidden"), "sequence": whole(row, "seq"),
+        "positions": "learned", "vocab": whole(row, "vocab") or max(2, tp),
+        "ffn": whole(row, "ffn") or tp,
+    }  # fmt: skip
+    fields["heads"] = heads or math.lcm(tp, kv_heads or 1)
+    fields["head_dim"] = whole(row, "head_dim") or (0 if heads else 1)
+    is_repeated = kv_heads and tp > kv_heads and tp % kv_heads == 0 and fields["heads"] % tp == 0
+    fields["kv_heads"] = tp if is_repeated else kv_heads
+    if whole(row, "experts") > 1:
+        fields["moe"] = {
+            "experts": whole(row, "experts"), "top_k": whole(row, "topk", 1),
+            "ffn": whole(row, "expert_ffn") or fields["ffn"], "shared_experts": whole(row, "shared_experts"),
+            "first_dense": whole(row, "dense_layers"),
+        }  # fmt: skip
+    if row.get("kv_rank"):
+        fields |= {"latent": {"q_rank": whole(row, "q_rank"), "kv_rank": whole(row, "kv_rank")}}
+        fields |= {"positions": "rotary", "head_dim": 0, "kv_heads": 0}
+    return fields
+
+
+def _plan_fields(row: Row) -> dict[str, Any]:
+    tp, pp, layers = whole(row, "tp", 1), whole(row, "pp", 1), whole(row, "layers")
+    schedule = schedule_of(row.get("schedule") or "") or ("sequential" if pp == 1 else "1f1b")
+    virtual = whole(row, "vp", 1)
+    if virtual > 1 and schedule in ("1f1b", "sequential") and pp > 1:
+        schedule = "interleaved-1f1b"
+    if schedule not in ("interleaved-1f1b", "looped-bfs", "auto"):
+        virtual = 1
+    elif not row.get("vp"):
+        virtual = max(1, layers // pp)
+    with_experts = whole(row, "experts") > 1
+    cut = whole(row, "expert_tp", 1)
+    fields: dict[str, Any] = {
+        "dp": dp_of(row), "tp": tp, "pp": pp, "cp": whole(row, "cp", 1), "ep": whole(row, "ep", 1),
+        "expert_tp": (cut if cut in (1, tp) else tp) if with_experts else 0, "microbatch_size": whole(row, "mbs", 1),
+        "schedule": schedule, "virtual_stages": virtual,
+        "zero": whole(row, "zero_stage", int(bool(row.get("shard_group")))),
+        "zero_ranks": whole(row, "shard_group"),
+        # Where a row leaves it open it may be either.
+        "sequence_parallel": tp > 1 and (row.get("sp") == "1" or (not row.get("sp") and with_experts)),
+    }  # fmt: skip
+    stages = pp * (STAGES_PER_RANK.get(schedule, 1) or virtual)
+    if layers < stages <= layers + 2:
+        fields["layout"] = [0] * (stages - layers - 1) + [1] * layers + [0]
+    return fields
+
+
+def _in_columns(fault: str) -> str:
+    """A fault of a job in words of the table."""
+    for field, column in _COLUMNS.items():
+        fault = re.sub(rf"\b{re.escape(field)}\b(?!\.)", column, fault)
+    return re.sub(r"\b(?:plan|model|batch)\.", "", fault)

@@ -1,0 +1,182 @@
+"""Published runs, row by row: from a line of a table to what is predicted, and to what was measured.
+
+The format is that of benchmarks/truth/README.md. Facts come from columns; what only the notes say is read into columns
+first (row_facts.py). The software is that of its column, or the generation whose patterns match source and notes.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwright.config.base import PlanError
+from shardwright.config.cluster import DeviceSpec
+from shardwright.cost.calibration import device_of, peak_flops
+from shardwright.measure.measured_runs.flops_convention import stated_flops
+from shardwright.measure.measured_runs.row_checks import dp_of, row_faults, whole
+from shardwright.measure.measured_runs.row_facts import GRADS, Row, precision_of, schedule_of, with_facts
+from shardwright.measure.measured_runs.run_table import read_lines
+from shardwright.measure.measured_runs.software_inference import software_of_row
+from shardwright.workload.model_blocks import Experts, Latent
+from shardwright.workload.query import Cut, Run, Shape
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row: what is predicted (None, and why), and what was measured (0 is not known)."""
+
+    id: str
+    family: str
+    tier: str
+    group: str
+    is_latest: bool
+    device: str
+    run: Run | None
+    reason: str
+    step_s: float
+    memory_gb: float
+    sees_device: bool  # memory as the driver reports it, above the allocator's
+    says_recompute: bool  # whether the row says what is recomputed
+    knows_recompute: bool  # whether its source does, too: it may be inferred
+    of_last_rank: bool  # memory of the last pipeline rank, not of the one that has most
+
+
+def read_runs(path: Path) -> list[Measured]:
+    """All rows of a file. PlanError with every row that is wrong, by its line, if it is not a table of runs."""
+    faults: list[str] = []
+    lines = read_lines(path, faults)
+    faults += [f"{line.where()}: {fault}" for line in lines for fault in row_faults(with_facts(line.row))]
+    if faults:
+        raise PlanError(f"file {path}", faults)
+    return [measured(line.row) for line in lines]
+
+
+def measured(row: Row) -> Measured:
+    """One row that was checked. What can't be predicted says why."""
+    row = with_facts(row)
+    run, reason = None, ""
+    try:
+        run = run_of_row(row)
+    except (ValueError, KeyError, ArithmeticError) as error:
+        reason = str(error.args[0])
+    step_s = _step_s(row, run)
+    return Measured(
+        id=row["id"], family=row["id"].split("-")[0], tier=row.get("tier") or "A",
+        group=row.get("plan_group") or row["id"], is_latest=row.get("latest", "1") != "0", device=row["gpu"], run=run,
+        reason=reason, step_s=step_s, memory_gb=_float(row, "peak_mem_gb"),
+        says_recompute=bool(row.get("recompute")),
+        knows_recompute=bool(row.get("recompute")) and "HEAD" not in row.get("notes", ""),
+        sees_device=row.get("memory_kind") == "driver" or "nvidia-smi" in row.get("notes", ""),
+        of_last_rank=row.get("memory_kind") == "last-rank" or "on the LAST rank" in row.get("notes", ""),
+    )  # fmt: skip
+
+
+def _float(row: Row, name: str) -> float:
+    return float(row[name]) if row.get(name) else 0.0
+
+
+def _needed(row: Row, name: str) -> int:
+    if not row.get(name):
+        raise ValueError(f"the row does not say {name}")
+    return whole(row, name)
+
+
+def run_of_row(row: Row) -> Run:
+    """What a row is about. ValueError or KeyError say what is missing."""
+    device = row["gpu"]
+    if device == "H100" and "HBM2e" in row.get("notes", ""):
+        device = "H100-96G"
+    spec = device_of(device)
+    shape, cut = shape_of_row(row), cut_of_row(row, spec)
+    # Links of a rack or a pod reach beyond a host, and devices without links of their own share one.
+    node = whole(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, cut.world))
+    node = max(node, spec.link_domain) if spec.link_domain > 8 else node
+    return Run(
+        shape, cut, spec.name, software_of_row(row, cut), node, _float(row, "intra_bw") * 1e9,
+        _float(row, "inter_bw") * 1e9,
+    )  # fmt: skip
+
+
+def shape_of_row(row: Row) -> Shape:
+    """The model."""
+    hidden, layers = _needed(row, "hidden"), _needed(row, "layers")
+    heads = whole(row, "heads") or max(1, hidden // 128)
+    kv_heads = whole(row, "kv_heads") or heads
+    gated = whole(row, "gated_mlp") == 1
+    experts = None
+    if whole(row, "experts") > 1:
+        width = whole(row, "expert_ffn") or whole(row, "ffn")
+        experts = Experts(
+            whole(row, "experts"), whole(row, "topk", 1), width, width * whole(row, "shared_experts"),
+            whole(row, "dense_layers"),
+        )  # fmt: skip
+    latent = None
+    if row.get("kv_rank"):
+        rotary = {"rotary": whole(row, "rope_dim")} if row.get("rope_dim") else {}
+        latent = Latent(whole(row, "q_rank"), whole(row, "kv_rank"), **rotary)
+    tied = not gated and kv_heads == heads
+    return Shape(
+        layers, hidden, heads, kv_heads, whole(row, "head_dim") or hidden // heads,
+        whole(row, "ffn") or 4 * hidden, gated, whole(row, "vocab") or 51200, _needed(row, "seq"), tied, tied, experts,
+        latent,
+    )  # fmt: skip
+
+
+def _schedule(row: Row, pp: int) -> str:
+    """The schedule in plan.schedule's words; 1F1B, interleaved where stages are, if the row says nothing."""
+    if said := schedule_of(row.get("schedule") or ""):
+        return said
+    return "sequential" if pp == 1 else "interleaved-1f1b" if whole(row, "vp", 1) > 1 else "1f1b"
+
+
+def _virtual(row: Row, schedule: str, pp: int) -> int:
+    """Stages of a rank. An interleaved schedule that does not say has one for each of its layers, as large runs do."""
+    if schedule == "interleaved-1f1b" and not row.get("vp"):
+        return max(1, round(_needed(row, "layers") / pp))
+    return whole(row, "vp", 1) or 1
+
+
+def cut_of_row(row: Row, device: DeviceSpec) -> Cut:
+    """The plan."""
+    notes = row.get("notes", "")
+    tp, pp, cp, ep = (whole(row, axis, 1) or 1 for axis in ("tp", "pp", "cp", "ep"))
+    if not row.get("dp"):
+        _needed(row, "gpus")
+    dp, microbatch = dp_of(row), whole(row, "mbs", 1)
+    recompute = row.get("recompute") or "none"
+    if (recompute == "selective" and "op-level" in notes) or "selective op" in notes:
+        recompute = "matmul"
+    schedule = _schedule(row, pp)
+    layers, again = _needed(row, "layers"), whole(row, "layers_again")
+    policies = (recompute,) * again + ("none",) * (layers - again) if 0 < again < layers else ()
+    gradient_bytes = GRADS.get(row.get("grads") or "", 0)
+    return Cut(
+        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=whole(row, "expert_tp", 1), virtual=_virtual(row, schedule, pp),
+        schedule=schedule,
+        sequence_parallel=row.get("sp") == "1" and tp > 1, zero=whole(row, "zero_stage"),
+        zero_ranks=whole(row, "shard_group"),
+        microbatch=microbatch, global_batch=whole(row, "gbs") or dp * microbatch,
+        recompute=recompute, policies=policies, precision=_precision(row.get("precision") or "", device),
+        gradient_bytes=gradient_bytes, reduce_bytes=gradient_bytes,
+    )  # fmt: skip
+
+
+def _precision(said: str, device: DeviceSpec) -> str:
+    """The number type of the products: bf16 where a row does not say another, or fp16 where a device has no bf16."""
+    found = precision_of(said) or "bf16"
+    return "fp16" if found == "bf16" and "bfloat16" not in device.peak_tflops else found
+
+
+def _step_s(row: Row, run: Run | None) -> float:
+    """Seconds of a step as measured; 0 where the row gives no rate that can be converted."""
+    if row.get("step_time_s"):
+        return float(row["step_time_s"])
+    if run is None:
+        return 0.0
+    tokens, gpus = float(run.cut.global_batch * run.shape.sequence), whole(row, "gpus") or int(run.cut.world)
+    flops = tokens * stated_flops(row.get("flops_convention") or "", run, 1e9 * _float(row, "params_b"))
+    if row.get("tokens_per_s_per_gpu"):
+        return tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)
+    if row.get("tflops_per_gpu"):
+        return flops / (float(row["tflops_per_gpu"]) * 1e12 * gpus)
+    if row.get("mfu") and row.get("flops_convention"):
+        return flops / (float(row["mfu"]) * peak_flops(run) * gpus)
+    return 0.0

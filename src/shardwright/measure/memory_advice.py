@@ -1,0 +1,17 @@
+"""A way out for a job whose ranks ran out of memory: the account says which change of the plan would have fitted."""
+
+from shardwright.account.first_fit import USABLE, first_fit
+from shardwright.config.job import JobSpec
+from shardwright.sharding.memory_account import amount
+
+
+def way_out(job: JobSpec, room_bytes: int) -> str:
+    """One sentence. `room_bytes` is what there was for the rank that failed."""
+    room = f"There were {amount(room_bytes)} for this rank"
+    change = first_fit(job, room_bytes)
+    if change is None:
+        return (
+            f"{room}; no plan that was tried fits {USABLE:.0%} of that (more ZeRO, recompute, smaller microbatches, up "
+            f"to 8 times the tp or pp): use a smaller model or sequence, or more memory"
+        )
+    return f"{room}; {change} would have fitted: no rank then holds more than {amount(change.needed_bytes)}"

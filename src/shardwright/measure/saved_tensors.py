@@ -1,0 +1,87 @@
+"""What autograd keeps between forward and backward, measured: storages that saved tensors lie in, each once.
+
+Too slow for a run, whose account is a prediction (account/activations.py): this is what that is held against.
+"""
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def saved_bytes(forward: Callable[[], object], constants: Iterable[Tensor] = ()) -> int:
+    """Bytes that a forward keeps for its backward, without `constants`: parameters, and tables that layers share.
+
+    Of a DTensor, those of this rank's part.
+    """
+    apart = {_local(tensor).untyped_storage().data_ptr() for tensor in constants}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = _local(tensor).untyped_storage()
+        if storage.data_ptr() not in apart:
+            kept[storage.data_ptr()] = storage  # kept alive, so that no other may take its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = forward()
+    total = sum(storage.nbytes() for storage in kept.values())
+    del output
+    return total
+
+
+def _local(tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+class LiveBytes:
+    """While it lasts (on one thread), counts bytes that saved tensors hold, `constants` apart; `peak` is the most."""
+
+    def __init__(self, constants: Iterable[Tensor]) -> None:
+        self._apart = {tensor.untyped_storage().data_ptr() for tensor in constants}
+        self._holders: dict[int, int] = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
+        self.now = 0
+        self.peak = 0
+
+    def __enter__(self) -> "LiveBytes":
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._hooks.__exit__(kind, error, trace)
+
+    def _pack(self, tensor: Tensor) -> "_Held":
+        return _Held(tensor, self)
+
+    def begin(self, tensor: Tensor) -> None:
+        """One more saved tensor lies in this storage."""
+        storage = tensor.untyped_storage()
+        holders = self._holders.get(storage.data_ptr(), 0)
+        self._holders[storage.data_ptr()] = holders + 1
+        if holders == 0 and storage.data_ptr() not in self._apart:
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+
+    def end(self, tensor: Tensor) -> None:
+        """One fewer."""
+        storage = tensor.untyped_storage()
+        self._holders[storage.data_ptr()] -= 1
+        if self._holders[storage.data_ptr()] == 0:
+            del self._holders[storage.data_ptr()]
+            if storage.data_ptr() not in self._apart:
+                self.now -= storage.nbytes()
+
+
+class _Held:
+    """A saved tensor; autograd drops this when it no longer needs the tensor."""
+
+    def __init__(self, tensor: Tensor, account: LiveBytes) -> None:
+        self.tensor, self._account = tensor, account
+        account.begin(tensor)
+
+    def __del__(self) -> None:
+        self._account.end(self.tensor)

@@ -1,1 +1,0 @@
-"""What is not kept from the forward to the backward: made again, or sent to the host's memory meanwhile."""

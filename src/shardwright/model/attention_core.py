@@ -1,0 +1,40 @@
+"""The one place where attention happens: softmax(Q K^T x scale) V, causal. Vaswani et al. 2017, section 3.2.1.
+
+Every kind of attention comes here with queries, keys and values of its own making. Where one rank has all tokens, torch
+picks the kernel; where the sequence is cut over ranks, or documents are separate, attention goes block by block
+(parallel/context/ring_attention.py). Kernels that keep no matrix of scores (Dao et al. 2022, arXiv 2205.14135) want
+keys and values of one width.
+
+Shape suffixes: B batch, N query heads and G key/value heads of this rank, S tokens of this rank, or of the whole
+sequence where tokens were traded for heads, D width of queries and keys, E width of values.
+"""
+
+from torch import Tensor
+from torch.nn import functional
+
+from shardwright.model.forward_pass import ForwardPass
+from shardwright.parallel.context.ring_attention import gathered_attention, ring_attention
+from shardwright.parallel.tensor.linear import Cut
+
+
+def dot_product_attention(
+    q_SBND: Tensor, k_SBGD: Tensor, v_SBGE: Tensor, scale: float, cut: Cut, run: ForwardPass
+) -> Tensor:
+    """Causal attention over the whole sequence, [S, B, N, E]; E may be less than D, and G must divide N.
+
+    Query head n attends with key/value head n // (N / G). `run` is the pass that this is part of.
+    """
+    width, missing = v_SBGE.shape[-1], q_SBND.shape[-1] - v_SBGE.shape[-1]
+    if missing:
+        v_SBGE = functional.pad(v_SBGE, (0, missing))
+    cp = cut.cp.alone("cp") if cut.trades_heads else cut.cp
+    if cp.size > 1 or run.documents is not None:
+        across_ranks = gathered_attention if cut.cp_method == "all-gather" else ring_attention
+        out_SBND = across_ranks(q_SBND, k_SBGD, v_SBGE, cp, run.documents, scale=scale)
+    else:
+        q_BNSD, k_BGSD, v_BGSD = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGE))
+        out_BNSD = functional.scaled_dot_product_attention(
+            q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=scale, enable_gqa=q_SBND.shape[2] > k_SBGD.shape[2]
+        )
+        out_SBND = out_BNSD.permute(2, 0, 1, 3)
+    return out_SBND[..., :width] if missing else out_SBND

@@ -1,0 +1,37 @@
+"""x W^T in float32, whatever the model computes in: for what decides, such as the logits of a gate.
+
+Shape suffixes: T tokens, H input width, E output width.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.parallel.tensor.parameter import PlacedParameter
+
+
+def exact_product(x_TH: Tensor, weight_EH: PlacedParameter, deferred: DeferredGradients) -> Tensor:
+    """[T, H] to [T, E], float32. The weight's gradient may wait in `deferred`."""
+    return _ExactProduct.apply(x_TH, weight_EH, deferred)
+
+
+class _ExactProduct(torch.autograd.Function):
+    """Moves nothing. Keeps x as it came, so that no float32 copy of it stays."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TH: Tensor, weight_EH: PlacedParameter, deferred: DeferredGradients) -> Tensor:
+        ctx.save_for_backward(x_TH)
+        # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
+        ctx.weight, ctx.deferred = weight_EH, deferred
+        return x_TH.float() @ weight_EH.float().t()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (dy_TE,) = grads
+        (x_TH,) = ctx.saved_tensors
+        weight_EH: PlacedParameter = ctx.weight
+        dx_TH = (dy_TE @ weight_EH.float()).to(x_TH.dtype)
+        ctx.deferred.now_or_later(lambda: weight_EH.add_product(dy_TE, x_TH.float()))
+        return dx_TH, None, None

@@ -1,0 +1,108 @@
+"""The block of experts that stands where an MLP stands (Shazeer et al. 2017, arXiv 1701.06538).
+
+A router gives each token a few experts; the tokens travel to them and back (parallel/expert/dispatch.py). Shared
+experts (Dai et al. 2024, arXiv 2401.06066), an ordinary MLP, compute every token besides.
+
+Where tp shares the matrices of each expert, each of its ranks sends all tokens of the tp line to its part of the
+experts: under sequence parallel they are gathered before. The parts of the results are summed over tp at the end, as
+after a row-parallel product. Where experts are whole, a rank sends its own tokens alone.
+
+Shape suffixes: s positions on this rank, B batch, H hidden, T tokens, K choices of a token, F inner width of an expert
+on this rank, N rows of tokens at the experts of this rank, e experts of this rank.
+"""
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from shardwright.config.model import ModelSpec
+from shardwright.config.recompute_policy import Policy
+from shardwright.model.activation import activate, activate_gated
+from shardwright.model.float32_linear import exact_product
+from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.mlp import MLP
+from shardwright.model.router import Router
+from shardwright.parallel.comm.collectives import all_gather
+from shardwright.parallel.comm.regions import copy_to, gather_from, reduce_from, scatter_to
+from shardwright.parallel.expert.dispatch import Routing, through_experts
+from shardwright.parallel.expert.grouped_linear import grouped_linear
+from shardwright.parallel.recompute.region import Operator, chain
+from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.parameter import expert_matrix, whole
+from shardwright.sharding.stage_parameters import residual_std
+
+
+class Experts(nn.Module):
+    """The experts of this rank. Gate and up of all of them are one weight of full shape [E, 2, ffn, H], or
+    [E, 1, ffn, H] without a gate; down is [E, H, ffn]. They have no biases."""
+
+    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
+        super().__init__()
+        self.cut, self.gated, self.activation = cut, spec.gated_mlp, spec.activation
+        count, width = spec.moe.experts, spec.moe.ffn_size(spec.ffn_size)
+        inner = (2 if spec.gated_mlp else 1, width)
+        self.up = expert_matrix((count, *inner, spec.hidden), 2, cut.ep, cut.expert_tp, spec.init_std)
+        std = residual_std(spec.init_std, spec.layers)
+        self.down = expert_matrix((count, spec.hidden, width), 2, cut.ep, cut.expert_tp, std)
+
+    def forward(self, x_NH: Tensor, counts_e: Tensor, policy: Policy) -> Tensor:
+        """[N, H], sorted by expert, to [N, H]: with expert_tp this rank's part of a sum."""
+        deferred = self.cut.deferred
+        operators: tuple[tuple[str, Operator], ...] = (
+            ("up", lambda x, recipe: grouped_linear(x, self.up, counts_e, deferred, recipe)),
+            ("activation", lambda x, _: self._activate(x)),
+        )
+        inner_NF, recipe = chain(operators, policy, x_NH)
+        return grouped_linear(inner_NF, self.down, counts_e, deferred, recipe)
+
+    def _activate(self, up_NF: Tensor) -> Tensor:
+        return activate_gated(up_NF, self.activation) if self.gated else activate(up_NF, self.activation)
+
+
+class MixtureOfExperts(nn.Module):
+    """Router, experts, and shared experts if there are any."""
+
+    def __init__(self, spec: ModelSpec, layer: int, cut: Cut) -> None:
+        super().__init__()
+        self.cut, self.num_experts = cut, spec.moe.experts
+        self.router = Router(spec, layer, cut)
+        self.experts = Experts(spec, cut)
+        shared = spec.moe.shared_size(spec.ffn_size)
+        self.shared = MLP(spec, cut, shared) if shared else None
+        has_gate = spec.moe.shared_gate
+        self.shared_gate = whole((1, spec.hidden), "normal", spec.init_std, cut.summed_over) if has_gate else None
+
+    def forward(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
+        """[s, B, H] to [s, B, H]. Of `policy` the experts' operators count, "up" and "activation"."""
+        y_sBH = self._routed(x_sBH, self.router(x_sBH, run), policy)
+        if self.shared is None:
+            return y_sBH
+        shared_sBH = self._shared(self.shared, x_sBH, policy)
+        if self.shared_gate is not None:
+            gate_T1 = exact_product(x_sBH.flatten(0, 1), self.shared_gate, self.cut.deferred).sigmoid()
+            shared_sBH = shared_sBH * gate_T1.to(x_sBH.dtype).view(*x_sBH.shape[:2], 1)
+        return y_sBH + shared_sBH
+
+    def _routed(self, x_sBH: Tensor, routing: Routing, policy: Policy) -> Tensor:
+        s, B, _ = x_sBH.shape
+        x_TH, parts = x_sBH.flatten(0, 1), self.cut.expert_tp
+        gathers = self.cut.shards_sequence and parts.size > 1
+        if parts.size > 1:
+            enter = gather_from if gathers else copy_to
+            x_TH = enter(x_TH, parts)
+            experts_TK = all_gather(routing.experts_TK, parts) if gathers else routing.experts_TK
+            routing = replace(routing, experts_TK=experts_TK, weights_TK=enter(routing.weights_TK, parts))
+        y_TH = through_experts(
+            x_TH, routing, lambda x_NH, counts_e: self.experts(x_NH, counts_e, policy), self.num_experts, self.cut.ep
+        )
+        leave = scatter_to if gathers else reduce_from
+        return leave(y_TH, parts).view(s, B, -1)
+
+    @staticmethod
+    def _shared(shared: MLP, x_sBH: Tensor, policy: Policy) -> Tensor:
+        operators: tuple[tuple[str, Operator], ...] = (
+            ("up", shared.rise),
+            ("activation", lambda x, _: shared.activate(x)),
+        )
+        inner_SBF, recipe = chain(operators, policy, x_sBH)
+        return shared.leave(inner_SBF, recipe)

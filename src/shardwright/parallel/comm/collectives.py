@@ -1,0 +1,365 @@
+"""Every byte that crosses ranks passes here, and nothing else calls torch.distributed's collectives.
+
+So each one is named by its mesh axis, counted, timed and watched. An axis of size 1 communicates nothing and counts
+nothing. What enters and leaves a region of the model, with a gradient, is in regions.py.
+
+Shapes: leading dim is the one that is gathered and scattered, so that no copy is needed before or after.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.parallel.comm.compute_turns import Turns
+from shardwright.parallel.comm.hang_watch import Watch
+from shardwright.parallel.comm.ledger import Ledger
+
+# torch 2.13 renamed these two and warns at the old names; 2.11 knows the old names alone.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+# Tells the messages of an exchange from those of a pipeline, should they ever share a group.
+EXCHANGE_TAG = 2**30
+# Of two ranks that reduce no more than this, each gives the other all that it has, and both add: as many bytes as a
+# ring, and one message to wait for where Gloo's ring takes several. Larger tensors gain nothing by it.
+_SMALL_BYTES = 2**20
+_OPERATIONS: dict[Any, Callable[..., Tensor]] = {dist.ReduceOp.SUM: torch.add, dist.ReduceOp.MAX: torch.maximum}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the mesh, as one rank sees it: the ranks on its line along that axis, and its place among them.
+
+    `group` carries its collectives; where passes run side by side, `backward_group` those of the backward one.
+    `by_node` is there where the line spans nodes and what travels on it is to mind their borders.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    index: int
+    group: dist.ProcessGroup | None
+    ledger: Ledger
+    watch: Watch | None
+    backward_group: dist.ProcessGroup | None = None
+    turns: Turns = field(default_factory=Turns)
+    by_node: "NodeAxes | None" = None
+
+    @property
+    def communicator(self) -> dist.ProcessGroup | None:
+        """The process group for a collective that this thread issues now.
+
+        Where a forward and a backward run side by side, that is the one of the thread's pass. An axis with one group
+        belongs to the backward, which reduces gradients on it; a forward beside it that used it would swap messages
+        with it.
+        """
+        beside = self.turns.beside
+        assert beside != "forward" or self.backward_group is not None, (
+            f"a forward beside a backward may not use axis {self.name}, which has one communicator for both"
+        )
+        return self.backward_group if beside == "backward" and self.backward_group is not None else self.group
+
+    def alone(self, name: str) -> "Axis":
+        """An axis on which this rank is alone."""
+        return Axis(name, (self.ranks[self.index],), 0, None, self.ledger, self.watch, turns=self.turns)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks on the axis."""
+        return len(self.ranks)
+
+
+@dataclass(frozen=True)
+class NodeAxes:
+    """An axis cut at the borders of nodes: its index i is index i // n of `between` and i % n of `inside`, where each
+    node has n of its ranks. `between` joins the ranks with one place in their nodes, `inside` those of a node."""
+
+    between: Axis
+    inside: Axis
+
+
+class Pending:
+    """A collective under way. `wait` blocks until its result may be used; the operands must live until then."""
+
+    def __init__(self, work: Any, axis: Axis, what: str, peers: tuple[int, ...], finish: Callable[[], None]) -> None:
+        self._work = work
+        self._axis = axis
+        self._what = what
+        self._peers = peers
+        self._finish = finish
+
+    def is_over(self) -> bool:
+        """Whether nothing is left to wait for. Does not block."""
+        return self._work is None or bool(self._work.is_completed())
+
+    def wait(self, keeps_turn: bool = False) -> None:
+        """Block, timed and watched. On CUDA only the stream waits.
+
+        A pass beside this one computes meanwhile, unless the turn is kept. Only a forward may keep it: where it runs
+        before its backward nothing can deadlock, and so not here, but two passes that keep it on two ranks could.
+        """
+        if self._work is None:
+            return
+        axis = self._axis
+        with nullcontext() if keeps_turn else axis.turns.waiting(), axis.ledger.blocked(axis.name, keeps_turn):
+            if axis.watch is None:
+                self._work.wait()
+            else:
+                with axis.watch.waiting(f"{self._what} on axis {axis.name}", self._peers):
+                    self._work.wait()
+        self._work = None
+        self._finish()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _start(
+    axis: Axis,
+    kind: str,
+    num_bytes: int,
+    work: Any,
+    sent_bytes: Mapping[int, int],
+    finish: Callable[[], None] = _nothing,
+    peer: int | None = None,
+) -> Pending:
+    axis.ledger.record(kind, axis.name, num_bytes, sent_bytes)
+    peers = tuple(rank for i, rank in enumerate(axis.ranks) if i != axis.index) if peer is None else (peer,)
+    return Pending(work, axis, f"{kind} of {num_bytes} bytes", peers, finish)
+
+
+def _around_ring(axis: Axis, num_bytes: int) -> dict[int, int]:
+    """What this rank sends, by rank, in a ring over which `num_bytes` pass it."""
+    return {axis.ranks[(axis.index + 1) % axis.size]: num_bytes}
+
+
+def _to_each(axis: Axis, num_bytes: int) -> dict[int, int]:
+    """What this rank sends, by rank, if it sends every other as many bytes."""
+    return {rank: num_bytes for i, rank in enumerate(axis.ranks) if i != axis.index}
+
+
+def _done(axis: Axis) -> Pending:
+    return Pending(None, axis, "", (), _nothing)
+
+
+def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
+    """Reduce `x` in place over the axis."""
+    if axis.size == 1:
+        return _done(axis)
+    if axis.size == 2 and x.nbytes <= _SMALL_BYTES and op in _OPERATIONS and _is_gloo(axis):
+        theirs = torch.empty_like(x)
+
+        def reduce() -> None:
+            _OPERATIONS[op](x, theirs, out=x)
+
+        exchange = _exchange([x, x], [theirs, theirs], axis)
+        return _start(axis, "all_reduce", x.nbytes, exchange, _to_each(axis, x.nbytes), reduce)
+    work = dist.all_reduce(x, op, group=axis.communicator, async_op=True)
+    return _start(axis, "all_reduce", x.nbytes, work, _around_ring(axis, 2 * (axis.size - 1) * x.nbytes // axis.size))
+
+
+def start_all_gather(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Concatenate each rank's `x` along dim 0 into `out`. Shapes [n, ...] and [n * size, ...].
+
+    `x` may be this rank's part of `out`. Over Gloo each rank sends its part to each other straight into place: as many
+    bytes as a ring, without the copies that Gloo's own all-gather makes.
+    """
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    x = x.contiguous()
+    if not _is_gloo(axis):
+        work = _all_gather(out, x, group=axis.communicator, async_op=True)
+        return _start(axis, "all_gather", out.nbytes, work, _around_ring(axis, out.nbytes - x.nbytes))
+    parts = out.chunk(axis.size)
+    if parts[axis.index].data_ptr() != x.data_ptr():
+        parts[axis.index].copy_(x)
+    return _start(axis, "all_gather", out.nbytes, _exchange([x] * axis.size, parts, axis), _to_each(axis, x.nbytes))
+
+
+def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Sum `x` over the axis and keep this rank's share of dim 0. Shapes [n, ...] and [n * size, ...].
+
+    `out` may be this rank's share of `x`. Gloo's own reduce-scatter sends as much as an all-reduce, twice what is
+    needed. There each rank sends every other its share, and they are added up here, in float32.
+    """
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    x = x.contiguous()
+    if not _is_gloo(axis):
+        work = _reduce_scatter(out, x, group=axis.communicator, async_op=True)
+        return _start(axis, "reduce_scatter", x.nbytes, work, _around_ring(axis, x.nbytes - out.nbytes))
+    shares = x.chunk(axis.size)
+    arriving = x.new_empty(axis.size - 1, *out.shape)
+    others = iter(arriving)
+    received = [shares[i] if i == axis.index else next(others) for i in range(axis.size)]
+
+    def add_up() -> None:
+        mine = shares[axis.index]
+        if axis.size > 2 and x.dtype != torch.float32:  # more than one addition, and only the last may round
+            out.copy_(mine.float() + arriving.sum(dim=0, dtype=torch.float32))
+            return
+        torch.add(mine, arriving[0], out=out)
+        for share in arriving[1:]:
+            out.add_(share)
+
+    exchange = _exchange(shares, received, axis)
+    return _start(axis, "reduce_scatter", x.nbytes, exchange, _to_each(axis, out.nbytes), add_up)
+
+
+def _is_gloo(axis: Axis) -> bool:
+    return bool(dist.get_backend(axis.group) == "gloo")
+
+
+class _Exchange:
+    """Sends and receives that are over together."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def is_completed(self) -> bool:
+        """Whether all are over."""
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self) -> None:
+        """Block until all are over."""
+        for work in self._works:
+            work.wait()
+
+
+def _exchange(mine: Sequence[Tensor], theirs: Sequence[Tensor], axis: Axis) -> _Exchange:
+    """Give `mine[i]` to index i and take its `theirs[i]`, of every other index of the axis.
+
+    Messages between two ranks arrive in the order in which they were sent, so exchanges may be under way one behind
+    another. Each rank begins with its neighbour, so that not all send to one. Where there is nothing to say, which
+    both sides know, nothing is sent.
+    """
+    group = axis.communicator
+    around = [(axis.index + step) % axis.size for step in range(1, axis.size)]
+    works = [
+        dist.irecv(theirs[i], axis.ranks[i], group=group, tag=EXCHANGE_TAG)
+        for i in reversed(around)
+        if theirs[i].numel()
+    ]
+    works += [dist.isend(mine[i], axis.ranks[i], group=group, tag=EXCHANGE_TAG) for i in around if mine[i].numel()]
+    return _Exchange(works)
+
+
+def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Give share i of dim 0 of `x` to index i; share i of `out` is what index i gave. Both [n * size, ...]."""
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    work = dist.all_to_all_single(out, x.contiguous(), group=axis.communicator, async_op=True)
+    return _start(axis, "all_to_all", x.nbytes, work, _to_each(axis, x.nbytes // axis.size))
+
+
+def start_all_to_all_v(
+    out: Tensor, x: Tensor, axis: Axis, out_splits: Sequence[int], in_splits: Sequence[int]
+) -> Pending:
+    """The same with shares of any size: give `in_splits[i]` rows of `x` to index i, take `out_splits[i]` of its.
+
+    Shapes [sum of in_splits, ...] and [sum of out_splits, ...], rows in the order of the indices. A split may be 0.
+    """
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    x = x.contiguous()
+    row_bytes = x.shape[1:].numel() * x.element_size()
+    sent_bytes = {axis.ranks[i]: split * row_bytes for i, split in enumerate(in_splits) if i != axis.index and split}
+    if not _is_gloo(axis):
+        work = dist.all_to_all_single(out, x, list(out_splits), list(in_splits), group=axis.communicator, async_op=True)
+    else:
+        mine, theirs = x.split(list(in_splits)), out.split(list(out_splits))
+        theirs[axis.index].copy_(mine[axis.index])
+        work = _exchange(mine, theirs, axis)
+    return _start(axis, "all_to_all_v", sum(sent_bytes.values()), work, sent_bytes)
+
+
+def start_exchange(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    """Send `x` to the next index of the axis, around, and receive the previous one's into `out`."""
+    if axis.size == 1:
+        out.copy_(x)
+        return _done(axis)
+    to, source = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[axis.index - 1]
+    work: _Exchange
+    group = axis.communicator
+    if _is_gloo(axis):
+        arriving = dist.irecv(out, source, group=group, tag=EXCHANGE_TAG)
+        work = _Exchange([arriving, dist.isend(x, to, group=group, tag=EXCHANGE_TAG)])
+    else:
+        both = [dist.P2POp(dist.isend, x, to, group), dist.P2POp(dist.irecv, out, source, group)]
+        work = _Exchange(dist.batch_isend_irecv(both))
+    return _start(axis, "exchange", x.nbytes, work, {to: x.nbytes}, peer=source)
+
+
+def start_send(x: Tensor, axis: Axis, to: int, tag: int) -> Pending:
+    """Send `x` to index `to` of the axis. Messages are told apart by their tags, so passes may share the group."""
+    work = dist.isend(x, axis.ranks[to], group=axis.group, tag=tag)
+    return _start(axis, "send", x.nbytes, work, {axis.ranks[to]: x.nbytes}, peer=axis.ranks[to])
+
+
+def start_recv(out: Tensor, axis: Axis, source: int, tag: int) -> Pending:
+    """Receive into `out` from index `source` of the axis."""
+    work = dist.irecv(out, axis.ranks[source], group=axis.group, tag=tag)
+    return _start(axis, "recv", out.nbytes, work, {}, peer=axis.ranks[source])
+
+
+def all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Reduce `x` in place over the axis, and return it."""
+    start_all_reduce(x, axis, op).wait()
+    return x
+
+
+def all_reduce_max(x: Tensor, axis: Axis) -> Tensor:
+    """Elementwise maximum over the axis, in place."""
+    return all_reduce(x, axis, dist.ReduceOp.MAX)
+
+
+def all_gather(x: Tensor, axis: Axis) -> Tensor:
+    """Each rank's `x`, concatenated along dim 0."""
+    if axis.size == 1:
+        return x
+    out = x.new_empty(x.shape[0] * axis.size, *x.shape[1:])
+    start_all_gather(out, x, axis).wait()
+    return out
+
+
+def reduce_scatter(x: Tensor, axis: Axis) -> Tensor:
+    """This rank's share of dim 0 of the sum of `x` over the axis."""
+    if axis.size == 1:
+        return x
+    out = x.new_empty(x.shape[0] // axis.size, *x.shape[1:])
+    start_reduce_scatter(out, x, axis).wait()
+    return out
+
+
+def all_to_all(x: Tensor, axis: Axis) -> Tensor:
+    """Give share i of dim 0 of `x` to index i; share i of the result is what index i gave."""
+    if axis.size == 1:
+        return x
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    start_all_to_all(out, x, axis).wait()
+    return out
+
+
+def broadcast(x: Tensor, axis: Axis, source: int) -> Tensor:
+    """Overwrite `x` with that of index `source` of the axis, and return it."""
+    if axis.size > 1:
+        work = dist.broadcast(x, axis.ranks[source], group=axis.communicator, async_op=True)
+        is_last = (axis.index + 1) % axis.size == source
+        sent_bytes = {} if is_last else _around_ring(axis, x.nbytes)
+        _start(axis, "broadcast", x.nbytes, work, sent_bytes, peer=axis.ranks[source]).wait()
+    return x
+
+
+def barrier(axis: Axis) -> None:
+    """Wait until every rank of the axis is here."""
+    if axis.size > 1:
+        all_reduce(torch.zeros(1, device=axis.ledger.device), axis)

@@ -1,0 +1,213 @@
+"""Expert parallel: how tokens travel to their experts and back. Lepikhin et al. 2021 (arXiv 2006.16668, section 3.2).
+
+A gate has chosen experts for each token (`Routing`); experts live on the ranks of the ep axis, a block of them each.
+One row travels for each choice: there with the token, back with what the expert made of it. Both ways are an
+all-to-all whose shares are as uneven as the choices, and each is the backward of the other.
+
+Rows are in order of expert, then of the rank they come from, then of token. An expert thus sees its tokens in the
+same order whatever the size of the axis.
+
+Node-aware, a token crosses the slow link between two nodes once, however many of its experts are there (DeepSeek-AI
+2024, arXiv 2412.19437, section 3.2.2). It goes to the rank with its own rank's place in that node, with its
+choices and their weights, and from there to its experts over the fast links of the node. On the way back what they
+made of it is added up inside the node first, and one sum crosses the slow link. In 16 bits that sum is rounded once
+more than in direct dispatch.
+
+Shape suffixes: T tokens of this rank, K choices of a token, H hidden, E experts, e experts of this rank, P ranks of
+the axis, R rows that leave this rank, N rows that arrive, M copies of tokens that arrive at this node through it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shardwright.parallel.comm.collectives import Axis, NodeAxes, all_reduce_max, start_all_to_all, start_all_to_all_v
+
+# What the experts of this rank make of the rows that came, [N, H] to [N, H]. The second argument says how many rows
+# each of them has, [e], int64 in host memory; the rows are sorted by expert.
+Compute = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a gate decided: experts of each token, [T, K], int64, and their weights, [T, K], float32.
+
+    -1 is no expert: a choice that was dropped. Its weight is ignored and its gradient is 0. `varies` says that K may
+    be another number on another rank, as where experts choose.
+    """
+
+    experts_TK: Tensor
+    weights_TK: Tensor
+    varies: bool = False
+
+    def as_wide_as_on(self, axis: Axis) -> "Routing":
+        """The same choices with the largest K of the ranks of an axis. Moves one number, where K varies."""
+        if not self.varies:
+            return self
+        num_choices = self.experts_TK.shape[1]
+        widest = int(all_reduce_max(torch.tensor([num_choices], device=self.experts_TK.device), axis))
+        missing = (0, widest - num_choices)
+        return Routing(functional.pad(self.experts_TK, missing, value=-1), functional.pad(self.weights_TK, missing))
+
+
+@dataclass(frozen=True)
+class Trip:
+    """Where the rows of one dispatch go, and where they came from.
+
+    `choice_R` is the choice that each row is of, as an index into [T x K]; `row_TK` is the row of each choice, or R,
+    one behind the last, if it has none. `arriving_N` puts rows in order of expert, from the order of the ranks they
+    came from; it is None where the two are the same.
+    """
+
+    choice_R: Tensor
+    row_TK: Tensor
+    num_sent: list[int]
+    num_received: list[int]
+    arriving_N: Tensor | None
+    counts_e: Tensor
+
+    @property
+    def tokens(self) -> Tensor:
+        """The token that each row is of, [R]."""
+        return self.choice_R // self.row_TK.shape[1]
+
+
+def plan_trip(experts_TK: Tensor, num_experts: int, ep: Axis) -> Trip:
+    """Where rows go if expert i of E is on index i // (E / P) of the axis.
+
+    Moves the counts: one all-to-all of E numbers. The host waits for them, for they are the shapes of all that follows.
+    A forward keeps its turn in that short wait: it is about to send the rows, under which the pass beside it computes.
+    """
+    num_local = num_experts // ep.size
+    expert_TK = experts_TK.flatten()
+    chosen_TK = torch.where(expert_TK < 0, num_experts, expert_TK)  # those without an expert come last
+    counts_E = torch.bincount(chosen_TK, minlength=num_experts + 1)[:num_experts]
+    num_sent = counts_E.view(ep.size, num_local).sum(1).tolist()
+    choice_R = torch.argsort(chosen_TK, stable=True)[: sum(num_sent)]
+    row_TK = torch.full_like(expert_TK, choice_R.numel())
+    row_TK[choice_R] = torch.arange(choice_R.numel(), device=row_TK.device)
+    counts_Pe = torch.empty_like(counts_E)
+    start_all_to_all(counts_Pe, counts_E, ep).wait(keeps_turn=ep.turns.beside != "backward")
+    counts_Pe = counts_Pe.view(ep.size, num_local)
+    arriving_N = None
+    if ep.size > 1 and num_local > 1:
+        local_e = torch.arange(num_local, device=counts_E.device).repeat(ep.size)
+        arriving_N = torch.argsort(local_e.repeat_interleave(counts_Pe.flatten()), stable=True)
+    return Trip(
+        choice_R, row_TK.view_as(experts_TK), num_sent, counts_Pe.sum(1).tolist(), arriving_N, counts_Pe.sum(0).cpu()
+    )
+
+
+def through_experts(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, ep: Axis) -> Tensor:
+    """Sum over the choices of a token of weight x what the expert makes of it: [T, H] to [T, H].
+
+    `num_experts` are those of all ranks of the axis. Every rank calls `compute`, be it with no rows. Tokens travel
+    node-aware if the axis knows its nodes.
+    """
+    if ep.by_node is not None:
+        return _through_nodes(x_TH, routing, compute, num_experts, ep.by_node)
+    trip = plan_trip(routing.experts_TK, num_experts, ep)
+    x_NH = _Dispatch.apply(x_TH, trip, ep)
+    return _Combine.apply(compute(x_NH, trip.counts_e), routing.weights_TK, trip, ep)
+
+
+def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, nodes: NodeAxes) -> Tensor:
+    """Between the nodes each of them is as an expert whose work is to send tokens through the experts that it has."""
+    routing = routing.as_wide_as_on(nodes.between)  # choices and weights travel by rows of one width
+    num_local = num_experts // nodes.between.size
+    node_TK = torch.where(routing.experts_TK < 0, -1, routing.experts_TK // num_local)
+    trip = plan_trip(each_once(node_TK), nodes.between.size, nodes.between)
+    token_R = trip.tokens
+    node_R = node_TK.flatten().index_select(0, trip.choice_R)
+    expert_RK = routing.experts_TK.index_select(0, token_R)
+    is_there_RK = node_TK.index_select(0, token_R) == node_R[:, None]
+    local_RK = torch.where(is_there_RK, expert_RK - node_R[:, None] * num_local, -1)
+    x_MH = _Dispatch.apply(x_TH, trip, nodes.between)
+    # All weights travel: those of choices elsewhere are not used there, and their gradient from there is 0.
+    weights_MK = _Dispatch.apply(routing.weights_TK, trip, nodes.between)
+    local_MK = _go(local_RK.int(), trip, nodes.between).long()
+    y_MH = through_experts(x_MH, Routing(local_MK, weights_MK), compute, num_local, nodes.inside)
+    return _Combine.apply(y_MH, None, trip, nodes.between)
+
+
+def each_once(node_TK: Tensor) -> Tensor:
+    """The first choice of each node stays; those that repeat it become -1."""
+    same_TKK = node_TK[:, :, None] == node_TK[:, None, :]
+    return node_TK.masked_fill(same_TKK.tril(-1).any(dim=2), -1)
+
+
+def _go(x_RH: Tensor, trip: Trip, ep: Axis) -> Tensor:
+    """Rows to their experts: [R, H] to [N, H]."""
+    if ep.size == 1:
+        return x_RH
+    x_NH = x_RH.new_empty(sum(trip.num_received), x_RH.shape[1])
+    start_all_to_all_v(x_NH, x_RH, ep, trip.num_received, trip.num_sent).wait()
+    return x_NH if trip.arriving_N is None else x_NH.index_select(0, trip.arriving_N)
+
+
+def _return(y_NH: Tensor, trip: Trip, ep: Axis) -> Tensor:
+    """Rows back from their experts: [N, H] to [R + 1, H]. The last row is 0: that of choices without an expert."""
+    num_rows = sum(trip.num_sent)
+    y_RH = y_NH.new_empty(num_rows + 1, y_NH.shape[1])
+    y_RH[num_rows] = 0
+    if trip.arriving_N is not None:
+        y_NH = torch.empty_like(y_NH).index_copy_(0, trip.arriving_N, y_NH)
+    start_all_to_all_v(y_RH[:num_rows], y_NH, ep, trip.num_sent, trip.num_received).wait()
+    return y_RH
+
+
+def _sum_choices(y_RH: Tensor, row_TK: Tensor, weights_TK: Tensor | None) -> Tensor:
+    """Each token's sum over its choices in their order, [T, H], added up in float32."""
+    total_TH: Tensor | None = None
+    for k, row_T in enumerate(row_TK.unbind(1)):
+        term_TH = y_RH.index_select(0, row_T).float()
+        if weights_TK is not None:
+            term_TH.mul_(weights_TK[:, k : k + 1])
+        total_TH = term_TH if total_TH is None else total_TH.add_(term_TH)
+    assert total_TH is not None, "a token chooses at least once"
+    return total_TH.to(y_RH.dtype)
+
+
+class _Dispatch(torch.autograd.Function):
+    """Forward: an all-to-all of one row for each choice. Backward: the gradients of these rows come back."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TH: Tensor, trip: Trip, ep: Axis) -> Tensor:
+        ctx.trip, ctx.ep = trip, ep
+        return _go(x_TH.index_select(0, trip.tokens), trip, ep)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        trip: Trip = ctx.trip
+        return _sum_choices(_return(grads[0], trip, ctx.ep), trip.row_TK, None), None, None
+
+
+class _Combine(torch.autograd.Function):
+    """Forward: the experts' rows come back, and are added up with their weights, if there are any. Then the rows are
+    kept for the gradient of the weights. Backward: an all-to-all of the gradients of the rows, as in a dispatch."""
+
+    @staticmethod
+    def forward(ctx: Any, y_NH: Tensor, weights_TK: Tensor | None, trip: Trip, ep: Axis) -> Tensor:
+        y_RH = _return(y_NH, trip, ep)
+        ctx.trip, ctx.ep = trip, ep
+        ctx.save_for_backward(*(() if weights_TK is None else (y_RH, weights_TK)))
+        return _sum_choices(y_RH, trip.row_TK, weights_TK)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        (dout_TH,) = grads
+        trip: Trip = ctx.trip
+        ep: Axis = ctx.ep
+        dy_RH = dout_TH.index_select(0, trip.tokens)
+        if not ctx.saved_tensors:
+            return _go(dy_RH, trip, ep), None, None, None
+        y_RH, weights_TK = ctx.saved_tensors
+        weight_R = weights_TK.flatten().index_select(0, trip.choice_R)
+        dy_NH = _go((dy_RH * weight_R[:, None]).to(y_RH.dtype), trip, ep)
+        dout_TH = dout_TH.float()
+        dweights_KT = [(y_RH.index_select(0, row_T) * dout_TH).sum(1) for row_T in trip.row_TK.unbind(1)]
+        return dy_NH, torch.stack(dweights_KT, dim=1), None, None

@@ -1,0 +1,85 @@
+"""Products of many experts: each has some of the rows, and a matrix of its own. Gale et al. 2022 (arXiv 2211.15841).
+
+Rows are sorted by expert, so that each expert's are neighbours, and no row is padding. An expert without rows takes
+part: its gradient is 0.
+
+Shape suffixes: N rows of all experts, e experts of this rank, H input width, O output width (in a weight, all dims
+between the experts' and the last), A and B either of the two.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.parallel.tensor.recomputed_input import Recipe, keep_input, kept_input
+
+_KERNEL_ALIGNMENT_BYTES = 16  # of a row; the kernel refuses others
+
+
+def grouped_linear(
+    x_NH: Tensor, weight: PlacedParameter, counts_e: Tensor, deferred: DeferredGradients, recipe: Recipe | None = None
+) -> Tensor:
+    """Row by row x W^T with the matrix of the row's expert: [N, H] to [N, O], for a weight of shape [e, ..., H].
+
+    `counts_e` are the rows of each expert, int64 in host memory. The weight's gradient may wait in `deferred`;
+    `recipe` makes x again for it.
+    """
+    return _GroupedProduct.apply(x_NH, weight, counts_e, deferred, recipe)
+
+
+def grouped_product(x_NA: Tensor, matrices_eAB: Tensor, counts_e: Tensor) -> Tensor:
+    """Each row times the matrix of its expert: [N, B]. Not differentiable.
+
+    On CUDA one kernel does all of it. On a CPU that kernel is itself a loop over the experts, and no faster than this
+    one (benchmarks/grouped.py).
+    """
+    if x_NA.is_cuda and x_NA.dtype == torch.bfloat16 and _is_aligned(matrices_eAB):
+        ends_e = counts_e.cumsum(0).to(x_NA.device, torch.int32, non_blocking=True)
+        return functional.grouped_mm(x_NA, matrices_eAB, offs=ends_e)
+    y_NB = x_NA.new_empty(x_NA.shape[0], matrices_eAB.shape[2])
+    for expert, rows in row_ranges(counts_e):
+        torch.mm(x_NA[rows], matrices_eAB[expert], out=y_NB[rows])
+    return y_NB
+
+
+def row_ranges(counts_e: Tensor) -> list[tuple[int, slice]]:
+    """The experts that have rows, and which."""
+    starts = (counts_e.cumsum(0) - counts_e).tolist()
+    return [(e, slice(starts[e], starts[e] + num_rows)) for e, num_rows in enumerate(counts_e.tolist()) if num_rows]
+
+
+def _is_aligned(matrices_eAB: Tensor) -> bool:
+    _, a, b = matrices_eAB.shape
+    return all(size * matrices_eAB.element_size() % _KERNEL_ALIGNMENT_BYTES == 0 for size in (a, b))
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """Moves nothing. Keeps x, or what makes it again; the weight's gradient goes straight to where it adds up."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NH: Tensor,
+        weight: PlacedParameter,
+        counts_e: Tensor,
+        deferred: DeferredGradients,
+        recipe: Recipe | None,
+    ) -> Tensor:
+        keep_input(ctx, x_NH, recipe)
+        # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
+        ctx.weight, ctx.counts_e, ctx.deferred = weight, counts_e, deferred
+        return grouped_product(x_NH, weight.flatten(1, -2).transpose(1, 2), counts_e)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        dy_NO = grads[0].contiguous()
+        x_NH = kept_input(ctx)
+        weight: PlacedParameter = ctx.weight
+        counts_e: Tensor = ctx.counts_e
+        dx_NH = grouped_product(dy_NO, weight.flatten(1, -2), counts_e)
+        ctx.deferred.now_or_later(lambda: weight.add_products(dy_NO, x_NH, row_ranges(counts_e)))
+        return dx_NH, None, None, None, None

@@ -1,0 +1,1 @@
+"""The pipeline: a program is read and done, action by action."""

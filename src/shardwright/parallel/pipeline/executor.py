@@ -1,0 +1,360 @@
+"""The pipeline executor: it reads a program and does what it says, action by action.
+
+It knows no schedule. The order of work, sends, receives, gathers and reductions is the program's; what was performed is
+recorded, so that it can be compared with what was planned and drawn beside what was simulated.
+
+A send keeps its tensor until the other side has it, and never blocks. A receive is posted where the program says, and
+waited for by the compute that needs it: that wait is the pipeline's idle time.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from shardwright.parallel.comm.collectives import Axis, Pending, start_recv, start_send
+from shardwright.parallel.comm.compute_turns import Pass
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.context.document_mask import document_numbers, without_marks
+from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.parallel.zero.weight_stash import StashedWeights
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.lowering.overlap_pairs import sends_of_parts
+from shardwright.schedule.lowering.reductions import before_reductions
+from shardwright.schedule.lowering.weight_versions import weight_versions
+from shardwright.schedule.schedule import Program
+
+Key = tuple[int, int]  # (stage, microbatch)
+
+
+class Stage(Protocol):
+    """What the executor needs of a stage of the model."""
+
+    @property
+    def deferred(self) -> DeferredGradients:
+        """Where I leaves weight gradients for W."""
+        ...
+
+    def __call__(
+        self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None,
+        documents_BT: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Hidden states, or the loss of each token where there are targets."""
+        ...
+
+    def empty_hidden(self, batch: int) -> Tensor:
+        """Memory for what passes between stages."""
+        ...
+
+
+class Held(Protocol):
+    """What the executor needs of whatever holds a stage's parameters and gradients."""
+
+    def gather(self) -> None:
+        """G: start to make the parameters whole. The stage waits for that itself, when it computes."""
+        ...
+
+    def release(self) -> None:
+        """L: nothing computes with the parameters until the next gather."""
+        ...
+
+    def arm(self, is_last: bool) -> None:
+        """The next backward or weight gradient is the last before `reduce`: reduce what is complete meanwhile.
+
+        `is_last` says that nothing is added between that reduction and the update.
+        """
+        ...
+
+    def reduce(self) -> None:
+        """R: start to sum what is not under way yet, over the replicas.
+
+        In a program with gathers this comes several times a step, each time for the gradients since the last; who
+        holds them sharded adds each sum to the shard, and who holds them whole reduces them at the last.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Performed:
+    """An action that was carried out, and when (seconds of the host's clock, which all ranks of a machine share).
+
+    A compute action may wait for its input first; from `began_s` on it computes. A send that left with its part of a
+    pair began before the pair ended.
+    """
+
+    action: Action
+    start_s: float
+    began_s: float
+    end_s: float
+
+
+@dataclass
+class _Run:
+    """What one run of a program holds; gone when it ends."""
+
+    program: Program
+    tokens: Sequence[Tensor]
+    versions: dict[Key, int]
+    microbatches: Sequence[Microbatch] | None
+    loss_factor: Callable[[int], float]
+    outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
+    inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
+    gradients: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
+    leaves: dict[Key, Tensor] = field(default_factory=dict)  # stage inputs whose gradient is wanted
+    edges: dict[Key, GradientEdge] = field(default_factory=dict)  # where a backward begins
+    input_gradients: dict[Key, Tensor] = field(default_factory=dict)
+    sends: list[tuple[Tensor, Pending]] = field(default_factory=list)
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    kept: dict[Key, Tensor] = field(default_factory=dict)  # stage inputs from which a forward will run again
+    leaves_with: dict[Action, Action] = field(default_factory=dict)  # sends by the part of a pair that makes them
+    left: dict[Action, tuple[float, float]] = field(default_factory=dict)  # those that left so, and when
+    alive: set[Key] = field(default_factory=set)
+
+
+class PipelineExecutor:
+    """Runs programs on this rank's stages.
+
+    A microbatch's loss is the mean over its tokens; gradients add up over microbatches and replicas.
+
+    After a run, `performed` is what was done and when, `peak_alive` the most (stage, microbatch) pairs whose
+    activations were kept at once, `peak_inputs` the most of which only the stage's input was, and `versions_seen` the
+    weights that each pair was computed with.
+    """
+
+    def __init__(
+        self, stages: dict[int, Stage], held: Mapping[int, Held], mesh: Mesh,
+        stashes: dict[int, StashedWeights] | None = None, separates_documents: bool = False,
+    ) -> None:  # fmt: skip
+        """With `separates_documents`, tokens have marks (parallel/context/document_mask.py)."""
+        self._stages = stages
+        self._separates_documents = separates_documents
+        self._held = held
+        self._mesh = mesh
+        self._stashes = stashes or {}
+        self._side: ThreadPoolExecutor | None = None
+        self._began_s = 0.0
+        self.performed: list[Performed] = []
+        self.peak_alive = 0
+        self.peak_inputs = 0
+        self.versions_seen: dict[Key, int] = {}
+
+    def run(
+        self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None,
+        microbatches: Sequence[Microbatch] | None = None, loss_factor: Callable[[int], float] = lambda _: 1.0,
+    ) -> dict[int, Tensor]:  # fmt: skip
+        """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
+
+        `microbatches` says which samples those are; without it nothing is dropped out. Gradients are those of the
+        losses times `loss_factor` of the microbatch.
+
+        Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
+        """
+        stashed = program.weights != "current" and program.trains
+        run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factor)
+        row = program.ranks[self._mesh.pp.index]
+        for stage, stash in self._stashes.items() if stashed else ():
+            stash.expect([version for (s, _), version in run.versions.items() if s == stage])
+        if self._mesh.device.type == "cpu":
+            run.leaves_with = sends_of_parts(row)
+        armings = before_reductions(row)
+        self.performed, self.peak_alive, self.peak_inputs, self.versions_seen = [], 0, 0, {}
+        with torch.set_grad_enabled(program.trains):
+            for index, action in enumerate(row):
+                if self._mesh.watch is not None:
+                    self._mesh.watch.doing(f"action {index}, {action}")
+                for arming in armings.get(index, ()):
+                    self._held[arming.stage].arm(arming.is_last)
+                start_s = self._began_s = time.perf_counter()
+                if action in run.left:
+                    start_s, end_s = run.left.pop(action)
+                    self.performed.append(Performed(action, start_s, start_s, end_s))
+                    continue
+                if action.kind is Kind.STEP:
+                    assert update is not None, "a program that ends in a step needs an optimizer"
+                    update(action)
+                else:
+                    self._do(action, run)
+                self.performed.append(Performed(action, start_s, self._began_s, time.perf_counter()))
+                self.peak_alive = max(self.peak_alive, len(run.alive))
+                self.peak_inputs = max(self.peak_inputs, len(run.kept))
+        for _, pending in run.sends:
+            pending.wait()
+        for stash in self._stashes.values() if stashed else ():
+            stash.load(stash.newest)
+        return run.losses
+
+    def _do(self, action: Action, run: _Run) -> None:
+        key = stage, i = action.stage, action.microbatch
+        match action.kind:
+            case Kind.FORWARD:
+                self._forward(key, run)
+            case Kind.RECOMPUTE:
+                self._load_weights(key, run)
+                self._pass(key, run.kept.pop(key), run)
+            case Kind.BACKWARD | Kind.INPUT_GRAD:
+                self._backward(key, run, action.kind)
+            case Kind.WEIGHT_GRAD:
+                self._stages[stage].deferred.compute(i)
+                run.alive.discard(key)
+            case Kind.OVERLAP:
+                self._overlap(action, run)
+            case Kind.SEND_FORWARD:
+                self._send(run.outputs.pop(key), self._mesh.forward, action, stage + 1, run)
+            case Kind.SEND_BACKWARD:
+                self._send(run.input_gradients.pop(key), self._mesh.backward, action, stage - 1, run)
+            case Kind.RECV_FORWARD:
+                run.inputs[key] = self._receive(action, self._mesh.forward, run)
+            case Kind.RECV_BACKWARD:
+                run.gradients[key] = self._receive(action, self._mesh.backward, run)
+            case Kind.REDUCE:
+                self._held[stage].reduce()
+            case Kind.GATHER:
+                self._held[stage].gather()
+            case Kind.RELEASE:
+                self._held[stage].release()
+            case _:
+                raise NotImplementedError(f"the executor can't perform {action}")
+
+    def _forward(self, key: Key, run: _Run) -> None:
+        stage, i = key
+        if run.versions:
+            self.versions_seen[key] = run.versions[key]
+        self._load_weights(key, run)
+        if stage == 0:
+            x = self._ids(run.tokens[i][:, :-1])
+        else:
+            x, arrival = run.inputs.pop(key)
+            if arrival is not None:
+                arrival.wait()
+                self._began_s = time.perf_counter()
+        if key in run.program.recomputed:
+            run.kept[key] = x
+            with torch.no_grad():
+                output = self._pass(key, x, run)
+        else:
+            output = self._pass(key, x, run)
+        if stage == run.program.num_stages - 1:
+            run.losses[i] = output
+        elif run.program.placement.rank(stage + 1, i) == self._mesh.pp.index:
+            run.inputs[stage + 1, i] = output, None
+        else:
+            run.outputs[key] = output
+
+    def _ids(self, tokens_BS: Tensor) -> Tensor:
+        return without_marks(tokens_BS) if self._separates_documents else tokens_BS
+
+    def _load_weights(self, key: Key, run: _Run) -> None:
+        if run.versions:
+            self._stashes[key[0]].load(run.versions[key])
+
+    def _pass(self, key: Key, x: Tensor, run: _Run) -> Tensor:
+        """The output of a stage, detached; where gradients are on, all is kept that its backward needs."""
+        stage, i = key
+        microbatch = None if run.microbatches is None else run.microbatches[i]
+        keeps = torch.is_grad_enabled()
+        if keeps and stage > 0:
+            run.leaves[key] = x.requires_grad_()
+        documents_BT = document_numbers(run.tokens[i]) if self._separates_documents else None
+        if stage == run.program.num_stages - 1:
+            targets_BS = self._ids(run.tokens[i][:, 1:])
+            output = self._stages[stage](x, targets_BS, microbatch, documents_BT).mean()
+        else:
+            output = self._stages[stage](x, None, microbatch, documents_BT)
+        if keeps:
+            # The edge alone is kept: the output's memory is free as soon as it is sent.
+            run.edges[key] = get_gradient_edge(output)
+            run.alive.add(key)
+        return output.detach()
+
+    def _backward(self, key: Key, run: _Run, kind: Kind) -> None:
+        stage, i = key
+        self._load_weights(key, run)
+        if stage == run.program.num_stages - 1:
+            gradient = torch.full((), run.loss_factor(i), device=self._mesh.device)
+        else:
+            gradient, arrival = run.gradients.pop(key)
+            if arrival is not None:
+                arrival.wait()
+                self._began_s = time.perf_counter()
+        split = kind is Kind.INPUT_GRAD
+        with self._stages[stage].deferred.keeping(i) if split else nullcontext():
+            torch.autograd.backward(run.edges.pop(key), gradient)
+        if not split:
+            run.alive.discard(key)
+        if run.versions:
+            self._stashes[stage].release(run.versions[key])
+        if stage > 0:
+            dx = run.leaves.pop(key).grad
+            assert dx is not None, "the input of a stage has a gradient"
+            if run.program.placement.rank(stage - 1, i) == self._mesh.pp.index:
+                run.gradients[stage - 1, i] = dx, None
+            else:
+                run.input_gradients[key] = dx
+
+    def _overlap(self, pair: Action, run: _Run) -> None:
+        """A forward and a backward side by side: while one waits for its communication, the other computes.
+
+        On a CPU two threads do it, which compute in turn, and each pass has a communicator of its own. What the one
+        makes is sent while the other still computes: Gloo tells messages apart by their tags, so it may leave before
+        receives that stand before it in the program. On CUDA the two passes are issued one after the other; side by
+        side they would need streams of their own.
+        """
+        first, second = pair.parts
+        if self._mesh.device.type != "cpu":
+            self._do(first, run)
+            self._do(second, run)
+            return
+        if self._side is None:
+            threads = torch.get_num_threads()
+            self._side = ThreadPoolExecutor(1, "overlap", torch.set_num_threads, (threads,))
+        if (key := (first.stage, first.microbatch)) not in run.program.recomputed:
+            run.alive.add(key)  # from its begin: both are alive at once
+        self.peak_alive = max(self.peak_alive, len(run.alive))
+        # Who begins is the same on every rank: the forward, unless experts are elsewhere. A block ends with their rows
+        # on the way back, so its backward begins with rows on their way, and the forward computes under that.
+        begins, follows = (second, first) if self._mesh.ep.size > 1 else (first, second)
+        with self._mesh.turns.taking(_pass_of(begins)):
+            beside = self._side.submit(self._do_beside, follows, run)
+            self._do_part(begins, run)
+        with self._mesh.ledger.lanes(-1):
+            beside.result()
+
+    def _do_beside(self, action: Action, run: _Run) -> None:
+        # A thread begins with its own grad mode.
+        with self._mesh.ledger.lanes(+1), self._mesh.turns.taking(_pass_of(action)), torch.enable_grad():
+            self._do_part(action, run)
+
+    def _do_part(self, part: Action, run: _Run) -> None:
+        self._do(part, run)
+        if (send := run.leaves_with.get(part)) is not None:
+            start_s = time.perf_counter()
+            self._do(send, run)
+            run.left[send] = start_s, time.perf_counter()
+
+    def _send(self, tensor: Tensor, axis: Axis, action: Action, to_stage: int, run: _Run) -> None:
+        run.sends = [(kept, pending) for kept, pending in run.sends if not pending.is_over()]
+        tensor = tensor.contiguous()
+        pending = start_send(tensor, axis, action.peer, self._tag(action, to_stage, run))
+        run.sends.append((tensor, pending))
+
+    def _receive(self, action: Action, axis: Axis, run: _Run) -> tuple[Tensor, Pending]:
+        batch = run.tokens[action.microbatch].shape[0]
+        buffer = self._stages[action.stage].empty_hidden(batch)
+        return buffer, start_recv(buffer, axis, action.peer, self._tag(action, action.stage, run))
+
+    @staticmethod
+    def _tag(action: Action, to_stage: int, run: _Run) -> int:
+        """Names a message: two stages may talk both ways over one pair of ranks."""
+        is_backward = action.kind in (Kind.SEND_BACKWARD, Kind.RECV_BACKWARD)
+        return (to_stage * run.program.num_microbatches + action.microbatch) * 2 + is_backward
+
+
+def _pass_of(part: Action) -> Pass:
+    return "forward" if part.kind is Kind.FORWARD else "backward"

@@ -1,0 +1,1 @@
+"""Tensor parallel: parameters and products that are cut over the tp axis."""

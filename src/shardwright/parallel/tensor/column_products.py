@@ -1,0 +1,84 @@
+"""Several column-parallel products that share one collective though not one matrix.
+
+A column-parallel product gathers its input in the forward if the sequence is sharded, and sums its gradient over tp in
+the backward. Products whose inputs stand side by side in one tensor can do both together.
+
+Shape suffixes: S sequence, B batch, H width of the input, N output width of this rank; s is S / tp where the sequence
+is sharded, and equals S elsewhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.parallel.comm.collectives import all_gather
+from shardwright.parallel.tensor.linear import (
+    Cut,
+    add_weight_gradient,
+    input_gradient_of,
+    product,
+    start_gather_again,
+    start_sum,
+)
+from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.parallel.tensor.recomputed_input import Recipe, keep_input, kept_input
+
+
+@dataclass(frozen=True)
+class Part:
+    """A range of the input's last dim, and the matrix that it is multiplied with; without one it is passed on."""
+
+    start: int
+    stop: int
+    weight: PlacedParameter | None = None
+
+
+def column_products(x_sBH: Tensor, parts: Sequence[Part], cut: Cut, recipe: Recipe | None = None) -> tuple[Tensor, ...]:
+    """[s, B, H] to what each part gives, [S, B, N]. Ranges may overlap; a part of x in none of them has no gradient.
+
+    `recipe` makes x again. Each rank's weights may be a range of a matrix, or a whole one
+    of whose result the rank uses a part of its own: either way its gradient of x is a part, and they are summed.
+    """
+    return _ColumnProducts.apply(x_sBH, tuple(parts), cut, recipe)
+
+
+class _ColumnProducts(torch.autograd.Function):
+    """Products of ranges of x, whose backward hides its communication under the weight gradients.
+
+    Forward: all-gather of x along the sequence under sequence parallel, else nothing. Only this rank's part of x is
+    kept. Backward: the input gradient is all-reduced (reduce-scattered under sequence parallel) while the weight
+    gradients are computed; under sequence parallel x is gathered again meanwhile, instead of having been kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_sBH: Tensor, parts: tuple[Part, ...], cut: Cut, recipe: Recipe | None
+    ) -> tuple[Tensor, ...]:
+        keep_input(ctx, x_sBH, recipe)
+        ctx.parts, ctx.cut = parts, cut
+        x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
+        ranges = [x_SBH[..., part.start : part.stop] for part in parts]
+        return tuple(
+            x_SBR.clone(memory_format=torch.contiguous_format) if part.weight is None else product(x_SBR, part.weight)
+            for part, x_SBR in zip(parts, ranges, strict=True)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        x_sBH = kept_input(ctx)
+        cut: Cut = ctx.cut
+        x_SBH, gathered = start_gather_again(x_sBH, cut)
+        dx_SBH = torch.zeros_like(x_SBH)
+        for part, dy_SBN in zip(ctx.parts, grads, strict=True):
+            dx_SBH[..., part.start : part.stop] += (
+                dy_SBN if part.weight is None else input_gradient_of(dy_SBN, part.weight)
+            )
+        dx_sBH, reduced = start_sum(dx_SBH, x_sBH, cut)
+        for part, dy_SBN in zip(ctx.parts, grads, strict=True):
+            if part.weight is not None:
+                add_weight_gradient(part.weight, dy_SBN, x_SBH[..., part.start : part.stop], gathered, cut)
+        reduced.wait()
+        return dx_sBH, None, None, None

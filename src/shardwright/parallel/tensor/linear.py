@@ -1,0 +1,243 @@
+"""Tensor parallel: the matrices of a layer, cut over the tp axis. Shoeybi et al. 2019 (arXiv 1909.08053).
+
+A column-parallel linear holds some of the outputs, a row-parallel one some of the inputs. In the pair
+row(act(column(x))) no rank needs another's intermediate, and one all-reduce at the end is enough. With sequence
+parallel (Korthikanti et al. 2022, arXiv 2205.05198) what stands between the pairs is sharded over the sequence, and
+the all-reduce becomes a reduce-scatter after and an all-gather before: the same bytes, less memory.
+
+Shape suffixes: S sequence, B batch, H hidden (input width), N output width; s is S / tp where the sequence is
+sharded, and equals S elsewhere.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.config.plan import ContextMethod
+from shardwright.parallel.comm.collectives import (
+    Axis,
+    Pending,
+    all_gather,
+    start_all_gather,
+    start_all_reduce,
+    start_reduce_scatter,
+)
+from shardwright.parallel.comm.regions import reduce_from, scatter_to
+from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whole
+from shardwright.parallel.tensor.recomputed_input import Recipe, keep_input, kept_input
+from shardwright.precision.float8_linear import forward_product, input_gradient
+from shardwright.sharding.sequence import Ranges, held_ranges, share_of
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the layers of one stage are cut: over which axes, whether the sequence is sharded over tp between the layers,
+    and where weight gradients wait if the schedule puts them off.
+
+    Ranks of `cp` each hold a part of every sequence, the one that `cp_method` of attention asks for; those of `ep`
+    different experts, and those of `expert_tp` share the matrices of each expert.
+    """
+
+    tp: Axis
+    cp: Axis
+    ep: Axis
+    expert_tp: Axis
+    sequence_parallel: bool = False
+    deferred: DeferredGradients = field(default_factory=DeferredGradients)
+    cp_method: ContextMethod = "ring"
+
+    @classmethod
+    def of_tp(cls, tp: Axis, sequence_parallel: bool = False) -> "Cut":
+        """A cut over tp alone."""
+        return cls(tp, tp.alone("cp"), tp.alone("ep"), tp, sequence_parallel)
+
+    @property
+    def shards_sequence(self) -> bool:
+        """Whether a rank holds only its part of the sequence between layers."""
+        return self.sequence_parallel and self.tp.size > 1
+
+    @property
+    def trades_heads(self) -> bool:
+        """Whether attention sees the whole sequence of some heads."""
+        return self.cp.size > 1 and self.cp_method == "ulysses"
+
+    def held(self, sequence: int) -> Ranges:
+        """The positions of this rank's tokens within the layers."""
+        return held_ranges(sequence, self.cp.size, self.cp.index, self.cp_method)
+
+    def held_between(self, sequence: int) -> Ranges:
+        """The positions of this rank's tokens between the layers."""
+        held = self.held(sequence)
+        return share_of(held, self.tp.size, self.tp.index) if self.shards_sequence else held
+
+    @property
+    def summed_over(self) -> Axis | None:
+        """The axis whose ranks each see a part of the tokens, and so of a replicated parameter's gradient."""
+        return self.tp if self.shards_sequence else None
+
+
+class ColumnLinear(nn.Module):
+    """x W^T of which each tp rank computes its share of the outputs.
+
+    The weight's full shape is (*out_shape, in_features); `dim` is the dim of out_shape that is cut. Several
+    matrices that share their input (query, key and value; gate and up) are one weight, one product and one
+    collective. The result is [S, B, N / tp], N = product of out_shape.
+    """
+
+    def __init__(self, in_features: int, out_shape: tuple[int, ...], dim: int, cut: Cut, std: float) -> None:
+        super().__init__()
+        self.cut = cut
+        self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std)
+
+    def forward(self, x_sBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+        """[s, B, H] to [S, B, N / tp]. `recipe` makes x again."""
+        return _ColumnProduct.apply(x_sBH, self.weight, self.cut, recipe)
+
+
+class RowLinear(nn.Module):
+    """x W^T of which each tp rank holds its share of the inputs; the partial products are summed over tp."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, cut: Cut, std: float) -> None:
+        super().__init__()
+        self.cut = cut
+        self.weight = sharded((out_features, in_features), 1, cut.tp, "normal", std)
+        # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
+        self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
+
+    def forward(self, x_SBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+        """[S, B, H / tp] to [s, B, N]. `recipe` makes x again."""
+        partial_SBN = local_product(x_SBH, self.weight, self.cut, recipe)
+        leave = scatter_to if self.cut.shards_sequence else reduce_from
+        y_sBN = leave(partial_SBN, self.cut.tp)
+        return y_sBN if self.bias is None else y_sBN + self.bias
+
+
+class ReplicatedLinear(nn.Module):
+    """x W^T that each tp rank computes whole, of the tokens that it has. Moves nothing.
+
+    Under sequence parallel those are a part of the sequence, so that the ranks' gradients must be summed; and so they
+    must where what follows is cut (`summed_over`).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, cut: Cut, std: float, summed_over: Axis | None = None
+    ) -> None:
+        super().__init__()
+        self.cut = cut
+        axis = summed_over or cut.summed_over
+        self.weight = whole((out_features, in_features), "normal", std, summed_over=axis)
+
+    def forward(self, x_SBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+        """[s, B, H] to [s, B, N]; `recipe` makes x again."""
+        return local_product(x_SBH, self.weight, self.cut, recipe)
+
+
+def local_product(x_SBH: Tensor, weight: PlacedParameter, cut: Cut, recipe: Recipe | None = None) -> Tensor:
+    """x W^T of this rank's tokens with its part of a matrix, [S, B, N]. Moves nothing, forward or backward."""
+    return _LocalProduct.apply(x_SBH, weight, cut, recipe)
+
+
+def product(x_SBH: Tensor, weight: PlacedParameter) -> Tensor:
+    """x W^T, in fp8 if the weight's products are."""
+    weight_NH = weight.view(-1, weight.shape[-1])
+    if weight.float8 is None:
+        return functional.linear(x_SBH, weight_NH)
+    return forward_product(weight.float8, x_SBH.flatten(0, 1), weight_NH).unflatten(0, x_SBH.shape[:2])
+
+
+def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> Tensor:
+    """dy W, in fp8 if the weight's products are."""
+    weight_NH = weight.view(-1, weight.shape[-1])
+    if weight.float8 is None:
+        return dy_SBN @ weight_NH
+    return input_gradient(weight.float8, dy_SBN.flatten(0, 1), weight_NH).unflatten(0, dy_SBN.shape[:2])
+
+
+class _ColumnProduct(torch.autograd.Function):
+    """Column-parallel product whose backward hides its communication under the weight gradient.
+
+    Forward: all-gather of x along the sequence under sequence parallel, else nothing. Only this rank's part of x is
+    kept. Backward: the input gradient is all-reduced (reduce-scattered under sequence parallel) while the weight
+    gradient is computed; under sequence parallel x is gathered again meanwhile, instead of having been kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_sBH: Tensor, weight: PlacedParameter, cut: Cut, recipe: Recipe | None) -> Tensor:
+        keep_input(ctx, x_sBH, recipe)
+        # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
+        ctx.weight, ctx.cut = weight, cut
+        x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
+        return product(x_SBH, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (dy_SBN,) = grads
+        x_sBH = kept_input(ctx)
+        weight: PlacedParameter = ctx.weight
+        cut: Cut = ctx.cut
+        x_SBH, gathered = start_gather_again(x_sBH, cut)
+        dx_sBH, reduced = start_sum(input_gradient_of(dy_SBN, weight), x_sBH, cut)
+        add_weight_gradient(weight, dy_SBN, x_SBH, gathered, cut)
+        reduced.wait()
+        return dx_sBH, None, None, None
+
+
+# The backward of column-parallel products, piece by piece; columns.py has the same for several at once.
+
+
+def start_gather_again(x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending | None]:
+    """The input of a column-parallel product in a backward, [S, B, H], once what is pending is over: an all-gather
+    where the sequence is sharded."""
+    if not cut.shards_sequence:
+        return x_sBH, None
+    tp = cut.tp
+    x_SBH = x_sBH.new_empty(x_sBH.shape[0] * tp.size, *x_sBH.shape[1:])
+    return x_SBH, start_all_gather(x_SBH, x_sBH, tp)
+
+
+def start_sum(dx_SBH: Tensor, x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending]:
+    """The ranks' parts of an input gradient, summed in the shape of x once what is pending is over: an all-reduce, or
+    where the sequence is sharded a reduce-scatter."""
+    tp = cut.tp
+    if not cut.shards_sequence:
+        return dx_SBH, start_all_reduce(dx_SBH, tp)
+    dx_sBH = torch.empty_like(x_sBH)
+    return dx_sBH, start_reduce_scatter(dx_sBH, dx_SBH, tp)
+
+
+def add_weight_gradient(
+    weight: PlacedParameter, dy_SBN: Tensor, x_SBH: Tensor, gathered: Pending | None, cut: Cut
+) -> None:
+    """Add dy^T x to the weight's gradient, now or with the weight gradients that are put off, when x is there."""
+
+    def add() -> None:
+        if gathered is not None:
+            gathered.wait()
+        weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1))
+
+    cut.deferred.now_or_later(add)
+
+
+class _LocalProduct(torch.autograd.Function):
+    """What a rank computes of a product by itself; of a row-parallel one that is a part, and the caller sums the parts.
+
+    Forward and backward move nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SBH: Tensor, weight: PlacedParameter, cut: Cut, recipe: Recipe | None) -> Tensor:
+        keep_input(ctx, x_SBH, recipe)
+        ctx.weight, ctx.cut = weight, cut
+        return product(x_SBH, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (dy_SBN,) = grads
+        x_SBH = kept_input(ctx)
+        weight: PlacedParameter = ctx.weight
+        dx_SBH = input_gradient_of(dy_SBN, weight)
+        add_weight_gradient(weight, dy_SBN, x_SBH, None, ctx.cut)
+        return dx_SBH, None, None, None

@@ -1,0 +1,226 @@
+"""A parameter knows its place: its name, its full shape, and the box of it that this rank holds.
+
+Initial weights are a function of (seed, name, element) alone. Every rank computes just its box, and every plan
+starts from the same model, bit for bit.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shardwright.config.plan import split_evenly
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.precision.float8_linear import Float8Linear
+from shardwright.sharding.parameter_shard import Place
+
+
+class GradientHome(Protocol):
+    """Who gives gradients their memory, and wants to know when they are there."""
+
+    def open(self, parameter: "PlacedParameter") -> None:
+        """Make `parameter.gradient` a tensor to write to."""
+        ...
+
+    def arrived(self, parameter: "PlacedParameter") -> None:
+        """One more microbatch has been added."""
+        ...
+
+
+class PlacedParameter(nn.Parameter):
+    """A parameter with a place, and a gradient that the layers write where it belongs.
+
+    Autograd would hand each weight gradient over in fresh memory, to be added to what is there. A layer's own
+    backward computes it straight into `gradient` instead, which may be a view of a bucket and of another dtype; what
+    autograd does hand over (norms, biases) is moved there at once. `has_gradient` says whether `gradient` holds a
+    sum yet or only memory, so that nothing need be zeroed. `float8` is there if products with it are in fp8.
+    """
+
+    place: Place
+    home: GradientHome | None
+    float8: Float8Linear | None
+    gradient: Tensor | None
+    has_gradient: bool
+
+    def __new__(cls, data: Tensor, place: Place) -> "PlacedParameter":
+        self: PlacedParameter = super().__new__(cls, data, requires_grad=True)
+        self.place, self.home, self.float8 = place, None, None
+        self.gradient, self.has_gradient = None, False
+        self.register_post_accumulate_grad_hook(_take_over)
+        return self
+
+    def add_gradient(self, gradient: Tensor) -> None:
+        """Add to the gradient."""
+        into = self._open()
+        if self.has_gradient:
+            into.add_(gradient.view_as(into))
+        else:
+            into.copy_(gradient.view_as(into))
+        self._added()
+
+    def add_product(self, dy_TN: Tensor, x_TH: Tensor) -> None:
+        """Add dy^T x, the gradient of a linear layer's weight; N is all dims but the last."""
+        self._add_product(self._open().view(-1, self.shape[-1]), dy_TN, x_TH)
+        self._added()
+
+    def add_products(self, dy_NO: Tensor, x_NH: Tensor, ranges: Sequence[tuple[int, slice]]) -> None:
+        """Add dy^T x of some rows to the matrix of each expert, for a weight of shape [experts, ..., H].
+
+        `ranges` are the experts that have rows, and which. Without any a gradient is 0.
+        """
+        into_eOH = self._open().flatten(1, -2)
+        if not self.has_gradient:
+            for expert in set(range(len(into_eOH))).difference(expert for expert, _ in ranges):
+                into_eOH[expert].zero_()
+        for expert, rows in ranges:
+            self._add_product(into_eOH[expert], dy_NO[rows], x_NH[rows])
+        self._added()
+
+    def _add_product(self, into_NH: Tensor, dy_TN: Tensor, x_TH: Tensor) -> None:
+        if into_NH.dtype != dy_TN.dtype:
+            product_NH = dy_TN.t() @ x_TH
+            into_NH.add_(product_NH) if self.has_gradient else into_NH.copy_(product_NH)
+        elif self.has_gradient:
+            into_NH.addmm_(dy_TN.t(), x_TH)
+        else:
+            torch.mm(dy_TN.t(), x_TH, out=into_NH)
+
+    def add_rows(self, rows_T: Tensor, dy_TH: Tensor) -> None:
+        """Add each row of dy to one row, the gradient of a table that was looked up."""
+        into_VH = self._open()
+        if not self.has_gradient:
+            into_VH.zero_()
+        into_VH.index_add_(0, rows_T, dy_TH.to(into_VH.dtype))
+        self._added()
+
+    def _open(self) -> Tensor:
+        if self.home is not None:
+            self.home.open(self)
+        elif self.gradient is None:
+            self.gradient = torch.empty_like(self, requires_grad=False)
+        assert self.gradient is not None
+        return self.gradient
+
+    def _added(self) -> None:
+        self.has_gradient = True
+        if self.home is not None:
+            self.home.arrived(self)
+
+
+def _take_over(parameter: Tensor) -> None:
+    """Move what autograd accumulated. The hook also runs where a backward had no gradient to give."""
+    assert isinstance(parameter, PlacedParameter)
+    gradient, parameter.grad = parameter.grad, None
+    if gradient is not None:
+        parameter.add_gradient(gradient)
+
+
+def whole(shape: tuple[int, ...], init: str, std: float = 0.0, summed_over: Axis | None = None) -> PlacedParameter:
+    """A parameter that every rank holds whole."""
+    axes = (summed_over.name,) if summed_over is not None and summed_over.size > 1 else ()
+    place = Place(shape, tuple((0, size) for size in shape), init, std, summed_over=axes)
+    return PlacedParameter(torch.empty(shape, device="meta"), place)
+
+
+def sharded(shape: tuple[int, ...], dim: int, axis: Axis, init: str, std: float = 0.0) -> PlacedParameter:
+    """A parameter of full shape `shape`, of which each rank of `axis` holds a range of `dim`."""
+    return _cut(shape, {dim: axis}, init, std)
+
+
+def expert_matrix(shape: tuple[int, ...], dim: int, ep: Axis, expert_tp: Axis, std: float) -> PlacedParameter:
+    """One matrix of each of shape[0] experts, of which a rank of `ep` holds some, and a rank of `expert_tp` a range of
+    `dim` of each."""
+    return _cut(shape, {0: ep, dim: expert_tp}, "normal", std, is_expert=True)
+
+
+def _cut(
+    shape: tuple[int, ...], axes: Mapping[int, Axis], init: str, std: float, is_expert: bool = False
+) -> PlacedParameter:
+    """A parameter of which each rank of an axis holds a range of the dim that the axis is given for."""
+    box = [(0, size) for size in shape]
+    for dim, axis in axes.items():
+        box[dim] = split_evenly(shape[dim], axis.size, axis.index)
+    names = tuple(axis.name for axis in axes.values() if axis.size > 1)
+    num_parts = math.prod(axis.size for axis in axes.values())
+    place = Place(shape, tuple(box), init, std, sharded_over=names, is_expert=is_expert, num_parts=num_parts)
+    return PlacedParameter(torch.empty(place.shape, device="meta"), place)
+
+
+def placed_parameters(module: nn.Module) -> dict[str, PlacedParameter]:
+    """All parameters by name. Fails if one does not know its place."""
+    found = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        assert isinstance(parameter, PlacedParameter), f"{name} does not know its place"
+        found[name] = parameter
+    return found
+
+
+def name_parameters(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Give every parameter its name, device and number type, and no memory yet."""
+    for path, child in module.named_modules():
+        for key, parameter in list(child.named_parameters(recurse=False)):
+            assert isinstance(parameter, PlacedParameter)
+            name = parameter.place.name or (f"{path}.{key}" if path else key)
+            place = replace(parameter.place, name=name)
+            setattr(child, key, PlacedParameter(no_memory(place.shape, device, dtype), place))
+
+
+def no_memory(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor that stands where there will be one, or was: `expand` shows a single element everywhere."""
+    return torch.zeros((), device=device, dtype=dtype).expand(shape)
+
+
+Initial = Callable[[Place, torch.device], Tensor]  # gives the first values of a box
+
+
+def seeded(seed: int) -> Initial:
+    """Initial weights that are a function of a seed."""
+    return lambda place, device: initial_box(place, seed, device)
+
+
+def materialise(module: nn.Module, seed: int, device: torch.device) -> None:
+    """Give every parameter its name, memory of its own and its initial values."""
+    name_parameters(module, device, torch.float32)
+    for parameter in placed_parameters(module).values():
+        parameter.data = initial_box(parameter.place, seed, device)
+
+
+def initial_box(place: Place, seed: int, device: torch.device) -> Tensor:
+    """Initial values of a box, float32."""
+    if place.init != "normal":
+        return torch.full(place.shape, 1.0 if place.init == "ones" else 0.0, device=device)
+    key = int.from_bytes(hashlib.blake2b(f"{seed} {place.name}".encode(), digest_size=8).digest(), "little")
+    values = np.empty(place.shape, dtype=np.float32)
+    strides = [math.prod(place.full_shape[dim + 1 :]) for dim in range(len(place.full_shape))]
+    # Row by row of dim 0, so that the working memory is that of a row and not of the tensor.
+    rest = np.zeros((1,), dtype=np.uint64)
+    for (start, stop), stride in zip(place.box[1:], strides[1:], strict=True):
+        rest = (rest[:, None] + np.arange(start, stop, dtype=np.uint64) * np.uint64(stride)).reshape(-1)
+    rows = values.reshape(place.shape[0], -1)
+    step = max(1, (1 << 18) // max(1, rest.size))
+    for first in range(0, place.shape[0], step):
+        index = np.arange(first, min(first + step, place.shape[0]), dtype=np.uint64) + np.uint64(place.box[0][0])
+        elements = index[:, None] * np.uint64(strides[0]) + rest
+        rows[first : first + step] = _normal(elements, key) * place.std
+    return torch.from_numpy(values).to(device)
+
+
+def _normal(elements: Any, key: int) -> Any:
+    """A standard normal number for each element number: two hashes to uniform, then Box-Muller (1958)."""
+    # 53 random bits each; the first uniform is in (0, 1], so that its logarithm is finite.
+    first = ((_hash(elements * np.uint64(2), key) >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
+    second = (_hash(elements * np.uint64(2) + np.uint64(1), key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * math.pi * second)
+
+
+def _hash(counter: Any, key: int) -> Any:
+    """SplitMix64 at position `counter` of the stream `key` (Steele, Lea and Flood 2014, figure 16)."""
+    z = counter * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

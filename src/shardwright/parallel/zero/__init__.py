@@ -1,0 +1,1 @@
+"""ZeRO: replicas share their optimizer state, gradients and parameters."""

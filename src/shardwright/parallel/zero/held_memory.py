@@ -1,0 +1,42 @@
+"""What a rank truly holds, by kind: the storages of its tensors, each once."""
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from shardwright.parallel.zero.buffers import BufferPool
+from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.tied_embedding import TiedEmbedding
+from shardwright.parallel.zero.weight_stash import StashedWeights
+from shardwright.sharding.memory_account import RankMemory
+
+
+def measured_memory(
+    shards: Mapping[int, ShardedStage], stashes: Mapping[int, StashedWeights], tied: TiedEmbedding, pool: BufferPool
+) -> RankMemory:
+    """The account of one rank, after its first update. Activations come and go and are not in it.
+
+    Buffers are the pool's, at their peak so far, and what stays beside the state. Older versions of the weights count
+    as parameters.
+    """
+    units = [unit for held in shards.values() for unit in held.units]
+    counted: set[int] = set()
+
+    def new_bytes(tensors: Iterable[Tensor]) -> int:
+        """Of storages that were not counted yet."""
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        fresh = {address: num_bytes for address, num_bytes in storages.items() if address not in counted}
+        counted.update(fresh)
+        return sum(fresh.values())
+
+    own = (
+        [tied.head.gradient] if tied.are_both_here and tied.head is not None and tied.head.gradient is not None else []
+    )
+    in_host = [unit.value_shard for unit in units if unit.sharding.host_values]
+    hosted = new_bytes([*in_host, *(tensor for unit in units for tensor in unit.masters.memory(on_host=True))])
+    parameters = new_bytes(tensor for unit in units for tensor in unit.parameter_memory())
+    older = sum(stash.most_older_bytes for stash in stashes.values())
+    gradients = new_bytes([*own, *(tensor for unit in units for tensor in unit.gradient_memory())])
+    optimizer = new_bytes(tensor for unit in units for tensor in unit.masters.memory(on_host=False))
+    kept = new_bytes(tensor for unit in units for tensor in unit.kept_memory())
+    return RankMemory(parameters + older, gradients, optimizer, 0, pool.peak_bytes + kept, hosted)

@@ -1,0 +1,120 @@
+"""The weights that the optimizer updates, in float32, of one shard; on the device, on the host, or some of each.
+
+Updates are far smaller than the weights, and 16 bits would round them away: where the model computes in 16 bits, the
+optimizer has a float32 copy of its own (Micikevicius et al. 2018, arXiv 1710.03740, section 3.1). Where it computes
+in float32, the values themselves are updated, and there is no copy.
+
+What is on the host is updated there, by the CPU (Ren et al. 2021, ZeRO-Offload, arXiv 2101.06840, section 4.1): its
+gradients go over, its new values come back. On a GPU the copies of one unit run while the CPU updates another.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardwright.parallel.zero.buffers import BufferPool
+
+# Makes an optimizer of two lists of flat tensors: weights that decay, and weights that do not.
+MakeOptimizer = Callable[[list[Tensor], list[Tensor]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The elements [start, stop) of a shard: whether their weights decay, and whether the host holds their state."""
+
+    start: int
+    stop: int
+    decays: bool
+    on_host: bool
+
+
+def on_host(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros in host memory, pinned where a device copies from and to it."""
+    return torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+class Masters:
+    """Float32 weights of a shard and their optimizer."""
+
+    def __init__(self, pieces: list[Piece], values: Tensor, device: torch.device) -> None:
+        """`values` is the shard that the model computes with."""
+        self._pieces = pieces
+        self._device = device
+        is_exact, values_on_host = values.dtype == torch.float32, values.device != device
+        # On a CPU one memory is host and device: what is offloaded there is copied all the same.
+        self._are_values = [is_exact and piece.on_host == values_on_host for piece in pieces]
+        self.tensors = [
+            values[piece.start : piece.stop].detach() if same else self._empty(piece)
+            for piece, same in zip(pieces, self._are_values, strict=True)
+        ]
+        self._host_gradients = {
+            i: on_host(piece.stop - piece.start, torch.float32, device)
+            for i, piece in enumerate(pieces)
+            if piece.on_host
+        }
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def _empty(self, piece: Piece) -> Tensor:
+        size = piece.stop - piece.start
+        if piece.on_host:
+            return on_host(size, torch.float32, self._device)
+        return torch.zeros(size, dtype=torch.float32, device=self._device)
+
+    def make_optimizer(self, make: MakeOptimizer) -> None:
+        """Let `make` make the optimizer."""
+        decayed = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if piece.decays]
+        plain = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if not piece.decays]
+        self.optimizer = make(decayed, plain)
+
+    def set(self, start: int, values: Tensor) -> None:
+        """Set the elements from `start` on."""
+        for piece, tensor in zip(self._pieces, self.tensors, strict=True):
+            first, last = max(start, piece.start), min(start + values.numel(), piece.stop)
+            if first < last:
+                tensor[first - piece.start : last - piece.start] = values[first - start : last - start]
+
+    def write_to(self, values: Tensor) -> None:
+        """From now on these are the values that the model computes with."""
+        for piece, tensor, same in zip(self._pieces, self.tensors, self._are_values, strict=True):
+            if same:
+                tensor.data = values[piece.start : piece.stop]
+
+    def step(self, gradients: Tensor, factor: float, rate: float, pool: BufferPool) -> None:
+        """Update with `gradients` times `factor`. The gradients may be overwritten."""
+        assert self.optimizer is not None
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        borrowed = None
+        if gradients.dtype == torch.float32:
+            if factor != 1.0:
+                gradients.mul_(factor)
+        else:
+            borrowed = pool.borrow(gradients.numel(), torch.float32)
+            gradients = torch.mul(gradients, factor, out=borrowed)
+        for i, (piece, tensor) in enumerate(zip(self._pieces, self.tensors, strict=True)):
+            gradient = gradients[piece.start : piece.stop]
+            if piece.on_host:
+                gradient = self._host_gradients[i].copy_(gradient, non_blocking=True)
+            tensor.grad = gradient
+        if self._host_gradients and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # the CPU reads what was copied
+        self.optimizer.step()
+        for tensor in self.tensors:
+            tensor.grad = None
+        if borrowed is not None:
+            pool.give_back(borrowed)
+
+    def write_values(self, values: Tensor) -> None:
+        """Give the model the new weights, rounded to its number type."""
+        for piece, tensor, same in zip(self._pieces, self.tensors, self._are_values, strict=True):
+            if not same:
+                values[piece.start : piece.stop].copy_(tensor, non_blocking=True)
+
+    def memory(self, on_host: bool) -> list[Tensor]:
+        """Tensors whose memory, on host or device, is the optimizer's: weights, moments, on the host gradients too."""
+        weights = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if piece.on_host == on_host]
+        states = [self.optimizer.state.get(tensor, {}) for tensor in weights] if self.optimizer is not None else []
+        moments = [t for state in states for t in state.values() if torch.is_tensor(t) and t.numel() > 1]
+        return [*weights, *moments, *(self._host_gradients.values() if on_host else ())]

@@ -1,0 +1,1 @@
+"""Why the best plan is the best, and what else would do."""

@@ -1,0 +1,177 @@
+"""What a search has to tell: the best plans and their prices, why the best one is best, how the job's own fares."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants, pessimistic
+from shardwright.cost.from_job import run_of
+from shardwright.cost.memory import Memory
+from shardwright.cost.money import Money, step_money
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.objectives import Objective, best
+from shardwright.planner.search.plan_price import fits, room_bytes
+from shardwright.planner.search.results import Tally
+from shardwright.planner.search.space import SCHEDULES
+from shardwright.planner.stages.best_layout import paying_layout
+from shardwright.simulate.batch_pricing import Price, prices
+from shardwright.simulate.closed_form import StepTime
+from shardwright.simulate.full_step import num_played, played_steps
+
+if TYPE_CHECKING:  # what explains a plan is imported where one is explained
+    from shardwright.planner.advice.reasons import Binding, Reason
+    from shardwright.planner.advice.repair import Misfit
+    from shardwright.planner.advice.rules import Rule
+    from shardwright.planner.advice.sensitivity import Flip
+    from shardwright.planner.search.sample import Standing
+
+_AFFORDABLE = 2**14  # microbatches, each once for each stage, that are simulated: some 0.3 s
+
+_LAID_OUT = 3  # plans of which uneven stages are tried
+_GAIN = 0.01  # share of a step that uneven stages must save
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A plan with its price: seconds of a step and where they go, the same under pessimistic constants, bytes of its
+    fullest rank, money. `closed` is what closed forms say of the step, and `time` too where it was not `simulated`."""
+
+    job: JobSpec
+    time: StepTime
+    closed: StepTime
+    cautious: StepTime
+    memory: Memory
+    money: Money
+    fits: bool
+    simulated: bool = False
+    even_s: float | None = None  # what its step takes with layers spread evenly, where `plan.layout` is better
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """Throughput."""
+        return self.job.tokens_per_step / float(self.time.total) / self.job.plan.world
+
+
+@dataclass(frozen=True)
+class Own:
+    """The job's own plan: its price, where it stands in the space, and what keeps it from fitting."""
+
+    priced: Priced
+    standing: "Standing"
+    misfit: "Misfit | None"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The best plans, best first; why the first is best; and the job's own.
+
+    `flips` is what would make the second plan win.
+    """
+
+    job: JobSpec
+    plans: list[Priced]
+    tally: Tally
+    own: Own | None = None
+    flips: "list[Flip]" = field(default_factory=list)
+    reasons: "list[Reason]" = field(default_factory=list)
+    binding: "Binding | None" = None
+    rules: "list[Rule]" = field(default_factory=list)
+
+
+def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[Priced]:
+    """The prices of jobs' plans. KeyError says what is not known."""
+    runs = [run_of(job) for job in jobs]
+    found = []
+    for job, price, cautious in zip(jobs, prices(runs, constants), prices(runs, pessimistic()), strict=True):
+        if not isinstance(price, Price) or not isinstance(cautious, Price):
+            raise KeyError(price if isinstance(price, str) else cautious)
+        money = step_money(job.cluster, float(price.time.total), job.plan.world)
+        fitting = bool(fits(job, price.memory, room_bytes(job)))
+        found.append(Priced(job, price.time, price.time, cautious.time, price.memory, money, fitting))
+    return found
+
+
+def best_plans(
+    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int,
+    num_simulated: int | None = None,
+) -> Advice:  # fmt: skip
+    """Search, and price what is found; `explained` says why.
+
+    The first `num_simulated` plans are simulated in full; None is as many as are simulated in a fraction of a second.
+    The very first get uneven stages where that makes them 1 % faster, and all are ordered anew.
+    """
+    on, found = best(job, constraints, constants, objective, num_shown)
+    plans = priced([candidate.job for candidate in found.candidates], constants)
+    count = _num_affordable(plans) if num_simulated is None else num_simulated
+    plans = _simulated(plans[:count], constants) + plans[count:]
+    plans = [_laid_out(plan, constants) for plan in plans[:_LAID_OUT]] + plans[_LAID_OUT:]
+    plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
+    return Advice(on, plans, found.tally)
+
+
+def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, constants: Constants) -> Advice:
+    """The same with what it has to say; `given` is the job if its plan is the user's own, to compare with."""
+    plans = advice.plans
+    if given is not None:
+        is_simulated = any(plan.simulated for plan in plans)
+        advice = replace(advice, own=_own(given, constraints, constants, is_simulated))
+    if not plans:
+        return advice
+    from shardwright.planner.advice.reasons import binding, reasons
+    from shardwright.planner.advice.rules import rules_for
+    from shardwright.planner.advice.sensitivity import flips
+
+    first = plans[0].job
+    why = reasons(first, _schedules(constraints), constants, plans[0].simulated)
+    runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
+    binds = binding(plans[0].time, plans[0].memory, first, why)
+    return replace(advice, flips=runner_up, reasons=why, binding=binds, rules=rules_for(first))
+
+
+def _num_affordable(plans: Sequence[Priced]) -> int:
+    """How many of the first plans are soon simulated; many may run in one order of work."""
+    jobs = [plan.job for plan in plans]
+    return max(count for count in range(len(plans) + 1) if num_played(jobs[:count]) <= _AFFORDABLE)
+
+
+def _simulated(plans: Sequence[Priced], constants: Constants) -> list[Priced]:
+    """Plans with the times of their own orders of work."""
+    times = played_steps([plan.job for plan in plans], [plan.closed for plan in plans], constants)
+    return [
+        replace(
+            plan, time=time, money=step_money(plan.job.cluster, float(time.total), plan.job.plan.world), simulated=True
+        )
+        for plan, time in zip(plans, times, strict=True)
+    ]
+
+
+def _laid_out(plan: Priced, constants: Constants) -> Priced:
+    """The plan with the layers of its stages chosen, if that is worth it and fits."""
+    job = paying_layout(plan.job, constants, _GAIN) if plan.job.plan.pp > 1 else None
+    if job is None:
+        return plan
+    (laid,) = priced([job], constants)
+    if plan.simulated:
+        (laid,) = _simulated([laid], constants)
+    if not laid.fits or laid.time.total * (1 + _GAIN) > plan.time.total:
+        return plan
+    return replace(laid, even_s=float(plan.time.total))
+
+
+def _own(job: JobSpec, constraints: Constraints, constants: Constants, is_simulated: bool) -> Own:
+    """Simulated in full where the plans are that it is compared with; its standing is by closed forms."""
+    from shardwright.planner.advice.repair import misfit
+    from shardwright.planner.search.sample import standing
+
+    (alone,) = priced([job], constants)
+    token_s = float(alone.closed.total) / job.tokens_per_step
+    if is_simulated:
+        (alone,) = _simulated([alone], constants)
+    return Own(
+        alone, standing(job, token_s, constraints, constants), misfit(job, _schedules(constraints), constants)
+    )  # fmt: skip
+
+
+def _schedules(constraints: Constraints) -> tuple[str, ...]:
+    return tuple(name for name in SCHEDULES if constraints.allows("schedule", name))

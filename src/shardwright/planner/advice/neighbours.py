@@ -1,0 +1,95 @@
+"""The plans beside a plan: one thing changed, and what must change with it for the ranks and the batch to come out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.schedule.job_program import plan_faults
+
+_POLICIES = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A legal plan beside another: the field that changed, its value, and the job under it."""
+
+    field: str
+    value: object
+    job: JobSpec
+
+
+def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
+    """All of them on as many devices, those with another schedule among `schedules`."""
+    found, seen = [], {job.plan.model_dump_json()}
+    for field, value, changes in _moves(job, schedules):
+        plan = job.plan.model_copy(update={"layout": [], "extra_warmup": 0, "most_alive": 0.0} | changes)
+        near = job.model_copy(update={"plan": plan})
+        text = plan.model_dump_json()
+        if text in seen or job_faults(near) or plan_faults(near):
+            continue
+        seen.add(text)
+        found.append(Neighbour(field, value, near))
+    return found
+
+
+def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:
+    """(field, value, all changes), of which some may be illegal."""
+    plan, layers = job.plan, job.model.layers
+    for axis in ("tp", "pp", "cp"):
+        for times_two in (False, True):
+            yield from _traded(job, axis, times_two)
+    for ep in {plan.ep * 2, plan.ep // 2} - {0}:
+        yield "ep", ep, {"ep": ep}
+    for zero in range(4):
+        fewer = {"zero_ranks": 0} if zero == 0 else {}
+        yield "zero", zero, {"zero": zero, "offload_parameters": plan.offload_parameters and zero == 3} | fewer
+    if plan.zero:
+        of_node = job.cluster.devices_per_node // plan.tp
+        yield "zero_ranks", 0 if plan.zero_ranks else of_node, {"zero_ranks": 0 if plan.zero_ranks else of_node}
+    for schedule in schedules:
+        chosen = STAGES_PER_RANK.get(schedule, 1) == 0
+        for virtual in sorted({2, max(2, layers // plan.pp)}) if chosen else (1,):
+            name = f"{schedule} with virtual_stages {virtual}" if chosen else schedule
+            yield "schedule", name, {"schedule": schedule, "virtual_stages": virtual}
+    if STAGES_PER_RANK.get(plan.schedule, 1) == 0:
+        for virtual in {plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}:
+            yield "virtual_stages", virtual, {"virtual_stages": virtual}
+    for policy in _POLICIES:
+        plain = {"recompute_operators": ["attention"], "recompute_every": 1, "offload_activations": False}
+        yield "recompute", policy, {"recompute": policy} | plain
+    for size in (plan.microbatch_size * 2, plan.microbatch_size // 2):
+        if size:
+            yield "microbatch_size", size, {"microbatch_size": size}
+    whole_experts = {"expert_tp": 0} if plan.sequence_parallel else {}
+    yield (
+        "sequence_parallel", not plan.sequence_parallel,
+        {"sequence_parallel": not plan.sequence_parallel} | whole_experts,
+    )  # fmt: skip
+    yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
+
+
+def _traded(job: JobSpec, axis: str, times_two: bool) -> Iterator[tuple[str, object, dict[str, Any]]]:
+    """Twice or half of a degree, for half or twice of another: of dp, or else of pp or tp."""
+    plan = job.plan
+    value = getattr(plan, axis) * 2 if times_two else getattr(plan, axis) // 2
+    if value == 0 or (not times_two and getattr(plan, axis) % 2):
+        return
+    for other in ("dp", *({"pp", "tp"} - {axis})):
+        theirs = getattr(plan, other)
+        if times_two and theirs % 2:
+            continue
+        changes: dict[str, Any] = {axis: value, other: theirs // 2 if times_two else theirs * 2}
+        if changes.get("tp", plan.tp) == 1:
+            changes |= {"sequence_parallel": False, "expert_tp": 0}
+        pp = changes.get("pp", plan.pp)
+        if pp == 1:
+            changes |= {"schedule": "1f1b", "virtual_stages": 1}
+        elif STAGES_PER_RANK.get(plan.schedule, 1) == 0:
+            changes["virtual_stages"] = max(2, min(plan.virtual_stages, job.model.layers // pp))
+        if other != "dp":  # it says so, for two degrees change
+            yield axis, f"{value} and {other} {changes[other]}", changes
+        else:
+            yield axis, value, changes

@@ -1,0 +1,177 @@
+"""Why a plan is best, as inequalities: the plans beside it are priced, and the terms that decide are named.
+
+A term is a part of the step time (simulate/step.StepTime). A neighbour loses by terms that grow more than others
+shrink; one that does not fit loses by bytes.
+"""
+
+from dataclasses import dataclass, replace
+
+from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants
+from shardwright.cost.from_job import run_of
+from shardwright.cost.memory import Memory
+from shardwright.planner.advice.axis_traffic import Traffic, traffic
+from shardwright.planner.advice.neighbours import Neighbour, neighbours
+from shardwright.planner.search.plan_price import fits, room_bytes
+from shardwright.simulate.batch_pricing import Price, prices
+from shardwright.simulate.closed_form import StepTime
+from shardwright.simulate.full_step import played_steps
+
+# Parts of a step, as they are told.
+PARTS = {
+    "compute": "computing", "again": "recomputing", "tensor": "tensor-parallel communication",
+    "context": "context-parallel communication", "expert": "expert-parallel communication",
+    "data": "data-parallel communication", "messages": "pipeline messages", "bubble": "bubble",
+    "optimizer": "optimizer", "host": "traffic with host memory", "other": "the rest",
+}  # fmt: skip
+_AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
+GIB = 2**30
+_RIVAL = 1.25  # how much longer a step may be by closed forms and still be simulated
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a field has its value and not another: seconds of a step that the other would take more, or bytes.
+
+    `excess_bytes` are those that the other has too much: of the device, or if it fits there, of the device's share of
+    its node's host memory (`is_host`). Zero where it fits.
+    """
+
+    field: str
+    value: object
+    other: object
+    slower_s: float
+    excess_bytes: float
+    is_host: bool
+    text: str
+
+
+def reasons(
+    job: JobSpec, schedules: tuple[str, ...], constants: Constants, is_simulated: bool = False
+) -> list[Reason]:  # fmt: skip
+    """For each neighbour one: degrees first, of each field those that fit first, and of them the nearest in time.
+
+    Steps are by closed forms; with `is_simulated` those of neighbours that fit and come near are simulated in full, and
+    compared with the plan's own, simulated too.
+    """
+    near = neighbours(job, schedules)
+    mine, *theirs = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
+    assert isinstance(mine, Price), "the plan itself has been priced before"
+    beside = [(one, price) for one, price in zip(near, theirs, strict=True) if isinstance(price, Price)]
+    longest_s = _RIVAL * mine.time.total if is_simulated else 0.0
+
+    def is_rival(price: Price) -> bool:
+        return bool(fits(job, price.memory, room_bytes(job)) and price.time.total <= longest_s)
+
+    rivals = [(one, price) for one, price in beside if is_rival(price)]
+    found = [_reason(job, mine.time, one, price) for one, price in beside if not is_rival(price)]
+    if rivals:
+        mine, *played = _simulated([(job, mine), *((one.job, price) for one, price in rivals)], constants)
+        found += [_reason(job, mine.time, one, price) for (one, _), price in zip(rivals, played, strict=True)]
+    order = list(dict.fromkeys(one.field for one, _ in beside))
+    return sorted(found, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
+
+
+def _simulated(priced: list[tuple[JobSpec, Price]], constants: Constants) -> list[Price]:
+    """Prices with the times of plans' own orders of work."""
+    times = played_steps([job for job, _ in priced], [price.time for _, price in priced], constants)
+    return [replace(price, time=time) for (_, price), time in zip(priced, times, strict=True)]
+
+
+def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reason:
+    time, memory = price.time, price.memory
+    excess, host_excess = float(memory.process) - room_bytes(job), float(memory.host) - host_room_bytes(job.cluster)
+    slower = float(time.total - mine.total)
+    is_host = excess <= 0 < host_excess
+    if is_host:
+        excess = host_excess
+        text = f"offloads {memory.host / GIB:.1f} GiB, {excess / GIB:.1f} more than a device's share of its host"
+    elif excess > 0:
+        text = f"needs {memory.process / GIB:.1f} GiB, {excess / GIB:.1f} more than the device has, {_most(memory)}"
+    else:
+        text = _inequality(job, near.job, mine, time)
+    if excess > 0 and slower < 0:
+        text += f"; it would be {-slower:.3g} s faster"
+    return Reason(near.field, _value(job, near.field), near.value, slower, max(0.0, excess), is_host, text)
+
+
+def _value(job: JobSpec, field: str) -> object:
+    """As neighbours name it."""
+    if field == "schedule" and job.plan.virtual_stages > 1:
+        return f"{job.plan.schedule} with virtual_stages {job.plan.virtual_stages}"
+    return getattr(job.plan, field)
+
+
+def _most(memory: Memory) -> str:
+    kinds = {
+        name: float(getattr(memory, name))
+        for name in ("parameters", "gradients", "optimizer", "activations", "working")
+    }
+    name = max(kinds, key=lambda kind: kinds[kind])
+    return f"of which {kinds[name] / GIB:.1f} are {name}"
+
+
+def _inequality(job: JobSpec, other: JobSpec, mine: StepTime, theirs: StepTime) -> str:
+    """ "0.30 s more tensor-parallel communication (...) > 0.10 s less bubble"."""
+    differences = {name: float(getattr(theirs, name) - getattr(mine, name)) for name in PARTS}
+    least = 0.02 * max(abs(float(theirs.total - mine.total)), 1e-9)
+    more = [n for n in sorted(differences, key=lambda n: -differences[n]) if differences[n] > least][:3]
+    less = [n for n in sorted(differences, key=lambda n: differences[n]) if differences[n] < -least][:3]
+    is_slower = theirs.total >= mine.total
+    first, second = (more, less) if is_slower else (less, more)
+    word = {True: "more", False: "less"}
+    left = " + ".join(f"{abs(differences[n]):.3g} s {word[is_slower]} {PARTS[n]}" for n in first)
+    right = " + ".join(f"{abs(differences[n]):.3g} s {word[not is_slower]} {PARTS[n]}" for n in second)
+    text = f"{left} > {right}" if left and right else left or right or "the same time"
+    grown = [name for name in more if name in _AXIS_OF_PART]
+    return text + (_moved(job, other, _AXIS_OF_PART[grown[0]]) if grown else "")
+
+
+def _moved(job: JobSpec, other: JobSpec, axis: str) -> str:
+    """What the axis carries under the other plan and under this one, if that is not alike."""
+    before, after = (_told(traffic(of, axis)) for of in (job, other))
+    return "" if before == after else f" ({axis}: {after}; before, {before})"
+
+
+def _told(moved: Traffic) -> str:
+    if moved.num_ranks == 1:
+        return "nothing"
+    where = f"across {moved.num_domains} nodes" if moved.num_domains > 1 else "within a node"
+    links = f"{where} at {moved.bytes_per_s / 1e9:,.3g} GB/s"
+    if not moved.layers_bytes:
+        return f"{moved.num_ranks} ranks {links}"
+    return f"{moved.layers_bytes / 1e9:,.3g} GB a device and step {links}"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What limits a plan: shares of its step by part, the share of memory that it fills, and a sentence."""
+
+    shares: dict[str, float]
+    memory_share: float
+    text: str
+
+
+def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -> Binding:
+    """What binds: memory, if something faster does not fit; else the largest part beside computing."""
+    shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
+    room = room_bytes(job)
+    filled = float(memory.process) / room
+    faster = [reason for reason in found if reason.excess_bytes > 0 and reason.slower_s < 0]
+    waste = max((name for name in PARTS if name != "compute"), key=lambda name: shares[name])
+    parts = [
+        f"computing is {shares['compute']:.0%} of the step; the largest loss is {PARTS[waste]}, {shares[waste]:.1%}"
+    ]
+    if faster:
+        best = min(faster, key=lambda reason: reason.slower_s)
+        parts.append(
+            f"memory binds: {best.field} {best.other} would be {-best.slower_s:.3g} s faster and needs "
+            f"{best.excess_bytes / GIB:.1f} GiB more than {'its share of the host' if best.is_host else 'there is'}"
+        )
+    else:
+        parts.append(
+            f"memory does not bind: {filled:.0%} of {room / GIB:.0f} GiB is used, and no plan beside this one that "
+            "needs more is faster"
+        )
+    return Binding(shares, filled, "; ".join(parts))

@@ -1,0 +1,89 @@
+"""What would have to change for a runner-up to win: one number of the input at a time, found by bisection.
+
+Numbers are those that a user can change or doubts: bandwidth of the network and of a node's links, the devices' rate
+and memory bandwidth, and the batch.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants, device_of
+from shardwright.cost.from_job import run_of
+from shardwright.simulate.closed_form import step_time
+from shardwright.workload.query import Run
+
+_MOST = 8.0  # times more or less that is tried
+_STEPS = 7  # of bisection: 2 ln 8 / 2^7, a 30th of the factor
+
+
+@dataclass(frozen=True)
+class Flip:
+    """By what factor a number of the input changes until another plan is as fast; and what it then is, in words."""
+
+    name: str
+    factor: float
+    text: str
+
+
+def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
+    """The changes that make `other` as fast as `best`, nearest first. Empty where none of them does."""
+    runs = run_of(best), run_of(other)
+    device = device_of(best.cluster.device)
+    generation = device.generation
+    cluster = best.cluster
+
+    def network(run: Run, factor: float) -> tuple[Run, Constants]:
+        return replace(run, network_bytes_per_s=factor * cluster.inter_node.bandwidth_gb_per_s * 1e9), constants
+
+    def node(run: Run, factor: float) -> tuple[Run, Constants]:
+        return replace(run, node_bytes_per_s=factor * cluster.intra_node.bandwidth_gb_per_s * 1e9), constants
+
+    def scaled(name: str) -> Callable[[Run, float], tuple[Run, Constants]]:
+        key = f"{generation}.{name}" if f"{generation}.{name}" in constants else f"common.{name}"
+        return lambda run, factor: (run, {**constants, key: factor * constants[key]})
+
+    def batch(run: Run, factor: float) -> tuple[Run, Constants]:
+        """A whole number of times the batch, for which both plans stay legal."""
+        times = max(1, round(factor))
+        return replace(run, cut=replace(run.cut, global_batch=times * best.batch.global_batch_size)), constants
+
+    best_s, other_s = (float(step_time(run, constants).total) for run in runs)
+    if other_s <= best_s:
+        return []
+    cases = (
+        ("network bandwidth", network, cluster.inter_node.bandwidth_gb_per_s, "GB/s a device", False),
+        ("bandwidth within a node", node, cluster.intra_node.bandwidth_gb_per_s, "GB/s a device", False),
+        ("rate of products", scaled("product"), max(device.peak_tflops.values()), "TFLOP/s of peak", False),
+        ("memory bandwidth", scaled("memory"), device.memory_gb_per_s, "GB/s", False),
+        ("batch", batch, float(best.batch.global_batch_size), "sequences", True),
+    )
+    found = []
+    for name, change, value, unit, only_more in cases:
+        factor = _crossing(runs, change, only_more)
+        if factor is not None:
+            shown = f"{max(1, round(factor)) * value:,.0f}" if only_more else f"{factor * value:,.3g}"
+            times = f"{max(1, round(factor))}" if only_more else f"{factor:.2g}"
+            found.append(Flip(name, factor, f"{name} x {times} ({value:,.4g} to {shown} {unit})"))
+    return sorted(found, key=lambda flip: abs(math.log(flip.factor)))
+
+
+def _crossing(
+    runs: tuple[Run, Run], change: Callable[[Run, float], tuple[Run, Constants]], only_more: bool
+) -> float | None:
+    """The factor nearest to 1 at which the second run is as fast as the first, to a 30th; None if there is none."""
+
+    def behind(factor: float) -> float:
+        best, other = (float(step_time(*change(run, factor)).total) for run in runs)
+        return other - best
+
+    ends = [end for end in (_MOST, 1.0 / _MOST) if (end > 1.0 or not only_more) and behind(end) < 0.0]
+    found = []
+    for end in ends:
+        low, high = 0.0, math.log(end)
+        for _ in range(_STEPS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if behind(math.exp(middle)) > 0.0 else (low, middle)
+        found.append(math.exp(high))
+    return min(found, key=lambda factor: abs(math.log(factor)), default=None)

@@ -1,0 +1,163 @@
+"""How large a global batch may be: what a larger one saves in steps, costs in tokens, and asks of the learning rate.
+
+To the same loss batches of B tokens take S = S_min (1 + B_crit / B) steps and so E = E_min (1 + B / B_crit) tokens: at
+the critical batch twice the fewest of both (McCandlish et al. 2018, arXiv 1812.06162, section 2.3; Kaplan et al. 2020,
+arXiv 2001.08361, equations 5.1 to 5.4). Nobody knows it before the run. Two published fits give a range. Models of
+today lie outside of both (85e6 to 1.2e9 parameters, and at most 1.5e9), and they differ by several times: no number
+here is better than that.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardwright.config.job import JobSpec
+from shardwright.sharding.stage_parameters import num_active_parameters
+
+# Kaplan et al. 2020: equation 1.4, in tokens; equation 1.6 with the values of table 3, in nats a
+# token, parameters without embeddings, and steps at a large batch.
+_BATCH, _BATCH_POWER = 2e8, 0.21
+_PARAMETERS, _PARAMETERS_POWER = 6.5e13, 0.077
+_STEPS, _STEPS_POWER = 2.1e3, 0.76
+
+# Zhang et al. 2024 (arXiv 2410.21676): B = 22.91 D^0.47, in sequences of 512 tokens by millions of tokens, as agrees
+# with their law by millions of parameters at 20 tokens for each, 93.20 N^0.47. It is the batch at which steps are 20 %
+# more than in proportion; by the law above that is a fifth of the critical one.
+_OF_DATA, _OF_DATA_POWER, _OF_DATA_SEQUENCE = 22.91, 0.47, 512
+_OVERHEAD = 0.2
+
+
+@dataclass(frozen=True)
+class CriticalBatch:
+    """Estimates of the critical batch, in tokens: by the loss that is reached, and by the data that is seen."""
+
+    by_loss_tokens: float
+    by_data_tokens: float
+
+    @property
+    def low_tokens(self) -> float:
+        """The smaller estimate."""
+        return min(self.by_loss_tokens, self.by_data_tokens)
+
+    @property
+    def high_tokens(self) -> float:
+        """The larger one."""
+        return max(self.by_loss_tokens, self.by_data_tokens)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Both, the smaller one first."""
+        return self.low_tokens, self.high_tokens
+
+
+def critical_batch(num_parameters: float, total_tokens: float, batch_tokens: float) -> CriticalBatch:
+    """For a model of so many parameters (without embeddings; of experts those that compute a token) that sees
+    `total_tokens` in batches of `batch_tokens`."""
+    loss = reached_loss(num_parameters, total_tokens, batch_tokens)
+    return CriticalBatch(loss_critical_tokens(loss), data_critical_tokens(total_tokens))
+
+
+def loss_critical_tokens(loss: float) -> float:
+    """The critical batch at a loss in nats a token, in tokens (Kaplan et al. 2020, equation 1.4)."""
+    return float(_BATCH / loss ** (1 / _BATCH_POWER))
+
+
+def data_critical_tokens(total_tokens: float) -> float:
+    """The critical batch of a run over so many tokens, in tokens (Zhang et al. 2024)."""
+    at_overhead = _OF_DATA * (total_tokens / 1e6) ** _OF_DATA_POWER * _OF_DATA_SEQUENCE
+    return float(at_overhead / _OVERHEAD)
+
+
+def reached_loss(num_parameters: float, total_tokens: float, batch_tokens: float) -> float:
+    """Nats a token after so many tokens in such batches (Kaplan et al. 2020, equations 1.6 and 5.4).
+
+    The loss says how many steps at a large batch those steps are worth, and these say the loss: solved by bisection.
+    """
+    steps = total_tokens / batch_tokens
+    least = (_PARAMETERS / num_parameters) ** _PARAMETERS_POWER
+
+    def after(loss: float) -> float:
+        worth = steps / (1 + loss_critical_tokens(loss) / batch_tokens)
+        return least + (_STEPS / worth) ** _STEPS_POWER
+
+    low, high = least, least + 100.0
+    while high - low > 1e-9 * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if after(middle) > middle else (low, middle)
+    return (low + high) / 2
+
+
+def more_tokens(batch_tokens: float, critical_tokens: float) -> float:
+    """Share of tokens more than the smallest batches would need to the same loss."""
+    return batch_tokens / critical_tokens
+
+
+def rebatched_tokens(total_tokens: float, batch_tokens: float, other_tokens: float, critical_tokens: float) -> float:
+    """Tokens to the loss that `total_tokens` in batches of `batch_tokens` reach, in batches of `other_tokens`."""
+    return total_tokens * (1 + other_tokens / critical_tokens) / (1 + batch_tokens / critical_tokens)
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """Optimizer settings for a batch `times` as large.
+
+    AdamW's by the square-root rule, which keeps the run's randomness: Malladi et al. 2022 (arXiv 2205.10287, section
+    5). It has no betas where `times` (1 - beta) would be 1 or more: None. `sgd_learning_rate` would be SGD's, by the
+    linear rule (Goyal et al. 2017, arXiv 1706.02677). Neither holds far above the critical batch.
+    """
+
+    times: float
+    learning_rate: float
+    beta1: float | None
+    beta2: float | None
+    epsilon: float
+    sgd_learning_rate: float
+
+
+def rescaled(job: JobSpec, times: float) -> Rescaled:
+    """The job's optimizer settings for a batch `times` as large."""
+    optimizer = job.optimizer
+    betas = [1 - times * (1 - beta) for beta in (optimizer.beta1, optimizer.beta2)]
+    beta1, beta2 = (beta if beta > 0 else None for beta in betas)
+    root = math.sqrt(times)
+    return Rescaled(
+        times, optimizer.learning_rate * root, beta1, beta2, optimizer.epsilon / root, optimizer.learning_rate * times
+    )
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """A job's batch beside the critical one. `more_tokens` is the share of tokens that it costs beyond the fewest, by
+    the larger and by the smaller estimate; `steps` and `total_tokens` are those that the job asks for."""
+
+    batch_tokens: int
+    steps: int
+    total_tokens: int
+    critical: CriticalBatch
+
+    @property
+    def more_tokens(self) -> tuple[float, float]:
+        """By the larger estimate of the critical batch, and by the smaller."""
+        low, high = self.critical.span
+        return more_tokens(self.batch_tokens, high), more_tokens(self.batch_tokens, low)
+
+    def rebatched_tokens(self, batch_tokens: float) -> tuple[float, float]:
+        """Tokens to the same loss in other batches: the fewest and the most by the two estimates."""
+        by_estimate = [
+            rebatched_tokens(self.total_tokens, self.batch_tokens, batch_tokens, c) for c in self.critical.span
+        ]
+        return min(by_estimate), max(by_estimate)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"more_tokens": list(self.more_tokens)}
+
+
+def batch_limits(job: JobSpec, total_tokens: int = 0) -> BatchLimits:
+    """Of a job whose run sees `total_tokens`; 0 is what its optimizer.steps see."""
+    batch = job.tokens_per_step
+    total = total_tokens or job.optimizer.steps * batch
+    model = job.model
+    tables = (1 if model.tied_embeddings else 2) * model.vocab * model.hidden
+    computing = max(1, num_active_parameters(model) - tables)
+    return BatchLimits(batch, max(1, round(total / batch)), total, critical_batch(computing, total, batch))

@@ -1,0 +1,76 @@
+"""What a job's own plan takes: seconds, memory, money, energy and time lost to failures, where its device is known."""
+
+from dataclasses import dataclass
+
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import peak_flops, shipped
+from shardwright.cost.failures import (
+    Goodput,
+    Reliability,
+    best_interval_s,
+    checkpoint_bytes,
+    goodput,
+    reliability_gaps,
+    reliability_of,
+)
+from shardwright.cost.from_job import run_of
+from shardwright.cost.memory import Memory, peak_memory
+from shardwright.cost.money import Money, money_gaps, step_money
+from shardwright.sharding.stage_parameters import num_parameters
+from shardwright.simulate.closed_form import StepTime
+from shardwright.simulate.full_step import played_step
+
+MANY_TOKENS = 1e12
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A job in seconds, bytes and dollars.
+
+    `memory` is of the pipeline rank whose process needs most, under the cluster's software. `step_money` is of a step
+    by itself; what follows from many steps (`many_tokens`, `run`, and their seconds) has the time lost to failures in
+    it, where that is known. `gaps` are sentences: what is not known, and what to set.
+    """
+
+    step: StepTime
+    memory: Memory
+    peak_flops: float
+    tokens_per_s_per_device: float
+    num_steps_of_many: float
+    reliability: Reliability | None
+    goodput: Goodput | None
+    checkpoint_bytes: float
+    step_money: Money
+    gaps: tuple[str, ...]
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that a step takes on average, failures and checkpoints counted where they are known."""
+        return self.step.total / (float(self.goodput.training) if self.goodput else 1.0)
+
+    def of_steps(self, count: float) -> Money:
+        """What so many steps take, with the time lost to failures."""
+        return self.step_money.times(count * self.wall_s / self.step.total)
+
+
+def estimate(job: JobSpec) -> Estimate:
+    """Predict the job's plan on its cluster, its step simulated in full.
+
+    KeyError says which number of its device is not known, ValueError what contradicts itself.
+    """
+    run, cluster = run_of(job), job.cluster
+    step = played_step(job, shipped())
+    written = checkpoint_bytes(num_parameters(job.model), job.precision.compute_bytes)
+    reliability = reliability_of(cluster, job.plan.world, written)
+    return Estimate(
+        step=step,
+        memory=peak_memory(run, shipped()),
+        peak_flops=peak_flops(run),
+        tokens_per_s_per_device=job.tokens_per_step / step.total / job.plan.world,
+        num_steps_of_many=MANY_TOKENS / job.tokens_per_step,
+        reliability=reliability,
+        goodput=goodput(reliability, best_interval_s(reliability)) if reliability else None,
+        checkpoint_bytes=written,
+        step_money=step_money(cluster, step.total, job.plan.world),
+        gaps=(*money_gaps(cluster), *reliability_gaps(cluster)),
+    )

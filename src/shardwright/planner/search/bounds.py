@@ -1,0 +1,181 @@
+"""Lower bounds on what a plan takes, from prices of plans that are cheaper: what they exclude need not be priced.
+
+A bound is admissible if no plan that it stands for is cheaper. Three relaxations give one:
+
+- The slowest rank of a pipeline takes at least as long as the mean one, and the mean one a pp-th of all layers. So
+  `microbatch_s` prices all layers of the model, without messages, replicas' communication or update;
+  `mean_rank_token_s` divides them, and `bubble_factor` adds the least bubble of a schedule.
+- Most schedules keep at least as many microbatches as 1F1B. So `activation_bytes` of 1F1B, with nothing sharded and
+  less all that sharding could save, is the least that they take.
+- Sharding and offloading move state and add communication, and change nothing else. So `unsharded_token_s` of a plan
+  with nothing sharded is the least of the same plan however it is sharded. To it comes the least that replicas exchange
+  below ZeRO-3 (`exchange_token_s`); under ZeRO-3 gathers hide behind computing, so `zero3_token_s` with nothing
+  computed again is the least with something.
+
+Time is by token, for plans may have different batches. tests/test_planner.py compares with what is priced.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.software import software_of
+from shardwright.cost.calibration import Constants, Rates, rates_of
+from shardwright.cost.from_job import run_of
+from shardwright.cost.memory import Memory, peak_memory
+from shardwright.cost.stage_time import PieceTime
+from shardwright.planner.search.plan_block import SHARING, Block, Column, Columns, Words
+from shardwright.simulate.closed_form import message_and_turn_s, microbatch_time, pipeline_s, step_time
+from shardwright.workload.memo import Memo
+
+# Schedules that hide tokens' way to experts behind another microbatch.
+_PAIRED = ("dualpipe", "dualpipev")
+# A step is at least m + (p - 1) / v times what the mean rank takes for a microbatch.
+_DRAINED = ("1f1b", "gpipe", "sequential", "interleaved-1f1b", "looped-bfs")
+# No rank keeps fewer microbatches than under 1F1B.
+_KEEPS_MORE = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "dualpipe", "dualpipev")
+
+
+def plain(rows: Columns) -> Columns:
+    """Rows of degrees as plans with one stage a rank and nothing sharded."""
+    zeros = np.zeros_like(rows["dp"])
+    return rows | dict.fromkeys(SHARING, zeros) | {"virtual_stages": zeros + 1}
+
+
+def microbatch_s(
+    job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo | None = None
+) -> tuple[Column, Column]:
+    """Seconds that all pipeline ranks together compute and communicate for a microbatch, under any schedule.
+
+    The second is for schedules that hide tokens' way to experts. Both follow from `layer_columns`.
+    """
+    time = _microbatch(job, plain(rows), words, constants, memo)
+    paired = time.forward + time.input_grad + time.weight_grad + time.again + time.tensor + time.context
+    return paired + time.expert, paired
+
+
+def mean_rank_token_s(job: JobSpec, rows: Columns, microbatch_s: Column) -> Column:
+    """Seconds by token that the mean pipeline rank takes in a step, if all take so many for a microbatch."""
+    return np.asarray(microbatch_s / (rows["dp"] * rows["microbatch_size"] * rows["pp"] * job.model.sequence))
+
+
+def zero3_token_s(
+    job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants, memo: Memo | None = None
+) -> Column:
+    """The same under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those of a node."""
+    least_s = np.full(len(hybrid), np.inf)
+    for over in (np.zeros_like(hybrid), hybrid):
+        columns = plain(rows) | {"zero": np.full_like(hybrid, 3), "zero_ranks": over}
+        time = _microbatch(job, columns, words, constants, memo)
+        compute_s = time.forward + time.input_grad + time.weight_grad + time.again
+        least_s = np.minimum(least_s, compute_s + time.tensor + time.context + time.shard)
+    return mean_rank_token_s(job, rows, least_s)
+
+
+def _microbatch(job: JobSpec, columns: Columns, words: Words, constants: Constants, memo: Memo | None) -> PieceTime:
+    memo = memo or Memo()
+    return microbatch_time(Block(replace(words, schedule="1f1b"), columns).run(job, memo), constants, memo)
+
+
+def exchange_token_s(
+    job: JobSpec, rows: Columns, hybrid: Column, constants: Constants, memo: Memo | None = None
+) -> Column:
+    """Least seconds by token that replicas exchange at the end of a step below ZeRO-3, over a node's where `hybrid`.
+
+    Where the software hides it, what it slows the computing by. Other stages a rank may leave it one layer less.
+    """
+    memo = memo or Memo()
+    software = software_of(job.cluster.software)
+    least = np.full(len(rows["dp"]), np.inf)
+    ones = np.ones_like(rows["dp"])
+    for zero, over in ((0 * ones, 0 * ones), (ones, 0 * ones), (ones, hybrid)):
+        columns = plain(rows) | {"zero": zero, "zero_ranks": over}
+        least = np.minimum(least, step_time(Block(Words(), columns).run(job, memo), constants, memo).data)
+    share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
+    if software.reduce_overlap or software.gather_overlap:
+        share = share * rates_of(run_of(job), constants).leak
+    return least * share / (rows["global_batch_size"] * job.model.sequence)
+
+
+def turn_token_s(job: JobSpec, rows: Columns, rates: Rates) -> Column:
+    """Seconds by token of the messages of each stage that a rank has, where it has several."""
+    seconds = message_and_turn_s(Block(Words(), plain(rows)).run(job, Memo()), rates)[1]
+    return np.where(rows["pp"] > 1, seconds / (rows["global_batch_size"] * job.model.sequence), 0.0)
+
+
+def messages_token_s(rows: Columns, schedule: str, virtual: Column | int) -> Column:
+    """Least seconds by token of a schedule's messages; rows have `turn_s`."""
+    return rows["turn_s"] * virtual if schedule in STAGES_PER_RANK else 0.0 * rows["turn_s"]
+
+
+def step_token_s(
+    job: JobSpec, rows: Columns, token_s: Column, rates: Rates, factor: Column | float = 1.0
+) -> tuple[Column, Column]:
+    """Least seconds by token of a whole step (below ZeRO-3, under ZeRO-3), from what its ranks take: `token_s`.
+
+    Rows have `exchange_s` and, as the mean rank's under ZeRO-3, `zero3_s`, which the bubble makes longer by `factor`.
+    To all comes what every step takes beside, and the share by which so many nodes make it longer.
+    """
+    beside_s = rates.step_s / (rows["global_batch_size"] * job.model.sequence)
+    longer = 1.0 + rates.jitter * math.log2(max(1.0, job.cluster.num_devices / rates.domain))
+    below = longer * (token_s + rows["exchange_s"] + beside_s)
+    return below, longer * (np.maximum(token_s, factor * rows["zero3_s"]) + beside_s)
+
+
+def is_paired(schedule: str) -> bool:
+    """Whether the second bound of `mean_rank_token_s` holds for a schedule."""
+    return schedule in _PAIRED
+
+
+def bubble_factor(columns: Columns, schedule: str, virtual: Column | int) -> Column:
+    """Least time of a step with its schedule's bubble, over the mean rank's; each has at most `virtual` stages."""
+    if schedule not in _DRAINED:
+        return np.ones(len(columns["dp"]))
+    num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
+    return np.asarray(1.0 + (columns["pp"] - 1) / (virtual * num_microbatches))
+
+
+def activation_bytes(
+    job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo | None = None
+) -> Column:
+    """Least bytes of a process under a schedule that keeps as much as 1F1B, however state is sharded.
+
+    Where layers do not divide evenly, other stages a rank may leave it one layer less.
+    """
+    pp, layers = rows["pp"], job.model.layers
+    memo = memo or Memo()
+    memory = peak_memory(Block(replace(words, schedule="1f1b"), plain(rows)).run(job, memo), constants, memo)
+    return unsharded_bytes(memory) * (layers // pp) / -(-layers // pp)
+
+
+def unsharded_bytes(memory: Memory) -> Column:
+    """Least bytes of a process, however its state is sharded, from the memory of the plan with nothing sharded."""
+    return np.asarray(memory.process - memory.parameters - memory.gradients - memory.optimizer)
+
+
+def state_bytes(columns: Columns) -> tuple[Column, Column]:
+    """Least bytes of a process (with all of its optimizer state in host memory, with none), from its unsharded parts.
+
+    Columns have `rest_bytes`, `parameters_bytes`, `gradients_bytes` and `optimizer_bytes` of the plan with nothing
+    sharded.
+    """
+    zero = columns["zero"]
+    held = columns["parameters_bytes"] * (zero < 3) + columns["gradients_bytes"] * (zero < 2)
+    least = columns["rest_bytes"] + held
+    return least, least + columns["optimizer_bytes"] * (zero < 1)
+
+
+def keeps_as_much(job: JobSpec, words: Words) -> bool:
+    """Whether `activation_bytes` holds for words. Layers must be alike, and what is computed again at once no less."""
+    has_smaller_stages = words.recompute == "stage" and words.schedule in STAGES_PER_RANK
+    return words.schedule in _KEEPS_MORE and not job.model.moe.experts and not has_smaller_stages
+
+
+def unsharded_token_s(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Column:
+    """Least seconds by token of the plans of an unsharded block, however they are sharded."""
+    memo = memo or Memo()
+    seconds = pipeline_s(block.run(job, memo), constants, memo)
+    return np.asarray(seconds / (block.columns["global_batch_size"] * job.model.sequence))

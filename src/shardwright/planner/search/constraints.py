@@ -1,0 +1,125 @@
+"""What the user fixes of a search: fields of the plan that stay, ranges of others, the batches to try."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shardwright.config import largest
+from shardwright.config.base import PlanError
+from shardwright.config.plan import PlanSpec
+from shardwright.config.software import SoftwareSpec
+from shardwright.config.validation_messages import field_faults
+from shardwright.planner.search.plan_block import NUMBERS, Words
+
+_SEARCHED = tuple(
+    name for name in (*NUMBERS, *Words.__dataclass_fields__) if name not in ("global_batch_size", "float8")
+)
+_RANGES = ("microbatch_size", "tp", "pp", "cp", "dp", "ep", "virtual_stages")
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Fields of the plan that stay, and ranges of others (both ends included), by name without section.
+
+    `global_batch` is a range of sequences in a step, `float8` a recipe that may be chosen beside the job's precision,
+    and `among` the values that there are for some fields.
+    """
+
+    keep: Mapping[str, Any] = field(default_factory=dict)
+    between: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    global_batch: tuple[int, int] | None = None
+    float8: str = "none"
+    among: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"plan.{name} is not searched, so it can't be kept; there are {', '.join(sorted(_SEARCHED))}"
+            for name in self.keep
+            if name not in _SEARCHED
+        ]
+        faults += [
+            f"plan.{name} has no range; there are {', '.join(sorted(_RANGES))}, and batch.global_batch_size"
+            for name in self.between
+            if name not in _RANGES
+        ]
+        if faults:
+            raise PlanError("what the search may choose", faults)
+
+    def allows(self, name: str, value: object) -> bool:
+        """Whether a field may have a value."""
+        if name in self.keep and self.keep[name] != value:
+            return False
+        if name in self.among and value not in self.among[name]:
+            return False
+        low, high = self.between.get(name, (None, None))
+        return low is None or high is None or low <= value <= high  # type: ignore[operator]
+
+    def as_software(self, software: SoftwareSpec) -> "Constraints":
+        """The same, of what a generation of software has. PlanError where that is not known."""
+        has = {
+            "schedule": software.schedules, "zero": software.zero_stages,
+            "sequence_parallel": (False,) if software.sequence_parallel is False else None,
+            "cp": (1,) if software.context_parallel is False else None,
+        }  # fmt: skip
+        known = {name: values for name, values in has.items() if values is not None}
+        if not known:
+            raise PlanError(
+                f"software {software.name}",
+                [
+                    "its entry does not say what it has, so no plan can be held to that; add schedules, zero_stages, "
+                    "sequence_parallel and context_parallel, or use another cluster.software"
+                ],
+            )
+        return replace(self, among=known)
+
+    def batches(self, given: int) -> list[int]:
+        """Global batches to try: the job's, or the range's lower end doubled until its upper end."""
+        if self.global_batch is None:
+            return [given]
+        low, high = self.global_batch
+        doubled = [low << n for n in range(max(1, (high // low).bit_length()))]
+        return sorted({size for size in (*doubled, high) if low <= size <= high})
+
+
+def whole_number(text: str, most: int) -> int | None:
+    """A number from 1 to `most` that a text is; None if it is none."""
+    is_short = text.isdecimal() and len(text) <= len(str(most))  # Python reads no number of thousands of digits
+    return int(text) if is_short and 0 < int(text) <= most else None
+
+
+def shortened(text: str) -> str:
+    """A text as a message quotes it."""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "none") -> Constraints:
+    """From "plan.tp=8" and "plan.microbatch_size=1,4". PlanError lists what can't be read."""
+    kept: dict[str, Any] = {}
+    ranges: dict[str, tuple[int, int]] = {}
+    faults = []
+    for text in keep:
+        name, _, value = text.partition("=")
+        if not name.startswith("plan.") or not value:
+            faults.append(f"--keep {text!r} is not of the form plan.field=value, such as plan.tp=8")
+            continue
+        try:
+            kept[name.removeprefix("plan.")] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            kept[name.removeprefix("plan.")] = value
+    # That a field is not searched is said elsewhere.
+    faults += field_faults({"plan": {name: value for name, value in kept.items() if name in PlanSpec.model_fields}})
+    for text in between:
+        name, _, ends = text.partition("=")
+        low, _, high = ends.partition(",")
+        least, most = whole_number(low, largest.BATCH), whole_number(high, largest.BATCH)
+        if least is None or most is None or least > most:
+            faults.append(
+                f"--between {shortened(text)!r} is not of the form field=low,high, such as plan.microbatch_size=1,4, "
+                f"with whole numbers from 1 to {largest.BATCH:,}"
+            )
+            continue
+        ranges[name.removeprefix("plan.")] = least, most
+    if faults:
+        raise PlanError("what the search may choose", faults)
+    return Constraints(kept, ranges, ranges.pop("batch.global_batch_size", None), float8)

@@ -1,0 +1,138 @@
+"""What best means: the fastest step, the fewest dollars by token, the fewest devices for a deadline, the most room.
+
+On one cluster the cheapest plan is the fastest, so cost and devices are searched over how many of its nodes are used:
+2^i and 3 x 2^i of them, and all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.config import largest
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_price import room_bytes
+from shardwright.planner.search.results import Found
+from shardwright.planner.search.search import search
+
+Name = Literal["time", "cost", "devices", "memory"]
+NAMES: tuple[Name, ...] = ("time", "cost", "devices", "memory")
+_DAY_S = 86400.0
+_SLACK = 1.05  # how much slower than the fastest plan one with more room may be
+_HALVINGS = 5  # of the room: to a 32nd of a device
+
+
+@dataclass(frozen=True)
+class Objective:
+    """`tokens` to train on within `days`, where there is a deadline: 0 is none."""
+
+    name: Name = "time"
+    tokens: float = 0.0
+    days: float = 0.0
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{option} is {value:g}, and it must be from 0 to {largest.FACTOR**2:g}; give as many as the run has"
+            for option, value in (("--tokens", self.tokens), ("--days", self.days))
+            if not 0 <= value <= largest.FACTOR**2
+        ]
+        if self.name == "devices" and not (self.tokens > 0 and self.days > 0):
+            faults.append("the fewest devices are those that meet a deadline; give --tokens and --days")
+        if (self.tokens > 0) != (self.days > 0):
+            faults.append("a deadline is a number of tokens and of days; give both --tokens and --days")
+        if faults:
+            raise PlanError("what the best plan is", faults)
+
+    def in_time(self, token_s: float) -> bool:
+        """Whether a plan with so many seconds by token meets the deadline."""
+        return self.days == 0 or token_s * self.tokens <= self.days * _DAY_S
+
+
+def best(
+    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int
+) -> tuple[JobSpec, Found]:
+    """The job on as many nodes as the objective takes, and what was found there. PlanError if no plan is in time."""
+
+    def found_on(nodes: int, shown: int = 1) -> Found:
+        return search(on_nodes(job, nodes), constraints, constants, shown)
+
+    if objective.name == "memory":
+        return job, _roomiest(job, constraints, constants, num_shown)
+    nodes = job.cluster.nodes
+    if objective.name == "cost":
+        nodes = _cheapest(job, objective, found_on)
+    elif objective.name == "devices":
+        nodes = _fewest(job, objective, found_on)
+    found = found_on(nodes, num_shown)
+    if found.candidates and not objective.in_time(found.candidates[0].token_s):
+        raise PlanError(f"job {job.name}", [_too_slow(job, objective, found.candidates[0].token_s)])
+    return on_nodes(job, nodes), found
+
+
+def on_nodes(job: JobSpec, nodes: int) -> JobSpec:
+    """The job on some of its nodes, or on more."""
+    return job.model_copy(update={"cluster": job.cluster.model_copy(update={"nodes": nodes})})
+
+
+def node_counts(most: int) -> list[int]:
+    """2^i and 3 x 2^i of them, and all, ascending."""
+    powers = {times << power for times in (1, 3) for power in range(most.bit_length())}
+    return sorted({count for count in powers if count <= most} | {most})
+
+
+def _token_s(found_on: Callable[[int], Found], nodes: int) -> float:
+    """Seconds by token of the fastest plan; endless where none is legal or fits."""
+    try:
+        candidates = found_on(nodes).candidates
+    except PlanError:
+        return float("inf")
+    return candidates[0].token_s if candidates else float("inf")
+
+
+def _cheapest(job: JobSpec, objective: Objective, found_on: Callable[[int], Found]) -> int:
+    """Nodes with the fewest device-seconds by token among those that are in time."""
+    times = {nodes: _token_s(found_on, nodes) for nodes in node_counts(job.cluster.nodes)}
+    in_time = {nodes: token_s for nodes, token_s in times.items() if objective.in_time(token_s)}
+    return min(in_time, key=lambda nodes: (nodes * in_time[nodes], nodes), default=job.cluster.nodes)
+
+
+def _fewest(job: JobSpec, objective: Objective, found_on: Callable[[int], Found]) -> int:
+    """The fewest nodes that are in time, by bisection: more nodes are taken to be faster."""
+    counts = node_counts(job.cluster.nodes)
+    low, high = 0, len(counts) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if objective.in_time(_token_s(found_on, counts[middle])):
+            high = middle
+        else:
+            low = middle + 1
+    return counts[low]
+
+
+def _too_slow(job: JobSpec, objective: Objective, token_s: float) -> str:
+    days = token_s * objective.tokens / _DAY_S
+    devices = job.cluster.num_devices
+    return (
+        f"the fastest plan on all {devices:,} devices takes {token_s * job.tokens_per_step:.3g} s for a step of "
+        f"{job.tokens_per_step:,} tokens, so {days:,.3g} days for {objective.tokens:.3g} tokens, and "
+        f"{objective.days:g} are asked; use about {devices * days / objective.days:,.0f} devices (cluster.nodes), or "
+        "fewer tokens"
+    )
+
+
+def _roomiest(job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int) -> Found:
+    """What is found in the least memory in which a plan is at most a twentieth slower than the fastest."""
+    room = room_bytes(job)
+    fastest = search(job, constraints, constants, 1)
+    if not fastest.candidates:
+        return fastest
+    most_s = _SLACK * fastest.candidates[0].token_s
+    low, high = 0.0, room
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        found = search(job, constraints, constants, 1, room=middle)
+        is_enough = bool(found.candidates) and found.candidates[0].token_s <= most_s
+        low, high = (low, middle) if is_enough else (middle, high)
+    return search(job, constraints, constants, num_shown, room=high)

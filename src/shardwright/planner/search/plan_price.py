@@ -1,0 +1,48 @@
+"""What each plan of a block takes: seconds and bytes by the cost model, and whether it fits."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants, device_of
+from shardwright.cost.memory import Memory, peak_memory
+from shardwright.planner.search.plan_block import Block, Column
+from shardwright.simulate.closed_form import StepTime, step_time
+from shardwright.workload.memo import Memo
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds of a step by token."""
+
+    block: Block
+    time: StepTime
+    memory: Memory
+    token_s: Column
+    fits: Column
+
+
+def room_bytes(job: JobSpec) -> float:
+    """Bytes that a device of the cluster has."""
+    return device_of(job.cluster.device).memory_bytes
+
+
+def fits(job: JobSpec, memory: Memory, room: float) -> Any:
+    """Whether what a process needs fits in `room` bytes of the device, and what is offloaded in the host's memory."""
+    return (memory.process <= room) & (memory.host <= host_room_bytes(job.cluster))
+
+
+def prices(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Prices:
+    """Price a block. `memo` has what was computed before of this job with these constants.
+
+    KeyError says what is not known.
+    """
+    memo = memo or Memo()
+    run = block.run(job, memo)
+    time, memory = step_time(run, constants, memo), peak_memory(run, constants, memo)
+    tokens = block.columns["global_batch_size"] * job.model.sequence
+    fitting = np.broadcast_to(fits(job, memory, room_bytes(job)), tokens.shape)
+    return Prices(block, time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fitting)

@@ -1,0 +1,61 @@
+"""Where a plan stands in the whole space: a sample of it is priced, for nobody can price all of it.
+
+Words are drawn in proportion to how many plans have them, spread evenly; plans of drawn words evenly among all that
+have these.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import Block, together
+from shardwright.planner.search.plan_price import prices
+from shardwright.planner.search.space import count_by_words, degrees, with_offload, with_sharing, with_words
+from shardwright.workload.memo import Memo
+
+_NUM_WORDS = 16
+_NUM_PLANS = 512  # of each of these words
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Of `num_fit` plans drawn that fit, the share that is faster than a plan; `num_drawn` were priced."""
+
+    num_drawn: int
+    num_fit: int
+    share_faster: float
+
+
+def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: Constants) -> Standing:
+    """That of a plan which takes `token_s` seconds by token."""
+    random = np.random.default_rng(_SEED)
+    rows = degrees(job, constraints)
+    counts = count_by_words(job, constraints, rows)
+    ends = np.cumsum(list(counts.values()))
+    drawn = (np.arange(_NUM_WORDS) + random.random(_NUM_WORDS)) / _NUM_WORDS * ends[-1]
+    words, times = np.unique(np.searchsorted(ends, drawn, side="right"), return_counts=True)
+    num_drawn = num_fit = num_faster = 0
+    memo = Memo()
+    for index, how_often in zip(words.tolist(), times.tolist(), strict=True):
+        block = with_words(job, constraints, rows, list(counts)[index])
+        chosen = random.integers(0, len(block), 4 * _NUM_PLANS)
+        block = _drawn(job, constraints, block.where(chosen), random, _NUM_PLANS * how_often)
+        found = prices(job, block, constants, memo)
+        num_drawn += len(block)
+        num_fit += int(found.fits.sum())
+        num_faster += int((found.fits & (found.token_s < token_s)).sum())
+    return Standing(num_drawn, num_fit, num_faster / max(1, num_fit))
+
+
+def _drawn(job: JobSpec, constraints: Constraints, block: Block, random: np.random.Generator, count: int) -> Block:
+    """So many of the ways to share out the state of some plans."""
+    sharded = with_sharing(job, constraints, block)
+    offloaded = with_offload(constraints, sharded)
+    total = len(sharded) + len(offloaded)
+    chosen = random.integers(0, total, min(count, total))
+    first, second = chosen[chosen < len(sharded)], chosen[chosen >= len(sharded)] - len(sharded)
+    return together([sharded.where(first), offloaded.where(second)])

@@ -1,0 +1,359 @@
+"""The best plans of the whole space, by branch and bound.
+
+1. Price a first guess, of each kind the degrees with the lowest bounds: 1F1B with nothing or all computed again, and
+   sharding that most often wins. What fits of it sets marks: for each kind of plan its best time, and for all of them
+   the time of the last kind shown.
+2. Bound each row of degrees under each policy of recomputation (`bounds.mean_rank_token_s`). What is above its mark,
+   goes.
+3. Make what is left into plans with all schedules and virtual stages, and price them with nothing sharded, memory
+   before time. What has no room for its activations however its state is sharded, or is above its mark, goes.
+4. Price what is left with every way of sharding, and lower the marks as better plans are found. Plans that offload are
+   priced where the same plan without does not fit, for they are not faster.
+
+Shown are plans of different kinds: of those with the same tp, pp, cp and ep the fastest alone.
+"""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.cost.calibration import Constants, rates_of
+from shardwright.cost.from_job import run_of
+from shardwright.cost.memory import peak_memory
+from shardwright.planner.search import bounds
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import Block, Column, Columns, Words, taken, together
+from shardwright.planner.search.plan_price import fits, prices, room_bytes
+from shardwright.planner.search.results import Best, Candidate, Found, Tally
+from shardwright.planner.search.space import (
+    admits,
+    admits_schedule,
+    count_by_words,
+    degrees,
+    hybrid_ranks,
+    with_offload,
+    with_sharing,
+    with_words,
+    words_of,
+)
+from shardwright.workload.arrays import distinct
+from shardwright.workload.memo import Memo
+
+# Plans that are priced in one call, so that their columns stay in the cache of a core, before they are shared out; and
+# so few that a bound would take as long as their price.
+_ROWS = 2048
+_FEW = 128
+_GUESSED = 32  # rows of a kind that are priced to have a first mark
+_KIND = ("tp", "pp", "cp", "ep")
+_OF_ROWS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that no plan needs any more
+_LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.columns.layer_columns
+
+
+def _method_of(words: Words) -> Words:
+    """The same with 1F1B and nothing computed again."""
+    return Words(cp_method=words.cp_method, dispatch=words.dispatch, float8=words.float8)
+
+
+def search(
+    job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int = 16, room: float | None = None
+) -> Found:
+    """The fastest plans that fit in `room` bytes of a device, all of it where None, of `num_shown` kinds.
+
+    PlanError where the cluster is not known, or constraints leave nothing.
+    """
+    started = time.perf_counter()
+    _check(job)
+    rows = degrees(job, constraints)
+    if not len(rows["dp"]):
+        raise PlanError(
+            f"plans for {job.model.name} on {job.cluster.num_devices:,} devices",
+            [
+                f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of "
+                f"{job.batch.global_batch_size}, tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of "
+                f"{job.model.layers} to each stage; use another batch.global_batch_size, or keep less"
+            ],
+        )
+    found = _Search(job, constraints, constants, rows, num_shown, room_bytes(job) if room is None else room)
+    found.guess()
+    found.expand()
+    found.tally.seconds = time.perf_counter() - started
+    return Found(found.fastest(), found.tally)
+
+
+def _check(job: JobSpec) -> None:
+    faults = []
+    if job.cluster.parts:
+        faults.append(
+            "cluster.parts has devices of several kinds, and this search is of one; `shardwright layout JOB --search` "
+            "finds a plan for parts"
+        )
+    elif job.cluster.device == "unknown":
+        faults.append("cluster.device is unknown, so no plan has a price; set it to a device of the catalog")
+    if job.cluster.num_devices == 0:
+        faults.append(
+            "cluster.devices_per_node is 0, so nobody knows how many devices there are; set it, and cluster.nodes"
+        )
+    if faults:
+        raise PlanError(f"job {job.name}", faults)
+
+
+class _Search:
+    """Marks that sink while plans are priced. Columns of its blocks have `kind` beside the numbers of a plan."""
+
+    def __init__(
+        self, job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, num_shown: int, room: float
+    ) -> None:
+        self.job, self.constraints, self.constants = job, constraints, constants
+        self.room, self.memo = room, Memo()
+        self.rates = rates_of(run_of(job), constants)
+        codes = np.zeros_like(rows["tp"])
+        for name in _KIND:
+            codes = codes * (1 << 15) + rows[name]
+        kinds, of_row = np.unique(codes, return_inverse=True)
+        # Rows of degrees, those of them that stand for all with the same layers, and of each row which these are.
+        layers, layer = distinct([rows[name] for name in _LAYER])
+        self.layers = taken(rows, layers)
+        self.rows = rows | {"kind": of_row.reshape(-1), "layer": layer, "row": np.arange(len(layer))}
+        self.rows |= dict.fromkeys(("exchange_s", "zero3_s", "turn_s"), np.zeros(len(layer)))  # until they are known
+        self.words = words_of(job, constraints, rows)
+        self.tally = Tally(sum(count_by_words(job, constraints, rows).values()))
+        self.num_shown = min(num_shown, len(kinds))
+        self.shown = Best(np.full(len(kinds), np.inf))
+
+    def marks(self, kind: Column) -> Column:
+        """Most seconds by token with which a plan of a kind may still be shown."""
+        last = np.partition(self.shown.token_s, self.num_shown - 1)[self.num_shown - 1]
+        return np.minimum(last, self.shown.token_s[kind])
+
+    def guess(self) -> None:
+        """Price some sharing of the degrees of each kind that have the lowest bounds, to have marks."""
+        simple = [at for at in self.words if at.schedule == "1f1b" and at.recompute in ("none", "full")] or self.words
+        for at in (simple[0], simple[-1]):
+            rows = self._timed(taken(self.rows, admits(self.job, self.rows, at)), at)
+            if not len(rows["dp"]):
+                continue
+            block = with_words(self.job, self.constraints, taken(rows, self._first(rows)), at)
+            allowed = [zero for zero in (1, 3, 2, 0) if self.constraints.allows("zero", zero)]
+            share = float(self.constraints.keep.get("offload_optimizer", 0.0))
+            columns = block.columns | {
+                "zero": np.full(len(block), allowed[0]), "offload_optimizer": np.full(len(block), share)
+            }  # fmt: skip
+            if "zero_ranks" not in self.constraints.keep and "offload_parameters" not in self.constraints.keep:
+                self._price(Block(at, columns))
+
+    def _first(self, rows: Columns) -> Column:
+        """Of each kind the rows with the lowest bounds."""
+        least = np.minimum(*self._least_s(rows, rows["paired_s"]))
+        order = np.lexsort((least, rows["kind"]))
+        kinds, first = np.unique(rows["kind"][order], return_index=True)
+        place = np.arange(len(order)) - first[np.searchsorted(kinds, rows["kind"][order])]
+        return order[place < _GUESSED]
+
+    def expand(self) -> None:
+        """All words, those with the lowest bound first; plans that differ in their schedules together."""
+        tasks: list[tuple[float, list[tuple[Words, Columns]]]] = []
+        nothing_again = self._nothing_again()
+        for common, alike in self._by_bound().items():
+            method = _method_of(common)
+            if method not in nothing_again:
+                continue
+            rows = nothing_again[method]  # computing nothing again is a bound on computing something again
+            if common != method:
+                rows = self._shown(rows, *self._least_s(rows, rows["paired_s"]))
+                rows = self._timed(rows, common)
+            if len(rows["dp"]):
+                rows["least_bytes"] = self._least_bytes(rows, common)
+                tasks += self._tasks(alike, rows)
+        for _, parts in sorted(tasks, key=lambda task: task[0]):
+            blocks = [block for at, rows in parts if len(block := self._staged(at, rows))]
+            if blocks:
+                self._explore(together(blocks))
+
+    def _by_bound(self) -> dict[Words, list[Words]]:
+        """Words by what of them bounds depend on."""
+        found: dict[Words, list[Words]] = {}
+        for at in self.words:
+            found.setdefault(replace(at, schedule="1f1b"), []).append(at)
+        return found
+
+    def _nothing_again(self) -> dict[Words, Columns]:
+        """By method the rows that it admits and that may be shown where nothing is computed again, with bounds."""
+        timed = {
+            method: self._timed(taken(self.rows, admits(self.job, self.rows, method)), method)
+            for method in dict.fromkeys(map(_method_of, self.words))
+        }
+        found = {method: some for method, some in timed.items() if len(some["dp"])}
+        if not found:
+            return found
+        # What replicas exchange and what messages take follows from no words.
+        is_left = np.zeros(len(self.rows["dp"]), dtype=bool)
+        for method_rows in found.values():
+            is_left[method_rows["row"]] = True
+        left = taken(self.rows, is_left)
+        hybrid = hybrid_ranks(self.job, self.constraints, left)
+        columns = {
+            "exchange_s": bounds.exchange_token_s(self.job, left, hybrid, self.constants, self.memo),
+            "turn_s": bounds.turn_token_s(self.job, left, self.rates), "hybrid": hybrid,
+        }  # fmt: skip
+        place = np.cumsum(is_left) - 1
+        for method, method_rows in found.items():
+            method_rows |= taken(columns, place[method_rows["row"]])
+            method_rows["zero3_s"] = bounds.zero3_token_s(
+                self.job, method_rows, method, method_rows.pop("hybrid"), self.constants, self.memo
+            )
+        return found
+
+    def _timed(self, rows: Columns, words: Words) -> Columns:
+        """Rows that may be shown, with what their mean rank takes, and what it takes where microbatches are paired."""
+        if not len(rows["dp"]):
+            return rows
+        self.tally.num_bounds += len(rows["dp"])
+        is_used = np.zeros(len(self.layers["dp"]), dtype=bool)
+        is_used[rows["layer"]] = True
+        place = (np.cumsum(is_used) - 1)[rows["layer"]]
+        of_layers = bounds.microbatch_s(self.job, taken(self.layers, is_used), words, self.constants, self.memo)
+        mean_s, paired_s = (bounds.mean_rank_token_s(self.job, rows, seconds[place]) for seconds in of_layers)
+        return self._shown(rows | {"mean_s": mean_s, "paired_s": paired_s}, *self._least_s(rows, paired_s))
+
+    def _least_bytes(self, rows: Columns, words: Words) -> Column:
+        """Least bytes of a process, where there is a bound."""
+        if not bounds.keeps_as_much(self.job, words):
+            return np.zeros(len(rows["dp"]))
+        return bounds.activation_bytes(self.job, rows, words, self.constants, self.memo)
+
+    def _shown(self, rows: Columns, below_s: Column, gathered_s: Column) -> Columns:
+        """Those that may still be shown, by their bounds."""
+        return taken(rows, np.minimum(below_s, gathered_s) < self.marks(rows["kind"]))
+
+    def _least_s(self, rows: Columns, token_s: Column, factor: Column | float = 1.0) -> tuple[Column, Column]:
+        """(below ZeRO-3, under ZeRO-3) the least seconds by token of a step."""
+        return bounds.step_token_s(self.job, rows, token_s, self.rates, factor)
+
+    def _tasks(self, alike: list[Words], rows: Columns) -> list[tuple[float, list[tuple[Words, Columns]]]]:
+        """The rows that words admit, with their bounds, and the least of these; of all words together, but apart where
+        tokens' way to experts is hidden."""
+        found = []
+        for is_hidden in (False, True):
+            parts = [
+                (at, self._admitted(at, rows))
+                for at in alike
+                if is_hidden == (self.job.model.moe.experts > 0 and bounds.is_paired(at.schedule))
+            ]
+            parts = [(at, some) for at, some in parts if len(some["dp"])]
+            least = [np.minimum(some["below_s"], some["gathered_s"]).min() for _, some in parts]
+            found += [(float(min(least)), parts)] if parts else []
+        return found
+
+    def _admitted(self, words: Words, rows: Columns) -> Columns:
+        """The rows, which methods of the words admit, that its schedule admits and that may be shown, with bounds."""
+        mean_s = rows["paired_s" if bounds.is_paired(words.schedule) else "mean_s"]
+        pieces = STAGES_PER_RANK.get(words.schedule, 1)
+        factor = bounds.bubble_factor(
+            rows, words.schedule, pieces or np.maximum(1, self.job.model.layers // rows["pp"])
+        )
+        messages_s = bounds.messages_token_s(rows, words.schedule, pieces or 2)
+        below, gathered = self._least_s(rows, factor * mean_s + messages_s, factor)
+        is_possible = (np.minimum(below, gathered) < self.marks(rows["kind"])) & admits_schedule(rows, words.schedule)
+        if bounds.keeps_as_much(self.job, words):
+            is_possible &= rows["least_bytes"] <= self.room
+        return taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
+
+    def _staged(self, words: Words, rows: Columns) -> Block:
+        """The plans of some rows that may be shown, with bounds of their own numbers of virtual stages."""
+        rows = self._shown(rows, rows["below_s"], rows["gathered_s"])
+        block = with_words(self.job, self.constraints, rows, words)
+        columns = block.columns
+        if STAGES_PER_RANK.get(words.schedule, 1) == 0:
+            virtual = columns["virtual_stages"]
+            factor = bounds.bubble_factor(columns, words.schedule, virtual)
+            messages_s = bounds.messages_token_s(columns, words.schedule, virtual)
+            below, gathered = self._least_s(columns, factor * columns["mean_s"] + messages_s, factor)
+            columns = self._shown(columns | {"below_s": below, "gathered_s": gathered}, below, gathered)
+            block = Block(words, columns)
+        columns = {name: values for name, values in columns.items() if name not in _OF_ROWS}
+        return Block(replace(words, schedule="1f1b"), columns | {"schedule": block.schedule})
+
+    def _explore(self, block: Block) -> None:
+        """Exclude what can't be shown of a block with nothing sharded, and price the rest."""
+        block = self._tightened(block)
+        least = np.minimum(block.columns["below_s"], block.columns["gathered_s"])
+        order = np.argsort(least, kind="stable")
+        if len(block) > _FEW:  # the first of each kind before the others, for they lower the marks
+            _, leaders = np.unique(block.columns["kind"][order], return_index=True)
+            order = np.concatenate([order[leaders], np.delete(order, leaders)])
+            sizes = [len(leaders), *[_ROWS] * (len(order) // _ROWS + 1)]
+        else:
+            sizes = [len(block)]
+        too_large: list[Block] = []
+        first = 0
+        for size in sizes:
+            now = order[first : first + size]
+            first += size
+            sharded = with_sharing(self.job, self.constraints, block.where(self._possible(block, now)))
+            sharded, offloaded = self._with_room(self._still(sharded))
+            too_large += [offloaded, self._price(sharded)]
+        self._price(with_offload(self.constraints, self._still(together(too_large))))
+
+    def _tightened(self, block: Block) -> Block:
+        """With bounds from the price of each plan itself, where they are many."""
+        if len(block) <= _FEW:
+            return block
+        self.tally.num_bounds += len(block)
+        memory = peak_memory(block.run(self.job, self.memo), self.constants, self.memo)
+        held = {
+            "rest_bytes": bounds.unsharded_bytes(memory), "parameters_bytes": memory.parameters,
+            "gradients_bytes": memory.gradients, "optimizer_bytes": memory.optimizer,
+        }  # fmt: skip
+        block = Block(block.words, block.columns | held).where(held["rest_bytes"] <= self.room)
+        if not len(block):
+            return block
+        unsharded_s = bounds.unsharded_token_s(self.job, block, self.constants, self.memo)
+        below, gathered = self._least_s(block.columns, unsharded_s)
+        gathered = np.maximum(gathered, block.columns["gathered_s"])
+        block = Block(block.words, block.columns | {"below_s": below, "gathered_s": gathered})
+        return block.where(self._possible(block, np.arange(len(block))))
+
+    def _possible(self, block: Block, rows: Column) -> Column:
+        """Those of some rows that may still be shown."""
+        below_s, gathered_s, kind = (block.columns[name][rows] for name in ("below_s", "gathered_s", "kind"))
+        return rows[np.minimum(below_s, gathered_s) < self.marks(kind)]
+
+    def _still(self, block: Block) -> Block:
+        """Those of a sharded block that may still be shown."""
+        columns = block.columns
+        least = np.where(columns["zero"] == 3, columns["gathered_s"], columns["below_s"])
+        return block.where(least < self.marks(columns["kind"]))
+
+    def _with_room(self, block: Block) -> tuple[Block, Block]:
+        """Those of a sharded block that may fit as they are, and those that may if they offload."""
+        if "rest_bytes" not in block.columns:
+            return block, block.where(np.zeros(len(block), dtype=bool))
+        least, as_it_is = bounds.state_bytes(block.columns)
+        return block.where(as_it_is <= self.room), block.where((least <= self.room) & (as_it_is > self.room))
+
+    def _price(self, block: Block) -> Block:
+        """Those that do not fit and would be shown if they did."""
+        if not len(block):
+            return block
+        found = prices(self.job, block, self.constants, self.memo)
+        self.tally.num_priced += len(block)
+        fitting = fits(self.job, found.memory, self.room)
+        self.tally.num_fit += int(np.count_nonzero(fitting))
+        marks = self.marks(block.columns["kind"])
+        process = np.broadcast_to(found.memory.process, found.token_s.shape)
+        self.shown.take(block, found.token_s, process, np.flatnonzero(fitting & (found.token_s < marks)))
+        return block.where(~fitting & (found.token_s < marks))
+
+    def fastest(self) -> list[Candidate]:
+        """Of the kinds that are shown the best plan, fastest first."""
+        best = self.shown
+        kinds = sorted(best.place, key=lambda kind: float(best.token_s[kind]))[: self.num_shown]
+        return [
+            Candidate(block.plan(index, self.job), float(best.token_s[kind]), process)
+            for kind in kinds
+            for block, index, process in [best.place[kind]]
+        ]

@@ -1,0 +1,307 @@
+"""All plans that a model, a batch and a cluster allow.
+
+They come in three levels, for a search to prune: how ranks stand and what each computes (`degrees`); the words of a
+plan and its virtual stages (`words_of`, `with_words`); and who holds which state (`with_sharing`). Legal is what
+`spec/check.job_faults` and `schedule/job.plan_faults` accept. Of plans that are the same in all but name one stands for
+all: a pipeline of one rank has no schedule, one rank of tp no sequence parallel, one of cp no method.
+
+Left out: schedules that change the numbers (pipedream, pipedream-2bw) or that a solver makes (auto); `extra_warmup`;
+layouts, which planner/stages/partition_dp.py finds for a plan; `budget` and `layers`, which choose what to compute
+again by layer; shares of the optimizer state between none and all in host memory; hybrid sharding other than over a
+node.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.plan import STAGES_PER_RANK, chunks_per_rank
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import DEGREES, SHARING, Block, Column, Columns, Words, crossed, taken
+from shardwright.workload.query import SCHEDULE_NAMES
+
+SCHEDULES = (
+    "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev", "gpipe",
+    "looped-bfs", "sequential",
+)  # fmt: skip
+_DUALPIPE = SCHEDULE_NAMES.index("dualpipe")
+CONTEXT_METHODS = ("ring", "all-gather", "ulysses")
+
+# What is computed again, least first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198, section
+# 5); what is elementwise (norms and activations); all but the ends of each block; some layers; all.
+_NOTHING = Words()
+RECOMPUTE = (
+    _NOTHING,
+    Words(recompute="selective"),
+    Words(recompute="selective", recompute_operators=("norm", "activation")),
+    Words(recompute="selective", recompute_operators=("norm", "qkv", "attention", "up", "activation")),
+    Words(recompute="full", recompute_every=4),
+    Words(recompute="full", recompute_every=2),
+    Words(recompute="full"),
+    Words(recompute="full", offload_activations=True),
+    Words(recompute="stage"),
+)
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def degrees(job: JobSpec, constraints: Constraints) -> Columns:
+    """Every way to stand a rank on each device: one row each, with DEGREES as columns. There may be none."""
+    model, num_devices = job.model, job.cluster.num_devices
+    rows: list[tuple[int, ...]] = []
+    for batch in constraints.batches(job.batch.global_batch_size):
+        for tp in _tensor_degrees(model, num_devices):
+            for pp in divisors(num_devices // tp):
+                if pp > model.layers or not (constraints.allows("tp", tp) and constraints.allows("pp", pp)):
+                    continue
+                for cp in divisors(num_devices // (tp * pp)):
+                    dp = num_devices // (tp * pp * cp)
+                    if batch % dp or not (constraints.allows("cp", cp) and constraints.allows("dp", dp)):
+                        continue
+                    if cp > 1 and not any(_context_allows(model, m, tp, cp) for m in CONTEXT_METHODS):
+                        continue
+                    folds = list(_foldings(job, constraints, dp * cp, tp))
+                    sizes = [size for size in divisors(batch // dp) if constraints.allows("microbatch_size", size)]
+                    rows += [
+                        (batch, tp, pp, cp, dp, ep, etp, size, is_sequence)
+                        for (ep, etp, is_sequence), size in product(folds, sizes)
+                        if not (is_sequence and model.sequence // cp % tp)
+                    ]
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(DEGREES))
+    columns: Columns = {name: table[:, index] for index, name in enumerate(DEGREES)}
+    columns["sequence_parallel"] = columns["sequence_parallel"].astype(bool)
+    return columns
+
+
+def _tensor_degrees(model: ModelSpec, num_devices: int) -> list[int]:
+    shared = math.gcd(model.heads, model.num_kv_heads, model.ffn_size, num_devices)
+    if model.moe.experts:
+        shared = math.gcd(shared, model.moe.shared_size(model.ffn_size) or shared)
+    return [tp for tp in divisors(shared) if tp <= model.vocab]
+
+
+def _context_allows(model: ModelSpec, method: str, tp: int, cp: int) -> bool:
+    """Whether a method can cut the sequence over cp ranks (config/checks/check_context.py)."""
+    if model.sequence % (chunks_per_rank(method) * cp):  # type: ignore[arg-type]
+        return False
+    if method != "ulysses":
+        return True
+    heads, kv_heads = model.heads // tp, model.num_kv_heads // tp
+    return not model.is_latent and heads % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)
+
+
+def _foldings(job: JobSpec, constraints: Constraints, replicas: int, tp: int) -> Iterator[tuple[int, int, bool]]:
+    """(ep, expert_tp, sequence parallel) that a stage of `replicas` x `tp` ranks admits."""
+    moe, ffn = job.model.moe, job.model.ffn_size
+    for is_sequence in (False, True) if tp > 1 else (False,):
+        if not constraints.allows("sequence_parallel", is_sequence):
+            continue
+        if not moe.experts:
+            if constraints.allows("ep", 1):
+                yield 1, tp, is_sequence
+            continue
+        for expert_tp in sorted({1, tp}):
+            if (expert_tp < tp and not is_sequence) or moe.ffn_size(ffn) % expert_tp:
+                continue
+            if not (
+                constraints.allows("expert_tp", expert_tp) or (expert_tp == tp and constraints.allows("expert_tp", 0))
+            ):
+                continue
+            for ep in divisors(math.gcd(moe.experts, replicas * tp // expert_tp)):
+                if constraints.allows("ep", ep):
+                    yield ep, expert_tp, is_sequence
+
+
+def words_of(job: JobSpec, constraints: Constraints, columns: Columns) -> list[Words]:
+    """All combinations of words that some row can use, with the dearest recomputation last."""
+    precisions = sorted({job.precision.float8, constraints.float8}, key=lambda name: name != job.precision.float8)
+    found = []
+    schedules = SCHEDULES if (columns["pp"] > 1).any() else ("1f1b",)
+    methods = CONTEXT_METHODS if (columns["cp"] > 1).any() else ("ring",)
+    dispatches = ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",)
+    for again, schedule, method, dispatch, float8 in product(
+        (again for again in RECOMPUTE if _allows_again(constraints, again)),
+        (name for name in schedules if constraints.allows("schedule", name)),
+        (name for name in methods if constraints.allows("cp_method", name)),
+        (name for name in dispatches if constraints.allows("dispatch", name)),
+        precisions,
+    ):
+        found.append(replace(again, schedule=schedule, cp_method=method, dispatch=dispatch, float8=float8))
+    return found
+
+
+def _allows_again(constraints: Constraints, again: Words) -> bool:
+    """Whether what is computed again may be so: its operators are a list in TOML."""
+    operators = constraints.allows("recompute_operators", list(again.recompute_operators))
+    names = "recompute", "recompute_every", "offload_activations"
+    return operators and all(constraints.allows(name, getattr(again, name)) for name in names)
+
+
+def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: Words) -> Block:
+    """The rows that admit the words, each with every number of virtual stages that they allow, and nothing sharded."""
+    rows = taken(columns, admits(job, columns, words))
+    pieces = STAGES_PER_RANK.get(words.schedule, 1)
+    most = job.model.layers // rows["pp"]
+    if pieces:
+        rows = taken(rows, most >= pieces)
+        rows["virtual_stages"] = np.ones_like(rows["dp"])
+        if not constraints.allows("virtual_stages", 1) and not constraints.allows("virtual_stages", pieces):
+            rows = taken(rows, np.zeros(len(rows["dp"]), dtype=bool))
+    else:
+        # range(2, most + 1) of each row, one below the other.
+        count = np.maximum(most - 1, 0)
+        rows = taken(rows, np.repeat(np.arange(len(most)), count))
+        ends = np.cumsum(count)
+        rows["virtual_stages"] = 2 + np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - count, count)
+        low, high = constraints.between.get("virtual_stages", (2, job.model.layers))
+        given = constraints.keep.get("virtual_stages")
+        low, high = (low, high) if given is None else (given, given)
+        rows = taken(rows, (low <= rows["virtual_stages"]) & (rows["virtual_stages"] <= high))
+    for name in ("zero", "zero_ranks", "offload_optimizer"):
+        rows[name] = np.zeros_like(rows["dp"])
+    rows["offload_parameters"] = np.zeros(len(rows["dp"]), dtype=bool)
+    return Block(words, rows)
+
+
+def admits(job: JobSpec, columns: Columns, words: Words) -> Column:
+    """Mask of the rows whose degrees go with the words."""
+    return admits_schedule(columns, words.schedule) & _admits_methods(job, columns, words)
+
+
+def admits_schedule(columns: Columns, schedule: str) -> Column:
+    """The same for the schedule alone."""
+    pp = columns["pp"]
+    num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
+    if schedule == "dualpipe":
+        return (pp > 1) & (pp % 2 == 0) & (num_microbatches >= 2 * pp) & (num_microbatches % 2 == 0)
+    if schedule == "dualpipev":
+        return (pp > 1) & (num_microbatches >= 2 * pp)
+    return (pp > 1) | (schedule == "1f1b")
+
+
+def _admits_methods(job: JobSpec, columns: Columns, words: Words) -> Column:
+    """The same for the methods of context and expert parallelism."""
+    model, cp, tp = job.model, columns["cp"], columns["tp"]
+    mask = np.ones(len(cp), dtype=bool)
+    if words.cp_method == "ulysses" and model.is_latent:
+        mask &= False
+    elif words.cp_method == "ulysses":
+        heads, kv_heads = model.heads // tp, model.num_kv_heads // tp
+        mask &= (
+            (model.sequence % cp == 0) & (heads % cp == 0) & ((kv_heads % cp == 0) | (cp % kv_heads == 0)) & (cp > 1)
+        )
+    else:
+        mask &= ((cp > 1) & (model.sequence % (2 * cp) == 0)) | ((cp == 1) & (words.cp_method == "ring"))
+    if words.dispatch == "node-aware":
+        node, span = job.cluster.devices_per_node, columns["ep"] * columns["expert_tp"]
+        crosses = (span % node == 0) & (node % columns["expert_tp"] == 0) & (span > node) if node else False
+        mask &= (columns["ep"] > 1) & crosses
+    return mask
+
+
+def with_sharing(job: JobSpec, constraints: Constraints, block: Block) -> Block:
+    """Each plan of a block with every ZeRO stage and hybrid sharding within a node, and as little offload as may be."""
+    columns = {name: values for name, values in block.columns.items() if name not in SHARING}
+    choices = _sharing_choices(constraints)
+    least = _offload_choices(constraints)[0]
+    stages, hybrids = np.array([zero for zero, _ in choices]), np.array([hybrid for _, hybrid in choices], bool)
+    rows = crossed(columns, {"zero": stages, "hybrid": hybrids})
+    hybrid, zero = rows.pop("hybrid"), rows["zero"]
+    size = hybrid_ranks(job, constraints, rows)
+    rows["zero_ranks"] = np.where(hybrid, size, 0)
+    rows["offload_optimizer"] = np.full(len(zero), least[0])
+    rows["offload_parameters"] = np.full(len(zero), least[1])
+    is_legal = ~hybrid | ((zero > 0) & (size > 0) & np.repeat(block.schedule != _DUALPIPE, len(choices)))
+    return Block(block.words, taken(rows, is_legal & ((zero == 3) | ~rows["offload_parameters"])))
+
+
+def with_offload(constraints: Constraints, block: Block) -> Block:
+    """Each plan of a block with everything that may be offloaded beside the least."""
+    choices = _offload_choices(constraints)[1:]
+    columns = {name: values for name, values in block.columns.items() if not name.startswith("offload")}
+    shares = np.array([share for share, _ in choices], float)
+    parameters = np.array([is_offloaded for _, is_offloaded in choices], bool)
+    rows = crossed(columns, {"offload_optimizer": shares, "offload_parameters": parameters})
+    return Block(block.words, taken(rows, (rows["zero"] == 3) | ~rows["offload_parameters"]))
+
+
+def _sharing_choices(constraints: Constraints) -> list[tuple[int, bool]]:
+    """(ZeRO stage, whether over neighbours alone)."""
+    kept = constraints.keep.get("zero_ranks")
+    return [
+        (zero, hybrid)
+        for zero, hybrid in product((0, 1, 2, 3), (False, True))
+        if constraints.allows("zero", zero) and (zero or not hybrid) and (kept is None or bool(kept) == hybrid)
+    ]
+
+
+def _offload_choices(constraints: Constraints) -> list[tuple[float, bool]]:
+    """(share of the optimizer state, whether parameters), least first."""
+    kept = constraints.keep.get("offload_optimizer")
+    shares = (0.0, 1.0) if kept is None else (float(kept),)
+    return [choice for choice in product(shares, (False, True)) if constraints.allows("offload_parameters", choice[1])]
+
+
+def hybrid_ranks(job: JobSpec, constraints: Constraints, rows: Columns) -> Column:
+    """Replicas that share one set of shards where not all do: those of a node, or what the user fixed; 0 where that
+    leaves one group."""
+    kept = constraints.keep.get("zero_ranks", 0)
+    size = np.full_like(rows["tp"], kept) if kept else job.cluster.devices_per_node // rows["tp"]
+    replicas = rows["dp"] * rows["cp"]
+    return np.where((size > 1) & (size < replicas) & (replicas % np.maximum(size, 1) == 0), size, 0)
+
+
+def all_plans(job: JobSpec, constraints: Constraints) -> list[Block]:
+    """The whole space, two blocks for each combination of words. For small spaces: it may be 10^8 plans."""
+    columns = degrees(job, constraints)
+    found = []
+    for words in words_of(job, constraints, columns):
+        block = with_words(job, constraints, columns, words)
+        if len(block):
+            sharded = with_sharing(job, constraints, block)
+            found += [part for part in (sharded, with_offload(constraints, sharded)) if len(part)]
+    return found
+
+
+def count_by_words(job: JobSpec, constraints: Constraints, columns: Columns) -> dict[Words, int]:
+    """Plans of the space, without making them."""
+    sharing, offload = _sharing_choices(constraints), _offload_choices(constraints)
+    ways = {
+        hybrid: sum(
+            len([1 for _, parameters in offload if zero == 3 or not parameters]) for zero, h in sharing if h == hybrid
+        )
+        for hybrid in (False, True)
+    }
+    is_cut = hybrid_ranks(job, constraints, columns) > 0
+    layers, most = job.model.layers, job.model.layers // columns["pp"]
+    low, high = constraints.between.get("virtual_stages", (2, layers))
+    if "virtual_stages" in constraints.keep:
+        low = high = constraints.keep["virtual_stages"]
+    virtual = np.maximum(np.minimum(most, high) - max(low, 2) + 1, 0)
+
+    def plans(schedule: str) -> Column:
+        pieces = STAGES_PER_RANK.get(schedule, 1)
+        fits = constraints.allows("virtual_stages", 1) or constraints.allows("virtual_stages", pieces)
+        stages = (most >= pieces) & fits if pieces else virtual
+        each = ways[False] + ways[True] * (is_cut & (schedule != "dualpipe"))
+        return stages * each * admits_schedule(columns, schedule)
+
+    of_words = words_of(job, constraints, columns)
+    methods = {(words.cp_method, words.dispatch): words for words in of_words}
+    masks = {names: _admits_methods(job, columns, words) for names, words in methods.items()}
+    by_schedule = {schedule: plans(schedule) for schedule in {words.schedule for words in of_words}}
+    counts = {
+        (schedule, *names): int(of_rows[mask].sum())
+        for schedule, of_rows in by_schedule.items()
+        for names, mask in masks.items()
+    }
+    return {words: counts[words.schedule, words.cp_method, words.dispatch] for words in of_words}

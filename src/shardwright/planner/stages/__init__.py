@@ -1,0 +1,1 @@
+"""Uneven stages, and stages on devices of different kinds."""

@@ -1,0 +1,159 @@
+"""The best layout of a job's plan: how many layers each stage holds, and in which order the parts of a cluster stand.
+
+The layout is plan.layout, which the runtime runs; the order is that of cluster.parts, whose nodes come in rank order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from shardwright.config.base import PlanError, faults_in
+from shardwright.config.cluster import PartSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import PlanSpec
+from shardwright.cost.calibration import Constants
+from shardwright.cost.from_job import run_of
+from shardwright.planner.stages.partition_dp import NoFitError, best_stages
+from shardwright.planner.stages.partition_exchange import best_chunks
+from shardwright.planner.stages.piece_prices import seats
+from shardwright.planner.stages.pieces import Seat, Stages, stages_of
+from shardwright.sharding.stage_placement import Placement, in_line, placement_of
+from shardwright.simulate.closed_form import step_time
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A job with its best layout. `devices` by pipeline rank; `step_s` of a step, with all that is not the pipeline's.
+
+    `even` is what the layout without a thought costs, layers spread evenly: None where it does not fit.
+    """
+
+    job: JobSpec
+    stages: Stages
+    devices: tuple[str, ...]
+    step_s: float
+    even: Stages | None
+
+
+def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
+    """The fastest layout that fits, over all orders of the cluster's parts.
+
+    PlanError if none fits, or the plan has more stages than the model layers; KeyError says what is not known.
+    """
+    if job.cluster.device == "unknown" and not job.cluster.parts:
+        raise PlanError(
+            f"a layout of job {job.name}",
+            ["cluster.device is unknown, so no layer has a price; set it to a device of the catalog"],
+        )
+    found: LaidOut | None = None
+    faults: dict[str, None] = {}
+    for parts in _orders(job):
+        try:
+            laid = _laid_out(job, parts, constants)
+        except ValueError as error:
+            faults |= dict.fromkeys(faults_in(error))
+            continue
+        if found is None or laid.step_s < found.step_s:
+            found = laid
+    if found is None:
+        raise PlanError(f"a layout of job {job.name}", list(faults))
+    return found
+
+
+def paying_layout(job: JobSpec, constants: Constants, least_gain: float) -> JobSpec | None:
+    """The job with its best layout, if one fits and makes the pipeline faster by the share `least_gain` or more.
+
+    Of a job on devices of one kind. KeyError says what is not known.
+    """
+    mine, placement = seats(run_of(job), job.plan, constants), _placement(job.plan)
+    even = _even(job, mine, placement)
+    if most_gain(even, mine, placement) < least_gain:
+        return None
+    try:
+        stages = _best(job, mine, placement)
+    except NoFitError:  # with what is set aside for the largest rank
+        return None
+    return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages)
+
+
+def most_gain(even: Stages, mine: Sequence[Seat], placement: Placement) -> float:
+    """What no layout gains more than, as a share of the slowest rank's microbatch, over layers spread evenly.
+
+    No layout makes the slowest rank faster than the mean one, nor than one that holds its part of the layers, rounded
+    up.
+    """
+    copies, layers = placement.num_copies, mine[0].pieces[1:-1]
+    fewest = -(-copies * len(layers) // len(mine)) / copies
+    least_s = max(sum(even.rank_s) / len(mine), fewest * min(piece.seconds for piece in layers))
+    return max(even.rank_s) / least_s - 1
+
+
+def _placement(plan: PlanSpec) -> Placement:
+    return placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
+
+
+def _even(job: JobSpec, mine: list[Seat], placement: Placement) -> Stages:
+    """The layout without a thought: layers spread evenly."""
+    layers = job.plan.model_copy(update={"layout": []}).stage_layers(job.model.layers)
+    return stages_of(layers, mine, placement, job.num_microbatches)
+
+
+def _best(job: JobSpec, mine: list[Seat], placement: Placement) -> Stages:
+    """NoFitError if none fits."""
+    m = job.num_microbatches
+    return best_stages(mine, m) if placement == in_line(job.plan.pp) else best_chunks(mine, placement, m)
+
+
+def _with_layout(job: JobSpec, stages: Stages) -> JobSpec:
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"layout": list(stages.layout)})})
+
+
+def _orders(job: JobSpec) -> list[list[PartSpec]]:
+    """Orders of the parts that differ; none but [] where devices are of one kind."""
+    found: list[list[PartSpec]] = []
+    for order in permutations(job.cluster.parts):
+        if list(order) not in found:
+            found.append(list(order))
+    return found
+
+
+def _laid_out(job: JobSpec, parts: list[PartSpec], constants: Constants) -> LaidOut:
+    job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"parts": parts})})
+    plan, placement = job.plan, _placement(job.plan)
+    alone = _alone(job)
+    by_part = [seats(run_of(part), plan, constants) for part in alone]
+    where = part_of_rank(plan, parts)
+    mine = [by_part[part][rank] for rank, part in enumerate(where)]
+    stages, even = _best(job, mine, placement), _even(job, mine, placement)
+    laid = _with_layout(job, stages)
+    devices = tuple(alone[part].cluster.device for part in where)
+    return LaidOut(laid, stages, devices, _step_s(laid, stages, constants), even if _fits(even, mine) else None)
+
+
+def _alone(job: JobSpec) -> list[JobSpec]:
+    """The job on each of the cluster's parts, were it a cluster of its own; on the cluster if it is all of one kind."""
+    clusters = [job.cluster.alone(part) for part in job.cluster.parts] or [job.cluster]
+    return [job.model_copy(update={"cluster": cluster}) for cluster in clusters]
+
+
+def part_of_rank(plan: PlanSpec, parts: list[PartSpec]) -> list[int]:
+    """By pipeline rank, the part that its devices are of. Parts hold whole stages (config/checks/check_parts.py)."""
+    stage = plan.dp * plan.cp * plan.tp
+    return [number for number, part in enumerate(parts) for _ in range(part.num_devices // stage)] or [0] * plan.pp
+
+
+def _fits(stages: Stages, mine: list[Seat]) -> bool:
+    return all(taken <= seat.memory_bytes for taken, seat in zip(stages.rank_bytes, mine, strict=True))
+
+
+def _step_s(job: JobSpec, stages: Stages, constants: Constants) -> float:
+    """Seconds of a step. On parts of several kinds: the pipeline, and what comes besides on the part where that takes
+    longest: messages, gradients, update, jitter."""
+    if not job.cluster.parts:
+        return step_time(run_of(job), constants).total
+    most = 0.0
+    for alone in _alone(job):
+        time = step_time(run_of(alone), constants)
+        data = 0.0 if job.plan.zero == 3 else time.data  # in stage 3 it is in what a stage takes
+        most = max(most, time.messages + data + time.optimizer + time.host + time.other)
+    return stages.pipeline_s + most

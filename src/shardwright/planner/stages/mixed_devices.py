@@ -1,0 +1,98 @@
+"""The best plan on a cluster of several kinds of devices: degrees, sharing and recomputation with the best layout.
+
+Laying out every plan of the space would take too long, so plans are first put in order by what an ideal layout would
+take: were all r pipeline ranks like those of part i, a step would take T_i; ranks of different parts that share the
+layers so that all take equally long take r / sum(r_i / T_i). The first ones in this order are laid out in full. Only
+1F1B is tried, for which a layout is exact.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants, device_of
+from shardwright.cost.memory import peak_memory
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import Block, Column, taken
+from shardwright.planner.search.space import degrees, with_sharing, with_words, words_of
+from shardwright.planner.stages.best_layout import LaidOut, best_layout
+from shardwright.simulate.closed_form import step_time
+from shardwright.workload.memo import Memo
+
+_LAID_OUT = 24  # plans that are laid out and fit
+_TRIED = 80  # plans that are laid out at most
+_ALIKE = 4  # of them, that have the same degrees: the others hardly differ
+_SPARE = 1.1  # memory that an estimate may be above what there is: a layout can take layers from a full rank
+
+
+def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> LaidOut:
+    """The fastest of the plans that were laid out. PlanError if none fits; KeyError says what is not known."""
+    if not job.cluster.parts:
+        raise PlanError(
+            f"plans for {job.model.name} on parts of a cluster",
+            ["cluster.parts is empty, so devices are of one kind; leave --search out, or use `shardwright plan`"],
+        )
+    best: LaidOut | None = None
+    num_fit = 0
+    for tried, planned in enumerate(_most_promising(job, constraints, constants)):
+        if tried == _TRIED or num_fit == _LAID_OUT:
+            break
+        try:
+            found = best_layout(planned, constants)
+        except PlanError:
+            continue
+        num_fit += 1
+        if best is None or found.step_s < best.step_s:
+            best = found
+    if best is None:
+        raise PlanError(
+            f"plans for {job.model.name} on the parts of cluster {job.cluster.name!r}",
+            [
+                f"none of the most promising fits with 1F1B and stages that lie within parts of "
+                f"{' and '.join(str(part.num_devices) for part in job.cluster.parts)} devices; use another "
+                f"batch.global_batch_size, more devices, or fewer --keep"
+            ],
+        )
+    return best
+
+
+def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants) -> Iterator[JobSpec]:
+    """Jobs under plans, in the order of what an ideal layout of them would take."""
+    rows = degrees(job, constraints)
+    stage = rows["dp"] * rows["cp"] * rows["tp"]
+    whole = np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0)
+    rows = taken(rows, whole)
+    found: list[tuple[float, int, Block]] = []
+    if len(rows["dp"]):
+        for words in words_of(job, constraints, rows):
+            block = with_words(job, constraints, rows, replace(words, schedule="1f1b"))
+            if words.schedule == "1f1b" and len(block):
+                block = with_sharing(job, constraints, block)
+                ideal_s = _ideal_s(job, block, constants)
+                first = np.argsort(ideal_s, kind="stable")[:_TRIED]
+                found += [(float(ideal_s[n]), int(n), block) for n in first if np.isfinite(ideal_s[n])]
+    seen = Counter[tuple[int, ...]]()
+    for _, index, block in sorted(found, key=lambda entry: entry[0]):
+        alike = tuple(int(block.columns[name][index]) for name in ("tp", "pp", "cp", "dp", "ep"))
+        seen[alike] += 1
+        if seen[alike] <= _ALIKE:
+            yield block.plan(index, job)
+
+
+def _ideal_s(job: JobSpec, block: Block, constants: Constants) -> Column:
+    """By plan: seconds of a step whose layers are shared ideally; infinite where memory is much too small for that."""
+    stage = block.columns["dp"] * block.columns["cp"] * block.columns["tp"]
+    alone = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
+    runs = [block.run(part, Memo()) for part in alone]
+    step_s = [np.asarray(step_time(run, constants).total) for run in runs]
+    ranks = [part.num_devices // stage for part in job.cluster.parts]
+    ideal_s = sum(ranks) / sum(r / t for r, t in zip(ranks, step_s, strict=True))
+    for run, seconds in zip(runs, step_s, strict=True):
+        # A rank has as many more layers than with an even layout as it is faster than the ideal pace.
+        needed = np.asarray(peak_memory(run, constants).process) * np.minimum(1.0, ideal_s / seconds)
+        ideal_s = np.where(needed <= _SPARE * device_of(run.device).memory_bytes, ideal_s, np.inf)
+    return ideal_s

@@ -1,0 +1,75 @@
+"""The pieces of a model as a pipeline rank on a cluster's device sees them: seconds and bytes, by the cost model.
+
+Seconds are those of cost/stage_time.py. Bytes are asked of cost/memory.py: a model of few layers is laid over two
+pipeline ranks, and what a layer more takes is the difference.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.config.plan import PlanSpec
+from shardwright.cost.calibration import Constants, constant, device_of
+from shardwright.cost.memory import Memory, rank_memory
+from shardwright.cost.pipeline_bubble import in_flight
+from shardwright.cost.stage_time import Costing, PieceTime
+from shardwright.planner.stages.pieces import Piece, Seat
+from shardwright.workload.query import Run
+from shardwright.workload.stage_contents import LayerKind, layer_kinds
+
+_ALL_LAYERS = 2**30  # more than any model has
+
+
+def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[Seat]:
+    """The seat of each pipeline rank, were all of them on the run's device. KeyError says what is not known."""
+    kinds = layer_kinds(run.shape, run.cut)
+    costing = Costing.of(replace(run, cut=run.cut.as_arrays()), constants)
+    lost = constant(constants, device_of(run.device).generation, "memory_lost")
+    room = device_of(run.device).memory_bytes
+    # The ends are the same whatever kind of layer is between them.
+    embedded, headed = _probe(run, kinds[0], (0, 1), constants)
+    of_kind = {}
+    for kind in dict.fromkeys(kinds):
+        one, two = (_probe(run, kind, layout, constants)[1] for layout in ((0, 1), (0, 2)))
+        kept = (1 + lost) * (two.activations - one.activations)
+        of_kind[kind] = _piece(costing.piece(*kind), kept, _state(two) - _state(one))
+    layer = of_kind[kinds[0]]
+    embedding = _piece(costing.piece("embedding"), 0.0, _state(embedded))
+    # What a stage keeps beside its layers is in what the stage without layers keeps.
+    beside = embedded.activations
+    of_head = (1 + lost) * (headed.activations - beside) - layer.kept_bytes
+    head = _piece(costing.piece("head"), 0.0, _state(headed) - layer.held_bytes + of_head)
+    pieces = (embedding, *(of_kind[kind] for kind in kinds), head)
+    context = embedded.overhead - lost * (embedded.activations + embedded.working)
+    # What a rank works with hardly depends on how many layers it holds: what it is with an even layout is set aside.
+    evenly = rank_memory(replace(run, cut=replace(run.cut, layout=())), constants)
+    found = []
+    for rank in range(plan.pp):
+        m = run.cut.num_microbatches
+        alive = float(in_flight(plan.schedule, plan.pp, rank, m, plan.stages_per_rank, plan.extra_warmup))
+        aside = context + (1 + lost) * (evenly[rank].working + alive * beside)
+        found.append(Seat(pieces, room - aside, alive))
+    return found
+
+
+def _probe(run: Run, kind: LayerKind, layout: tuple[int, int], constants: Constants) -> list[Memory]:
+    """What two pipeline ranks need that hold the embedding, so many layers of a kind, and the head."""
+    shape = replace(run.shape, layers=sum(layout))
+    if shape.experts:
+        dense_layers = _ALL_LAYERS if kind[0] == "dense" else 0
+        shape = replace(shape, experts=replace(shape.experts, dense_layers=dense_layers, every=1))
+    # One microbatch, so that one is in flight.
+    cut = replace(
+        run.cut, pp=2, virtual=1, schedule="1f1b", layout=layout, recompute=kind[1], policies=(),
+        global_batch=run.cut.dp * run.cut.microbatch,
+    )  # fmt: skip
+    return rank_memory(replace(run, shape=shape, cut=cut), constants)
+
+
+def _state(memory: Memory) -> float:
+    return float(memory.parameters + memory.gradients + memory.optimizer)
+
+
+def _piece(time: PieceTime, kept_bytes: float, held_bytes: float) -> Piece:
+    total, forward = (float(np.ravel(seconds)[0]) for seconds in (time.total, time.forward + time.exposed_forward))
+    return Piece(forward, total - forward, float(kept_bytes), float(held_bytes))

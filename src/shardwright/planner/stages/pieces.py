@@ -1,0 +1,99 @@
+"""What a pipeline is cut from, where its stages sit, and what a cut of it costs.
+
+Pieces are the embedding, the layers and the head with the loss, in this order; a layout says how many layers each stage
+holds, the first stage having the embedding too and the last the head. A seat is a pipeline rank as its stages see it.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.sharding.stage_placement import Placement
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The embedding, a layer, or the head, on one kind of device: seconds of one microbatch, and bytes.
+
+    `kept_bytes` are there for each microbatch in flight, from forward to backward; `held_bytes` once: parameters,
+    gradients, optimizer state.
+    """
+
+    forward_s: float
+    backward_s: float
+    kept_bytes: float = 0.0
+    held_bytes: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A pipeline rank: what the pieces cost on its device, how much memory they may take there, and how many
+    microbatches are in flight there, in microbatches of all of the rank's layers."""
+
+    pieces: Sequence[Piece]
+    memory_bytes: float = math.inf
+    in_flight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A cut. Seconds are of one microbatch, forward and backward; bytes are of the memory that pieces take."""
+
+    layout: tuple[int, ...]
+    stage_s: tuple[float, ...]
+    rank_s: tuple[float, ...]
+    rank_bytes: tuple[float, ...]
+    pipeline_s: float  # all microbatches through all stages
+
+    @property
+    def imbalance(self) -> float:
+        """How much longer the slowest rank takes than the mean one: 0 if all are equal."""
+        return max(self.rank_s) * len(self.rank_s) / sum(self.rank_s) - 1
+
+
+def pipeline_s(rank_s: Sequence[float], num_microbatches: int, chunks: int = 1) -> float:
+    """Seconds of a step: the slowest rank sets the pace, and the others are passed once.
+
+    With one chunk a rank this is the sum of the stages plus (m - 1) times the slowest: Zheng et al. 2022 (Alpa, arXiv
+    2201.12023, section 5.2, equation 2). Of several chunks each is a part of its rank, and so is what one passes.
+    """
+    slowest = max(rank_s)
+    return num_microbatches * slowest + (sum(rank_s) - slowest) / chunks
+
+
+def stages_of(
+    layout: Sequence[int], seats: Sequence[Seat], placement: Placement, num_microbatches: int
+) -> Stages:  # fmt: skip
+    """What a layout costs; a seat for each pipeline rank. ValueError if it does not place all layers."""
+    pieces = layout_pieces(layout, len(seats[0].pieces) - 2)
+    copies, chunks = placement.num_copies, len(placement.stages_of(0))
+    stage_s = tuple(sum(seats[placement.holders[0][s]].pieces[n].seconds for n in of) for s, of in enumerate(pieces))
+    rank_s, rank_bytes = [], []
+    for rank, seat in enumerate(seats):
+        mine = [seat.pieces[n] for stage in placement.stages_of(rank) for n in pieces[stage]]
+        # Of two copies, in opposite directions, a microbatch meets one.
+        rank_s.append(sum(piece.seconds for piece in mine) / copies)
+        rank_bytes.append(sum(p.held_bytes + seat.in_flight * p.kept_bytes for p in mine))
+    total = pipeline_s(rank_s, num_microbatches, chunks)
+    return Stages(tuple(layout), stage_s, tuple(rank_s), tuple(rank_bytes), total)
+
+
+def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
+    """The pieces of each stage, by their place in the list of pieces."""
+    if sum(layout) != num_layers:
+        raise ValueError(f"a layout of {' + '.join(map(str, layout))} = {sum(layout)} layers for {num_layers}")
+    ends = [1 + end for end in itertools.accumulate(layout)]
+    starts = [0, *ends[:-1]]
+    ends[-1] += 1
+    return [range(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def may_be_empty(stage: int, num_stages: int) -> bool:
+    """Whether a stage can be without layers: the first embeds, the last has the head (config/checks/check.py)."""
+    return stage in (0, num_stages - 1)

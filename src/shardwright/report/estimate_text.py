@@ -1,0 +1,162 @@
+"""What the command `estimate` prints: the memory account of a job, by pipeline rank, and whether it fits.
+
+And, where the cluster's device is known, time, MFU, money, energy and time lost to failures (report/step_cost.py).
+"""
+
+import json
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardwright.account.job_memory import job_memory
+from shardwright.config import catalog
+from shardwright.config.catalog_entry import read_entry
+from shardwright.config.cluster import DeviceSpec
+from shardwright.config.host_memory import host_memory_bytes, host_room_bytes
+from shardwright.config.job import JobSpec
+from shardwright.report.prediction_notes import job_notes
+from shardwright.report.text_columns import aligned
+from shardwright.schedule.job_program import job_program
+from shardwright.sharding.memory_account import RankMemory, amount
+from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters, stage_parameters
+
+if TYPE_CHECKING:
+    from shardwright.planner.own_plan import Estimate
+
+KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "total")
+
+
+def show_estimate(job: JobSpec, as_json: bool) -> None:
+    """The command `estimate`."""
+    memory, priced = job_memory(job), _priced(job)
+    click.echo(json.dumps(_as_dict(job, memory, priced)) if as_json else _text(job, memory, priced))
+
+
+def _priced(job: JobSpec) -> "Estimate | str":
+    """What the plan takes; or why that is not known, and what to set."""
+    if job.cluster.device == "unknown":
+        return "Time, money and energy are not said: set cluster.device, and the bandwidths of the cluster's links."
+    from shardwright.planner.own_plan import estimate  # it takes numpy, and the account of memory does not
+
+    try:
+        return estimate(job)
+    except (KeyError, ValueError) as error:
+        return f"Time, money and energy are not said: {error.args[0]}."
+
+
+def device_memory_bytes(job: JobSpec) -> int | None:
+    """Memory of the cluster's device; None where the job does not say which it is."""
+    if job.cluster.device == "unknown":
+        return None
+    return int(_device(job).memory_bytes)
+
+
+def _device(job: JobSpec) -> DeviceSpec:
+    return read_entry("devices", job.cluster.device, DeviceSpec)
+
+
+def _as_dict(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> dict[str, Any]:
+    limit = device_memory_bytes(job)
+    return {
+        "job": job.name,
+        "parameters": num_parameters(job.model),
+        "active_parameters": num_active_parameters(job.model),
+        "memory": [rank.as_dict() for rank in memory],
+        "device_memory_bytes": limit,
+        "host_memory_bytes": host_memory_bytes(job.cluster),
+        "fits": None
+        if limit is None
+        else all(rank.total_bytes <= limit and rank.host_bytes <= host_room_bytes(job.cluster) for rank in memory),
+        "notes": job_notes(job),
+        **_takes_dict(job, priced),
+    }
+
+
+def _takes_dict(job: JobSpec, priced: "Estimate | str") -> dict[str, Any]:
+    if isinstance(priced, str):
+        return {"not_priced": priced}
+    from shardwright.report.step_cost import price_dict
+
+    return price_dict(job, priced)
+
+
+def _takes_text(job: JobSpec, priced: "Estimate | str") -> str:
+    if isinstance(priced, str):
+        return textwrap.fill(priced, 110)
+    from shardwright.report.step_cost import price_text
+
+    return price_text(job, priced)
+
+
+def _text(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> str:
+    plan = job.plan
+    placement = job_program(job).placement
+    kinds = [*KINDS, "host"] if any(of_rank.host_bytes for of_rank in memory) else KINDS
+    rows = [["pp rank", "layers", *kinds, "state a parameter"]]
+    for rank, of_rank in enumerate(memory):
+        held = [stage_parameters(job.model, plan, stage) for stage in placement.stages_of(rank)]
+        layers = sum(region.isdigit() for regions in held for region in regions)
+        elements = {
+            place.name: place.num_elements for regions in held for places in regions.values() for place in places
+        }
+        values = of_rank.as_dict()
+        rows.append(
+            [
+                str(rank),
+                str(layers),
+                *(amount(values[f"{kind}_bytes"]) for kind in kinds),
+                f"{of_rank.state_bytes / sum(elements.values()):.2f} B",
+            ]
+        )
+    heading = (
+        f"{job.name}: {num_parameters(job.model):,} parameters{_active(job)} on {plan.world} ranks, "
+        f"{plan.degrees}, {f'ep {plan.ep}, ' if plan.ep > 1 else ''}ZeRO {plan.zero}, {plan.schedule}, "
+        f"{job.num_microbatches} microbatches of {plan.microbatch_size}, computed in {job.precision.compute}"
+    )
+    note = (
+        "Of the tensor-parallel rank that holds most. Parameters, gradients and optimizer state are exact; activations "
+        "are what is kept for the backward, and buffers are at their peak. What an operator needs while it runs, the "
+        "process and its libraries come on top. The last column is parameters, gradients and optimizer state by the "
+        "parameters of the rank's stages."
+    )
+    takes = _takes_text(job, priced)
+    notes = [textwrap.fill(f"Note: {note}.", 110) for note in job_notes(job)]
+    return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), _verdict(job, memory), takes, *notes])
+
+
+def _active(job: JobSpec) -> str:
+    return f" ({num_active_parameters(job.model):,} compute a token)" if job.model.moe.experts else ""
+
+
+def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
+    limit = device_memory_bytes(job)
+    if limit is None:
+        known = ", ".join(catalog.names("devices"))
+        return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
+    largest = max(memory, key=lambda rank: rank.total_bytes)
+    device = f"one {_device(job).name} with {amount(limit)}"
+    where = f"pp rank {memory.index(largest)} needs {amount(largest.total_bytes)}"
+    left = limit - largest.total_bytes
+    if left >= 0 and any(rank.host_bytes for rank in memory):
+        return f"It fits {device}: {where}, which leaves {amount(left)}. " + _host_verdict(job, memory)
+    if left < 0:
+        return f"It does not fit {device}: {where}, which is {amount(-left)} too much."
+    return f"It fits {device}: {where}, which leaves {amount(left)}."
+
+
+def _host_verdict(job: JobSpec, memory: list[RankMemory]) -> str:
+    """Whether what is offloaded fits in the host's memory."""
+    most = max(memory, key=lambda rank: rank.host_bytes)
+    where = f"pp rank {memory.index(most)} offloads {amount(most.host_bytes)} a device"
+    room, per_node = host_memory_bytes(job.cluster), max(1, job.cluster.devices_per_node)
+    if room is None:
+        return f"{where}; whether its host has that is not said: set cluster.host_memory_gib."
+    node = f"its node's {amount(int(room * per_node))} for {per_node} devices are {amount(int(room))} each"
+    left = room - most.host_bytes
+    if left < 0:
+        return (
+            f"It does not fit its host: {where}, and {node}, {amount(int(-left))} too little; offload less, shard over "
+            "more replicas, or set cluster.host_memory_gib if a node has more."
+        )
+    return f"{where}, and {node}, which leaves {amount(int(left))}."

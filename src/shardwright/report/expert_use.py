@@ -1,0 +1,314 @@
+"""How a run used its experts, as one picture drawn from the run's metrics.jsonl alone.
+
+A band for each layer with experts: the load of every expert over the steps, as a multiple of the mean, and which
+experts were chosen together in the last step that counted it. Below them curves of the busiest expert, the entropy of
+the scores and the choices dropped; and where nodes are known, the bytes by kind of link.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from shardwright.config.base import PlanError
+from shardwright.config.user_file import MIB, FileFault, read_text
+from shardwright.report.heat import STYLE, heat_legend, heat_map
+from shardwright.report.output import write_output
+from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, px, text, x_axis
+from shardwright.report.timeline.colours import rgb
+from shardwright.report.timeline.memory_table import size_text
+
+METRICS, PICTURE = "metrics.jsonl", "experts.svg"
+_MOST_BYTES = 256 * MIB  # a step of 60 layers with 256 experts writes some 100 kB
+EVEN = 1.5  # a busiest expert up to this multiple of the mean is called even
+_WIDTH, _LEFT, _MAP, _SQUARE, _GAP = 1120.0, 120.0, 620.0, 104.0, 34.0
+_MOST_COLUMNS, _MOST_ROWS = 155, 52  # of a heat map: a cell is at least 4 pixels wide and 2 high
+_LAST = 10  # steps whose mean is "at the end"
+
+
+@dataclass(frozen=True)
+class LayerUse:
+    """A layer with experts over the steps of a run. `together` is the last step that counted pairs, with
+    the counts."""
+
+    layer: int
+    loads: list[list[int]]
+    largest_loads: list[float]
+    dropped_shares: list[float]
+    unserved_shares: list[float]
+    entropies: list[float]
+    together: tuple[int, list[list[int]]] | None
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of the layer."""
+        return len(self.loads[0])
+
+
+@dataclass(frozen=True)
+class ExpertUse:
+    """What metrics.jsonl says of experts. `sent_bytes` is the mean of a step, by who sent it and over which links;
+    empty where nodes are not known."""
+
+    steps: list[int]
+    layers: list[LayerUse]
+    sent_bytes: dict[str, tuple[float, float]]
+
+
+def read_use(folder: Path) -> ExpertUse:
+    """Read a run's metrics. A run that goes on may be read: a line that is not complete yet is left out.
+
+    Raises PlanError where there are none, or none of experts.
+    """
+    path = folder / METRICS
+    try:
+        lines = read_text(path, _MOST_BYTES).splitlines()
+    except FileNotFoundError:
+        raise PlanError(
+            f"run {folder}", [f"there is no {path}; name the folder of a run, such as runs/quickstart-moe"]
+        ) from None
+    except FileFault as fault:
+        raise PlanError(f"run {folder}", [str(fault)]) from None
+    except OSError as error:
+        raise PlanError(
+            f"run {folder}", [f"{path} can't be read: {error.strerror}; name the folder of a run"]
+        ) from None
+    steps = [entry for entry in map(_entry, lines) if entry.get("experts")]
+    if not steps:
+        raise PlanError(
+            f"run {folder}",
+            [f"{path} has no step with experts; train a model that has some, such as shardwright train quickstart-moe"],
+        )
+    try:
+        return ExpertUse(
+            [entry["step"] for entry in steps],
+            [_layer_use(steps, place) for place in range(len(steps[0]["experts"]))],
+            _sent(steps),
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise PlanError(
+            f"run {folder}",
+            [f"{path} is not what this version writes of experts ({error!r} in a step); train the run again"],
+        ) from None
+
+
+def _entry(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _layer_use(steps: Sequence[dict[str, Any]], place: int) -> LayerUse:
+    of_layer = [entry["experts"][place] for entry in steps]
+    counted = [(entry["step"], n["together"]) for entry, n in zip(steps, of_layer, strict=True) if n.get("together")]
+    return LayerUse(
+        of_layer[0]["layer"],
+        [n["load"] for n in of_layer],
+        [n["largest_load"] for n in of_layer],
+        [n["dropped_share"] for n in of_layer],
+        [n["unserved_share"] for n in of_layer],
+        [n["entropy"] for n in of_layer],
+        counted[-1] if counted else None,
+    )
+
+
+def _sent(steps: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    if any(entry.get("between_nodes_bytes") is None for entry in steps):
+        return {}
+    inside, between, experts_inside, experts_between = (
+        fmean(entry[name] for entry in steps)
+        for name in (
+            "inside_nodes_bytes", "between_nodes_bytes", "experts_inside_nodes_bytes", "experts_between_nodes_bytes"
+        )
+    )  # fmt: skip
+    return {
+        "tokens to experts and back": (experts_inside, experts_between),
+        "all else": (inside - experts_inside, between - experts_between),
+    }
+
+
+def draw_use(folder: Path, svg: Path | None = None) -> Path:
+    """Draw a run into a file, or into its own folder. Returns the file; raises PlanError as `read_use` does."""
+    path = svg or folder / PICTURE
+    picture = experts_picture(read_use(folder), folder.resolve().name)
+    write_output(path, picture, "--svg")
+    return path
+
+
+def use_text(use: ExpertUse) -> str:
+    """A line for each layer: how it was at the end."""
+    lines = [f"steps {use.steps[0]} to {use.steps[-1]}, means of the last {min(_LAST, len(use.steps))}"]
+    lines += [f"  layer {layer.layer}: {', '.join(_figures(layer))}" for layer in use.layers]
+    for what, by_link in use.sent_bytes.items():
+        inside, between = (size_text(round(num_bytes)) for num_bytes in by_link)
+        lines.append(f"  {what}: {inside} a step inside nodes, {between} between")
+    return "\n".join(lines)
+
+
+def use_dict(use: ExpertUse) -> dict[str, Any]:
+    """The same for --json, shares as fractions."""
+    return {
+        "first_step": use.steps[0],
+        "last_step": use.steps[-1],
+        "layers": [{"layer": layer.layer, "experts": layer.num_experts} | _at_the_end(layer) for layer in use.layers],
+        "sent_bytes": {
+            what: {"inside_nodes": inside, "between_nodes": between}
+            for what, (inside, between) in use.sent_bytes.items()
+        },
+    }
+
+
+def _at_the_end(layer: LayerUse) -> dict[str, float]:
+    """Means of the last steps."""
+    values = {
+        "largest_load": layer.largest_loads,
+        "dropped_share": layer.dropped_shares,
+        "unserved_share": layer.unserved_shares,
+        "entropy": layer.entropies,
+    }
+    return {name: fmean(of_steps[-_LAST:]) for name, of_steps in values.items()}
+
+
+def _figures(layer: LayerUse) -> list[str]:
+    end = _at_the_end(layer)
+    return [
+        f"busiest {end['largest_load']:.2f} x mean",
+        f"dropped {end['dropped_share']:.1%}",
+        f"unserved {end['unserved_share']:.1%}",
+        f"entropy {end['entropy']:.2f} of {math.log(layer.num_experts):.2f}",
+    ]
+
+
+def experts_picture(use: ExpertUse, name: str) -> str:
+    """The SVG document of a run of this name."""
+    first, last = use.steps[0], use.steps[-1]
+    label = f"{name}: how experts were used in steps {first} to {last}"
+    shown = "what gates asked for, before room in experts was looked at; figures are means of the last"
+    shared = "; where experts share a row, its busiest" if any(n.num_experts > _MOST_ROWS for n in use.layers) else ""
+    parts = [
+        text(20, 30, label, "name", 15),
+        text(20, 49, f"{shown} {min(_LAST, len(use.steps))} steps{shared}", size=12),
+        *heat_legend(_LEFT, 78, "load of an expert, or how often a pair was chosen, as a multiple of the mean"),
+    ]
+    top = 130.0
+    has_pairs = any(_pairs(layer) for layer in use.layers)
+    parts.append(text(_LEFT, top - 10, "load of each expert, by step", "name", 12))
+    if has_pairs:
+        parts.append(text(_LEFT + _MAP + _GAP, top - 10, "chosen together", "name", 12))
+    for layer in use.layers:
+        parts += _band(layer, use.steps, top, has_pairs)
+        top += _SQUARE + _GAP
+    parts += _curves(use, top + 40)
+    top += 40 + 180 + 66
+    if use.sent_bytes:
+        parts += _bytes(use.sent_bytes, top)
+        top += 30 + 26 * len(use.sent_bytes) + 10
+    return document(label, _WIDTH, top, parts, STYLE)
+
+
+def _band(layer: LayerUse, steps: Sequence[int], top: float, has_pairs: bool) -> list[str]:
+    """A layer's name and figures, its load over the steps, and its pairs if any layer has them."""
+    box = Box(_LEFT, top, _MAP, _SQUARE)
+    parts = [text(20, top + 14, f"layer {layer.layer}", "name", 12), text(20, top + 31, f"{layer.num_experts} experts")]
+    parts += heat_map(_load_rows(layer), box, "load")
+    parts += [text(_LEFT - 6, y, words, anchor="end") for y, words in (
+        (top + 10, "0"), (box.bottom, f"{layer.num_experts - 1}")
+    )]  # fmt: skip
+    parts += x_axis(box, steps[0], steps[-1])
+    left = box.right + _GAP
+    if pairs := _pairs(layer):
+        parts += heat_map(pairs, Box(left, top, _SQUARE, _SQUARE), "together")
+        assert layer.together is not None
+        parts.append(text(left, box.bottom + 15, f"step {layer.together[0]}"))
+    left += _SQUARE + 20 if has_pairs else 0
+    figures = _figures(layer)
+    return parts + [text(left, top + 14 + 19 * n, words, size=12) for n, words in enumerate(figures)]
+
+
+def _load_rows(layer: LayerUse) -> list[list[float]]:
+    """[experts][steps]: load over mean. Of more steps than there is room for, means; of more experts, the busiest."""
+    even = [sum(load) / len(load) or 1.0 for load in layer.loads]
+    columns = [
+        [fmean(layer.loads[s][e] / even[s] for s in span) for e in range(layer.num_experts)]
+        for span in _spans(len(layer.loads), _MOST_COLUMNS)
+    ]
+    return [[max(column[e] for e in span) for column in columns] for span in _spans(layer.num_experts, _MOST_ROWS)]
+
+
+def _pairs(layer: LayerUse) -> list[list[float]]:
+    """[first][second]: of the tokens of one expert, how often they chose another too, over the mean of all others.
+
+    Nothing where nobody was chosen together with another, as where a token has one expert.
+    """
+    if layer.together is None or not any(map(any, layer.together[1])):
+        return []
+    means = [sum(row) / (len(row) - 1) for row in layer.together[1]]
+    return [
+        [math.nan if i == j or not mean else count / mean for j, count in enumerate(row)]
+        for i, (row, mean) in enumerate(zip(layer.together[1], means, strict=True))
+    ]
+
+
+def _spans(length: int, most: int) -> list[range]:
+    """At most so many ranges that cover 0 to length, as even as can be."""
+    number = min(length, most)
+    return [range(n * length // number, (n + 1) * length // number) for n in range(number)]
+
+
+def _curves(use: ExpertUse, top: float) -> list[str]:
+    """Three charts side by side, a line for each layer."""
+    wide = (_WIDTH - 20 - 3 * 56) / 3
+    boxes = [Box(56 + n * (wide + 56), top, wide, 170) for n in range(3)]
+    most_entropy = max(math.log(layer.num_experts) for layer in use.layers)
+    loads = _lines(use, [layer.largest_loads for layer in use.layers])
+    entropies = _lines(use, [layer.entropies for layer in use.layers])
+    dropped = _lines(use, [layer.dropped_shares for layer in use.layers])
+    return [
+        *line_chart("busiest expert / mean (dotted: 1.5)", boxes[0], loads, 2.0, EVEN),
+        *line_chart("entropy of scores, nats (dotted: even)", boxes[1], entropies, most_entropy, most_entropy),
+        *line_chart("choices dropped", boxes[2], dropped, 0.01, form=_percent),
+        *legend(56, top + 170 + 40, loads if len(loads) <= len(LINE_COLOURS) else [loads[0], loads[-1]]),
+    ]
+
+
+def _colour(number: int, of: int) -> str:
+    """Of a layer: one of its own, or of many layers from blue, the first, to orange, the last."""
+    if of <= len(LINE_COLOURS):
+        return LINE_COLOURS[number]
+    mixed = (round(a + (b - a) * number / (of - 1)) for a, b in zip(rgb("#3b82f6"), rgb("#f59f00"), strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
+def _lines(use: ExpertUse, by_layer: Sequence[Sequence[float]]) -> list[Line]:
+    found = []
+    for number, (layer, values) in enumerate(zip(use.layers, by_layer, strict=True)):
+        spans = _spans(len(values), _MOST_COLUMNS)
+        points = [(float(use.steps[span[-1]]), fmean(values[step] for step in span)) for span in spans]
+        found.append(Line(f"layer {layer.layer}", points, _colour(number, len(use.layers))))
+    return found
+
+
+def _bytes(sent_bytes: dict[str, tuple[float, float]], top: float) -> list[str]:
+    """Bars of what all ranks sent in a step."""
+    most = max(map(sum, sent_bytes.values())) or 1.0
+    wide, left = 480.0, 200.0
+    parts = [text(20, top, "bytes that all ranks sent in a step, by kind of link", "name", 12)]
+    for number, (what, by_link) in enumerate(sent_bytes.items()):
+        x, y = left, top + 14 + 26 * number
+        parts.append(text(left - 8, y + 13, what, anchor="end"))
+        for num_bytes, colour in zip(by_link, LINE_COLOURS, strict=False):
+            length = num_bytes / most * wide
+            parts.append(f'<rect fill="{colour}" x="{px(x)}" y="{px(y)}" width="{px(length)}" height="17"/>')
+            x += length
+        inside, between = (size_text(round(num_bytes)) for num_bytes in by_link)
+        parts.append(text(x + 8, y + 13, f"inside nodes (blue) {inside}, between nodes (red) {between}"))
+    return parts

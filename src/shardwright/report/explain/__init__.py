@@ -1,0 +1,1 @@
+"""One step told, as text and tables."""

@@ -1,0 +1,33 @@
+"""The chapter of a story about what crosses which link."""
+
+from collections.abc import Sequence
+
+from shardwright.cost.wire_bytes import SentBytes
+from shardwright.explain.operator_passes import total_s
+from shardwright.explain.rank_collectives import Crossing
+from shardwright.report.text_columns import aligned
+from shardwright.report.timeline.memory_table import size_text
+from shardwright.report.units import count_text, seconds_text
+
+
+def crossings_text(crossings: Sequence[Crossing]) -> str:
+    """A row for each collective on each axis, and a last one with their sums."""
+    has_times = any(crossing.seconds is not None for crossing in crossings)
+    rows = [["when", "axis", "collective", "ranks", "calls", "tensor a call", "sent inside nodes", "between nodes"]]
+    rows[0] += ["by itself", "exposed"] if has_times else []
+    for c in crossings:
+        rows.append([c.phase, c.axis, c.kind, str(c.num_ranks), count_text(c.calls), _size(c.full_bytes / c.calls)])
+        rows[-1] += _ends(c.sent, c.seconds, c.exposed_s, has_times)
+    whole = sum((c.sent for c in crossings), SentBytes())
+    seconds, exposed = total_s(c.seconds for c in crossings), total_s(c.exposed_s for c in crossings)
+    rows.append(["all", "", "", "", "", "", *_ends(whole, seconds, exposed, has_times)])
+    return aligned(rows, left=(0, 1, 2))
+
+
+def _ends(sent: SentBytes, seconds: float | None, exposed: float | None, has_times: bool) -> list[str]:
+    times = ["" if some is None else seconds_text(some) for some in (seconds, exposed)] if has_times else []
+    return [_size(sent.inside), _size(sent.between), *times]
+
+
+def _size(num_bytes: float) -> str:
+    return size_text(round(num_bytes)) if num_bytes else "-"

@@ -1,0 +1,68 @@
+"""The layout table in words and as JSON: DTensor's, SBP's and GSPMD's notation of each tensor."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from shardwright.account.tensor_table import RegionLayout
+from shardwright.report.text_columns import aligned
+from shardwright.sharding.placements import Placement, TensorLayout
+
+
+def layout_text(regions: Sequence[RegionLayout]) -> str:
+    """For each piece its parameters and its activations: the shape of the whole tensor and where it is cut."""
+    parts = []
+    for region in regions:
+        for title, tensors in (("parameters", region.parameters), ("activations", region.activations)):
+            if tensors:
+                parts.append(f"{region.name}, {title}:\n\n{aligned(_rows(tensors), left=range(6))}")
+    return "\n\n".join(parts)
+
+
+def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
+    """A header, then a row for each state of a tensor that differs from the one before."""
+    rows = [["tensor", "state", "dims of the whole", "DTensor", "SBP", "GSPMD"]]
+    for tensor in tensors:
+        dims = " x ".join(f"{name} {size:,}" for name, size in zip(tensor.dims, tensor.shape, strict=True))
+        name = tensor.name + (" (expected)" if tensor.rows_vary else "")
+        for states in _alike(tensor):
+            others = [state for state in tensor.states if state not in states]
+            said = ", ".join(states) if len(states) < 3 else f"all but {', '.join(others)}" if others else "all"
+            found = [p for p in tensor.states[states[0]] if p.size > 1]
+            dtensor = ", ".join(f"{p.axis} {p.dtensor}" for p in found) or "whole"
+            sbp = " ".join(f"{p.axis} {p.sbp}" for p in found) or "whole"
+            rows.append([name, said, dims, dtensor, sbp, tensor.gspmd(states[0])])
+            name = dims = ""
+    return rows
+
+
+def _alike(tensor: TensorLayout) -> list[list[str]]:
+    """The states of a tensor, together where it lies the same in them."""
+    found: dict[tuple[Placement, ...], list[str]] = {}
+    for state, placements in tensor.states.items():
+        found.setdefault(placements, []).append(state)
+    return list(found.values())
+
+
+def layout_dict(regions: Sequence[RegionLayout]) -> list[dict[str, Any]]:
+    """All of it, axes of one rank too."""
+    return [
+        {
+            "region": region.name,
+            "stage": region.stage,
+            "parameters": [_tensor_dict(tensor) for tensor in region.parameters],
+            "activations": [_tensor_dict(tensor) for tensor in region.activations],
+        }
+        for region in regions
+    ]
+
+
+def _tensor_dict(tensor: TensorLayout) -> dict[str, Any]:
+    states = {
+        state: {
+            "dtensor": {p.axis: p.dtensor for p in placements},
+            "sbp": {p.axis: p.sbp for p in placements},
+            "gspmd": tensor.gspmd(state),
+        }
+        for state, placements in tensor.states.items()
+    }
+    return {"name": tensor.name, "dims": tensor.dims, "shape": tensor.shape, "states": states}

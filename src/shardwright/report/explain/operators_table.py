@@ -1,0 +1,113 @@
+"""The chapters of a story about one microbatch in one piece of the model, operator by operator, forward and back."""
+
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
+
+from shardwright.explain.operator_passes import Collective, OperatorPass, PieceKind, PiecePass
+from shardwright.report.text_columns import aligned
+from shardwright.report.timeline.memory_table import size_text
+from shardwright.report.units import count_text, flops_text, seconds_text
+from shardwright.workload.operators import Product
+
+
+def passes_text(passes: Iterable[PiecePass], backward: bool) -> str:
+    """A table for each kind of piece, in the order in which a pass meets its operators."""
+    return "\n\n".join(_piece_text(piece, backward) for piece in passes)
+
+
+def _piece_text(piece: PiecePass, backward: bool) -> str:
+    rows = _rows(piece, backward)
+    if len(rows) == 1:
+        return f"{_title(piece, backward)}: nothing to compute or to move that a prediction counts."
+    left = [column for column, name in enumerate(rows[0]) if name in _WORDS]
+    return f"{_title(piece, backward)}\n\n{aligned(rows, left=left)}"
+
+
+_WORDS = ("operator", "work", "what it communicates")  # columns of words, others have numbers
+_NAMES = {"dense": "a layer", "experts": "a layer with experts", "embedding": "the embedding", "head": "the head"}
+
+
+def piece_name(kind: PieceKind) -> str:
+    """ "a layer", "a layer with experts that computes attention and norm again"."""
+    name, policy = kind
+    if policy == "none":
+        return _NAMES[name]
+    *others, last = policy.replace("full", "all").replace("stage", "all").split("+")
+    return f"{_NAMES[name]} that computes {' and '.join([*([', '.join(others)] if others else []), last])} again"
+
+
+def pieces_text(pieces: Mapping[PieceKind, int]) -> str:
+    """ "8 layers, the head"."""
+    plural = {"dense": "layers", "experts": "layers with experts"}
+    return ", ".join(
+        f"{count} {plural[kind[0]]}" if kind[0] in plural and count > 1 else piece_name(kind)
+        for kind, count in pieces.items()
+    )
+
+
+def _title(piece: PiecePass, backward: bool) -> str:
+    name = piece_name((piece.kind, piece.policy))
+    name = name[0].upper() + name[1:]
+    if not backward:
+        seconds = "" if piece.forward_s is None else f", {seconds_text(piece.forward_s)} of kernels and gaps"
+        return f"{name}: {flops_text(piece.flops)} on a rank{seconds}"
+    seconds = "" if piece.backward_s is None else f": {seconds_text(piece.backward_s)} of kernels and gaps"
+    again = f", and {seconds_text(piece.again_s)} of computing again" if piece.again_s else ""
+    return f"{name}{seconds}{again}"
+
+
+def _rows(piece: PiecePass, backward: bool) -> list[list[str]]:
+    times = ["input gradient", "weight gradient", "computed again"] if backward else ["time", "a second"]
+    rows = [["operator", "work", "FLOP", *times, "what it communicates"]]
+    for of in reversed(piece.operators) if backward else piece.operators:
+        moves = of.backward if backward else of.forward
+        if backward and of.repeated:
+            moves = (*of.forward, *moves)
+        figures = _backward_figures(of) if backward else _forward_figures(of)
+        if any(figures) or moves:
+            lines = list(zip_longest(_computed(of), map(_moved, moves), fillvalue=""))
+            rows.append([of.name, lines[0][0], *figures, lines[0][1]])
+            rows += [["", work, *[""] * len(figures), more] for work, more in lines[1:]]
+    gap = piece.backward_gap_s if backward else piece.forward_gap_s
+    if gap:
+        rows.append(["gaps between kernels", "", "", seconds_text(gap), *[""] * len(times)])
+    used = [any(row[column] for row in rows[1:]) or column == 0 for column in range(len(rows[0]))]
+    return [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
+
+
+def _forward_figures(of: OperatorPass) -> list[str]:
+    """FLOPs, seconds, and FLOPs a second."""
+    seconds = of.forward_s
+    rate = flops_text(of.flops / seconds) if seconds and of.flops else ""
+    return [flops_text(of.flops) if of.flops else "", seconds_text(seconds) if seconds else "", rate]
+
+
+def _backward_figures(of: OperatorPass) -> list[str]:
+    """FLOPs, seconds of the input gradient, of the weight gradient and of computing again."""
+    again = None if of.forward_s is None else of.repeated * of.forward_s
+    flops = of.backward_flops + of.repeated * of.flops
+    times = (of.input_grad_s, of.weight_grad_s, again)
+    return [flops_text(flops) if flops else "", *(seconds_text(seconds) if seconds else "" for seconds in times)]
+
+
+def _computed(of: OperatorPass) -> list[str]:
+    """A line for each product, or what else it does."""
+    if of.pairs:
+        return [f"{count_text(of.pairs)} pairs of a query and a key"]
+    if of.products:
+        return [_shape(p) for p in of.products]
+    return [f"reads and writes {size_text(int(of.moved_bytes))}"] if of.moved_bytes else [""]
+
+
+def _shape(p: Product) -> str:
+    one = f"{count_text(float(p.rows))} x {count_text(float(p.inner))} x {count_text(float(p.columns))}"
+    return one if float(p.batch) == 1 else f"{count_text(float(p.batch))} of {one}"
+
+
+def _moved(of: Collective) -> str:
+    text = f"{of.kind} over {of.axis} of {size_text(int(of.full_bytes))}"
+    if of.seconds is None or of.exposed_s is None:
+        return text
+    if of.exposed_s > 0.999 * of.seconds:
+        return f"{text}: {seconds_text(of.seconds)}, exposed"
+    return f"{text}: {seconds_text(of.seconds)}, of it {seconds_text(of.exposed_s)} exposed"

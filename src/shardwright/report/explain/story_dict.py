@@ -1,0 +1,65 @@
+"""The story of a step as JSON."""
+
+from dataclasses import asdict
+from typing import Any
+
+from shardwright.explain.operator_passes import OperatorPass, PiecePass
+from shardwright.explain.story import Story
+from shardwright.report.explain.layout_table import layout_dict
+from shardwright.report.prediction_notes import job_notes
+
+
+def story_dict(story: Story) -> dict[str, Any]:
+    """Every chapter; seconds are null where `untimed` says why. Bytes, FLOPs and seconds are plain numbers."""
+    step = story.step
+    return {
+        "job": story.job.name,
+        "notes": job_notes(story.job),
+        "plan": story.job.plan.model_dump(),
+        "untimed": story.untimed,
+        "batch": [asdict(portion) for portion in story.portions],
+        "rank_order": story.order,
+        "groups": [asdict(group) for group in story.groups],
+        "links": [asdict(link) for link in story.links],
+        "experts": None if story.experts is None else asdict(story.experts),
+        "memory": {rank: of_rank.as_dict() for rank, of_rank in story.memory.items()},
+        "predicted_memory": [of_rank.as_dict() for of_rank in story.predicted],
+        "effects": [
+            {"strategy": e.strategy, "does": e.does, "with": e.with_it.as_dict(), "without": e.without_it.as_dict()}
+            for e in story.effects
+        ],
+        "passes": [_piece(piece) for piece in story.passes],
+        "pipeline_rank": story.rank,
+        "pieces": [
+            {"kind": kind, "recomputes": policy, "count": count} for (kind, policy), count in story.pieces.items()
+        ],
+        "crossings": [asdict(crossing) for crossing in story.crossings],
+        "step": None if step is None else step.as_dict(),
+        "tokens_per_s": story.tokens_per_s,
+        "layouts": layout_dict(story.layouts),
+    }
+
+
+def _piece(piece: PiecePass) -> dict[str, Any]:
+    return {
+        "kind": piece.kind,
+        "recomputes": piece.policy,
+        "flops": piece.flops,
+        "forward_s": piece.forward_s,
+        "backward_s": piece.backward_s,
+        "again_s": piece.again_s,
+        "operators": [_operator(of) for of in piece.operators],
+    }
+
+
+def _operator(of: OperatorPass) -> dict[str, Any]:
+    products = [
+        {"rows": float(p.rows), "inner": float(p.inner), "columns": float(p.columns), "batch": float(p.batch)}
+        for p in of.products
+    ]
+    plain = {key: value for key, value in vars(of).items() if key not in ("products", "forward", "backward")}
+    return plain | {
+        "products": products,
+        "forward": [asdict(c) for c in of.forward],
+        "backward": [asdict(c) for c in of.backward],
+    }

@@ -1,0 +1,357 @@
+"""What the command `explain` prints: the story of one step, chapter by chapter."""
+
+import json
+import textwrap
+from collections.abc import Iterator
+
+import click
+
+from shardwright.config.job import JobSpec
+from shardwright.explain.operator_passes import PieceKind
+from shardwright.explain.rank_groups import RankGroup
+from shardwright.explain.story import Story, tell
+from shardwright.explain.strategy_effects import Effect
+from shardwright.report.estimate_text import device_memory_bytes
+from shardwright.report.explain.collectives_table import crossings_text
+from shardwright.report.explain.layout_table import layout_text
+from shardwright.report.explain.operators_table import passes_text, piece_name, pieces_text
+from shardwright.report.explain.story_dict import story_dict
+from shardwright.report.prediction_notes import job_notes
+from shardwright.report.text_columns import aligned
+from shardwright.report.timeline.memory_table import size_text
+from shardwright.report.units import count_text, ranks_text, seconds_text
+from shardwright.sharding.memory_account import amount
+from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
+
+_WIDTH = 110
+
+
+def show_story(job: JobSpec, as_json: bool) -> None:
+    """The command `explain`."""
+    story = tell(job)
+    click.echo(json.dumps(story_dict(story)) if as_json else story_text(story))
+
+
+def story_text(story: Story) -> str:
+    """All chapters, numbered."""
+    chapters = [
+        ("Where the batch goes", _batch), ("Who works with whom", _groups), ("What each device holds", _memory),
+        ("Forward", _forward), ("Backward", _backward), ("Through the pipeline", _pipeline),
+        ("Gradients, update, parameters", _update), ("What crosses which link", _crossings),
+        ("The sum", _sum), ("Where every tensor lies", _layouts),
+    ]  # fmt: skip
+    parts = [_heading(story)]
+    for title, chapter in chapters:
+        if body := list(chapter(story)):
+            number = len(parts)
+            parts.append("\n\n".join([f"{number}. {title}\n{'-' * (len(title) + 2 + len(str(number)))}", *body]))
+    return "\n\n\n".join(parts)
+
+
+def _says(*sentences: str) -> str:
+    return textwrap.fill(" ".join(sentence for sentence in sentences if sentence), _WIDTH)
+
+
+def _heading(story: Story) -> str:
+    job, plan, number = story.job, story.job.plan, story.job.precision.float8
+    active = f" ({num_active_parameters(job.model):,} compute a token)" if job.model.moe.experts else ""
+    line = (
+        f"One step of {job.name}: {num_parameters(job.model):,} parameters{active} on {plan.world:,} ranks, "
+        f"{plan.degrees}{f', ep {plan.ep}' if plan.ep > 1 else ''}, ZeRO {plan.zero}, {plan.schedule}, computed in "
+        f"{job.precision.compute}{f' and fp8 ({number})' if number != 'none' else ''}."
+    )
+    if story.step is not None:
+        line += (
+            f" It takes {seconds_text(story.step.total)} (predicted, with {job.cluster.software} on "
+            f"{job.cluster.device})."
+        )
+    else:
+        line += f" Bytes are told, and no times: {story.untimed}."
+    return "\n\n".join([_says(line), *(_says(f"Note: {note}.") for note in job_notes(job))])
+
+
+def _batch(story: Story) -> Iterator[str]:
+    rows = [["what", "parts", "sequences", "tokens", "why"]]
+    for part in story.portions:
+        rows.append([part.of, f"{part.num_parts:,}", f"{part.num_sequences:,}", f"{part.num_tokens:,}", part.why])
+    yield aligned(rows, left=(0, 4))
+    yield _says("Each line is one part of the line above it. A token is one number until the embedding makes it a "
+                f"vector of {story.job.model.hidden:,}.")  # fmt: skip
+
+
+def _groups(story: Story) -> Iterator[str]:
+    job = story.job
+    if not story.groups:
+        yield "There is one rank, and nothing to exchange."
+        return
+    node = job.cluster.devices_per_node
+    where = f"A node has {node} devices: rank r is on node r // {node}." if node else (
+        "cluster.devices_per_node is not set: all ranks are told as on one node."
+    )  # fmt: skip
+    yield _says(f"{story.order}.", where, "The groups that rank 0 is in:")
+    rows = [["axis", "size", "such groups", "ranks", "on nodes", "what passes"]]
+    for group in story.groups:
+        ranks = f"{len(group.ranks):,}", f"{group.num_groups:,}", ranks_text(group.ranks)
+        rows.append([group.axis, *ranks, _nodes(group), group.carries])
+    yield aligned(rows, left=(0, 3, 4, 5))
+    if story.links:
+        links = [
+            f"{link.name} {link.peak_bytes_per_s / 1e9:,.0f} GB/s a device stated, "
+            f"{link.reached_bytes_per_s / 1e9:,.0f} reached"
+            for link in story.links
+        ]
+        yield _says(
+            f"Links: {'; '.join(links)}. A group on one node stays on its fast links (NVLink or what the device has); "
+            "one on several crosses the network (InfiniBand or what the cluster has)."
+        )
+
+
+def _nodes(group: RankGroup) -> str:
+    nodes = tuple(dict.fromkeys(group.nodes))
+    return ranks_text(nodes, 4) if len(nodes) < len(group.ranks) or len(nodes) == 1 else f"{len(nodes)}, one rank each"
+
+
+def _memory(story: Story) -> Iterator[str]:
+    job, placement = story.job, story.program.placement
+    kinds = ["parameters", "gradients", "optimizer", "activations", "buffers"]
+    kinds += ["host"] if any(of.host_bytes for of in story.memory.values()) else []
+    rows = [["pipeline rank", "stages", *kinds, "together", *(["predicted"] if story.predicted else [])]]
+    before = -1
+    for rank, of in story.memory.items():
+        if rank > before + 1:
+            rows.append(["...", *[""] * (len(rows[0]) - 1)])
+        before = rank
+        values = of.as_dict()
+        stages = " ".join(map(str, placement.stages_of(rank)))
+        told = [amount(values[f"{kind}_bytes"]) for kind in [*kinds, "total"]]
+        rows.append(
+            [str(rank), stages, *told, *([amount(round(story.predicted[rank].process))] if story.predicted else [])]
+        )
+    yield aligned(rows)
+    yield _says(
+        "Of the tensor-parallel rank that holds most. The account is of Shardwright's own runtime: parameters, "
+        "gradients and optimizer state exact to the byte, activations what is kept for the backward at the fullest "
+        "moment, buffers at their peak.",
+        f"The last column is what a process of {job.cluster.software} is predicted to need, with its own kernels and "
+        "what its libraries take." if story.predicted else "",
+    )  # fmt: skip
+    limit, needs = device_memory_bytes(job), story.memory[story.fullest].total_bytes
+    if limit is not None:
+        left = f"{amount(limit - needs)} less" if needs <= limit else f"{amount(needs - limit)} more"
+        verdict = "" if needs <= limit else ", so it does not fit"
+        yield _says(
+            f"A device, {job.cluster.device}, has {amount(limit)}: pipeline rank {story.fullest}, the fullest, needs "
+            f"{left} than that{verdict}."
+        )
+    if story.effects:
+        yield f"What the plan's choices do to pipeline rank {story.fullest}, the fullest, all else the same:"
+        yield "\n".join(map(_effect, story.effects))
+
+
+def _effect(effect: Effect) -> str:
+    with_it, without_it = effect.with_it.as_dict(), effect.without_it.as_dict()
+    changed = [kind for kind in with_it if amount(with_it[kind]) != amount(without_it[kind]) and kind != "total_bytes"]
+    kinds = ", ".join(
+        f"{kind.removesuffix('_bytes')} {amount(with_it[kind])} for {amount(without_it[kind])}" for kind in changed
+    )
+    text = (
+        f"{effect.strategy}: {amount(with_it['total_bytes'])} with it, {amount(without_it['total_bytes'])} without"
+        f"{f' ({kinds})' if kinds else ''}. {effect.does[0].upper()}{effect.does[1:]}."
+    )
+    return textwrap.fill(text, _WIDTH, initial_indent="- ", subsequent_indent="  ")
+
+
+def _forward(story: Story) -> Iterator[str]:
+    yield _says(
+        "One microbatch on one rank. A product of rows x inner x columns takes 2 x rows x inner x columns FLOPs.",
+        "Exposed is what no computing hides; gaps are what launching kernels leaves idle." if story.step else "",
+    )
+    yield passes_text(story.passes, backward=False)
+    yield from _experts(story)
+
+
+def _experts(story: Story) -> Iterator[str]:
+    of, plan = story.experts, story.job.plan
+    if of is None:
+        return
+    homes = [
+        f"experts {first} to {last} on rank {rank}, node {node}" if last > first else f"expert {first} on rank {rank}, "
+        f"node {node}" for first, last, rank, node in of.homes
+    ]  # fmt: skip
+    shown = homes if len(homes) <= 4 else [*homes[:2], "...", homes[-1]]
+    yield _says(
+        f"Experts: the router gives each token {of.num_chosen} of {of.num_experts}; in rank 0's group "
+        f"{'; '.join(shown)}. Of a microbatch a rank sends {of.num_tokens:,} tokens, a row for each choice: "
+        f"{of.num_rows:,} rows, of which {count_text(of.num_stay)} stay if choices are even, and an expert gets "
+        f"{count_text(of.rows_of_expert)}.",
+        "Each journey is an all-to-all; its backward is the same way back." if plan.ep > 1 else "",
+        f"A token's experts are on {of.nodes_of_token:.3g} nodes on average." if of.nodes_of_token > 1 else "",
+    )
+
+
+def _backward(story: Story) -> Iterator[str]:
+    yield _says(
+        "From the last operator to the first. Each product becomes two of the same FLOPs: the gradient of its input, "
+        "which the operator before waits for, and that of its weight, which nobody waits for until the end of the "
+        "step. Attention computes its scores again, 2.5 times its forward."
+    )
+    yield passes_text(list(reversed(story.passes)), backward=True)
+
+
+def _pipeline(story: Story) -> Iterator[str]:
+    job, plan = story.job, story.job.plan
+    if plan.pp == 1:
+        return
+    message = story.program.sizes.message if story.program.sizes else 0
+    sequence = f"{job.tokens_between:,} tokens x {plan.microbatch_size} x {job.model.hidden:,}"
+    yield _says(
+        f"{job.num_microbatches:,} microbatches pass through {plan.num_stages} stages on {plan.pp} ranks in the order "
+        f"of {plan.schedule}. Between two stages travel hidden states, {sequence} numbers = {size_text(message)}, and "
+        "as much back for their gradients.",
+    )  # fmt: skip
+    row = story.program.ranks[story.rank]
+    actions = " ".join(map(str, row[:14])) + (" ..." if len(row) > 14 else "")
+    yield _says(
+        f"Pipeline rank {story.rank} begins: {actions} (2F5 is the forward of microbatch 5 through stage 2, B its "
+        "backward, I and W its two halves, SF and RF a message sent and received, R the reduction of gradients, S the "
+        f"update). `shardwright simulate {job.name}` draws all of it."
+    )
+    if story.step is not None:
+        share = 100 * story.step.bubble / story.step.total
+        yield _says(
+            f"It waits {seconds_text(story.step.bubble)} for others at the ends of the step, {share:.1f} % of it (the "
+            f"bubble), and {seconds_text(story.step.messages)} for messages."
+        )
+
+
+def _update(story: Story) -> Iterator[str]:
+    job, plan = story.job, story.job.plan
+    data = [c for c in story.crossings if c.phase in ("gradients", "parameters")]
+    if not data:
+        why = (
+            "Each stage updates its weights while the pipeline is full, so a step has no account of its own."
+            if story.program.weights != "current"
+            else "There is one replica: no gradient has to be summed with another's."
+        )
+        yield _says(why)
+    elif all(c.axis == "ends" for c in data):
+        yield _says(
+            "There is one replica. The table is tied and lies on the first and the last stage: its two gradients are "
+            f"summed, {count_text(data[0].full_bytes)} bytes in one {data[0].kind}."
+        )
+    else:
+        num_replicas = plan.replicas * story.program.placement.num_copies
+        yield _says(
+            f"{num_replicas:,} ranks hold the same part of a layer and have seen different tokens: their gradients are "
+            f"summed, in buckets of {plan.bucket_mib:g} MiB of weights or one tensor" + _reduction(plan.zero) + ".",
+            f"Gradients travel in {job.precision.reduce_number}."
+            if plan.compress == "none"
+            else f"Gradients are compressed on their way: {plan.compress}.",
+            _expert_replicas(job),
+            "The account is the runtime's, exact in calls and bytes.",
+        )
+        rows = [["what", "axis", "collective", "calls", "bytes in all"]]
+        rows += [[c.phase, c.axis, c.kind, count_text(c.calls), f"{c.full_bytes:,.0f}"] for c in data]
+        yield aligned(rows, left=(0, 1, 2))
+        if any(c.full_bytes / c.calls <= 16 for c in data):
+            yield "An all_reduce of 8 bytes is that of the loss."
+    if story.step is not None:
+        yield _says(f"Then AdamW updates a rank's part of the weights: {seconds_text(story.step.optimizer)}.")
+
+
+def _expert_replicas(job: JobSpec) -> str:
+    if not job.model.moe.experts:
+        return ""
+    if job.plan.expert_replicas == 1:
+        return "Each part of an expert is on one rank alone, and its gradients with it."
+    return f"Each part of an expert is on {job.plan.expert_replicas:,} ranks, and they sum its gradients."
+
+
+def _reduction(zero: int) -> str:
+    return {
+        0: ", so that every one of them has the whole sum and makes the whole update",
+        1: ", each rank getting the sum of its own shard; it updates that, and all gather the updated parameters",
+        2: ", each rank keeping the sum of its own shard alone; it updates that, and all gather the updated parameters",
+        3: ", each rank keeping the sum of its own shard alone; it updates that, and a layer's parameters are gathered "
+        "when they are needed",
+    }[zero]
+
+
+def _crossings(story: Story) -> Iterator[str]:
+    if not story.crossings:
+        return
+    who = (
+        f"pipeline rank {story.rank}, which sets the pace," if story.step is not None else f"pipeline rank {story.rank}"
+    )
+    yield _says(
+        f"All that one rank of {who} communicates in a step. A tensor's bytes are those of the full tensor; what the "
+        "rank sends for it is (n - 1) / n of that in a ring of n ranks (an all_reduce twice), and of a ring over "
+        "several nodes one hop in each node leaves it."
+    )
+    yield crossings_text(story.crossings)
+    if any((c.exposed_s or 0.0) > 1.5 * (c.seconds or 0.0) for c in story.crossings if c.phase == "parameters"):
+        yield _says(
+            "More of the replicas' communication is exposed than it takes by itself: the prediction is of software "
+            "that gathers each layer for every microbatch, forward and backward; calls and bytes are of our runtime, "
+            "which keeps what the next microbatch needs."
+        )
+
+
+def _sum(story: Story) -> Iterator[str]:
+    step, job = story.step, story.job
+    if step is None:
+        yield _says(f"No times: {story.untimed}.")
+        return
+    m = job.num_microbatches
+    rows = [["part", "seconds", "share"]]
+    for name, what in _PARTS:
+        if seconds := getattr(step, name):
+            rows.append([what, f"{seconds:.6f}", f"{100 * seconds / step.total:.1f} %"])
+    rows.append(["the step", f"{step.total:.6f}", "100 %"])
+    yield _says(
+        f"Pipeline rank {story.rank} computes {pieces_text(story.pieces)}. A microbatch takes "
+        + ", and ".join(_piece_seconds(story, kind, count) for kind, count in story.pieces.items())
+        + (
+            ", without what ZeRO 3 gathers and scatters"
+            if any(story.times[kind].shard for kind in story.pieces)
+            else ""
+        )
+        + f". That {m:,} times, and once what only the ends of a step have:",
+    )
+    yield aligned(rows)
+    tokens = story.tokens_per_s or 0.0
+    yield _says(
+        f"{tokens:,.0f} tokens/s, {tokens / job.plan.world:,.0f} a device. MFU {100 * step.mfu:.1f} %, HFU "
+        f"{100 * step.hfu:.1f} %. Four of five runs like this are expected between {seconds_text(step.low)} and "
+        f"{seconds_text(step.high)}."
+    )
+
+
+def _piece_seconds(story: Story, kind: PieceKind, count: int) -> str:
+    time = story.times[kind]
+    parts = [
+        ("forward", time.forward), ("backward", time.input_grad + time.weight_grad), ("again", time.again),
+        ("exposed communication", time.exposed - time.host - time.shard), ("host memory", time.host),
+    ]  # fmt: skip
+    said = " + ".join(f"{name} {seconds_text(float(seconds))}" for name, seconds in parts if seconds)
+    total = float(time.total - time.shard)
+    return f"{f'{count} times ' if count > 1 else ''}{seconds_text(total)} in {piece_name(kind)} ({said})"
+
+
+_PARTS = (
+    ("compute", "computing, forward and backward"), ("again", "computing again"),
+    ("tensor", "tp, exposed"), ("context", "cp, exposed"), ("expert", "ep, exposed"),
+    ("data", "gradients and parameters, exposed"), ("messages", "messages of the pipeline"),
+    ("bubble", "bubble"), ("optimizer", "update"), ("host", "host memory, exposed"),
+    ("other", "host, loader, slower nodes"),
+)  # fmt: skip
+
+
+def _layouts(story: Story) -> Iterator[str]:
+    yield _says(
+        "Three notations of one thing. DTensor's Shard(d), Replicate(), Partial() and SBP's S(d), B, P say for each "
+        "mesh axis how it cuts a tensor; GSPMD's says for each dim of the tensor which axes cut it. P is a part of a "
+        "sum. An axis that is not named has one rank or replicates. S(buffer): rows of the flat buffer in which the "
+        "tensor lies with others are cut."
+    )
+    yield layout_text(story.layouts)

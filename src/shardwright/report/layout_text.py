@@ -1,0 +1,57 @@
+"""What the command `layout` prints: how many layers each stage holds, on which devices, and what that gains."""
+
+import textwrap
+from typing import Any
+
+from shardwright.planner.stages.best_layout import LaidOut
+from shardwright.report.plans_text import plan_words
+from shardwright.report.text_columns import aligned
+from shardwright.sharding.stage_placement import placement_of
+
+
+def layout_dict(found: LaidOut) -> dict[str, Any]:
+    """For `--json`. Seconds of a step and of one microbatch by rank, bytes by rank."""
+    job = found.job
+    return {
+        "plan": job.plan.model_dump(),
+        "layout": list(found.stages.layout),
+        "parts": [part.model_dump() for part in job.cluster.parts],
+        "devices": list(found.devices),
+        "step_s": found.step_s,
+        "pipeline_s": found.stages.pipeline_s,
+        "even_pipeline_s": None if found.even is None else found.even.pipeline_s,
+        "rank_s": list(found.stages.rank_s),
+        "rank_bytes": list(found.stages.rank_bytes),
+        "imbalance": found.stages.imbalance,
+    }
+
+
+def layout_text(found: LaidOut) -> str:
+    """The same for reading."""
+    job, stages = found.job, found.stages
+    placement = placement_of(job.plan.schedule, job.plan.pp, job.plan.stages_per_rank)
+    rows = [["pp rank", "device", "layers", "a microbatch", "state and activations"]]
+    for rank, device in enumerate(found.devices):
+        mine = [str(stages.layout[stage]) for stage in placement.stages_of(rank)]
+        rows.append(
+            [str(rank), device, " + ".join(mine), f"{1e3 * stages.rank_s[rank]:.1f} ms",
+             f"{stages.rank_bytes[rank] / 2**30:.1f} GiB"]
+        )  # fmt: skip
+    heading = (
+        f"{job.name}: {job.model.layers} layers on {job.plan.num_stages} stages; {plan_words(job.plan)}. A step takes "
+        f"{found.step_s:.3g} s, {stages.pipeline_s:.3g} s of it in the pipeline, whose slowest rank takes "
+        f"{100 * stages.imbalance:.1f} % longer than the mean. "
+    )
+    order = [part.device for part in job.cluster.parts]
+    told = [f"plan.layout = {list(stages.layout)}"]
+    if order:
+        told.append(f"Order of cluster.parts, and so of the nodes' ranks: {', then '.join(order)}.")
+    return "\n\n".join([textwrap.fill(heading + _gain(found), 110), aligned(rows), "\n".join(told)])
+
+
+def _gain(found: LaidOut) -> str:
+    if found.even is None:
+        return "Layers spread evenly would not fit."
+    if found.even.pipeline_s <= found.stages.pipeline_s * (1 + 1e-6):
+        return "Layers spread evenly would take as long."
+    return f"With layers spread evenly the pipeline would take {found.even.pipeline_s:.3g} s."

@@ -1,0 +1,296 @@
+"""The best plans as text that says why, and as JSON."""
+
+import itertools
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardwright.config.plan import PlanSpec
+from shardwright.config.software import software_of
+from shardwright.config.software_support import lacks
+from shardwright.cost.calibration import device_of
+from shardwright.planner.advice.advice import Advice, Own, Priced
+from shardwright.report.prediction_notes import job_notes
+from shardwright.report.text_columns import aligned
+
+if TYPE_CHECKING:  # they are there where a plan is explained
+    from shardwright.planner.advice.reasons import Reason
+    from shardwright.planner.advice.repair import Misfit
+
+_WIDTH = 118
+_GIB = 2**30
+
+
+def show_plans(advice: Advice, as_json: bool) -> None:
+    """Print what was found."""
+    click.echo(json.dumps([as_dict(plan) for plan in advice.plans]) if as_json else plans_text(advice))
+
+
+def as_dict(plan: Priced) -> dict[str, Any]:
+    """One plan of `--json`: all fields of the plan, seconds, bytes, US dollars (null where the price is unknown)."""
+    time, memory = plan.time.as_dict(), plan.memory.as_dict()
+    return {
+        "plan": plan.job.plan.model_dump(),
+        "global_batch_size": plan.job.batch.global_batch_size,
+        "num_devices": plan.job.plan.world,
+        "step_s": float(plan.time.total),
+        "closed_form_step_s": float(plan.closed.total),
+        "pessimistic_step_s": float(plan.cautious.total),
+        "tokens_per_s_per_device": plan.tokens_per_s_per_device,
+        "mfu": float(plan.time.mfu),
+        "hfu": float(plan.time.hfu),
+        "cost_per_step": plan.money.usd,
+        "memory": {name: float(value) for name, value in memory.items()} | {"process": float(plan.memory.process)},
+        "time": {name: float(value) for name, value in time.items() if name not in ("mfu", "hfu")},
+        "fits": plan.fits,
+        "even_stages_step_s": plan.even_s,
+        "software_lacks": list(_lacks(plan)),
+        "simulated": plan.simulated,
+    }
+
+
+def _lacks(plan: Priced) -> tuple[str, ...]:
+    return lacks(software_of(plan.job.cluster.software), plan.job)
+
+
+def plan_words(plan: PlanSpec) -> str:
+    """A plan in one line: its degrees, and what of the rest is not the default."""
+    axes = ["tp", "pp", "dp", *(axis for axis in ("cp", "ep") if getattr(plan, axis) > 1)]
+    words = [f"{axis} {getattr(plan, axis)}" for axis in axes]
+    if plan.pp > 1:
+        words.append(plan.schedule + (f" v {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    words.append(f"mb {plan.microbatch_size}")
+    words.append(f"zero {plan.zero}" + (f" over {plan.zero_ranks}" if plan.zero_ranks else ""))
+    if plan.recompute != "none":
+        operators = f" {'+'.join(plan.recompute_operators)}" if plan.recompute == "selective" else ""
+        every = f" every {plan.recompute_every}" if plan.recompute_every > 1 else ""
+        words.append(f"recompute {plan.recompute}{operators}{every}")
+    words += [
+        name for name in ("sequence_parallel", "offload_parameters", "offload_activations") if getattr(plan, name)
+    ]
+    if plan.offload_optimizer:
+        words.append("offload_optimizer")
+    if plan.cp > 1:
+        words.append(plan.cp_method)
+    if plan.dispatch != "direct":
+        words.append(plan.dispatch)
+    return ", ".join(words)
+
+
+def layers_words(layout: Sequence[int]) -> str:
+    """Layers by stage, equal neighbours in one: "7, 14 x 8, 7"."""
+    runs = [(layers, len(list(alike))) for layers, alike in itertools.groupby(layout)]
+    return ", ".join(f"{count} x {layers}" if count > 1 else str(layers) for layers, count in runs)
+
+
+def plans_text(advice: Advice) -> str:
+    """All of it, a paragraph a matter."""
+    return "\n\n".join(_paragraphs(advice))
+
+
+def _paragraphs(advice: Advice) -> Iterator[str]:
+    job, tally = advice.job, advice.tally
+    cluster = job.cluster
+    room = device_of(cluster.device).memory_gib
+    yield (
+        f"{job.model.name} on {cluster.num_devices:,} {cluster.device} ({cluster.name}), "
+        f"{job.batch.global_batch_size:,} sequences of {job.model.sequence:,} tokens a step"
+    )
+    yield _filled(
+        f"The space has {tally.num_plans:,} plans. Bounds excluded all but {tally.num_priced:,}, which were priced; "
+        f"{tally.num_fit:,} of those fit in {room:g} GiB. That took {tally.seconds:.2f} s."
+    )
+    if not advice.plans:
+        yield _filled(
+            "No plan fits. Use more devices (cluster.nodes), a device with more memory, a shorter model.sequence, or "
+            "keep less."
+        )
+    else:
+        yield from _best(advice)
+    if advice.own:
+        yield from _own(advice.own, advice.plans)
+    yield from (_filled(f"Note: {note}.") for note in job_notes(job))
+
+
+def _best(advice: Advice) -> Iterator[str]:
+    best = advice.plans[0]
+    yield aligned(list(_rows(advice.plans)))
+    yield from (
+        _filled(
+            f"Plan {number} has stages of {layers_words(plan.job.plan.layout)} layers: "
+            f"{plan.even_s / float(plan.time.total) - 1:.1%} faster than with layers spread evenly."
+        )
+        for number, plan in enumerate(advice.plans, 1)
+        if plan.even_s
+    )
+    missing = dict.fromkeys(word for plan in advice.plans for word in _lacks(plan))
+    if missing:
+        yield _filled(
+            f"* {advice.job.cluster.software} lacks {', '.join(missing)}. This runtime has all of it; --as-software "
+            "leaves such plans out."
+        )
+    num_simulated = sum(plan.simulated for plan in advice.plans)
+    if num_simulated:
+        which = "All of them" if num_simulated == len(advice.plans) else f"{num_simulated} of them"
+        yield _filled(
+            f"{which} were simulated in full, by their own orders of work; closed forms say "
+            f"{_closed_words(advice.plans)}. Pessimistic steps are by closed forms."
+        )
+    else:
+        yield _filled("Steps are by closed forms; --simulate N simulates the N best plans by their own orders of work.")
+    yield "The best plan\n" + aligned(list(_breakdown(best)))
+    if advice.binding:
+        yield _filled(f"What binds: {advice.binding.text}.")
+    yield "Why not another\n" + "\n".join(_reason_lines(advice.reasons))
+    if len(advice.plans) > 1:
+        yield _filled(_runner_up(advice))
+    yield _filled(_caution(advice.plans))
+    yield "Rules of thumb\n" + "\n".join(
+        _filled(f"{'agrees  ' if rule.agrees else 'DIFFERS '}  {rule.name}: {rule.says} ({rule.source})", hang=12)
+        for rule in advice.rules
+    )
+
+
+def _closed_words(plans: list[Priced]) -> str:
+    """How far closed forms are off what was simulated."""
+    off = [float(plan.closed.total / plan.time.total) - 1 for plan in plans if plan.simulated]
+    least, most = (f"{abs(of):.1%} {'more' if of >= 0 else 'less'}" for of in (min(off), max(off)))
+    return least if least == most else f"from {least} to {most}"
+
+
+def _runner_up(advice: Advice) -> str:
+    second = advice.plans[1]
+    behind = float(second.time.total - advice.plans[0].time.total)
+    words = f"The runner-up ({plan_words(second.job.plan)}) is {behind:.3g} s behind. "
+    if second.closed.total <= advice.plans[0].closed.total:
+        ahead = float(advice.plans[0].closed.total - second.closed.total)
+        return words + f"By closed forms it would be {ahead:.3g} s ahead."
+    if not advice.flips:
+        return words + "No change of bandwidth, rates or batch by up to 8 times makes it the faster one."
+    return words + "It would be as fast with " + ", or ".join(flip.text for flip in advice.flips) + "."
+
+
+def _caution(plans: list[Priced]) -> str:
+    """What the pessimistic prices say of the order."""
+    slowest = max(float(plan.cautious.total / plan.closed.total) for plan in plans)
+    first = min(plans, key=lambda plan: float(plan.cautious.total / plan.job.tokens_per_step))
+    text = (
+        "A search exploits the errors of its model. Under pessimistic constants, each at the worst of the fits that "
+        f"leave a family of measured runs out, the best plan takes {plans[0].cautious.total:.3f} s, and no plan above "
+        f"takes more than {slowest:.2f} times what it says. "
+    )
+    if first is plans[0]:
+        return text + "It stays the best."
+    return text + f"Plan {plans.index(first) + 1} is then the best, with {first.cautious.total:.3f} s."
+
+
+def _filled(text: str, hang: int = 0) -> str:
+    return textwrap.fill(text, _WIDTH, initial_indent="  " if hang else "", subsequent_indent=" " * hang)
+
+
+def _rows(plans: list[Priced]) -> Iterator[list[str]]:
+    yield ["", "step", "pessimistic", "tokens/s/device", "MFU", "HFU", "memory", "cost", "  plan"]
+    for number, plan in enumerate(plans, 1):
+        usd = "unknown" if plan.money.usd is None else f"{float(plan.money.usd):,.2f} USD"
+        yield [
+            str(number), f"{plan.time.total:.3f} s", f"{plan.cautious.total:.3f} s",
+            f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
+            f"{plan.memory.process / _GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
+        ]  # fmt: skip
+
+
+def _breakdown(plan: Priced) -> Iterator[list[str]]:
+    """Time and memory side by side: a part a line."""
+    from shardwright.planner.advice.reasons import PARTS
+
+    total = float(plan.time.total)
+    times = [
+        (name, float(getattr(plan.time, part))) for part, name in PARTS.items() if float(getattr(plan.time, part)) > 0
+    ]
+    kinds = [(name, float(value)) for name, value in plan.memory.as_dict().items() if name not in ("total", "host")]
+    times.append(("step", total))
+    kinds.append(("process", float(plan.memory.process)))
+    for row in range(max(len(times), len(kinds))):
+        left = (
+            [times[row][0], f"{times[row][1]:.3f} s", f"{times[row][1] / total:.1%}"] if row < len(times) else [""] * 3
+        )
+        right = [kinds[row][0], f"{kinds[row][1] / _GIB:.2f} GiB"] if row < len(kinds) else [""] * 2
+        yield ["  " + left[0], *left[1:], "  " + right[0], right[1]]
+
+
+def _reason_lines(reasons: "list[Reason]") -> Iterator[str]:
+    for reason in reasons:
+        if reason.excess_bytes:
+            cost = "does not fit"
+        else:
+            cost = f"{abs(reason.slower_s):.3g} s {'slower' if reason.slower_s >= 0 else 'FASTER'}"
+        yield _filled(f"{reason.field} {reason.value}, not {reason.other}: {cost}: {reason.text}", hang=6)
+
+
+def _own(own: Own, plans: list[Priced]) -> Iterator[str]:
+    """The job's own plan: how far off the best, where it stands, what keeps it from fitting."""
+    found, stands = own.priced, own.standing
+    text = f"The job's own plan ({plan_words(found.job.plan)}) takes {found.time.total:.3f} s"
+    if plans:
+        best = plans[0].time.total / plans[0].job.tokens_per_step
+        off = float(found.time.total / found.job.tokens_per_step / best) - 1
+        text += f", {off:.1%} more than the best" if off >= 0 else f", {-off:.1%} less than the best found"
+    text += (
+        f", at {found.memory.process / _GIB:.1f} GiB. Of {stands.num_fit:,} plans that fit, among {stands.num_drawn:,} "
+        f"drawn from the space, {stands.share_faster:.1%} are faster."
+    )
+    if own.misfit is None and plans and stands.share_faster > 0.03:
+        changes = ", ".join(_changes(found.job.plan, plans[0].job.plan))
+        text += (
+            " What its authors knew and this model does not (software that lacks a schedule, limits of numerics or of "
+            f"operations, a device that is shared) would have to be worth that much: the best plan has {changes}."
+        )
+    yield _filled(text)
+    if own.misfit:
+        yield _misfit(own.misfit, found)
+
+
+def _changes(before: PlanSpec, after: PlanSpec) -> Iterator[str]:
+    for name in type(before).model_fields:
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new and name != "layout":
+            yield f"{name} {new} for {old}"
+
+
+def _misfit(found: "Misfit", own: Priced) -> str:
+    kinds = ", ".join(
+        f"{name} {float(value) / _GIB:.1f}"
+        for name, value in found.memory.as_dict().items()
+        if name != "total" and value
+    )
+    room = device_of(own.job.cluster.device).memory_gib
+    if found.excess_bytes > 0:
+        what = (
+            f"pp rank {found.rank} needs {found.memory.process / _GIB:.1f} GiB ({kinds}), and the device has {room:g}: "
+            f"{found.excess_bytes / _GIB:.1f} too much"
+        )
+    else:
+        kept = float(found.memory.host)
+        what = (
+            f"pp rank {found.rank} offloads {kept / _GIB:.1f} GiB, and its share of a node's host memory is "
+            f"{(kept - found.host_excess_bytes) / _GIB:.1f}: {found.host_excess_bytes / _GIB:.1f} too much; offload "
+            "less, or set cluster.host_memory_gib if a node has more"
+        )
+    lines = [
+        _filled(
+            f"It does not fit: {what}; {found.num_ranks} of {own.job.plan.pp} "
+            "pipeline ranks need too much. "
+            + ("The nearest plans that fit:" if found.nearest else "No plan within two changes of it fits.")
+        )
+    ]
+    lines += [
+        _filled(
+            f"{' and '.join(near.changes)}: {near.price.memory.process / _GIB:.1f} GiB, {near.price.time.total:.3f} s",
+            hang=6,
+        )
+        for near in found.nearest
+    ]
+    return "\n".join(lines)

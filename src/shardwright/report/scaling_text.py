@@ -1,0 +1,129 @@
+"""What the command `scale` prints: the best plan at each size, strong and weak scaling, and what the batch allows."""
+
+import textwrap
+from typing import Any
+
+from shardwright.config.job import JobSpec
+from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
+from shardwright.planner.scaling import Scaling, devices_text
+from shardwright.report.plans_text import plan_words
+from shardwright.report.text_columns import aligned
+
+_WIDTH = 118
+_MEANING = {
+    "strong": "Strong scaling: the same batch at every size.",
+    "weak": "Weak scaling: the batch grows with the devices.",
+}
+
+
+def scaling_dict(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits) -> dict[str, Any]:
+    """For `--json`. Seconds, bytes, US dollars, days; null is unknown."""
+    return {
+        "job": job.name,
+        "device": job.cluster.device,
+        "batch": limits.as_dict(),
+        **{found.kind: found.rows() for found in scalings},
+        **{f"{found.kind}_misfits": list(found.misfits) for found in scalings},
+    }
+
+
+def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits) -> str:
+    """The same for reading."""
+    blocks = [
+        f"{job.name}: {job.model.name} on {job.cluster.device}, the best plan at each size of the cluster. Efficiency "
+        f"is throughput of a device, and memory efficiency what all devices hold, beside the smallest size that fits."
+    ]
+    for found in scalings:
+        blocks.append(_MEANING[found.kind])
+        if found.points:
+            blocks[-1] += f"\n{aligned(_rows(found))}\n\n{aligned(_plans(found))}"
+        if found.misfits:
+            blocks.append(f"No plan fits on {devices_text(found.misfits)}.")
+    blocks += batch_sentences(job, limits)
+    weak = scalings[1]
+    if weak.points:
+        times = weak.points[-1].job.tokens_per_step / limits.batch_tokens
+        blocks += rate_sentences(job, times)
+    return "\n\n".join(
+        block if "\n" in block else textwrap.fill(block, _WIDTH, break_on_hyphens=False) for block in blocks
+    )
+
+
+def batch_sentences(job: JobSpec, limits: BatchLimits) -> list[str]:
+    """What the job's batch costs in tokens, by both estimates of the critical one."""
+    low, high = limits.critical.span
+    fewest, most = limits.more_tokens
+    by_loss, by_data = limits.critical.by_loss_tokens, limits.critical.by_data_tokens
+    return [
+        f"The batch of {_tokens(limits.batch_tokens)} tokens takes {_percent(fewest)} to {_percent(most)} more tokens "
+        f"to the same loss than the smallest batches would, in a run of {_tokens(limits.total_tokens)} tokens: its "
+        f"critical batch is estimated at {_tokens(low)} to {_tokens(high)} tokens (by its loss, Kaplan et al. 2020: "
+        f"{_tokens(by_loss)}; by its data, Zhang et al. 2024: {_tokens(by_data)}). There tokens are twice the fewest, "
+        f"and a larger batch can save no more than half of the steps. Both estimates are extrapolated."
+    ]
+
+
+def rate_sentences(job: JobSpec, times: float) -> list[str]:
+    """What a batch so many times as large asks of the optimizer; nothing for the same batch."""
+    if abs(times - 1) < 1e-9:
+        return []
+    settings = rescaled(job, times)
+    return [
+        f"A batch {times:.3g} times as large asks for another learning rate: with AdamW {settings.learning_rate:.2g} "
+        f"instead of {job.optimizer.learning_rate:.2g}{_betas(settings)}, by the square root (Malladi et al. 2022); "
+        f"with SGD it would be {settings.sgd_learning_rate:.2g}, in proportion."
+    ]
+
+
+def _betas(settings: Rescaled) -> str:
+    known = [
+        f"{name} {beta:.4g}"
+        for name, beta in (("beta1", settings.beta1), ("beta2", settings.beta2))
+        if beta is not None
+    ]
+    return f" and {' and '.join(known)}" if known else ""
+
+
+def _rows(found: Scaling) -> list[list[str]]:
+    header = [
+        "devices", "batch", "step", "tokens/s", "each", "MFU", "efficiency", "GiB", "memory eff.", "USD/1e9", "days"
+    ]  # fmt: skip
+    rows = [header]
+    for point, tokens in zip(found.points, found.run_tokens, strict=True):
+        usd = point.usd_per_billion_tokens
+        days = dict.fromkeys(_days(total / point.tokens_per_s / 86400) for total in sorted(tokens))
+        rows.append(
+            [
+                f"{point.num_devices:,}", f"{point.job.batch.global_batch_size:,}", f"{point.step_s:.3g} s",
+                f"{point.tokens_per_s:,.0f}", f"{point.tokens_per_s_per_device:,.0f}", _percent(point.mfu),
+                _percent(found.efficiency(point)), f"{point.peak_bytes / 2**30:.1f}",
+                _percent(found.memory_efficiency(point)), "unknown" if usd is None else f"{usd:,.0f}",
+                "-".join(days),
+            ]
+        )  # fmt: skip
+    return rows
+
+
+def _plans(found: Scaling) -> list[list[str]]:
+    """The plan at each size. The second column is as wide as its widest, so that all begin at one place."""
+    words = [plan_words(point.job.plan) for point in found.points]
+    width = max(map(len, words))
+    return [[f"{p.num_devices:,}:", said.ljust(width)] for p, said in zip(found.points, words, strict=True)]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _days(days: float) -> str:
+    return f"{days:.3g}" if days < 1000 else f"{days:.0f}"
+
+
+_UNITS = [(1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")]
+
+
+def _tokens(tokens: float) -> str:
+    """Two digits are all that an estimate has."""
+    rounded = float(f"{tokens:.2g}")
+    size, unit = next(((size, f" {unit}") for size, unit in _UNITS if rounded >= size), (1.0, ""))
+    return f"{rounded / size:g}{unit}"

@@ -1,0 +1,123 @@
+"""What a plan takes, in words and as JSON: where a step's time goes, money, energy, and time lost to failures."""
+
+import textwrap
+from typing import Any
+
+from shardwright.config.job import JobSpec
+from shardwright.config.software import software_of
+from shardwright.planner.own_plan import Estimate
+from shardwright.report.text_columns import aligned
+from shardwright.sharding.memory_account import amount
+
+# Parts of simulate.step.StepTime, in words. They add up to the step.
+PARTS = {
+    "compute": "computing",
+    "again": "computing again",
+    "tensor": "tensor-parallel communication that nothing hides",
+    "context": "context-parallel communication that nothing hides",
+    "expert": "tokens' way to experts and back that nothing hides",
+    "data": "gradients and parameters of replicas that nothing hides",
+    "messages": "messages of the pipeline",
+    "bubble": "bubble",
+    "optimizer": "optimizer",
+    "host": "on the way to host memory and there",
+    "other": "host, jitter, norm of gradients",
+}
+
+
+def price_dict(job: JobSpec, found: Estimate) -> dict[str, Any]:
+    """Fields of `estimate --json` and of a plan: seconds, shares, US dollars; null is unknown."""
+    step = found.step
+    many, run = found.num_steps_of_many, job.optimizer.steps
+    return {
+        "step_s": step.total,
+        "step_range_s": [step.low, step.high],
+        "tokens_per_s_per_device": found.tokens_per_s_per_device,
+        "mfu": step.mfu,
+        "hfu": step.hfu,
+        "time": {part: getattr(step, part) for part in PARTS},
+        "cost_per_step": found.step_money.usd,
+        "money": {
+            "step": found.step_money.as_dict(),
+            "1e12_tokens": found.of_steps(many).as_dict() | {"seconds": many * found.wall_s},
+            "run": found.of_steps(run).as_dict() | {"seconds": run * found.wall_s, "steps": run},
+        },
+        "process_bytes": found.memory.process,
+        "goodput": found.goodput.as_dict() if found.goodput else None,
+        "gaps": list(found.gaps),
+    }
+
+
+def price_text(job: JobSpec, found: Estimate) -> str:
+    """The same for reading."""
+    blocks = [_speed(job, found), _parts(found), _money(job, found), _failures(found)]
+    gaps = [_wrapped(f"{gap[0].upper()}{gap[1:]}.") for gap in found.gaps]
+    return "\n\n".join(block for block in [*blocks, *gaps] if block)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 110)
+
+
+def _speed(job: JobSpec, found: Estimate) -> str:
+    step = found.step
+    return _wrapped(
+        f"A step of {job.tokens_per_step:,} tokens takes {_span(step.total)}; four of five lie between "
+        f"{_span(step.low)} and {_span(step.high)}. That is {found.tokens_per_s_per_device:,.0f} tokens a second and "
+        f"device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of {_rounded(found.peak_flops / 1e12)} "
+        f"TFLOP/s. Under the cluster's software ({software_of(job.cluster.software).name}) the fullest process needs "
+        f"{amount(int(found.memory.process))}."
+    )
+
+
+def _parts(found: Estimate) -> str:
+    unit, name = (1.0, "seconds") if found.step.total >= 1.0 else (1e-3, "milliseconds")
+    rows = [["of a step", name, ""]]
+    for part, words in PARTS.items():
+        seconds = getattr(found.step, part)
+        if seconds > 0.0005 * found.step.total:
+            rows.append([words, f"{seconds / unit:.3f}", f"{100 * seconds / found.step.total:.1f} %"])
+    return aligned(rows)
+
+
+def _money(job: JobSpec, found: Estimate) -> str:
+    tokens = f"{job.optimizer.steps * job.tokens_per_step:.3g}".replace("e+0", "e").replace("e+", "e")
+    columns = {
+        "a step": (found.step_money, found.step.total),
+        "1e12 tokens": (found.of_steps(found.num_steps_of_many), found.num_steps_of_many * found.wall_s),
+        f"the run, {tokens} tokens": (found.of_steps(job.optimizer.steps), job.optimizer.steps * found.wall_s),
+    }
+    rows = [["", *columns], ["time", *(_span(seconds) for _, seconds in columns.values())]]
+    rows.append(["device-hours", *(_rounded(float(money.device_hours)) for money, _ in columns.values())])
+    if found.step_money.usd is not None:
+        rows.append(["money", *(f"${_rounded(float(money.usd or 0))}" for money, _ in columns.values())])
+    if found.step_money.kwh is not None:
+        rows.append(["energy", *(f"{_rounded(float(money.kwh or 0))} kWh" for money, _ in columns.values())])
+    return aligned(rows)
+
+
+def _failures(found: Estimate) -> str:
+    reliability, goodput = found.reliability, found.goodput
+    if reliability is None or goodput is None:
+        return ""
+    steps = max(1, round(float(goodput.interval_s) / found.step.total))
+    return _wrapped(
+        f"A failure is expected every {_span(float(reliability.between_failures_s))}. With a checkpoint of "
+        f"{found.checkpoint_bytes / 1e12:.3g} TB, which takes {_span(float(reliability.checkpoint_s))}, after every "
+        f"{_span(float(goodput.interval_s))} ({steps:,} {'step' if steps == 1 else 'steps'}), which is best, "
+        f"{100 * goodput.training:.1f} % of the time trains; checkpoints take {100 * goodput.checkpoints:.1f} %, lost "
+        f"work {100 * goodput.lost_work:.1f} % and restarts {100 * goodput.restarts:.1f} %. 1e12 tokens and the run "
+        "have that in them."
+    )
+
+
+def _span(seconds: float) -> str:
+    """ "66.4 ms", "6.75 s", "12 min", "4.2 h", "93.8 days"."""
+    for limit, unit, name in ((0.1, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds / 86400:,.1f} days"
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

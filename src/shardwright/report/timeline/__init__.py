@@ -1,0 +1,1 @@
+"""Timelines and tables of schedules: terminal, picture, page and trace."""

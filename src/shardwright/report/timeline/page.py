@@ -1,0 +1,224 @@
+"""Timelines as one HTML file that needs nothing else: no network, no server, no library.
+
+What is fixed (names, figures, tables) is HTML; the timelines are drawn on canvases by painter.js, from numbers in the
+page, so that thousands of actions can be zoomed and moved smoothly. All timelines of a page share one time scale.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from typing import Any
+
+from shardwright.report.timeline.colours import NAMES, SHADES, chunk_of, ink_on, shade
+from shardwright.report.timeline.comparison_table import comparison
+from shardwright.report.timeline.memory_table import memory_table
+from shardwright.report.timeline.messages import messages
+from shardwright.report.timeline.schedule_figures import figures, idle_table
+from shardwright.report.timeline.study import Study
+from shardwright.schedule.action import COMPUTE, Action, Kind
+from shardwright.schedule.buffer_lifetimes import Buffer
+from shardwright.simulate.buffer_curves import Curve
+from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Timeline
+
+
+@dataclass(frozen=True)
+class Section:
+    """One timeline of a page.
+
+    `figures` are (name, value, what it means); `table` (idle time) and `memory` are by rank, a header first.
+    """
+
+    name: str
+    note: str
+    timeline: Timeline
+    figures: Sequence[tuple[str, str, str]] = ()
+    table: Sequence[Sequence[str]] = ()
+    memory: Sequence[Sequence[str]] = ()
+
+
+@dataclass
+class _Colours:
+    """The colours in use, numbered."""
+
+    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def number(self, ground: str) -> int:
+        return self.numbers.setdefault((ground, ink_on(ground)), len(self.numbers))
+
+
+def section_of(study: Study, note: str = "") -> Section:
+    """The section of a study, with all its figures."""
+    return Section(
+        study.name, note or study.shape, study.timeline, figures(study), idle_table(study), memory_table(study)
+    )
+
+
+def timeline_page(title: str, sections: Sequence[Section], note: str = "", studies: Sequence[Study] = ()) -> str:
+    """The page; with `studies`, a table that compares them comes first."""
+    colours = _Colours()
+    data: dict[str, Any] = {
+        "sections": [_section_data(section.timeline, colours) for section in sections],
+        "causes": [str(cause) for cause in Cause],
+        "names": NAMES,
+    }
+    data["colours"] = [list(pair) for pair in colours.numbers]
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{_asset('page.css')}</style></head><body>",
+        f"<header><h1>{escape(title)}</h1>" + (f"<p>{escape(note)}</p>" if note else "") + "</header><main>",
+        _table(comparison(studies), "comparison", link=True) if studies else "",
+        _controls(sections),
+        *(_section_html(number, section) for number, section in enumerate(sections)),
+        "</main><noscript>The timelines are drawn by a script in this page; the figures need none.</noscript>",
+        '<div id="tip" role="tooltip" hidden></div>',
+        f'<script type="application/json" id="data">{_embedded(data)}</script>',
+        f"<script>{_asset('painter.js')}{_asset('page.js')}</script></body></html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _asset(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _embedded(data: dict[str, Any]) -> str:
+    """JSON that can stand inside a script element."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _section_html(number: int, section: Section) -> str:
+    cards = "".join(
+        f'<div title="{escape(meaning)}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>'
+        for name, value, meaning in section.figures
+    )
+    ranks = len(section.timeline.ranks)
+    tables = (("Idle time by rank and cause", section.table), ("Memory by rank and kind", section.memory))
+    details = "".join(
+        f"<details><summary>{name}</summary>{_table(rows)}</details>" for name, rows in tables if rows
+    )  # fmt: skip
+    return (
+        f'<section id="s{number}"><h2>{escape(section.name)} <small>{escape(section.note)}</small></h2>'
+        f'<dl class="figures">{cards}</dl>'
+        f'<canvas data-section="{number}" tabindex="0" role="img" '
+        f'aria-label="Timeline of {escape(section.name)}: {ranks} ranks"></canvas>'
+        f"{details}</section>"
+    )
+
+
+def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = False) -> str:
+    header, *body = rows
+
+    def first(number: int, text: str) -> str:
+        return f'<th scope="row"><a href="#s{number}">{escape(text)}</a></th>' if link else f"<th>{escape(text)}</th>"
+
+    lines = [
+        f"<tr>{first(n, row[0])}{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
+        for n, row in enumerate(body)
+    ]
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    return f'<table class="{name}"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+
+
+def _controls(sections: Sequence[Section]) -> str:
+    """The legend, of what occurs; switches; how to move."""
+    letters: dict[str, int] = {}
+    pairs = False
+    for timeline in (section.timeline for section in sections):
+        for row in timeline.ranks:
+            for span in row.spans:
+                pairs = pairs or span.action.kind is Kind.OVERLAP
+                for part in span.action.computes():
+                    of = chunk_of(timeline.program, part)[1]
+                    letters[str(part.kind)] = max(letters.get(str(part.kind), 1), of)
+                if span.action.kind is Kind.STEP and span.end > span.start:
+                    letters["S"] = 1
+        if timeline.program.gathers:
+            letters |= {"G": 1, "R": 1, "L": 1}
+    items = []
+    for letter in (letter for letter in SHADES if letter in letters):
+        of = letters[letter]
+        swatches = "".join(f'<i style="background:{shade(letter, chunk, of)}"></i>' for chunk in range(of))
+        items.append(f"<span>{swatches}{NAMES[letter]}</span>")
+    if pairs:
+        two = f"linear-gradient({shade('F', 0, 1)} 50%,{shade('B', 0, 1)} 50%)"
+        items.append(f'<span><i style="background:{two}"></i>both as one</span>')
+    if max(letters.values(), default=1) > 1:
+        items.append("<span>lighter: later chunk or other direction</span>")
+    items += [
+        '<span><i class="wait"></i>waits for a computation</span>',
+        '<span><i class="wire"></i>waits for a message</span>',
+        '<span><i class="kept"></i>activations kept</span>',
+        '<span><i class="buffered"></i>messages buffered</span>',
+    ]
+    if "C" in letters:
+        items.append('<span><i class="inputs"></i>stage inputs kept</span>')
+    switches = (
+        '<label><input type="checkbox" id="arrows">all messages</label>'
+        '<label><input type="checkbox" id="memory" checked>memory</label>'
+        '<button type="button" id="whole">show all</button>'
+    )
+    several = len(sections) > 1
+    how = "Click a timeline, then wheel zooms" if several else "Wheel zooms"
+    hint = f"{how}, drag moves, double click goes back; point at a block for its messages."
+    return f'<nav><div class="legend">{"".join(items)}</div><p>{hint}</p><div class="switches">{switches}</div></nav>'
+
+
+def _section_data(timeline: Timeline, colours: _Colours) -> dict[str, Any]:
+    places = max(0, 7 - len(f"{timeline.makespan:.0f}")) if timeline.makespan >= 1 else 12
+    return {
+        "makespan": timeline.makespan,
+        "ranks": [_rank_data(timeline, row, colours, places) for row in timeline.ranks],
+        "messages": [
+            [m.sender, m.receiver, int(m.backward), *_round((m.start, m.sent, m.arrived), places), *m.about]
+            for m in messages(timeline)
+        ],
+    }
+
+
+def _rank_data(timeline: Timeline, row: RankTimeline, colours: _Colours, places: int) -> dict[str, Any]:
+    causes = list(Cause)
+    busy = [span for span in row.spans if span.resource is Resource.COMPUTE and span.end > span.start]
+    return {
+        "busy": [
+            [*_round((s.start, s.end), places), [_part_data(timeline, a, colours) for a in _parts(s.action)], s.step]
+            for s in busy
+        ],
+        "idle": [[*_round((gap.start, gap.end), places), causes.index(gap.cause)] for gap in row.idle],
+        "alive": _curve(row.alive, places),
+        "buffered": _curve(row.buffered, places),
+        "inputs": _curve(row.kept[Buffer.INPUT].count, places),
+        "gathered": _curve(row.kept[Buffer.PARAMETERS].count, places),
+        "moves": [
+            [*_round((s.start, s.end), places), [_part_data(timeline, s.action, colours)], s.step]
+            for s in row.spans
+            if timeline.program.gathers and s.resource in (Resource.COLLECTIVES, Resource.RELEASE)
+        ],
+    }
+
+
+def _parts(action: Action) -> tuple[Action, ...]:
+    return action.computes() or (action,)
+
+
+def _part_data(timeline: Timeline, part: Action, colours: _Colours) -> list[Any]:
+    """[colour, letter, stage, microbatch]."""
+    letter = str(part.kind)
+    chunk, of = chunk_of(timeline.program, part) if part.kind in COMPUTE else (0, 1)
+    return [colours.number(shade(letter, chunk, of)), letter, part.stage, part.microbatch]
+
+
+def _curve(curve: Curve, places: int) -> list[list[float]]:
+    """Without changes that last no time."""
+    points: dict[float, int] = {}
+    for time, count in curve:
+        points[round(time, places)] = count
+    return [[time, count] for time, count in points.items()]
+
+
+def _round(times: Sequence[float], places: int) -> list[float]:
+    return [round(time, places) for time in times]

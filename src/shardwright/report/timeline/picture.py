@@ -1,0 +1,158 @@
+"""A timeline as one SVG picture, for a document: still, legible in light and dark."""
+
+from html import escape
+
+from shardwright.report.axis_ticks import nice_step
+from shardwright.report.timeline.colours import NAMES, SHADES, chunk_of, ink_on, shade
+from shardwright.report.timeline.study import count
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.schedule import Program
+from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, Timeline
+
+_LEFT, _RIGHT, _TOP, _LANE, _GAP, _BOTTOM = 70, 16, 34, 28, 8, 40
+_STRIP = 10  # under a lane, for gathers, reductions and releases where parameters are sharded
+_SIZES = (12, 10.5, 9, 8)  # of digits in a block: the largest that fits
+
+_STYLE = """
+text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+.ground { fill: #ffffff; stroke: #e3e6eb } .lane { fill: #f5f6f8 } .name { fill: #1c2230 } .quiet { fill: #667085 }
+.grid { stroke: #eceef2 } .wait { stroke: #cbd2dc } .wire { stroke: #f0a3b5 }
+.digits { font-weight: 600; text-anchor: middle }
+@media (prefers-color-scheme: dark) {
+.ground { fill: #161a21; stroke: #2a303b } .lane { fill: #1a1f27 } .name { fill: #e7eaf0 } .quiet { fill: #97a1b2 }
+.grid { stroke: #20262f } .wait { stroke: #3d4656 } .wire { stroke: #8f4558 }
+}"""
+
+_HATCHES = "".join(
+    f'<pattern id="{name}" width="{gap}" height="{gap}" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<line class="{name}" x1="0" y1="0" x2="0" y2="{gap}" stroke-width="2"/></pattern>'
+    for name, gap in (("wait", 5), ("wire", 3.5))
+)
+
+
+def picture(timeline: Timeline, name: str, width: int = 1120) -> str:
+    """The SVG document."""
+    ranks = len(timeline.ranks)
+    pitch = _LANE + _GAP + (_STRIP if timeline.program.gathers else 0)
+    bottom = _TOP + ranks * pitch
+    legend, more = _legend(timeline, bottom + 22, width - _RIGHT)
+    height = bottom + more + _BOTTOM
+    scale = (width - _LEFT - _RIGHT) / (timeline.makespan or 1.0)
+    label = f"{name}: {count(ranks, 'rank')}, {count(timeline.program.num_microbatches, 'microbatch')}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{escape(label)}">',
+        f"<title>{escape(label)}</title><style>{_STYLE}</style><defs>{_HATCHES}</defs>",
+        f'<rect class="ground" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>',
+        *_axis(timeline.makespan, scale, bottom),
+    ]
+    for rank, row in enumerate(timeline.ranks):
+        top = _TOP + rank * pitch
+        parts.append(f'<text class="name" x="16" y="{top + _LANE / 2 + 4}" font-size="12">rank {rank}</text>')
+        parts += _lane(timeline, row, top, scale)
+        parts += _strip(row, top + _LANE + 2, scale) if timeline.program.gathers else []
+    return "\n".join([*parts, *legend, "</svg>\n"])
+
+
+def _axis(makespan: float, scale: float, bottom: float) -> list[str]:
+    step = nice_step(80 / scale)
+    lines = []
+    for n in range(int(makespan / step + 1e-9) + 1):
+        x = _px(_LEFT + n * step * scale)
+        lines.append(f'<line class="grid" x1="{x}" x2="{x}" y1="14" y2="{bottom}"/>')
+        lines.append(f'<text class="quiet" x="{float(x) + 4:g}" y="24" font-size="11">{n * step:g}</text>')
+    return lines
+
+
+def _lane(timeline: Timeline, row: RankTimeline, top: float, scale: float) -> list[str]:
+    parts = [f'<rect class="lane" x="{_LEFT}" y="{top}" width="{_px(timeline.makespan * scale)}" height="{_LANE}"/>']
+    for gap in row.idle:
+        if gap.cause in (Cause.DEPENDENCY, Cause.COMMUNICATION):
+            hatch = "wait" if gap.cause is Cause.DEPENDENCY else "wire"
+            parts.append(
+                f'<rect fill="url(#{hatch})" x="{_px(_LEFT + gap.start * scale)}" y="{top}" '
+                f'width="{_px((gap.end - gap.start) * scale)}" height="{_LANE}"/>'
+            )
+    for span in row.spans:
+        if span.resource is Resource.COMPUTE and span.end > span.start:
+            parts += _block(timeline.program, span, top, scale)
+    return parts
+
+
+def _strip(row: RankTimeline, top: float, scale: float) -> list[str]:
+    """Gathers and reductions as bars, releases as ticks."""
+    parts = []
+    for span in row.spans:
+        if span.resource not in (Resource.COLLECTIVES, Resource.RELEASE):
+            continue
+        left, wide = _LEFT + span.start * scale, max((span.end - span.start) * scale - 0.5, 1.5)
+        what = f"{NAMES[span.action.kind]} of stage {span.action.stage}, {span.start:g} to {span.end:g}"
+        parts.append(
+            f'<rect fill="{shade(str(span.action.kind), 0, 1)}" x="{_px(left)}" y="{_px(top)}" width="{_px(wide)}" '
+            f'height="{_STRIP - 2}"><title>{what}</title></rect>'
+        )
+    return parts
+
+
+def _block(program: Program, span: Span, top: float, scale: float) -> list[str]:
+    """A rectangle, or two halves of one where a forward and a backward run as one."""
+    left, wide = _LEFT + span.start * scale, (span.end - span.start) * scale
+    wide = wide - 1 if wide > 3 else wide
+    actions = span.action.computes() or (span.action,)
+    high = _LANE / len(actions)
+    parts = []
+    for n, action in enumerate(actions):
+        ground, y = _ground(program, action), top + n * high
+        text = "step" if action.kind is Kind.STEP else str(action.microbatch)
+        what = f"{NAMES[action.kind]}" + ("" if action.kind is Kind.STEP else f" {action}")
+        parts.append(
+            f'<rect fill="{ground}" x="{_px(left)}" y="{_px(y)}" width="{_px(wide)}" height="{_px(high)}" '
+            f'rx="{2.5 if wide > 8 else 0}"><title>{what}, {span.start:g} to {span.end:g}</title></rect>'
+        )
+        sizes = _SIZES if len(actions) == 1 else _SIZES[1:]
+        size = next((size for size in sizes if 0.66 * size * len(text) + 2 < wide), None)
+        if size is not None:
+            parts.append(
+                f'<text class="digits" fill="{ink_on(ground)}" x="{_px(left + wide / 2)}" '
+                f'y="{_px(y + high / 2 + size * 0.36)}" font-size="{size}">{text}</text>'
+            )
+    return parts
+
+
+def _ground(program: Program, action: Action) -> str:
+    return SHADES["S"][0] if action.kind is Kind.STEP else shade(str(action.kind), *chunk_of(program, action))
+
+
+def _legend(timeline: Timeline, top: float, right: float) -> tuple[list[str], float]:
+    """What occurs, left to right; and how much higher than a line it is, if one is not enough."""
+    letters: dict[str, int] = {}
+    causes = {gap.cause for row in timeline.ranks for gap in row.idle}
+    for row in timeline.ranks:
+        for part in (part for span in row.spans for part in span.action.computes()):
+            letters[str(part.kind)] = chunk_of(timeline.program, part)[1]
+    if timeline.program.gathers:
+        letters |= dict.fromkeys("GRL", 1)
+    x, y, parts = float(_LEFT), top, list[str]()
+    items = [([shade(k, n, of) for n in range(of)], NAMES[k]) for k, of in sorted(letters.items(), key=_order)]
+    later = "other direction" if timeline.program.placement.num_copies > 1 else "later chunk"
+    items += [([], f"lighter: {later}")] if max(letters.values(), default=1) > 1 else []
+    items += [(["url(#wait)"], "waits for a computation")] if Cause.DEPENDENCY in causes else []
+    items += [(["url(#wire)"], "waits for a message")] if Cause.COMMUNICATION in causes else []
+    for fills, text in items:
+        if x + 18 * len(fills) + 3 + 6.6 * len(text) > right:
+            x, y = float(_LEFT), y + 16
+        for fill in fills:
+            parts.append(f'<rect fill="{fill}" x="{x:g}" y="{y - 9:g}" width="16" height="11" rx="2.5"/>')
+            x += 18
+        parts.append(f'<text class="quiet" x="{x + 3:g}" y="{y:g}" font-size="11.5">{text}</text>')
+        x += 3 + 6.6 * len(text) + 18
+    return parts, y - top
+
+
+def _order(item: tuple[str, int]) -> int:
+    return list(NAMES).index(item[0])
+
+
+def _px(value: float) -> str:
+    """Two decimals are enough for a picture."""
+    return f"{round(value, 2):g}" if abs(value) < 1e4 else f"{value:.2f}"

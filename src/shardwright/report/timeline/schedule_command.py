@@ -1,0 +1,308 @@
+"""What the commands `schedule` and `simulate` print and write: one study, or a comparison of several."""
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardwright.config import catalog, largest
+from shardwright.config.base import PlanError, faults_in
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import STAGES_PER_RANK, Recompute
+from shardwright.report.output import write_output
+from shardwright.report.text_columns import aligned
+from shardwright.report.timeline.comparison_table import comparison
+from shardwright.report.timeline.memory_table import memory_table
+from shardwright.report.timeline.page import Section, section_of, timeline_page
+from shardwright.report.timeline.picture import picture
+from shardwright.report.timeline.schedule_figures import as_dict, as_full_dict, figures, idle_table
+from shardwright.report.timeline.study import Streams, Study, count, drawn_steps, number, study, study_schedule
+from shardwright.report.timeline.terminal import draw, palette_of
+from shardwright.report.timeline.trace import trace
+from shardwright.schedule.job_program import job_order, job_program, relative_costs
+from shardwright.schedule.registry import GENERATORS, Shape, size_faults
+from shardwright.schedule.timing import Costs, Times
+from shardwright.simulate.bubbles import Work
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a result goes; the terminal unless `as_json`."""
+
+    html: Path | None = None
+    svg: Path | None = None
+    trace: Path | None = None
+    as_json: bool = False
+    no_colour: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `schedule` is asked. `virtual_stages` None means 2 for the schedules that let you choose, else 1."""
+
+    num_ranks: int
+    num_microbatches: int
+    virtual_stages: int | None
+    num_steps: int
+    work: Work
+    most_alive: float = 0.0
+    recompute: Recompute = "none"
+    gather: float | None = None  # None: nothing is sharded
+
+    def study(self, name: str) -> Study:
+        """A named schedule of this shape. ValueError says why it is not admitted."""
+        if faults := self.size_faults(name):
+            raise PlanError(f"schedule {name}", faults)
+        limit = self.most_alive if name == "auto" else 0.0
+        return study_schedule(
+            name, self.num_ranks, self.num_microbatches, self.work, self.virtual(name), self.num_steps, limit,
+            self.recompute, self.gather is not None,
+        )  # fmt: skip
+
+    def comparison_faults(self) -> list[str]:
+        """Why all schedules together would take too long; a pipeline that none admits is theirs to refuse."""
+        p, m, steps = self.num_ranks, self.num_microbatches, self.num_steps
+        if p * m * steps <= largest.COMPARED or p > largest.PIPELINE_RANKS:
+            return []
+        times = f" x {steps:,} steps" if steps > 1 else ""
+        return [
+            f"--compare plays every schedule, and {p:,} stages x {m:,} microbatches{times} = {p * m * steps:,} are "
+            f"more than {largest.COMPARED:,}; use at most {max(1, largest.COMPARED // (p * steps)):,} microbatches, or "
+            "name one schedule without --compare"
+        ]
+
+    def virtual(self, name: str) -> int:
+        """Stages on each rank under a named schedule."""
+        if self.virtual_stages is None:
+            return 2 if _chooses(name) else 1
+        return self.virtual_stages
+
+    def faults(self) -> list[str]:
+        """All that is wrong whatever the schedule."""
+        counts = {
+            "--stages": self.num_ranks,
+            "--microbatches": self.num_microbatches,
+            "--steps": self.num_steps,
+            "--virtual": 1 if self.virtual_stages is None else self.virtual_stages,
+        }
+        work = self.work
+        costs = {
+            "--forward": work.forward,
+            "--input-grad": work.input_grad,
+            "--weight-grad": work.weight_grad,
+            "--communication": work.latency,
+            "--alive": self.most_alive,
+            "--gather": self.gather or 0.0,
+        }
+        faults = [f"{option} is {count}; use 1 or more" for option, count in counts.items() if count < 1]
+        faults += [fault for option, cost in costs.items() for fault in cost_faults(option, cost)]
+        if not faults and work.forward + work.input_grad + work.weight_grad == 0:
+            faults.append(
+                "--forward, --input-grad and --weight-grad are all 0, so there is nothing to draw; use 1 each"
+            )
+        return faults
+
+    def size_faults(self, name: str) -> list[str]:
+        """What makes a named schedule of this shape too large to draw."""
+        shape = Shape(self.num_ranks, self.num_microbatches, self.virtual(name))
+        return size_faults(name, shape, drawn_steps(name, self.num_steps))
+
+    @property
+    def note(self) -> str:
+        """The costs in words."""
+        work = self.work
+        costs = f"F {number(work.forward)}, I {number(work.input_grad)}, W {number(work.weight_grad)}"
+        wire = f"a message takes {number(work.latency)}" if work.latency else "messages take no time"
+        again = " Stages keep their inputs, and run their forwards again." * (self.recompute == "stage")
+        sharded = f" Gathering all parameters of a rank takes {number(self.gather or 0)}, reducing its gradients too."
+        more = again + sharded * (self.gather is not None)
+        return f"{costs} for one microbatch through all layers of a rank; {wire}.{more}"
+
+
+def show_schedule(name: str | None, request: Request, compare: bool, output: Output) -> None:
+    """The command `schedule`. PlanError for what is wrong."""
+    subject = f"schedule {name}" if name else "schedule"
+    faults = request.faults()
+    if name is None and not compare:
+        faults.append(f"name a schedule, or use --compare; there are: {', '.join(GENERATORS)}")
+    if name is not None and name not in GENERATORS:
+        faults.append(f"{name!r} is not a schedule; {catalog.did_you_mean(name, list(GENERATORS))}")
+    if compare and name is None and (output.trace or output.svg):
+        faults.append("--trace and --svg are of one schedule; name it, or use --html for all")
+    if compare and not faults:
+        faults += request.comparison_faults()
+    if faults:
+        raise PlanError(subject, faults)
+    one = None
+    if name is not None:
+        try:
+            one = request.study(name)
+        except ValueError as error:
+            raise PlanError(subject, faults_in(error)) from None
+    if compare:
+        _show_comparison(request, one, output)
+    elif one is not None:
+        _show(one, request.note, output, as_full_dict(one))
+
+
+def show_job(job: JobSpec, latency: float, num_steps: int, output: Output) -> None:
+    """The command `simulate`. PlanError for what is wrong."""
+    faults = cost_faults("--communication", latency)
+    faults += [] if num_steps >= 1 else [f"--steps is {num_steps}; use 1 or more"]
+    shape = Shape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
+    if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
+        raise PlanError(f"job {job.name}", faults)
+    unit = "the forward of one microbatch through the mean rank, by FLOPs"
+    wire = f"a message takes {number(latency)}" if latency else "messages take no time"
+    plan = job.plan
+    devices = f"tp {plan.tp}" if plan.cp == 1 else f"cp {plan.cp} x tp {plan.tp}"
+    drawn = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (
+        plan.dp * plan.cp * plan.tp > 1
+    )
+    note = (
+        f"{drawn}Times are relative: 1 is {unit}; input and weight gradients take as long as the forward, and {wire}. "
+        f"Seconds need a calibration of the device."
+    )
+
+    streams = Streams(partial(job_program, job), lambda steps: job_order(job, steps).without_messages())
+    result = study(job.plan.schedule, job_program(job), relative_costs(job, latency), num_steps, streams)
+    _show(result, note, output, {"job": job.name} | as_full_dict(result) | {"unit": unit}, f"{job.name}, ")
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A step that was run on this machine: what its stages cost there, and when each action ran, in seconds."""
+
+    costs: Costs
+    times: Times
+    median_s: float
+
+
+def show_executed(job: JobSpec, run: Executed, output: Output) -> None:
+    """The command `simulate --execute`: the step as simulated from measured costs, and as it ran, side by side."""
+    program = job_program(job)
+    simulated = study(job.plan.schedule, program, run.costs, 1)
+    simulated_s = simulated.timeline.makespan
+    error = simulated_s / run.median_s - 1.0
+    verdict = f"simulated {simulated_s:.4f} s, executed {run.median_s:.4f} s (median), error {error:+.1%}"
+    note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."
+    ran = replace(simulated, name=f"{simulated.name}, as it ran", times=run.times)
+    sections = [
+        section_of(simulated, verdict),
+        Section(ran.name, "The last of the steps that were run.", ran.timeline, (), idle_table(ran), memory_table(ran)),
+    ]
+    title = f"{job.name}: simulated and executed"
+    if faults := _drawing_faults(output, [ran]):
+        raise PlanError("output", faults)
+    _write(output.html, "--html", lambda: timeline_page(title, sections, note))
+    _write(output.svg, "--svg", lambda: picture(ran.timeline, ran.name))
+    _write(output.trace, "--trace", lambda: json.dumps(trace(ran.timeline, title, microseconds=1e6, unit="s")) + "\n")
+    if output.as_json:
+        values = {"job": job.name, "simulated_s": simulated_s, "executed_s": run.median_s, "error": error}
+        click.echo(json.dumps(values | {"idle": as_full_dict(simulated)["idle"]}))
+        return
+    width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
+    palette = palette_of(sys.stdout, output.no_colour)
+    click.echo(f"{job.name}, {simulated.heading}\n{note}\n\nsimulated\n{draw(simulated.timeline, width, palette)}\n")
+    click.echo(f"executed\n{draw(ran.timeline, width, palette)}\n\n{verdict}")
+
+
+def _show(one: Study, note: str, output: Output, as_json: dict[str, Any], before: str = "") -> None:
+    _write_files(one, note, output, before + one.heading)
+    if output.as_json:
+        click.echo(json.dumps(as_json))
+    else:
+        click.echo(f"{before}{one.heading}\n{textwrap.fill(note, 110)}\n\n{_text(one, output)}")
+
+
+def _text(one: Study, output: Output) -> str:
+    """A study for the terminal."""
+    width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
+    drawing = draw(one.timeline, width, palette_of(sys.stdout, output.no_colour))
+    values = [(name, value, meaning) for name, value, meaning in figures(one)]
+    columns = [max(len(row[n]) for row in values) for n in (0, 1)]
+    lines = [f"{name:<{columns[0]}}  {value:<{columns[1]}}  {meaning}".rstrip() for name, value, meaning in values]
+    return "\n\n".join([drawing, "\n".join(lines), aligned(idle_table(one)), aligned(memory_table(one))])
+
+
+def _show_comparison(request: Request, one: Study | None, output: Output) -> None:
+    studies, left_out = [], []
+    for name in GENERATORS:
+        try:
+            studies.append((request if _chooses(name) else replace(request, virtual_stages=None)).study(name))
+        except ValueError as error:
+            left_out.append(f"{name} is left out: {'; '.join(faults_in(error))}")
+    if not studies:
+        raise PlanError("schedule --compare", left_out)
+    shape = f"{count(request.num_ranks, 'rank')}, {count(request.num_microbatches, 'microbatch')}"
+    if one is not None:
+        _write_files(one, request.note, Output(None, output.svg, output.trace), one.heading)
+    if output.html:
+        if faults := _drawing_faults(Output(output.html), studies):
+            raise PlanError("output", faults)
+        title = f"Pipeline schedules: {shape}"
+        page = timeline_page(title, [section_of(study) for study in studies], request.note, studies)
+        _write(output.html, "--html", lambda: page)
+    if output.as_json:
+        click.echo(json.dumps({"schedules": [as_dict(study) for study in studies]}))
+    else:
+        drawing = f"{one.heading}\n\n{_text(one, output)}\n\n" if one is not None else ""
+        click.echo(f"{drawing}{shape}\n{request.note}\n\n{aligned(comparison(studies))}")
+    if left_out:
+        click.echo("\n".join(["", *left_out] if not output.as_json else left_out), err=output.as_json)
+
+
+def cost_faults(option: str, cost: float) -> list[str]:
+    """Why an option is no time of an action."""
+    if cost == 0 or largest.LEAST_COST <= cost <= largest.COST:
+        return []
+    return [f"{option} is {cost:g}, and it must be 0, or from {largest.LEAST_COST:g} to {largest.COST:g}; use 1, say"]
+
+
+def _chooses(name: str) -> bool:
+    """Whether the number of stages on a rank is the user's to choose."""
+    return STAGES_PER_RANK.get(name, 1) == 0
+
+
+def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
+    """What asks for a file of so many actions that nobody could open it."""
+    if not (output.svg or output.html or output.trace):
+        return []
+    actions = [action for one in studies for row in one.program.ranks for action in row]
+    num_steps = max(one.num_steps for one in studies)
+    num_all = num_steps * len(actions)
+    num_computed = num_steps * sum(bool(action.computes()) for action in actions)
+    return [
+        f"{option} would draw {drawn:,} actions, and a file of more than {most:,} hardly opens; use fewer "
+        "microbatches, stages or steps, or leave it out: the terminal and --json have no such limit"
+        for option, path, drawn, most in (
+            ("--svg", output.svg, num_computed, largest.PICTURE),
+            ("--html", output.html, num_all, largest.PAGE),
+            ("--trace", output.trace, num_all, largest.PAGE),
+        )
+        if path is not None and drawn > most
+    ]
+
+
+def _write_files(one: Study, note: str, output: Output, title: str) -> None:
+    if faults := _drawing_faults(output, [one]):
+        raise PlanError("output", faults)
+    _write(output.html, "--html", lambda: timeline_page(title, [section_of(one)], note))
+    _write(output.svg, "--svg", lambda: picture(one.timeline, one.name))
+    _write(output.trace, "--trace", lambda: json.dumps(trace(one.timeline, title)) + "\n")
+
+
+def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
+    """Write a file, and say so on standard error."""
+    if path is None:
+        return
+    contents = text()
+    write_output(path, contents, option)
+    click.echo(f"wrote {path}", err=True)

@@ -1,0 +1,160 @@
+"""One program, played and measured: what every picture, page, trace and table is made from."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.config.plan import ASYNCHRONOUS, Recompute
+from shardwright.schedule.registry import GENERATORS, Shape, shape_order, training_program
+from shardwright.schedule.schedule import Program, Schedule
+from shardwright.schedule.timing import Costs, Times, play
+from shardwright.simulate.bubbles import Bubbles, Work, measure_and_play
+from shardwright.simulate.timeline import Timeline, make_timeline
+
+_STEADY = 3  # steps after which each further one takes equally long
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The bubble of one step in closed form, and its value where it holds."""
+
+    text: str
+    value: float | None
+    when: str
+
+    def __str__(self) -> str:
+        value = "" if self.value is None else f" = {number(self.value)}"
+        return self.text + value + (f", where {self.when}" if self.when else "")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A program that was played, the timeline of that, and its figures."""
+
+    name: str
+    program: Program
+    times: Times
+    bubbles: Bubbles
+    formula: Formula | None = None
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What was played, explained."""
+        return make_timeline(self.program, self.times)
+
+    @property
+    def num_steps(self) -> int:
+        """How often the program was played."""
+        return self.times.num_steps(self.program)
+
+    @property
+    def heading(self) -> str:
+        """Its name and shape."""
+        return f"{self.name}: {self.shape}"
+
+    @property
+    def shape(self) -> str:
+        """Ranks, microbatches and stages."""
+        program, steps = self.program, self.num_steps
+        words = [count(program.num_ranks, "rank"), count(program.num_microbatches, "microbatch")]
+        if program.num_stages != program.num_ranks:
+            words.append(count(program.num_stages, "stage"))
+        return ", ".join([*words, count(steps, "step")] if steps > 1 else words)
+
+
+def study_schedule(
+    name: str, num_ranks: int, num_microbatches: int, work: Work, virtual_stages: int = 1, num_steps: int = 1,
+    most_alive: float = 0.0, recompute: Recompute = "none", gathers: bool = False,
+) -> Study:  # fmt: skip
+    """A named schedule of equal stages, `num_steps` of it drawn. ValueError says why it does not admit the shape."""
+
+    costs = work.by_stage(num_ranks * virtual_stages, num_ranks)
+
+    def program(steps: int) -> Program:
+        return training_program(
+            name, num_ranks, num_microbatches, virtual_stages, num_steps=steps, costs=costs, most_alive=most_alive,
+            recompute=recompute, gathers=gathers,
+        )  # fmt: skip
+
+    def order(steps: int) -> Schedule:
+        shape = Shape(
+            num_ranks, num_microbatches, virtual_stages, num_steps=steps, most_alive=most_alive, costs=costs
+        )  # fmt: skip
+        return shape_order(name, shape, recompute, gathers)
+
+    one = program(1)
+    as_in_the_paper = recompute == "none" and not gathers
+    formula = _formula(name, one, num_microbatches, work) if as_in_the_paper else None
+    return study(name, one, work.costs(one), num_steps, Streams(program, order), formula)
+
+
+def drawn_steps(name: str, num_steps: int) -> int:
+    """Steps that are laid out to draw some: of an asynchronous schedule so many that its pipeline fills."""
+    return max(num_steps, _STEADY + 1) if name in ASYNCHRONOUS else num_steps
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Steps of a schedule as a program, and without messages: some with no flush between if it is asynchronous, else
+    one."""
+
+    program: Callable[[int], Program]
+    order: Callable[[int], Schedule]
+
+
+def study(
+    name: str, one: Program, costs: Costs, num_steps: int = 1, streams: Streams | None = None,
+    formula: Formula | None = None,
+) -> Study:  # fmt: skip
+    """A program of one step at any costs; `streams` are more of them where it is asynchronous."""
+    order = None if streams is None else streams.order
+    if one.weights == "current" or streams is None or num_steps == 1:
+        bubbles, times = measure_and_play(one, costs, num_steps, order)
+        return Study(name, one, times, bubbles, formula)
+    bubbles, _ = measure_and_play(one, costs, 1, order)
+    drawn = streams.program(num_steps)
+    return Study(name, drawn, play(drawn, costs), bubbles, formula)
+
+
+def _formula(name: str, program: Program, num_microbatches: int, work: Work) -> Formula | None:
+    entry = GENERATORS[name]
+    if not entry.bubble:
+        return None
+    names = {
+        "p": program.num_ranks,
+        "m": num_microbatches,
+        "v": program.num_stages // program.num_ranks,
+        "F": work.forward,
+        "I": work.input_grad,
+        "W": work.weight_grad,
+        "B": work.input_grad + work.weight_grad,
+        "FB": work.pair * (work.forward + work.input_grad + work.weight_grad),
+    }
+
+    def value(expression: str) -> float:
+        return float(eval(expression, {"__builtins__": {}}, names))  # the registry's own text
+
+    holds = work.latency == 0 and (not entry.when or bool(value(entry.when)))
+    conditions = [entry.when] if entry.when and not holds else []
+    conditions += ["messages take no time"] if work.latency else []
+    return Formula(
+        readable(entry.bubble), value(entry.bubble) if holds else None, " and ".join(conditions).replace("==", "=")
+    )
+
+
+def readable(expression: str) -> str:
+    """An expression of the registry as a book would print it: (p - 1)(F + B), not (p - 1) * (F + B)."""
+    text = re.sub(r"\) \* \(", ")(", expression)
+    text = re.sub(r"(\d) \* (?=\w)", r"\1", text)
+    return re.sub(r"\) \* (?=\w)", ")", re.sub(r"(\w) \* (?=\()", r"\1", text)).replace(" * ", " ")
+
+
+def number(value: float) -> str:
+    """Four significant digits; rounding errors of zero are zero."""
+    return f"{0.0 if abs(value) < 1e-9 else value:.4g}"
+
+
+def count(many: int, noun: str) -> str:
+    """ "1 rank", "8 microbatches"."""
+    return f"{many} {noun}" if many == 1 else f"{many} {noun}{'es' if noun.endswith('ch') else 's'}"

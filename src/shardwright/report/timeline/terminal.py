@@ -1,0 +1,223 @@
+"""A timeline in the terminal: a row a rank, an action a block with the number of its microbatch.
+
+In colour, hue is what is computed and lightness the chunk or direction. Without colour, letters say the same:
+F, B, I, W, small on a rank's later chunks, F1B0 for a forward and a backward that run as one. Where parameters are
+sharded, a second line under each rank has its gathers, reductions and releases, with the number of the stage.
+"""
+
+import os
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, TextIO
+
+import numpy as np
+
+from shardwright.report.axis_ticks import nice_step
+from shardwright.report.timeline.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, rgb, shade
+from shardwright.schedule.action import Action
+from shardwright.schedule.schedule import Program
+from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Timeline
+
+Palette = Literal["none", "256", "truecolor"]
+
+_WIDEST_UNIT = 8  # columns of the shortest action: more would only spread the picture
+_GLYPHS = {Cause.WARM_UP: " ", Cause.DEPENDENCY: ".", Cause.COMMUNICATION: "~", Cause.DRAIN: " "}
+
+
+def palette_of(stream: TextIO, no_colour: bool) -> Palette:
+    """What a stream can show. NO_COLOR (no-color.org) is respected."""
+    environment = os.environ
+    if no_colour or environment.get("NO_COLOR") or environment.get("TERM") == "dumb" or not stream.isatty():
+        return "none"
+    return "truecolor" if environment.get("COLORTERM") in ("truecolor", "24bit") else "256"
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One character, and its colours as #rrggbb; empty is the terminal's own."""
+
+    text: str = " "
+    ink: str = ""
+    ground: str = ""
+
+
+def draw(timeline: Timeline, width: int = 120, palette: Palette = "none") -> str:
+    """The rows, a time axis and a legend."""
+    label_width = len(f"rank {len(timeline.ranks) - 1} ")
+    scale = _columns_per_time(timeline, width - label_width)
+    fine = palette != "none" and _shortest(timeline) * scale < 1
+    lines = []
+    for rank, row in enumerate(timeline.ranks):
+        cells = _halves(timeline, row, scale) if fine else _blocks(timeline, row, scale, palette != "none")
+        lines.append(f"{f'rank {rank}':<{label_width}}" + _paint(cells, palette))
+        if timeline.program.gathers:
+            lines.append(" " * label_width + _paint(_collectives(timeline, row, scale, palette != "none"), palette))
+    lines.append(f"{'time':<{label_width}}" + _paint(_axis(timeline.makespan, scale), palette))
+    lines += ["", *_legend(timeline, palette, glyphs=not fine)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _shortest(timeline: Timeline) -> float:
+    lengths = (row.lengths(row.computations) for row in timeline.ranks)
+    shortest = min(float(of.min(where=of > 0, initial=inf)) for of in lengths)
+    return shortest if shortest < inf else timeline.makespan or 1.0
+
+
+def _columns_per_time(timeline: Timeline, columns: int) -> float:
+    """As wide as fits; a whole number of columns for the shortest action, if all others are multiples of it."""
+    most = columns / (timeline.makespan or 1.0)
+    shortest = _shortest(timeline)
+    every_time = [of for row in timeline.ranks for of in (row.starts, row.ends)]
+    borders = np.unique(np.concatenate(every_time)) / shortest
+    for parts in range(1, 11):  # of the shortest action, to a column or several
+        whole = min(int(most * shortest / parts), _WIDEST_UNIT)
+        if whole < 1:
+            break
+        if np.all(np.abs(borders * parts - np.rint(borders * parts)) < 1e-6):
+            return whole * parts / shortest
+    return min(most, _WIDEST_UNIT / shortest)
+
+
+def _blocks(timeline: Timeline, row: RankTimeline, scale: float, in_colour: bool) -> list[_Cell]:
+    """Every action a block, a line where it begins if there is room."""
+    cells = [_Cell()] * round(timeline.makespan * scale)
+    for gap in row.idle:
+        first, last = round(gap.start * scale), round(gap.end * scale)
+        for column in range(first + (last - first > 1), last):  # a blank before, so that dots stand off from digits
+            cells[column] = _Cell(_GLYPHS[gap.cause], "#8a8f98" if in_colour else "")
+    for action, start, end in row.work(scale):
+        first, last = round(start * scale), round(end * scale)
+        if not in_colour:
+            text = _plain(timeline.program, action, last - first)
+            cells[first:last] = [_Cell(character) for character in text]
+            continue
+        ground = colour_of(timeline.program, action)
+        label = "+".join(str(part.microbatch) for part in action.computes()) or "S"
+        if len(label) > last - first:
+            label = ""
+        text = label.rjust((last - first + 1 + len(label)) // 2).ljust(last - first)
+        block = [_Cell(character, ink_on(ground), ground) for character in text]
+        if text[0] == " ":
+            block[0] = _Cell("▏", _darker(ground), ground)
+        cells[first:last] = block
+    return cells
+
+
+def _plain(program: Program, action: Action, width: int) -> str:
+    """An action in exactly `width` letters and digits, with a bar before it where there is room."""
+    parts = action.computes()
+    if not parts:
+        return "S".ljust(width, "-")
+    letters = [_letter(program, part) for part in parts]
+    long = "".join(f"{letter}{part.microbatch}" for letter, part in zip(letters, parts, strict=True))
+    for text in ("|" + long, long, "|" + "&".join(letters), "&".join(letters), "&" if len(parts) > 1 else letters[0]):
+        if len(text) <= width:
+            return text.ljust(width)
+    raise AssertionError("one letter always fits")
+
+
+def _letter(program: Program, action: Action) -> str:
+    return str(action.kind).lower() if chunk_of(program, action)[0] else str(action.kind)
+
+
+def _halves(timeline: Timeline, row: RankTimeline, scale: float) -> list[_Cell]:
+    """Two colours in each cell, where actions are narrower than one: what runs at the middle of each half."""
+    halves = [""] * (2 * round(timeline.makespan * scale))
+    for action, start, end in row.work(2 * scale):
+        first, last = round(start * scale * 2), round(end * scale * 2)
+        halves[first:last] = [colour_of(timeline.program, action)] * (last - first)
+    pairs = zip(halves[::2], halves[1::2], strict=True)
+    return [_Cell("▌", left, right) if left else _Cell("▐", right) if right else _Cell() for left, right in pairs]
+
+
+def _collectives(timeline: Timeline, row: RankTimeline, scale: float, in_colour: bool) -> list[_Cell]:
+    """Gathers and reductions as blocks. What takes no time is one letter, where there is room for it."""
+    cells = [_Cell()] * (round(timeline.makespan * scale) + 1)
+    shown = [span for span in row.spans if span.resource in (Resource.COLLECTIVES, Resource.RELEASE)]
+    for span in sorted(
+        shown, key=lambda span: span.start - span.end
+    ):  # blocks first, so that letters know what is free
+        letter = str(span.action.kind)
+        ground = shade(letter, 0, 1) if in_colour else ""
+        ink = ink_on(ground) if in_colour else ""
+        first, last = round(span.start * scale), round(span.end * scale)
+        if first < last:
+            name = f"{letter}{span.action.stage}"
+            text = next((text for text in (f"|{name}", name) if len(text) <= last - first), letter)
+            cells[first:last] = [_Cell(character, ink, ground) for character in text.ljust(last - first, "-")]
+            continue
+        # A release comes right after the computation that it waited for: in that one's last column.
+        column = max(first - (span.resource is Resource.RELEASE), 0)
+        if cells[column] == _Cell():
+            cells[column] = _Cell(letter, ink, ground)
+    return cells
+
+
+def _axis(makespan: float, scale: float) -> list[_Cell]:
+    """Numbers that begin at their time."""
+    step = nice_step(8 / scale)
+    cells = [_Cell()] * (round(makespan * scale) + 8)
+    for n in range(int(makespan / step) + 1):
+        for column, character in enumerate(f"{n * step:g}", round(n * step * scale)):
+            cells[column] = _Cell(character)
+    return cells
+
+
+def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
+    """What the colours or letters mean: those that occur."""
+    computed = (part for row in timeline.program.ranks for action in row for part in action.computes())
+    parts = {(part.kind, part.stage): part for part in computed}.values()  # of microbatches one stands for all
+    kinds = {str(part.kind) for part in parts}
+    kinds |= {"S" for row in timeline.ranks if (row.lengths(row.updates) > 0).any()}
+    kinds |= {str(a.kind) for a in timeline.program.ranks[0] if timeline.program.gathers} & {"G", "R", "L"}
+    has_pairs = any(action.parts for row in timeline.program.ranks for action in row)
+    chunks = max((chunk_of(timeline.program, part)[1] for part in parts), default=1)
+    causes = {gap.cause for row in timeline.ranks for gap in row.idle} if glyphs else set()
+    items = []
+    for letter in [letter for letter in NAMES if letter in kinds]:
+        if palette == "none":
+            items.append(f"{letter} {NAMES[letter]}")
+        else:
+            of = 1 if letter in "SGRL" else chunks
+            swatch = [_Cell(" ", "", shade(letter, chunk, of)) for chunk in range(of) for _ in range(2)]
+            items.append(f"{_paint(swatch, palette)} {NAMES[letter]}")
+    if has_pairs:
+        swatch = [_Cell(" ", "", PAIR)] * 2
+        items.append("F1B0 both as one" if palette == "none" else f"{_paint(swatch, palette)} both as one")
+    if chunks > 1:
+        which = "direction" if timeline.program.placement.num_copies > 1 else "chunk"
+        later = f"second {which}" if chunks == 2 else f"later {which}s"
+        items.append(f"{'small letters' if palette == 'none' else 'lighter'}: {later}")
+    waits = [". another rank has yet to compute"] if Cause.DEPENDENCY in causes else []
+    waits += ["~ a message is on its way"] if Cause.COMMUNICATION in causes else []
+    return ["   ".join(items), *(["   ".join(waits)] if waits else [])]
+
+
+def _paint(cells: list[_Cell], palette: Palette) -> str:
+    """The characters, with an escape sequence wherever the colours change."""
+    if palette == "none":
+        return "".join(cell.text for cell in cells).rstrip()
+    out, colours = [], ("", "")
+    while cells and cells[-1] == _Cell():
+        cells = cells[:-1]
+    for cell in cells:
+        if (cell.ink, cell.ground) != colours:
+            colours = (cell.ink, cell.ground)
+            codes = ["0", *_code(38, cell.ink, palette), *_code(48, cell.ground, palette)]
+            out.append(f"\x1b[{';'.join(codes)}m")
+        out.append(cell.text)
+    return "".join(out) + ("\x1b[0m" if colours != ("", "") else "")
+
+
+def _code(layer: int, colour: str, palette: Palette) -> list[str]:
+    if not colour:
+        return []
+    if palette == "truecolor":
+        return [f"{layer};2;" + ";".join(map(str, rgb(colour)))]
+    levels = (0, 95, 135, 175, 215, 255)  # of the colour cube of xterm
+    steps = [levels.index(min(levels, key=lambda level: abs(level - byte))) for byte in rgb(colour)]
+    return [f"{layer};5;{16 + 36 * steps[0] + 6 * steps[1] + steps[2]}"]
+
+
+def _darker(colour: str) -> str:
+    return "#" + "".join(f"{int(c * 0.6):02x}" for c in rgb(colour))

@@ -1,0 +1,108 @@
+"""A timeline as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing, in the Trace Event Format.
+
+A process is a rank, a thread one of its resources; a flow joins a send and its receive; counters are what is kept:
+activations and other buffers, and their bytes where those are known. The format counts in microseconds. Costs without
+a unit, F = 1, are drawn as milliseconds.
+"""
+
+from typing import Any
+
+from shardwright.report.timeline.colours import NAMES
+from shardwright.report.timeline.messages import messages
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.schedule import Program
+from shardwright.simulate.buffer_curves import Curve
+from shardwright.simulate.timeline import Resource, Span, Timeline
+
+_KINDS = NAMES | {
+    "SF": "send forward",
+    "RF": "receive forward",
+    "SB": "send backward",
+    "RB": "receive backward",
+    "O": "forward and backward as one",
+}
+
+
+def trace(timeline: Timeline, name: str, microseconds: float = 1000.0, unit: str = "") -> dict[str, Any]:
+    """The JSON object. `microseconds` is the length of one unit of the timeline's times."""
+    said = unit or f"the costs have no unit; one of theirs is drawn as {microseconds:g} us"
+    events: list[dict[str, Any]] = []
+    threads: dict[int, tuple[int, int]] = {}  # by identity of the span: where it is drawn
+    for rank, row in enumerate(timeline.ranks):
+        events.append(_named("process_name", rank, 0, f"rank {rank}"))
+        events.append({"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}})
+        lanes = _lanes(row.spans)
+        for tid, (lane, spans) in enumerate(lanes):
+            events.append(_named("thread_name", rank, tid, lane))
+            for span in spans:
+                threads[id(span)] = rank, tid
+                events.append(_slice(timeline.program, span, rank, tid, microseconds))
+        for buffer, kept in row.kept.items():
+            events += _counter(f"{buffer} alive", "alive", kept.count, rank, microseconds)
+            events += _counter(f"bytes of {buffer}", "bytes", kept.num_bytes or (), rank, microseconds)
+    for number, message in enumerate(messages(timeline)):
+        shared = {"name": "backward" if message.backward else "forward", "cat": "message", "id": number}
+        for phase, span, more in (("s", message.send, {}), ("f", message.receive, {"bp": "e"})):
+            pid, tid = threads[id(span)]
+            events.append({"ph": phase, **shared, "pid": pid, "tid": tid, "ts": span.start * microseconds, **more})
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"name": name, "time": said, "program": timeline.program.name},
+    }
+
+
+def _lanes(spans: tuple[Span, ...]) -> list[tuple[str, list[Span]]]:
+    """Threads of a rank. Slices of one may not cross each other, so messages that arrive at once get several."""
+    lanes: list[tuple[str, list[Span]]] = [(str(resource), []) for resource in Resource if resource != "arrival"]
+    of = dict(lanes)
+    arrivals: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if span.resource is not Resource.ARRIVAL:
+            of[span.resource].append(span)
+            continue
+        free = next((lane for lane in arrivals if lane[-1].end <= span.start), None)
+        if free is None:
+            arrivals.append([span])
+        else:
+            free.append(span)
+    lanes += [(f"arrival {n}" if n else "arrival", lane) for n, lane in enumerate(arrivals)]
+    return [(name, spans_of) for name, spans_of in lanes if spans_of]
+
+
+def _slice(program: Program, span: Span, rank: int, tid: int, microseconds: float) -> dict[str, Any]:
+    action, size = span.action, program.num_bytes(span.action)
+    return {
+        "ph": "X",
+        "name": _title(action),
+        "cat": _KINDS[action.kind],
+        "pid": rank,
+        "tid": tid,
+        "ts": span.start * microseconds,
+        "dur": (span.end - span.start) * microseconds,
+        "args": {"action": str(action), "step": span.step} | _about(action) | ({"bytes": size} if size else {}),
+    }
+
+
+def _counter(name: str, unit: str, curve: Curve, rank: int, microseconds: float) -> list[dict[str, Any]]:
+    return [
+        {"ph": "C", "name": name, "pid": rank, "tid": 0, "ts": time * microseconds, "args": {unit: value}}
+        for time, value in curve
+    ]
+
+
+def _title(action: Action) -> str:
+    if action.kind is Kind.OVERLAP:
+        return "+".join(_title(part) for part in action.parts)
+    return f"{action.kind}{action.microbatch if action.microbatch >= 0 else ''}"
+
+
+def _about(action: Action) -> dict[str, Any]:
+    if action.kind is Kind.OVERLAP:
+        return {"what": " and ".join(_KINDS[part.kind] for part in action.parts)}
+    numbers = {"stage": action.stage, "microbatch": action.microbatch, "peer": action.peer}
+    return {key: value for key, value in numbers.items() if value >= 0}
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -1,0 +1,160 @@
+"""What a rank keeps in memory, from which action to which: the life of every buffer that a schedule makes.
+
+The peak in a table, the curve under a timeline and the limit that a program is checked against all follow from the
+same rules, so they can't disagree.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from shardwright.schedule.action import Kind
+from shardwright.schedule.message_sizes import Sizes
+from shardwright.schedule.schedule import Schedule
+
+
+class Buffer(StrEnum):
+    """What is kept.
+
+    ACTIVATIONS of a microbatch in a stage: from its F, or from its C where it is computed again, to the end of B, or
+    of W where the backward is split. INPUT of a stage: from F until C begins. MESSAGE: from its receive until the
+    computation that takes it begins. PARAMETERS of a stage: from G to L.
+    """
+
+    ACTIVATIONS = "activations"
+    INPUT = "stage inputs"
+    MESSAGE = "messages"
+    PARAMETERS = "gathered parameters"
+
+
+class Life(NamedTuple):
+    """One buffer: born when the action with index `born` in its rank's list begins.
+
+    It dies at action `dies`: at its begin if that takes the buffer over (`taken`), else at its end.
+    """
+
+    buffer: Buffer
+    stage: int
+    microbatch: int
+    born: int
+    dies: int
+    taken: bool = False
+
+
+# Looked up for every action.
+_FORWARD, _BACKWARD, _WEIGHT_GRAD, _RECOMPUTE = Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which actions begin the life of a buffer, about the same stage and microbatch as the one that ends it.
+
+    `of_recomputed` says of which microbatches a forward begins it: of those that are computed again, or of others.
+    """
+
+    buffer: Buffer
+    begins: tuple[Kind, ...]
+    ends: tuple[Kind, ...]
+    taken: bool
+    of_recomputed: bool = False
+
+
+RULES = (
+    Rule(Buffer.ACTIVATIONS, (Kind.FORWARD, Kind.RECOMPUTE), (Kind.BACKWARD, Kind.WEIGHT_GRAD), taken=False),
+    Rule(Buffer.INPUT, (Kind.FORWARD,), (Kind.RECOMPUTE,), taken=True, of_recomputed=True),
+    Rule(Buffer.MESSAGE, (Kind.RECV_FORWARD,), (Kind.FORWARD,), taken=True),
+    Rule(Buffer.MESSAGE, (Kind.RECV_BACKWARD,), (Kind.BACKWARD, Kind.INPUT_GRAD), taken=True),
+    Rule(Buffer.PARAMETERS, (Kind.GATHER,), (Kind.RELEASE,), taken=False),
+)
+
+
+def lives(schedule: Schedule, rank: int) -> list[Life]:
+    """All buffers of a rank, in the order of their end. What is never let go lives to the end of the list.
+
+    A forward-only program keeps nothing for a backward.
+    """
+    row, recomputed = schedule.ranks[rank], schedule.recomputed
+    opened: list[tuple[Rule, dict[tuple[int, int], int]]] = [(rule, {}) for rule in RULES]  # since which action
+    ending = {kind: [(rule, since) for rule, since in opened if kind in rule.ends] for kind in Kind}
+    beginning = {kind: [(rule, since) for rule, since in opened if kind in rule.begins] for kind in Kind}
+    beginning[Kind.FORWARD] *= schedule.trains
+    ended: list[Life] = []
+    for index, action in enumerate(row):
+        for kind, stage, microbatch, _, _ in action.parts or (action,):
+            key = stage, microbatch
+            for rule, since in ending[kind]:
+                if key in since:
+                    ended.append(Life(rule.buffer, stage, microbatch, since.pop(key), index, rule.taken))
+            for rule, since in beginning[kind]:
+                if kind is not Kind.FORWARD or rule.of_recomputed == (key in recomputed):
+                    since[key] = index
+    last = len(row) - 1
+    return ended + [Life(rule.buffer, *key, born, last) for rule, since in opened for key, born in since.items()]
+
+
+def most(buffers: Iterable[Life]) -> tuple[int, int]:
+    """How many there are at once, at most, and the index of the action where that is reached first."""
+    changes: Counter[int] = Counter()  # when an action begins, and so the one before has ended
+    for life in buffers:
+        changes[life.born] += 1
+        changes[life.dies + (not life.taken)] -= 1
+    largest, where, count = 0, 0, 0
+    for index in sorted(changes):
+        count += changes[index]
+        if count > largest:
+            largest, where = count, index
+    return largest, where
+
+
+def peak(schedule: Schedule, buffer: Buffer) -> list[int]:
+    """Most buffers of a kind at once, by rank, if each action ends before the next on its rank begins."""
+    return [
+        most(life for life in lives(schedule, rank) if life.buffer is buffer)[0] for rank in range(schedule.num_ranks)
+    ]
+
+
+def peak_activations(schedule: Schedule) -> list[int]:
+    """Most (stage, microbatch) pairs whose activations are alive at once, by rank.
+
+    Divide by the stages of a rank to get microbatches of all its layers. A forward-only program keeps nothing.
+
+    The same as `peak` says by the lives of all buffers, in a part of the time: of a program whose every microbatch is
+    computed once, the number alive is that of forwards before less that of backwards.
+    """
+    if not schedule.trains:
+        return [0] * schedule.num_ranks
+    recomputed = schedule.recomputed
+    found = []
+    for row in schedule.ranks:
+        most = alive = 0
+        for action in row:
+            ended = 0
+            for kind, stage, i, _, _ in action[4] or (action,):
+                if kind is _FORWARD:
+                    alive += (stage, i) not in recomputed
+                elif kind is _WEIGHT_GRAD or kind is _BACKWARD:
+                    ended += 1
+                elif kind is _RECOMPUTE:
+                    alive += 1
+            if alive > most:
+                most = alive
+            alive -= ended
+        found.append(most)
+    return found
+
+
+def num_bytes(buffer: Buffer, stage: int, sizes: Sizes | None) -> int | None:
+    """The size of a buffer; None where it is not known."""
+    if sizes is None:
+        return None
+    match buffer:
+        case Buffer.ACTIVATIONS:
+            return sizes.activations[stage] if sizes.activations else None
+        case Buffer.INPUT:
+            return sizes.stage_input(stage)
+        case Buffer.MESSAGE:
+            return sizes.message
+        case Buffer.PARAMETERS:
+            return sizes.gather[stage]

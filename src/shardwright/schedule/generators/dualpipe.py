@@ -1,0 +1,71 @@
+"""DualPipe: two pipelines in opposite directions, so that a forward always has a backward to hide it. DeepSeek-AI 2024
+(arXiv 2412.19437), section 3.2.1 and figure 5; github.com/deepseek-ai/DualPipe.
+
+Each rank holds two stages, r and p - 1 - r: the model is there twice, and half of the microbatches enter at either
+end. Most of the time a rank runs a forward of one direction and a backward of the other as one action, F&B, in which
+the communication of each (expert parallelism's above all) hides behind the computation of the other. The bubble is
+(p / 2 - 1)(F&B + B - 3W), exactly so where F = I >= W. Every rank keeps p + 1 microbatches alive. The price is the
+second copy of the parameters, whose gradients are summed with the first's, on another rank, before the optimizer's
+step.
+"""
+
+from shardwright.schedule.generators.row_writer import Row
+from shardwright.schedule.schedule import Schedule
+from shardwright.sharding.stage_placement import bidirectional
+
+
+def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
+    """Both ends of the pipeline alike: a rank of the second half is its mirror image, directions swapped."""
+    rows = []
+    half = num_microbatches // 2
+    down, up = range(half), range(half, num_microbatches)
+    for rank in range(num_ranks):
+        near_end = min(rank, num_ranks - 1 - rank)
+        if rank == near_end:
+            row = Row([rank, num_ranks - 1 - rank], [down, up])
+        else:
+            row = Row([num_ranks - 1 - rank, rank], [up, down])
+        eight_phases(row, near_end, num_ranks // 2, half)
+        rows.append(row.actions())
+    return Schedule("dualpipe", num_microbatches, bidirectional(num_ranks, num_microbatches), tuple(rows))
+
+
+def eight_phases(row: Row, rank: int, last: int, num_microbatches: int) -> None:
+    """The figure, left to right, for rank `rank` of `last` from an end to the turn; microbatches of each chunk.
+
+    Chunk 0 comes from the near end, chunk 1 back from the turn, which is between ranks last - 1 and last (DualPipe)
+    or at the last rank itself (DualPipeV).
+    """
+    before_turn = last - 1 - rank
+    row.write("F0", times=2 * before_turn)
+    row.write("F0 F1", times=rank + 1)
+    row.write("I1 W F1", times=before_turn)
+    pairs = num_microbatches - 2 * last + rank + 1
+    # At the turn, the first pair's forward is what the next rank waits for: not run as one.
+    row.write("F0 B1 F1+B0" if before_turn == 0 else "F0+B1 F1+B0")
+    row.write("F0+B1 F1+B0", times=pairs - 1)
+    row.write("B1 F1+B0", times=before_turn)
+    # What is left of the backwards, in turn; the second half of them is split, so that gradients get away sooner.
+    for n in range(2 * (rank + 1)):
+        row.write(f"{'B' if n <= rank else 'I'}{1 - n % 2}")
+    row.write("W I0", times=before_turn)
+    row.write("W", times=rank + 1)
+
+
+def dualpipe_faults(num_ranks: int, num_microbatches: int) -> list[str]:
+    """Why a shape is not admitted."""
+    faults = []
+    if num_ranks % 2:
+        fewer = f"{num_ranks - 1} or " if num_ranks > 1 else ""
+        faults.append(
+            f"dualpipe pairs rank r with rank p - 1 - r, and p {num_ranks} is odd; "
+            f"use {fewer}{num_ranks + 1}, or dualpipev"
+        )
+    needs = "dualpipe needs m >= 2p microbatches and an even number"
+    if num_microbatches < 2 * num_ranks:
+        least = 2 * num_ranks
+        faults.append(f"{needs}: m {num_microbatches} < 2 x {num_ranks} = {least}; use {least} or more")
+    elif num_microbatches % 2:
+        fewer = f"{num_microbatches - 1} or " if num_microbatches > 2 * num_ranks else ""
+        faults.append(f"{needs}: m {num_microbatches} is odd; use {fewer}{num_microbatches + 1}")
+    return faults

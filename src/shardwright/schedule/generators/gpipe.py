@@ -1,0 +1,19 @@
+"""GPipe: all forwards, then all backwards. Huang et al. 2019 (arXiv 1811.06965), figure 2c.
+
+The bubble is (p - 1)(F + B) a step; every rank keeps the activations of all m microbatches. Backwards run in the
+order of the microbatches, not in reverse as in the paper's figure: the bubble is the same, and gradients are
+summed in the order in which one rank would sum them.
+"""
+
+from shardwright.schedule.action import backward, forward
+from shardwright.schedule.schedule import Schedule
+from shardwright.sharding.stage_placement import in_line
+
+
+def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
+    """All F, then all B, on every rank."""
+    ranks = tuple(
+        tuple(make(rank, i) for make in (forward, backward) for i in range(num_microbatches))
+        for rank in range(num_ranks)
+    )
+    return Schedule("gpipe", num_microbatches, in_line(num_ranks), ranks)

@@ -1,0 +1,54 @@
+"""Interleaved 1F1B: a smaller bubble for more messages. Narayanan et al. 2021 (arXiv 2104.04473), section 2.2.
+
+Rank r holds stages r, p + r, 2p + r, ...: v chunks of a v-th of its layers. Microbatches come in groups of g: a group
+runs through a rank's first chunk, then its second, and so on, then the next group. Backwards go the same way, from
+the last chunk to the first. After a warm-up of 2(p - 1 - r) + (v - 1)g chunk forwards, forward and backward alternate.
+The bubble is (p - 1)(F + B) / v, and v times as many messages are sent. Rank r keeps (2(p - 1 - r) + (v - 1)g + 1) / v
+microbatches of its layers alive: with g = p, rank 0 has 1 + (p - 1) / (pv) times as many as with 1F1B.
+
+A group of more than p microbatches gives a message longer to arrive, and costs memory: with g = 2p a latency is paid
+for once a step and hop. Where g does not divide m, the first group takes the rest of up to p - 1 microbatches: no
+later group may be larger, or its forwards come too late for the backwards. A rest of p or more is a group of its own.
+"""
+
+from shardwright.schedule.action import Action, backward, forward
+from shardwright.schedule.schedule import Schedule
+from shardwright.sharding.stage_placement import looped
+
+
+def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int, group: int = 0) -> Schedule:
+    """Groups of `group` microbatches (0 means p, and less than p is too few) on `num_chunks` chunks a rank."""
+    groups = _groups(num_ranks, num_microbatches, group or num_ranks)
+    table = [(i, chunk) for members in groups for chunk in range(num_chunks) for i in members]
+    rows = []
+    for rank in range(num_ranks):
+        forwards = [forward(chunk * num_ranks + rank, i) for i, chunk in table]
+        backwards = [backward((num_chunks - 1 - chunk) * num_ranks + rank, i) for i, chunk in table]
+        warmup = min(len(table), 2 * (num_ranks - 1 - rank) + (num_chunks - 1) * len(groups[0]))
+        row: list[Action] = forwards[:warmup]
+        for n in range(warmup, len(table)):
+            row += [forwards[n], backwards[n - warmup]]
+        row += backwards[len(table) - warmup :]
+        rows.append(tuple(row))
+    return Schedule("interleaved-1f1b", num_microbatches, looped(num_ranks, num_chunks), tuple(rows))
+
+
+def _groups(num_ranks: int, num_microbatches: int, group: int) -> list[range]:
+    rest = num_microbatches % group
+    sizes = [group] * (num_microbatches // group)
+    if sizes and rest < num_ranks:
+        sizes[0] += rest
+    else:
+        sizes.append(rest)
+    ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def interleaved_faults(num_ranks: int, group: int) -> list[str]:
+    """Why a shape is not admitted."""
+    if group == 0 or group >= num_ranks:
+        return []
+    return [
+        f"interleaved-1f1b needs groups of at least p microbatches, or the first is not back in time for the next "
+        f"chunk: group {group} < p {num_ranks}; use {num_ranks} or more"
+    ]

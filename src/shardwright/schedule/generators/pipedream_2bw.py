@@ -1,0 +1,31 @@
+"""PipeDream-2BW: no bubble, and two versions of the weights instead of p. Narayanan et al. 2021 (arXiv 2006.09503),
+section 3.1 and figure 2.
+
+Like PipeDream the pipeline is never flushed, but gradients add up over a batch of m microbatches before a stage
+updates its weights. Where m >= p, no more than two batches are on the way: when batch k begins, k - 1 is not over, but
+k - 2 is. So all microbatches of batch k, on all stages, use the weights that batch k - 2 left: those and the newest
+are all that a stage keeps. It is gradient descent whose gradients are late by one update, always and everywhere:
+W(t + 1) = W(t) - lr * gradient at W(t - 1).
+"""
+
+from shardwright.schedule.generators.one_f_one_b import one_f_one_b
+from shardwright.schedule.generators.pipedream import with_updates
+from shardwright.schedule.schedule import Schedule
+
+
+def pipedream_2bw(num_ranks: int, num_microbatches: int, num_batches: int = 1) -> Schedule:
+    """1F1B over a stream of batches, with an update of each stage after its last backward of each batch."""
+    stream = num_microbatches * num_batches
+    inner = one_f_one_b(num_ranks, stream)
+    ranks = with_updates(inner.ranks, every=num_microbatches)
+    return Schedule("pipedream-2bw", stream, inner.placement, ranks, weights="double-buffered")
+
+
+def pipedream_2bw_faults(num_ranks: int, num_microbatches: int) -> list[str]:
+    """Why a shape is not admitted."""
+    if num_microbatches >= num_ranks:
+        return []
+    return [
+        f"pipedream-2bw needs m >= p microbatches between updates, else two versions of the weights are too few: "
+        f"m {num_microbatches} < p {num_ranks}; use {num_ranks} or more"
+    ]

@@ -1,0 +1,24 @@
+"""ZB-H1: 1F1B whose weight gradients wait, and fill the bubble. Qi et al. 2024 (arXiv 2401.10241), figure 3, top.
+
+Only the input gradient I is awaited by another rank. So the backward is cut in two, I and the weight gradient W.
+Gradients come back sooner, by I a hop and not by B, and what is left of a rank's idle time takes its delayed W.
+The bubble is (p - 1)(F + I - W) where W <= I: a third of 1F1B's where F = I = W. Rank r puts its W off by r
+microbatches, so that every rank keeps min(m, p) microbatches alive: as many as rank 0 of 1F1B.
+"""
+
+from shardwright.schedule.generators.row_writer import Row
+from shardwright.schedule.schedule import Schedule
+from shardwright.sharding.stage_placement import in_line
+
+
+def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
+    """The forwards and backwards of 1F1B; weight gradients run `rank` microbatches late."""
+    rows = []
+    for rank in range(num_ranks):
+        row = Row([rank], [range(num_microbatches)])
+        row.write("F0", times=num_ranks - 1 - rank)
+        row.write("F0 I0", times=rank)
+        row.write("F0 I0 W0", times=num_microbatches - rank)
+        row.write("W0", times=rank)
+        rows.append(row.actions())
+    return Schedule("zb-h1", num_microbatches, in_line(num_ranks), tuple(rows))

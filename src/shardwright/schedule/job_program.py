@@ -1,0 +1,126 @@
+"""A job as a schedule: its program, what its stages cost relative to each other, and whether that is admitted."""
+
+from dataclasses import dataclass, replace
+
+from shardwright.config.job import JobSpec
+from shardwright.config.model_flops import stage_flops
+from shardwright.config.plan import ASYNCHRONOUS, Recompute
+from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
+from shardwright.schedule.message_sizes import job_sizes
+from shardwright.schedule.registry import Shape, schedule_faults, shape_order, shape_program
+from shardwright.schedule.schedule import Program, Schedule
+from shardwright.schedule.timing import Costs
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that the order of work of a job depends on."""
+
+    schedule: str
+    shape: Shape
+    recompute: Recompute
+    gathers: bool
+    reduces_by_run: bool
+
+    def program(self) -> Program:
+        """One optimizer step, all communication written out; of an asynchronous schedule, several."""
+        program = shape_program(self.schedule, self.shape, self.recompute, self.gathers)
+        return reduce_by_run(program) if self.reduces_by_run else program
+
+    def without_messages(self) -> Schedule:
+        """The same without messages, which is what the times of a step depend on."""
+        order = shape_order(self.schedule, self.shape, self.recompute, self.gathers)
+        return reduce_by_run(order) if self.reduces_by_run else order
+
+
+def job_order(job: JobSpec, num_steps: int = 1) -> Order:
+    """The order of a job's work."""
+    plan = job.plan
+    costs = relative_costs(job) if plan.schedule == "auto" else None
+    shape = Shape(
+        plan.pp, job.num_microbatches, plan.virtual_stages, plan.extra_warmup, num_steps=num_steps,
+        most_alive=_limit(job), costs=costs,
+    )  # fmt: skip
+    zero = max(plan.zero_stage(is_expert) for is_expert in {False, job.model.moe.experts > 0})
+    # The only run of a rank with one stage of several ends with its last addition anyway.
+    reduces_by_run = zero >= 2 and (plan.stages_per_rank > 1 or plan.pp == 1)
+    return Order(plan.schedule, shape, plan.recompute, zero == 3 and plan.gathers_stages, reduces_by_run)
+
+
+def job_program(job: JobSpec, num_steps: int = 1) -> Program:
+    """One optimizer step of the job, all communication written out; of an asynchronous schedule, several."""
+    program = job_order(job, num_steps).program()
+    return replace(program, sizes=job_sizes(job, program.placement))
+
+
+def _limit(job: JobSpec) -> float:
+    plan = job.plan
+    return plan.most_alive or (plan.pp if plan.schedule == "auto" else 0.0)
+
+
+def relative_costs(job: JobSpec, latency: float = 0.0) -> Costs:
+    """By FLOPs, with the forward of the mean rank as the unit; `latency` of a message in that unit too.
+
+    Until a calibration says how fast a device is, a stage costs what its FLOPs say, and input and weight gradients
+    take as long as the forward. That is enough to see the bubble, which stage the others wait for, and what memory
+    each rank keeps; it is not enough for seconds.
+    """
+    plan = job.plan
+    flops = stage_flops(job.model, plan.stage_layers(job.model.layers), plan.microbatch_size)
+    mean = sum(flops) / plan.pp
+    forward = tuple(of_stage / mean for of_stage in flops)
+    return Costs(forward, forward, forward, latency=latency)
+
+
+def undrained_steps(job: JobSpec) -> int:
+    """Steps in one stream of work: 1 if the pipeline drains after each, else those to a log line or an evaluation."""
+    if job.plan.schedule not in ASYNCHRONOUS:
+        return 1
+    return min(n for n in (job.optimizer.steps, job.run.log_every, job.run.eval_every) if n)
+
+
+def plan_faults(job: JobSpec) -> list[str]:
+    """All that is wrong with the schedule of a job that is right otherwise."""
+    plan = job.plan
+    letters = (
+        f"p is plan.pp {plan.pp}; m is batch.global_batch_size {job.batch.global_batch_size} / (plan.dp {plan.dp} x "
+        f"plan.microbatch_size {plan.microbatch_size}) = {job.num_microbatches}"
+    )
+    num_steps = undrained_steps(job)
+    letters += f"; {num_steps} steps go by until a log line or an evaluation" if num_steps > 1 else ""
+    faults = schedule_faults(
+        plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages,
+        extra_warmup=plan.extra_warmup, num_steps=num_steps, most_alive=_limit(job), costs=relative_costs(job),
+    )  # fmt: skip
+    return _asynchronous_faults(job) + [
+        f"{fault} ({letters})" if " m " in fault or " p " in fault else fault for fault in faults
+    ]
+
+
+def _asynchronous_faults(job: JobSpec) -> list[str]:
+    """What needs all stages to have the same number of updates at some moment."""
+    schedule, faults = job.plan.schedule, []
+    if schedule not in ASYNCHRONOUS:
+        return []
+    if job.optimizer.clip_grad_norm > 0:
+        faults.append(
+            f"schedule {schedule!r} updates each stage on its own, so there is no global gradient norm to clip, and "
+            f"optimizer.clip_grad_norm is {job.optimizer.clip_grad_norm:g}; set it to 0"
+        )
+    if job.model.tied_embeddings and job.plan.pp > 1:
+        faults.append(
+            f"schedule {schedule!r} updates the first and the last stage at different times, and a tied embedding is "
+            f"one tensor on both; set model.tied_embeddings = false"
+        )
+    if job.precision.scales_loss:
+        faults.append(
+            f"schedule {schedule!r} updates each stage on its own, so there is no step that all leave out when "
+            f"gradients overflow, and precision.loss_scale is {job.precision.loss_scale:g} with compute in fp16; "
+            f"compute in bf16, or set precision.loss_scale to 0"
+        )
+    if job.precision.float8 == "delayed":
+        faults.append(
+            f"schedule {schedule!r} updates each stage on its own, and precision.float8 'delayed' takes its scales "
+            f"from steps that end everywhere at once; use tensorwise, rowwise or blockwise"
+        )
+    return faults

@@ -1,0 +1,1 @@
+"""From compute actions to a program: messages, gathers, reductions, recomputation."""

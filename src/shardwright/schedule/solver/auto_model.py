@@ -1,0 +1,177 @@
+"""The question that a schedule made to measure answers, for any placement; and the named schedules as its answers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from shardwright.schedule.action import Kind
+from shardwright.schedule.generators.dualpipev import dualpipev, dualpipev_faults
+from shardwright.schedule.generators.gpipe import gpipe
+from shardwright.schedule.generators.interleaved import interleaved, interleaved_faults
+from shardwright.schedule.generators.looped_bfs import looped_bfs
+from shardwright.schedule.generators.one_f_one_b import one_f_one_b
+from shardwright.schedule.generators.sequential import sequential
+from shardwright.schedule.generators.v_half import v_half
+from shardwright.schedule.generators.v_min import v_min
+from shardwright.schedule.generators.zb_h1 import zb_h1
+from shardwright.schedule.generators.zb_h2 import zb_h2
+from shardwright.schedule.generators.zb_v import zb_v
+from shardwright.schedule.lowering.lower import lower
+from shardwright.schedule.schedule import Schedule
+from shardwright.schedule.solver.lower_bound import Objective
+from shardwright.schedule.solver.problem import TINY, Problem
+from shardwright.schedule.timing import Costs, play
+from shardwright.sharding.stage_placement import Placement, in_line, looped, vee
+
+STEPS = 4  # that are played for a period; the last two of them show it
+
+
+@dataclass(frozen=True)
+class Model:
+    """Pieces of a model, ranks to share them, microbatches to pass them."""
+
+    num_ranks: int
+    num_microbatches: int
+    costs: Costs  # by piece
+    sizes: tuple[float, ...]  # of one microbatch's activations, by piece
+    limits: tuple[float, ...]  # of activations, by rank
+    stages_per_rank: int | None
+
+    @classmethod
+    def of(
+        cls, num_ranks: int, num_microbatches: int, costs: Costs | None,
+        most_alive: float | Sequence[float] | None, activations: Sequence[float], stages_per_rank: int | None,
+    ) -> "Model":  # fmt: skip
+        """Defaults filled in. ValueError if the lengths don't fit, or not even one microbatch does."""
+        costs = costs or Costs.uniform((stages_per_rank or 2) * num_ranks)
+        pieces, shares = len(costs.forward), (stages_per_rank or 1) * num_ranks
+        if pieces == 0 or pieces % shares:
+            stages = f" with {stages_per_rank} stages each" if stages_per_rank else ""
+            raise ValueError(
+                f"costs are of {pieces} pieces of the model, which {num_ranks} ranks{stages} can't share equally; "
+                f"give those of {shares} pieces, or of a multiple"
+            )
+        for name, values, right in (
+            ("input_grad", costs.input_grad, (pieces,)), ("weight_grad", costs.weight_grad, (pieces,)),
+            ("transfer", costs.transfer, (0, pieces - 1)), ("reduce", costs.reduce, (0, pieces)),
+            ("activations", activations, (0, pieces)),
+        ):  # fmt: skip
+            if len(values) not in right:
+                raise ValueError(f"{name} has {len(values)} values; {pieces} pieces need {right[-1]}")
+        if most_alive is None or isinstance(most_alive, int | float):
+            most_alive = [inf if most_alive is None else most_alive] * num_ranks
+        if len(most_alive) != num_ranks:
+            raise ValueError(
+                f"most_alive has {len(most_alive)} values; give one number, or one for each of {num_ranks}"
+            )
+        sizes = tuple(activations) or (num_ranks / pieces,) * pieces
+        model = cls(num_ranks, num_microbatches, costs, sizes, tuple(most_alive), stages_per_rank)
+        if not model.placements():
+            raise ValueError("; ".join(model._lacks(model._cuts()[0])) + "; allow more, or make microbatches smaller")
+        return model
+
+    def _cuts(self) -> list[Placement]:
+        """All ways to lay equally long runs of pieces on the ranks."""
+        p, pieces, found = self.num_ranks, len(self.sizes), []
+        for v in range(1, pieces // p + 1):
+            if pieces % (p * v) == 0 and self.stages_per_rank in (None, v):
+                found += [in_line(p)] if v == 1 else [vee(p), looped(p, v)] if v == 2 else [looped(p, v)]
+        return found
+
+    def _lacks(self, placement: Placement) -> list[str]:
+        """Which ranks can't hold a single microbatch."""
+        sizes = runs(self.sizes, placement.num_stages)
+        needs = [sum(sizes[stage] for stage in placement.stages_of(rank)) for rank in range(self.num_ranks)]
+        return [
+            f"rank {rank} keeps {need:g} for one microbatch, and may keep {limit:g}"
+            for rank, (need, limit) in enumerate(zip(needs, self.limits, strict=True))
+            if need > limit * (1 + TINY)
+        ]
+
+    def placements(self) -> list[Placement]:
+        """Those on which every rank can hold at least one microbatch."""
+        return [placement for placement in self._cuts() if not self._lacks(placement)]
+
+    def problem(self, placement: Placement) -> Problem:
+        """The question on one placement."""
+        num_stages = placement.num_stages
+        costs, sizes = by_stage(self.costs, num_stages), runs(self.sizes, num_stages)
+        return Problem(placement, self.num_microbatches, costs, sizes, self.limits)
+
+
+def by_stage(costs: Costs, num_stages: int) -> Costs:
+    """Costs of stages that are equally long runs of pieces."""
+    length = len(costs.forward) // num_stages
+    return replace(
+        costs,
+        forward=runs(costs.forward, num_stages),
+        input_grad=runs(costs.input_grad, num_stages),
+        weight_grad=runs(costs.weight_grad, num_stages),
+        transfer=costs.transfer[length - 1 :: length],
+        reduce=runs(costs.reduce, num_stages) if costs.reduce else (),
+    )
+
+
+def runs(values: Sequence[float], num_runs: int) -> tuple[float, ...]:
+    """Sums over equally long runs."""
+    length = len(values) // num_runs
+    return tuple(sum(values[n * length : (n + 1) * length]) for n in range(num_runs))
+
+
+def named_schedules(
+    num_ranks: int, num_microbatches: int, num_pieces: int, stages_per_rank: int | None = None
+) -> Iterator[tuple[str, Schedule]]:
+    """All that a schedule made to measure competes with: they update once a step and hold the parameters once."""
+    p, m = num_ranks, num_microbatches
+    for v in range(1, num_pieces // p + 1):
+        if num_pieces % (p * v) or stages_per_rank not in (None, v):
+            continue
+        if v == 1:
+            yield "sequential", sequential(p, m)
+            yield "gpipe", gpipe(p, m)
+            yield "1f1b", one_f_one_b(p, m)
+            yield "1f1b, doubled warm-up", one_f_one_b(p, m, extra_warmup=p - 1)
+            yield "zb-h1", zb_h1(p, m)
+            yield "zb-h2", zb_h2(p, m)
+            continue
+        if v == 2:
+            yield "zb-v", zb_v(p, m)
+            yield "v-half", v_half(p, m)
+            yield "v-min", v_min(p, m)
+            if not dualpipev_faults(p, m):
+                yield "dualpipev", dualpipev(p, m)
+        for group in (p, 2 * p):
+            if not interleaved_faults(p, group):
+                yield f"interleaved-1f1b, {v} stages, groups of {group}", interleaved(p, m, v, group)
+        yield f"looped-bfs, {v} stages", looped_bfs(p, m, v)
+
+
+def step_time(schedule: Schedule, costs: Costs, objective: Objective = "makespan") -> float:
+    """Makespan or period of a schedule; costs by its stages.
+
+    The period is the mean of the last two of four steps back to back, where a rank begins a step as soon as it has
+    ended the one before.
+    """
+    program = lower(schedule)
+    if objective == "makespan":
+        return play(program, costs).makespan
+    times = play(program, costs, STEPS)
+    return (times.makespan - max(row[len(row) // 2 - 1] for row in times.end)) / (STEPS - STEPS // 2)
+
+
+def fits(schedule: Schedule, sizes: Sequence[float], limits: Sequence[float]) -> bool:
+    """Whether each rank keeps within its limit; sizes of one microbatch's activations by stage."""
+    for row, limit in zip(schedule.ranks, limits, strict=True):
+        alive = 0.0
+        for action in row:
+            parts = action.computes()
+            alive += sum(sizes[part.stage] for part in parts if part.kind is Kind.FORWARD)
+            if alive > limit * (1 + TINY):
+                return False
+            alive -= sum(
+                sizes[part.stage]
+                for part in parts
+                if part.kind is Kind.WEIGHT_GRAD
+                or (part.kind is Kind.BACKWARD and (part.stage, part.microbatch) not in schedule.split_backwards)
+            )
+    return True

@@ -1,0 +1,238 @@
+"""Local improvement of an order: tabu search on the critical path.
+
+A schedule is a job shop: ranks are machines, microbatches are jobs. As there, only a change on the critical path can
+make it shorter (Nowicki & Smutnicki 1996, "A fast taboo search algorithm for the job shop problem"). The path is a
+chain of blocks, each a run of operations on one rank without a gap, and what helps is to move an operation to, or over,
+an end of its block (Balas & Vazacopoulos 1998), or a weight gradient into a gap. With what comes before each operation
+(heads) and after it (tails) known, a move is judged without playing the order. The most promising one is made, even if
+it makes things worse for now, and may not be undone for a while.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from shardwright.schedule.solver.problem import NONE, TINY, Clock, Problem, Rows, W
+
+_MOST_MOVES = 60  # judged at a time
+_TABU = (6, 14)  # for how many moves one may not be undone
+_PATIENCE = 0.4  # of all simulations: without a gain for that many, stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A rank's operations from position `first` on in another order, in which `mover` runs sooner, or later."""
+
+    rank: int
+    first: int
+    order: list[int]
+    mover: int
+    sooner: bool
+
+
+def improve(
+    problem: Problem, rows: Rows, simulations: int, goal: float = 0.0, begin: Sequence[float] = (), seed: int = 0
+) -> Rows:  # fmt: skip
+    """The best order found: the slowest rank is over soonest, each counted from its `begin`. Stops at `goal`."""
+    return _Search(problem, rows, list(begin) or [0.0] * problem.num_ranks, seed).run(simulations, goal)
+
+
+class _Search:
+    """An order that changes, its clock, and the best so far."""
+
+    def __init__(self, problem: Problem, rows: Rows, begin: list[float], seed: int) -> None:
+        self._problem, self._begin, self._random = problem, begin, Random(seed)
+        self._rows = [list(row) for row in rows]
+        self._position = [0] * len(problem.cost)
+        self._delay = [problem.delay(line) for line in range(3 * problem.num_stages)]
+        clock = problem.run(self._rows, begin)
+        assert clock is not None, "the order to improve stops for ever"
+        self._clock = clock
+        self._tails: list[float] = []
+        self._best, self._best_rows = self._span(clock), [list(row) for row in rows]
+        self._tabu: dict[tuple[int, bool], int] = {}
+
+    def _span(self, clock: Clock) -> float:
+        return max(free - begin for free, begin in zip(clock.free, self._begin, strict=True))
+
+    def run(self, simulations: int, goal: float) -> Rows:
+        """Move until there is nothing to gain."""
+        self._index_all()
+        last_gain = 0
+        for count in range(simulations):
+            if self._best <= goal * (1 + TINY) or count - last_gain > _PATIENCE * simulations:
+                break
+            self._tails = self._all_tails()
+            if not self._make_best_move(count):
+                self._kick()
+            if (span := self._span(self._clock)) < self._best * (1 - TINY):
+                self._best, self._best_rows, last_gain = span, [list(row) for row in self._rows], count
+        return self._best_rows
+
+    def _index_all(self) -> None:
+        for row in self._rows:
+            for position, op in enumerate(row):
+                self._position[op] = position
+
+    def _all_tails(self) -> list[float]:
+        """By operation: how long it takes from its end to the end of all, of which each rank's `begin` is taken off."""
+        problem, m, delay = self._problem, self._problem.num_microbatches, self._delay
+        cost, user, rank_of = problem.cost, problem.user, problem.rank_of
+        tails = [0.0] * len(cost)
+        after = [self._last_tail(rank) for rank in range(problem.num_ranks)]
+        for op in reversed(self._clock.order):
+            line = op // m
+            rank, next_op = rank_of[line], user[op]
+            tail = after[rank]
+            if next_op >= 0:
+                through = delay[line] + cost[next_op] + tails[next_op]
+                if through > tail:
+                    tail = through
+            tails[op] = tail
+            after[rank] = tail + cost[op]
+        return tails
+
+    def _last_tail(self, rank: int) -> float:
+        last = self._rows[rank][-1]
+        return self._clock.free[rank] - self._clock.end[last] - self._begin[rank]
+
+    def _make_best_move(self, count: int) -> bool:
+        """Make the move that promises most of those that are allowed. False if there is none."""
+        moves = [move for block in self._critical_blocks() for move in self._moves(*block)]
+        if len(moves) > _MOST_MOVES:
+            moves = self._random.sample(moves, _MOST_MOVES)
+        judged = [(self._promise(move), self._random.random(), move) for move in moves if self._keeps_order(move)]
+        for promise, _, move in sorted(judged, key=lambda one: one[:2]):
+            is_tabu = self._tabu.get((move.mover, move.sooner), -1) > count
+            if is_tabu and promise >= self._best * (1 - TINY):
+                continue
+            if self._make(move):
+                self._tabu[move.mover, not move.sooner] = count + self._random.randint(*_TABU)
+                return True
+        return False
+
+    def _make(self, move: _Move) -> bool:
+        row, part = self._rows[move.rank], slice(move.first, move.first + len(move.order))
+        before = row[part]
+        row[part] = move.order
+        clock = self._problem.run(self._rows, self._begin) if self._problem.fits(move.rank, row) else None
+        if clock is None:
+            row[part] = before
+            return False
+        self._clock = clock
+        for position in range(part.start, part.stop):
+            self._position[row[position]] = position
+        return True
+
+    def _kick(self) -> None:
+        """Back to the best order, with some neighbours changed at random."""
+        self._rows = [list(row) for row in self._best_rows]
+        self._index_all()
+        self._tabu.clear()
+        made = False
+        for _ in range(8):
+            rank = self._random.randrange(len(self._rows))
+            row = self._rows[rank]
+            first = self._random.randrange(len(row) - 1) if len(row) > 1 else 0
+            move = _Move(rank, first, row[first : first + 2][::-1], row[first], False)
+            if self._keeps_order(move):
+                made = self._make(move) or made
+        if not made:
+            clock = self._problem.run(self._rows, self._begin)
+            assert clock is not None
+            self._clock = clock
+
+    def _critical_blocks(self) -> list[tuple[int, int, int]]:
+        """(rank, first, last) of each block of one critical path, chosen at random where it forks."""
+        problem, clock, m = self._problem, self._clock, self._problem.num_microbatches
+        rank = max(range(problem.num_ranks), key=lambda rank: clock.free[rank] - self._begin[rank])
+        first = last = len(self._rows[rank]) - 1
+        blocks = []
+        while True:
+            op = self._rows[rank][first]
+            start = clock.end[op] - problem.cost[op] - problem.tiny
+            source = problem.source[op]
+            by_input = source != NONE and clock.arrival[source] >= start
+            by_rank = first > 0 and clock.end[self._rows[rank][first - 1]] >= start
+            if by_rank and not (by_input and self._random.random() < 0.5):
+                first -= 1
+                continue
+            blocks.append((rank, first, last))
+            if not by_input:
+                return blocks
+            rank, first = problem.rank_of[source // m], self._position[source]
+            last = first
+
+    def _moves(self, rank: int, first: int, last: int) -> list[_Move]:
+        row, moves = self._rows[rank], []
+        for at in range(first, last):
+            if at in (first, last - 1):
+                moves.append(_Move(rank, at, [row[at + 1], row[at]], row[at + 1], True))
+            else:
+                moves.append(self._later(rank, at, last))
+        moves += [self._sooner(rank, first, at) for at in range(first + 2, last + 1)]
+        first_weight_gradient = self._problem.line(W, 0) * self._problem.num_microbatches
+        for at in range(first, last + 1):
+            if row[at] >= first_weight_gradient:
+                moves += [self._sooner(rank, gap, at) for gap in self._gaps(rank, range(first - 1, 0, -1))]
+                moves += [self._later(rank, at, gap - 1) for gap in self._gaps(rank, range(last + 2, len(row)))]
+        return moves
+
+    def _gaps(self, rank: int, positions: range) -> list[int]:
+        """The first place in a range before which the rank idles, if there is one."""
+        row, end, cost, tiny = self._rows[rank], self._clock.end, self._problem.cost, self._problem.tiny
+        for at in positions:
+            if end[row[at]] - cost[row[at]] > end[row[at - 1]] + tiny:
+                return [at]
+        return []
+
+    def _sooner(self, rank: int, first: int, at: int) -> _Move:
+        row = self._rows[rank]
+        return _Move(rank, first, [row[at], *row[first:at]], row[at], True)
+
+    def _later(self, rank: int, at: int, last: int) -> _Move:
+        row = self._rows[rank]
+        return _Move(rank, at, [*row[at + 1 : last + 1], row[at]], row[at], False)
+
+    def _keeps_order(self, move: _Move) -> bool:
+        """Whether each line keeps the order of its microbatches, and nothing runs before what it needs."""
+        problem, m = self._problem, self._problem.num_microbatches
+        mover, others = move.mover, move.order[1:] if move.sooner else move.order[:-1]
+        line = mover // m
+        half = problem.num_stages * m  # from an I to its W
+        if move.sooner:
+            return not any(
+                other // m == line or other == problem.source[mover] or other + half == mover >= 2 * half
+                for other in others
+            )
+        return not any(
+            other // m == line or other == problem.user[mover] or mover + half == other >= 2 * half for other in others
+        )
+
+    def _promise(self, move: _Move) -> float:
+        """A lower bound, mostly exact, of the longest path through what is moved."""
+        problem, clock, m = self._problem, self._clock, self._problem.num_microbatches
+        cost, row = problem.cost, self._rows[move.rank]
+        now = clock.end[row[move.first - 1]] if move.first else self._begin[move.rank]
+        ends: dict[int, float] = {}
+        for op in move.order:
+            source = problem.source[op]
+            if source != NONE:
+                now = max(now, ends.get(source, clock.arrival[source]))
+            now += cost[op]
+            ends[op] = now
+        following = move.first + len(move.order)
+        if following < len(row):
+            after = self._tails[row[following]] + cost[row[following]]
+        else:
+            after = self._last_tail(move.rank)
+        longest, tails = 0.0, self._tails
+        inner: dict[int, float] = {}
+        for op in reversed(move.order):
+            user = problem.user[op]
+            if user != NONE:
+                after = max(after, self._delay[op // m] + cost[user] + inner.get(user, tails[user]))
+            inner[op] = after
+            longest = max(longest, ends[op] + after)
+            after += cost[op]
+        return longest

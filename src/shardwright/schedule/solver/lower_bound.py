@@ -1,0 +1,113 @@
+"""How short a step could be at best: a bound that holds for every schedule on a placement.
+
+Each rank must do all its work, and idles at least
+* before its first action, until a microbatch has come down the pipeline to it. Or, more strictly, until a microbatch
+  has come as far as its second chunk, or back as a gradient: till then it runs forwards only, at most as many as its
+  memory holds;
+* after its last action of a kind, while what it has sent off travels on: till the end it runs only what is left of the
+  microbatches that its memory holds.
+A microbatch stays in memory for as long as its way to the end and back takes, so memory bounds how many pass a rank in
+a given time (Little's law). And one microbatch must go all the way.
+
+The bound is attained where zero bubble is possible; where memory is tight, or microbatches are few, the optimum may
+lie above it.
+"""
+
+from dataclasses import replace
+from math import floor, inf
+from typing import Literal
+
+from shardwright.schedule.solver.problem import TINY, F, I, Problem, W
+from shardwright.schedule.timing import Costs
+
+Objective = Literal["makespan", "period"]
+
+
+def placement_bound(problem: Problem, objective: Objective = "makespan") -> float:
+    """Of one placement. If pairs are cheaper than their parts, everything counts as cheap as in a pair."""
+    pair = min(1.0, problem.costs.pair)
+    if pair < 1.0:
+        cheap = [tuple(pair * time for time in times) for times in problem.times]
+        costs: Costs = replace(problem.costs, forward=cheap[F], input_grad=cheap[I], weight_grad=cheap[W], pair=1.0)
+        problem = Problem(problem.placement, problem.num_microbatches, costs, problem.sizes, problem.limits)
+    spans = [_span(problem, rank, objective) for rank in range(problem.num_ranks)]
+    return max(spans) if objective == "period" else max(_alone(problem), *spans)
+
+
+def _alone(problem: Problem) -> float:
+    """One microbatch, from the start to its last weight gradient."""
+    return problem.back[0] + problem.times[I][0] + problem.times[W][0] + _update(problem, problem.rank_of[0])
+
+
+def _update(problem: Problem, rank: int) -> float:
+    """Reducing at least one stage's gradients, and the optimizer step."""
+    reduce = problem.costs.reduce
+    return problem.costs.step + (min(reduce[stage] for stage in problem.stages_of[rank]) if reduce else 0.0)
+
+
+def _span(problem: Problem, rank: int, objective: Objective) -> float:
+    """From the start to the end of all; where the period counts, from the rank's own start to its own end."""
+    stages, times, sizes = problem.stages_of[rank], problem.times, problem.sizes
+    first, last = stages[0], stages[-1]
+    start, end = 0.0, _alone(problem)
+    if objective == "period":
+        start = problem.reach[first]
+        end = problem.back[first] + times[I][first] + times[W][first] + _update(problem, rank)
+    forwards = {stage: times[F][stage] for stage in stages}
+    backwards = {stage: times[I][stage] + times[W][stage] for stage in stages}
+    before_forward = max(
+        problem.reach[stage] - start - _most_work(problem, rank, {s: forwards[s] for s in stages if s < stage}, stage)
+        for stage in stages
+    )
+    before_backward = problem.back[last] - start - _most_work(problem, rank, forwards)
+    after_forward = end - problem.reach[last] - times[F][last] - _most_work(problem, rank, backwards)
+    after_backward = max(
+        _update(problem, rank),
+        *(
+            end - problem.back[stage] - times[I][stage]
+            - _most_work(problem, rank, {s: times[W][s] if s >= stage else backwards[s] for s in stages})
+            for stage in stages
+        ),
+    )  # fmt: skip
+    idle = max(before_forward, before_backward) + max(after_forward, after_backward)
+    if problem.num_microbatches * sum(sizes[stage] for stage in stages) <= problem.limits[rank]:
+        # The last F may end while the first I is still waited for: then these two waits don't add up.
+        idle = max(before_forward + max(after_forward, after_backward), before_backward + after_backward)
+    work = problem.num_microbatches * sum(forwards[stage] + backwards[stage] for stage in stages)
+    return max(work + idle, problem.reach[first] - start + _stay(problem, rank))
+
+
+def _stay(problem: Problem, rank: int) -> float:
+    """How long it takes to let all microbatches stay in memory, as many at a time as fit."""
+    limit = _usable(problem, rank)
+    if limit == inf:
+        return 0.0
+    times = problem.times
+    return problem.num_microbatches * sum(
+        problem.sizes[s] * (problem.back[s] - problem.reach[s] + times[I][s] + times[W][s])
+        for s in problem.stages_of[rank]
+    ) / limit  # fmt: skip
+
+
+def _usable(problem: Problem, rank: int) -> float:
+    """A rank's memory, less what is too small for a stage where all are equal."""
+    sizes, limit = {problem.sizes[stage] for stage in problem.stages_of[rank]}, problem.limits[rank]
+    if len(sizes) > 1 or limit == inf or min(sizes) == 0.0:
+        return limit
+    size = sizes.pop()
+    return size * floor(limit / size * (1 + TINY))
+
+
+def _most_work(problem: Problem, rank: int, work: dict[int, float], beside: int | None = None) -> float:
+    """The most that can be done of something for microbatches that are in memory together, given its time by stage.
+
+    A knapsack, in which a part of a microbatch may be kept: so no less than the truth. There must be room for one
+    microbatch in stage `beside`, too.
+    """
+    m, sizes, most = problem.num_microbatches, problem.sizes, 0.0
+    left = _usable(problem, rank) - (0.0 if beside is None else sizes[beside])
+    for stage in sorted(work, key=lambda stage: work[stage] / sizes[stage] if sizes[stage] else inf, reverse=True):
+        count = min(m, left / sizes[stage]) if sizes[stage] else m
+        most += count * work[stage]
+        left -= count * sizes[stage]
+    return most

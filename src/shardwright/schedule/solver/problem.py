@@ -1,0 +1,183 @@
+"""What the search for a schedule works on: actions as integers, and a fast clock for them.
+
+An operation is a number, (kind * S + stage) * m + microbatch, with kind 0 for F, 1 for I and 2 for W, of S stages and m
+microbatches. What its number has before the last `* m` is its line: kind and stage. An order is a list of operations
+for each rank. Each line keeps the order of the microbatches: they are alike, so nothing is lost, and gradients are
+summed in the order in which one rank would sum them.
+
+The clock is timing.play's, for one copy of the parameters and without sends and receives as actions of their own: an
+operation starts when its rank is free and the one product that it awaits has arrived. Tests hold the two equal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.schedule import Order, Schedule
+from shardwright.schedule.timing import Costs
+from shardwright.sharding.stage_placement import Placement
+
+KINDS = (Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
+F, I, W = range(3)  # noqa: E741
+NONE = -1
+TINY = 1e-9
+
+Rows = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When everything ran in one step. `free` and `links` are what a next step would begin with."""
+
+    end: list[float]  # by operation
+    arrival: list[float]  # by operation: when its product is where it is awaited
+    order: list[int]  # the operations, each after all that it waited for
+    free: list[float]  # by rank: when its optimizer step is over
+    links: list[float]  # when each is free: of each rank, the link down the pipeline and the link up
+
+
+class Problem:
+    """Microbatches through a placement, with what its stages cost and keep, and what its ranks can hold."""
+
+    def __init__(
+        self, placement: Placement, num_microbatches: int, costs: Costs, sizes: Sequence[float], limits: Sequence[float]
+    ) -> None:  # fmt: skip
+        """Costs and sizes (of one microbatch's activations) by stage, limits by rank."""
+        self.placement, self.costs, self.num_microbatches = placement, costs, num_microbatches
+        self.num_ranks, self.num_stages = placement.num_ranks, placement.num_stages
+        self.sizes, self.limits = tuple(sizes), tuple(limit * (1 + TINY) for limit in limits)
+        self.stages_of = [placement.stages_of(rank) for rank in range(self.num_ranks)]
+        self.times = (costs.forward, costs.input_grad, costs.weight_grad)
+        stages, m = range(self.num_stages), num_microbatches
+        self.rank_of = [placement.holders[0][stage] for _ in range(3) for stage in stages]  # by line
+        work = [sum(times[stage] for times in self.times for stage in stages) for stages in self.stages_of]
+        self.period = max(work)  # of the busiest rank, for one microbatch
+        self.tiny = TINY * self.period  # a difference in time that is none
+        self.cost = [self.times[kind][stage] for kind in range(3) for stage in stages for _ in range(m)]
+        # By operation: which makes what it awaits, and which awaits what it makes.
+        self.source = [NONE] * len(self.cost)
+        self.user = [NONE] * len(self.cost)
+        # By line: the link that its product takes, none if it stays on its rank; and how long it occupies it.
+        self.link = [NONE] * (3 * self.num_stages)
+        self.transfer = [0.0] * (3 * self.num_stages)
+        for stage in stages[:-1]:
+            self._connect(self.line(F, stage), self.line(F, stage + 1), 0, stage)
+            self._connect(self.line(I, stage + 1), self.line(I, stage), 1, stage)
+        self._connect(self.line(F, stages[-1]), self.line(I, stages[-1]), 0, 0)
+        self._walk_chain()
+
+    def line(self, kind: int, stage: int) -> int:
+        """Number of a kind on a stage."""
+        return kind * self.num_stages + stage
+
+    def _connect(self, maker: int, user: int, direction: int, border: int) -> None:
+        m = self.num_microbatches
+        self.user[maker * m : (maker + 1) * m] = range(user * m, (user + 1) * m)
+        self.source[user * m : (user + 1) * m] = range(maker * m, (maker + 1) * m)
+        if self.rank_of[maker] != self.rank_of[user]:
+            self.link[maker] = 2 * self.rank_of[maker] + direction
+            self.transfer[maker] = self.costs.transfer[border] if self.costs.transfer else 0.0
+
+    def delay(self, line: int) -> float:
+        """How long a product travels at least."""
+        return 0.0 if self.link[line] == NONE else self.transfer[line] + self.costs.latency
+
+    def _walk_chain(self) -> None:
+        """One microbatch alone, all the way there and back: when F (`reach`) and I (`back`) of each stage can begin."""
+        now = 0.0
+        self.reach, self.back = [0.0] * self.num_stages, [0.0] * self.num_stages
+        for stage in range(self.num_stages):
+            self.reach[stage] = now
+            now += self.costs.forward[stage] + self.delay(self.line(F, stage))
+        for stage in reversed(range(self.num_stages)):
+            self.back[stage] = now
+            now += self.costs.input_grad[stage] + self.delay(self.line(I, stage))
+
+    def run(self, rows: Rows, begin: Sequence[float] = (), links: Sequence[float] = ()) -> Clock | None:
+        """Play an order, with ranks and links free from the given times on. None if it stops for ever."""
+        free = list(begin) or [0.0] * self.num_ranks
+        links = list(links) or [0.0] * (2 * self.num_ranks)
+        cost, source, user, link, transfer = self.cost, self.source, self.user, self.link, self.transfer
+        m, latency = self.num_microbatches, self.costs.latency
+        end, arrival = [0.0] * len(cost), [-1.0] * len(cost)
+        waiter = [NONE] * len(cost)
+        position = [0] * self.num_ranks
+        order: list[int] = []
+        runnable = list(range(self.num_ranks))
+        while runnable:
+            rank = runnable.pop()
+            row, now, at = rows[rank], free[rank], position[rank]
+            while at < len(row):
+                op = row[at]
+                needed = source[op]
+                if needed >= 0:
+                    there = arrival[needed]
+                    if there < 0.0:
+                        waiter[needed] = rank
+                        break
+                    if there > now:
+                        now = there
+                now += cost[op]
+                end[op] = now
+                order.append(op)
+                if user[op] >= 0:
+                    wire = link[op // m]
+                    if wire < 0:
+                        arrival[op] = now
+                    else:
+                        links[wire] = (links[wire] if links[wire] > now else now) + transfer[op // m]
+                        arrival[op] = links[wire] + latency
+                    if waiter[op] >= 0:
+                        runnable.append(waiter[op])
+                at += 1
+            position[rank], free[rank] = at, now
+        if len(order) < sum(map(len, rows)):
+            return None
+        free = [self._after_step(rank, now, end) for rank, now in enumerate(free)]
+        return Clock(end, arrival, order, free, links)
+
+    def _after_step(self, rank: int, now: float, end: list[float]) -> float:
+        """When a rank is done: gradients reduced, in the order in which they are complete, and the step taken."""
+        if self.costs.reduce:
+            m, reduced = self.num_microbatches, 0.0
+            complete = [(end[self.line(W, stage) * m + m - 1], stage) for stage in self.stages_of[rank]]
+            for time, stage in sorted(complete):
+                reduced = max(reduced, time) + self.costs.reduce[stage]
+            now = max(now, reduced)
+        return now + self.costs.step
+
+    def fits(self, rank: int, row: Sequence[int]) -> bool:
+        """Whether a rank's order keeps within its memory."""
+        m, num_stages, limit, alive = self.num_microbatches, self.num_stages, self.limits[rank], 0.0
+        for op in row:
+            line = op // m
+            if line < num_stages:
+                alive += self.sizes[line]
+                if alive > limit:
+                    return False
+            elif line >= 2 * num_stages:
+                alive -= self.sizes[line - 2 * num_stages]
+        return True
+
+    def schedule(self, name: str, rows: Rows) -> Schedule:
+        """An order in the alphabet of schedules."""
+        m, num_stages = self.num_microbatches, self.num_stages
+        ranks: Order = tuple(
+            tuple(Action(KINDS[op // m // num_stages], op // m % num_stages, op % m) for op in row) for row in rows
+        )
+        return Schedule(name, m, self.placement, ranks)
+
+    def rows(self, schedule: Schedule) -> Rows | None:
+        """A schedule as an order, its backwards split and its pairs apart. None if it mixes up microbatches."""
+        m, seen, rows = self.num_microbatches, [0] * (3 * self.num_stages), []
+        for actions in schedule.ranks:
+            row = []
+            for part in (part for action in actions for part in action.computes()):
+                for kind in (I, W) if part.kind is Kind.BACKWARD else (KINDS.index(part.kind),):
+                    line = self.line(kind, part.stage)
+                    if seen[line] != part.microbatch:
+                        return None
+                    seen[line] += 1
+                    row.append(line * m + part.microbatch)
+            rows.append(row)
+        return rows

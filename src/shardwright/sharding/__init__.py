@@ -1,0 +1,1 @@
+"""Who holds what: ranks, parameters, buffers and sequences. No torch here."""

@@ -1,0 +1,89 @@
+"""Which parameters lie in one flat buffer, and in which order: the layout that the runtime has and that is predicted.
+
+The functions take anything that has a place, so that the runtime groups its tensors and a prediction groups places
+alone by the same lines.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from shardwright.sharding.flat_buffer import FlatLayout, flat_layout, rows_of
+from shardwright.sharding.parameter_shard import Place
+
+# Reductions under way at once. Each holds a buffer, and in stages 2 and 3 that memory is what is being saved.
+MOST_REDUCING = 2
+
+T = TypeVar("T", bound=Hashable)
+
+
+def bucket_elements(bucket_mib: float, element_bytes: int) -> int:
+    """Elements at which a bucket of plan.bucket_mib is full, in the number type of the computation."""
+    return int(bucket_mib * 2**20 / element_bytes)
+
+
+def unit_groups(
+    regions: Mapping[str, Sequence[T]],
+    late: Collection[T],
+    is_gathered: Callable[[Place], bool],
+    most_elements: int,
+    place_of: Callable[[T], Place],
+) -> list[list[T]]:
+    """The parameters of each unit of a stage, first to last.
+
+    Experts' parameters have units of their own, for their replicas are others. By region where values are gathered
+    layer by layer (ZeRO-3). Else neighbours together until there are `most_elements`; `late` ones, whose gradients are
+    complete last, by themselves.
+    """
+    by_themselves = [[p] for p in late if not is_gathered(place_of(p))]
+    apart = {p for group in by_themselves for p in group}
+    groups: list[list[T]] = []
+    for is_expert in (False, True):
+        kind = [[p for p in held if place_of(p).is_expert == is_expert and p not in apart] for held in regions.values()]
+        held = [p for region in kind for p in region]
+        if held and is_gathered(place_of(held[0])):
+            groups += [region for region in kind if region]
+        else:
+            groups += _filled(held, most_elements, place_of)
+    # In the order of the layers: a unit is complete when the gradient of its first parameter is.
+    order = {p: i for i, p in enumerate(p for held in regions.values() for p in held)}
+    return by_themselves + sorted(groups, key=lambda group: min(order[p] for p in group))
+
+
+def _filled(parameters: Sequence[T], most_elements: int, place_of: Callable[[T], Place]) -> list[list[T]]:
+    """Neighbours together until there are `most_elements` in parts of mean size.
+
+    So ranks of tp group alike, whose parts may be of unequal sizes: a unit's sums over tp are theirs together.
+    """
+    groups: list[list[T]] = []
+    filling: list[T] = []
+    num_elements = 0.0
+    # From the end, for that is about the order in which gradients become complete.
+    for parameter in reversed(parameters):
+        filling.append(parameter)
+        num_elements += place_of(parameter).mean_elements
+        if num_elements >= most_elements:
+            groups.append(filling)
+            filling, num_elements = [], 0.0
+    return groups + ([filling] if filling else [])
+
+
+def in_unit_order(parameters: Iterable[T], place_of: Callable[[T], Place]) -> list[T]:
+    """The parameters of one unit as they lie in its buffer."""
+
+    def order(parameter: T) -> tuple[bool, bool, int]:
+        # Decayed weights first: the optimizer sees two flat tensors. Long rows first: less padding.
+        place = place_of(parameter)
+        return place.init != "normal", bool(place.summed_over), -rows_of(place.shape)[1]
+
+    return sorted(parameters, key=order)
+
+
+def num_hosted(host_share: float, shard_size: int) -> int:
+    """Elements of a shard, the first ones, whose optimizer state is in host memory."""
+    # Whole vectors of the CPU's update: the last few elements of a tensor are rounded otherwise.
+    return shard_size if host_share == 1 else int(host_share * shard_size) // 64 * 64
+
+
+def unit_layout(places: Sequence[Place], num_shards: int) -> FlatLayout:
+    """Where the parameters of a unit, in its order, lie in a buffer that is cut into shards."""
+    return flat_layout([rows_of(place.shape) for place in places], num_shards)

@@ -1,0 +1,97 @@
+"""How a tensor lies on the mesh: over each axis cut along a dim, the same everywhere, or a part of a sum.
+
+Three notations for one thing. DTensor (PyTorch): Shard(dim), Replicate(), Partial(), one for each mesh axis. SBP (Yuan
+et al. 2021, arXiv 2110.15032, section 3.1): S(dim), B, P. GSPMD (Xu et al. 2021, arXiv 2105.04663, section 3): for each
+dim of the tensor the mesh axes that cut it, "-" if none; of partial sums it has no notation, and they are named after.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.config.plan import split_evenly
+
+# In place of a dim: what is cut is the flat buffer in which the tensor lies with others (sharding/flat_buffer.py).
+BUFFER = -1
+
+
+@dataclass(frozen=True)
+class Placement:
+    """On one axis of `size` ranks. `dim` is that of the tensor that is cut, or BUFFER."""
+
+    axis: str
+    size: int
+    kind: Literal["shard", "replicate", "partial"] = "replicate"
+    dim: int = 0
+
+    @property
+    def dtensor(self) -> str:
+        """Shard(0), Replicate() or Partial()."""
+        if self.kind == "shard":
+            return "Shard(0) of the buffer" if self.dim == BUFFER else f"Shard({self.dim})"
+        return {"replicate": "Replicate()", "partial": "Partial()"}[self.kind]
+
+    @property
+    def sbp(self) -> str:
+        """S(0), B or P."""
+        if self.kind == "shard":
+            return "S(buffer)" if self.dim == BUFFER else f"S({self.dim})"
+        return {"replicate": "B", "partial": "P"}[self.kind]
+
+
+Placements = tuple[Placement, ...]
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """A tensor of the model or of a step: its dims by name, its whole shape, and its placements in each state.
+
+    Of an activation the states are "value" and "gradient"; of a parameter "in use", "between uses", "gradient",
+    "summed gradient" and "optimizer". `rows_vary` says that a gate decides how long dim 0 is: the shape is expected.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    states: Mapping[str, Placements]
+    rows_vary: bool = False
+
+    def local_shape(self, state: str, index: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of the part of a rank that stands at `index` on each axis; 0 where it is not said.
+
+        ValueError in a state whose buffer is cut: that part is a range of rows of many tensors.
+        """
+        shape = list(self.shape)
+        for placement in self.states[state]:
+            if placement.kind == "shard":
+                if placement.dim == BUFFER:
+                    raise ValueError(f"{self.name} has no shape of its own in state {state!r}: its buffer is cut")
+                here = index.get(placement.axis, 0)
+                first, end = split_evenly(shape[placement.dim], placement.size, here)
+                shape[placement.dim] = end - first
+        return tuple(shape)
+
+    def gspmd(self, state: str) -> str:
+        """ "[cp+tp, dp, -]", with " unreduced tp" behind it where there are partial sums over tp."""
+        placements = [p for p in self.states[state] if p.size > 1]
+        cut = [[p.axis for p in placements if p.kind == "shard" and p.dim == dim] for dim in range(len(self.shape))]
+        text = "[" + ", ".join("+".join(axes) or "-" for axes in cut) + "]"
+        buffers = [p.axis for p in placements if p.kind == "shard" and p.dim == BUFFER]
+        sums = [p.axis for p in placements if p.kind == "partial"]
+        return text + "".join(
+            f" {word} {'+'.join(axes)}" for word, axes in (("buffer", buffers), ("unreduced", sums)) if axes
+        )
+
+
+def placements(axes: Mapping[str, int], cut: Mapping[str, int] | None = None, sums: tuple[str, ...] = ()) -> Placements:
+    """On all of `axes`, by size: cut along the dims of `cut`, partial over `sums`, else replicated.
+
+    An axis of one rank replicates: there every placement is the same.
+    """
+    found = []
+    for axis, size in axes.items():
+        if size > 1 and cut is not None and axis in cut:
+            found.append(Placement(axis, size, "shard", cut[axis]))
+        else:
+            found.append(Placement(axis, size, "partial" if size > 1 and axis in sums else "replicate"))
+    return tuple(found)

@@ -1,0 +1,41 @@
+"""Prices of many runs: those that differ in the numbers of their plans alone are priced at once."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.cost.calibration import Constants
+from shardwright.cost.memory import Memory, peak_memory
+from shardwright.simulate.closed_form import StepTime, step_time
+from shardwright.workload.arrays import only, picked
+from shardwright.workload.query import Run, stacked
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one step of a run takes, in seconds and in bytes on the pipeline rank that needs most."""
+
+    time: StepTime
+    memory: Memory
+
+
+def batches(runs: Sequence[Run]) -> Iterator[tuple[Run, list[int]]]:
+    """Runs with arrays, and which of `runs` are in each."""
+    alike: dict[Hashable, list[int]] = {}
+    for place, run in enumerate(runs):
+        alike.setdefault((run.setting, run.cut.words), []).append(place)
+    for places in alike.values():
+        yield replace(runs[places[0]], cut=stacked([runs[place].cut for place in places])), places
+
+
+def prices(runs: Sequence[Run], constants: Constants) -> list[Price | str]:
+    """The price of each run, or why it has none."""
+    found: dict[int, Price | str] = {}
+    for run, places in batches(runs):
+        try:
+            time, memory = step_time(run, constants), peak_memory(run, constants)
+        except (KeyError, ValueError) as error:
+            found |= dict.fromkeys(places, str(error.args[0]))
+            continue
+        for entry, place in enumerate(places):
+            found[place] = Price(only(picked(time, [entry])), only(picked(memory, [entry])))
+    return [found[place] for place in range(len(runs))]

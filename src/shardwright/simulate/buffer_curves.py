@@ -1,0 +1,111 @@
+"""How much a rank keeps in memory over time, by kind of buffer: the lifetimes of buffers, and when actions run."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.schedule.action import Kind
+from shardwright.schedule.buffer_lifetimes import RULES, Buffer, Rule, num_bytes
+from shardwright.schedule.message_sizes import Sizes
+from shardwright.simulate.action_columns import Array, Columns
+
+Curve = tuple[tuple[float, int], ...]  # (from when, how many), in order of time; 0 before the first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """All buffers of one kind on a rank: their number and their bytes over time, in arrays; None where bytes are not
+    known."""
+
+    times: Array
+    counts: Array
+    sizes: Array | None
+
+    @property
+    def count(self) -> Curve:
+        """Their number over time."""
+        return tuple(zip(self.times.tolist(), self.counts.tolist(), strict=True))
+
+    @property
+    def num_bytes(self) -> Curve | None:
+        """Their bytes over time."""
+        return None if self.sizes is None else tuple(zip(self.times.tolist(), self.sizes.tolist(), strict=True))
+
+    @property
+    def most(self) -> int:
+        """Most at once."""
+        return int(self.counts.max(initial=0))
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Most bytes at once."""
+        return None if self.sizes is None else int(self.sizes.max(initial=0))
+
+
+def kept_on_rank(
+    columns: Columns, trains: bool, sizes: Sizes | None, starts: Array, ends: Array, num_steps: int
+) -> dict[Buffer, Kept]:  # fmt: skip
+    """What a rank keeps over time, by kind of buffer. `columns` are the actions of a step; starts and ends are of
+    all steps."""
+    firsts = len(starts) // num_steps * np.arange(num_steps)
+    found = {}
+    for buffer in Buffer:
+        lives = [_lives(rule, columns, trains) for rule in RULES if rule.buffer is buffer]
+        stage, born, dies, taken = (np.concatenate(parts) for parts in zip(*lives, strict=True))
+        if not len(born):
+            found[buffer] = Kept(np.zeros(0), born, born)
+            continue
+        # By life and step, in arrays of (lives, steps).
+        born, dies = born[:, None] + firsts, dies[:, None] + firsts
+        end = np.where(taken[:, None], starts[dies], ends[dies])
+        if buffer is Buffer.MESSAGE:  # it is there when it has arrived; its receive begins when it has left
+            begin, began, ended = ends[born], np.ones_like(born), np.zeros_like(born)
+        else:  # changes at one time are in the order of the program
+            begin, began, ended = starts[born], 2 * born, 2 * dies + ~taken[:, None]
+        is_there = begin < end if buffer is Buffer.MESSAGE else np.ones_like(born, bool)
+        order = np.lexsort([np.stack(of, -1)[is_there].ravel() for of in ((began, ended), (begin, end))])
+        times = np.stack([begin, end], -1)[is_there].ravel()[order]
+        more = np.tile([1, -1], len(order) // 2)[order]
+        stages = np.stack([np.broadcast_to(stage[:, None], born.shape)] * 2, -1)[is_there].ravel()[order]
+        found[buffer] = Kept(times, np.cumsum(more), _bytes_over_time(buffer, stages, more, sizes))
+    return found
+
+
+def _bytes_over_time(buffer: Buffer, stages: Array, more: Array, sizes: Sizes | None) -> Array | None:
+    """Bytes after each change, of a buffer of some stage; None where they are not known."""
+    of_stage = {stage: num_bytes(buffer, stage, sizes) for stage in np.unique(stages).tolist()}
+    if None in of_stage.values():
+        return None
+    # Python's whole numbers, where all together may be more than 64 bits.
+    largest = max((size for size in of_stage.values() if size), default=0) * len(more)
+    table = np.zeros(1 + max(of_stage, default=0), object if largest >= 2**63 else np.int64)
+    for stage, size in of_stage.items():
+        table[stage] = size
+    found: Array = np.cumsum(table[stages] * more)
+    return found
+
+
+def _lives(rule: Rule, columns: Columns, trains: bool) -> tuple[Array, Array, Array, Array]:
+    """By buffer that a rule makes: its stage, the actions of its birth and death, and whether that takes it over.
+
+    Of one stage and microbatch the n-th birth goes with the n-th death; what is never let go lives to the end.
+    """
+    begins, ends = columns.of_kinds(*rule.begins), columns.of_kinds(*rule.ends)
+    if not len(begins.at):
+        return begins.stage, begins.at, begins.at, np.zeros(0, bool)
+    is_again = np.isin(begins.pair, columns.of_kinds(Kind.RECOMPUTE).pair)
+    begins = begins.where((is_again == rule.of_recomputed) & trains | ~begins.are_of(Kind.FORWARD))
+    dies, taken = np.full(len(begins.at), columns.at.max(initial=0)), np.zeros(len(begins.at), bool)
+    as_born, as_died = (_numbered(of, len(columns.at)) for of in (begins, ends))
+    _, matched, by = np.intersect1d(as_born, as_died, assume_unique=True, return_indices=True)
+    dies[matched], taken[matched] = ends.at[by], rule.taken
+    return begins.stage, begins.at, dies, taken
+
+
+def _numbered(columns: Columns, most: int) -> Array:
+    """A number for each (stage and microbatch, how many with the same come before), of `most` at most."""
+    order = np.argsort(columns.pair, kind="stable")
+    pair = columns.pair[order]
+    found = np.empty_like(pair)
+    found[order] = pair * most + np.arange(len(pair)) - np.searchsorted(pair, pair)
+    return found

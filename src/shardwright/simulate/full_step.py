@@ -1,0 +1,246 @@
+"""The step of a job simulated in full: its own order of work, with what each stage, message and collective costs.
+
+The closed forms of simulate/closed_form.py take stages for equal in the bubble of some schedules, and messages for
+never late. Here every stage has its own seconds, messages occupy links, and gradients are reduced and parameters
+gathered beside the computation where the software or the plan does so. All microbatches are played; where there are
+very many, the last are taken to cost what those before them do.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants
+from shardwright.cost.data_parallel import Replicas
+from shardwright.cost.from_job import run_of
+from shardwright.cost.group_links import Groups
+from shardwright.cost.stage_time import Costing, PieceTime
+from shardwright.schedule.job_program import Order, job_order
+from shardwright.schedule.timing import Costs
+from shardwright.sharding.stage_placement import placement_of
+from shardwright.simulate.batched_timing import Rounds, rounds_of
+from shardwright.simulate.closed_form import StepTime, message_bytes, step_time
+from shardwright.workload.stage_contents import Ranks, held_by_rank, layer_kinds
+
+_AMONG_OTHERS = ("zb-h2", "zb-v")  # schedules whose next step begins before all ranks have ended the one before
+_MOST = 2**14  # microbatches that are played, each once for each stage
+
+
+def played_step(job: JobSpec, constants: Constants) -> StepTime:
+    """Seconds of a step of the job's plan. KeyError says what is not known, ValueError what contradicts itself.
+
+    Without a pipeline, and for schedules that don't drain, it is what `step_time` says.
+    """
+    return played_steps([job], [step_time(run_of(job), constants)], constants)[0]
+
+
+def played_steps(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants: Constants) -> list[StepTime]:
+    """The same of several jobs, of which `closed` is what `step_time` says. Those in one order are played at once."""
+    stages = [_Stages.of(job, constants) if is_played(job) else None for job in jobs]
+    plays = [
+        play
+        for job, of in zip(jobs, stages, strict=True)
+        if of is not None
+        for order in played_orders(job)
+        for play in _plays(order, of)
+    ]
+    found = _seconds(plays)
+    return [
+        whole if of is None else _replaced(whole, _idle(job, of, found))
+        for job, whole, of in zip(jobs, closed, stages, strict=True)
+    ]
+
+
+def is_played(job: JobSpec) -> bool:
+    """Whether a job has a pipeline that drains, of which closed forms may not say all."""
+    return job.plan.pp > 1 and not job.plan.schedule.startswith("pipedream")
+
+
+def played_orders(job: JobSpec) -> tuple[Order, ...]:
+    """The orders of work that are played: the job's own, or two of fewer microbatches, as many apart as it has ranks.
+
+    The last microbatches then cost what these do. That is not always so: an interleaved schedule whose messages are
+    slow may become up to 1 % slower with many microbatches.
+    """
+    order, p = job_order(job), job.plan.pp
+    more = order.shape.num_microbatches - max(4 * p, _MOST // job.plan.num_stages)
+    if more <= 0:
+        return (order,)
+    few = order.shape.num_microbatches - p * -(-more // p)
+    return tuple(replace(order, shape=replace(order.shape, num_microbatches=m)) for m in (few, few - p))
+
+
+def num_played(jobs: Iterable[JobSpec]) -> int:
+    """Microbatches, each once for each stage, that are played for several jobs: what it takes grows with that."""
+    orders = {(order, job.plan.num_stages) for job in jobs if is_played(job) for order in played_orders(job)}
+    return sum(order.shape.num_microbatches * num_stages for order, num_stages in orders)
+
+
+def _replaced(whole: StepTime, idle: "_Idle") -> StepTime:
+    """A step with the parts that were played, and what follows from them."""
+    data = whole.data if idle.data_s is None else max(0.0, idle.data_s)
+    bubble, messages = max(0.0, idle.bubble_s), max(0.0, idle.messages_s)
+    longer = bubble - whole.bubble + messages - whole.messages + data - whole.data
+    plain = whole.total - whole.slower
+    total = (plain + longer) * whole.total / plain
+    share = whole.total / total
+    slower = total - plain - longer
+    return replace(
+        whole, total=total, bubble=bubble, messages=messages, data=data, other=whole.other - whole.slower + slower,
+        slower=slower, mfu=whole.mfu * share, hfu=whole.hfu * share, low=whole.low / share,
+        high=whole.high / share,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """Seconds of one microbatch in each stage, of messages between them, and of collectives about a stage.
+
+    `reduce` and `gather` are empty where they run after the step, and not beside it; `updated_s` is what gathering
+    the updated parameters then adds.
+    """
+
+    forward: tuple[float, ...]
+    input_grad: tuple[float, ...]
+    weight_grad: tuple[float, ...]
+    transfer_s: float
+    latency_s: float
+    reduce: tuple[float, ...]
+    gather: tuple[float, ...]
+    updated_s: float
+    leak: float
+
+    @classmethod
+    def of(cls, job: JobSpec, constants: Constants) -> "_Stages":
+        """Of one plan."""
+        run, num_stages = run_of(job), job.plan.num_stages
+        cut = run.cut.as_arrays()
+        kinds = layer_kinds(run.shape, cut)
+        held = held_by_rank(kinds, "1f1b", num_stages, 1, cut.layout)
+        stages = Ranks.of(kinds, [held], np.zeros(1, np.int64))
+        # What a stage gathers and scatters is played, and so not part of its seconds.
+        costing = Costing.of(replace(run, cut=replace(cut, zero=0 * cut.zero)), constants)
+        pieces = {kind: costing.piece(*kind) for kind in stages.kinds}
+        embedding, head = costing.piece("embedding"), costing.piece("head")
+        seconds = embedding.times(stages.embedding) + head.times(stages.head)
+        for kind, count in zip(stages.kinds, stages.layers, strict=True):
+            seconds += pieces[kind].times(count)
+        if run.cut.recompute == "stage":  # an action of its own
+            seconds = replace(seconds, again=0.0 * seconds.again)
+        forward = seconds.forward + seconds.exposed_forward
+        rates, size = costing.rates, message_bytes(replace(run, cut=cut), costing.software)
+        groups = Groups(replace(run, cut=cut))
+        pipeline = groups.pp
+        is_near = bool(pipeline.domains[0] == 1)
+        ends = Replicas.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())
+        reduce_s, _, gather_s = ends.exchanged_s()
+        placement = placement_of(job.plan.schedule, job.plan.pp, job.plan.stages_per_rank)
+        are_beside = costing.software.reduce_overlap or run.cut.zero >= 2
+        return cls(
+            forward=_by_stage(forward),
+            input_grad=_by_stage(seconds.total - forward - seconds.weight_grad),
+            weight_grad=_by_stage(seconds.weight_grad),
+            transfer_s=float(size[0])
+            / (rates.link if is_near else rates.network / float(np.ravel(pipeline.stretch)[0])),
+            latency_s=rates.link_latency_s if is_near else rates.network_latency_s,
+            reduce=_by_stage(reduce_s) if are_beside else (),
+            gather=_by_stage(gather_s) if run.cut.zero == 3 else (),
+            updated_s=max(
+                sum(float(gather_s[stage, 0]) for stage in placement.stages_of(rank)) for rank in range(job.plan.pp)
+            )
+            * ((rates.leak if costing.software.gather_overlap else 1.0) * (run.cut.zero < 3)),
+            leak=rates.leak,
+        )
+
+    def costs(self, has_messages: bool, has_collectives: bool) -> Costs:
+        """What actions take, with or without those that are not computing."""
+        num_borders = len(self.forward) - 1
+        return Costs(
+            self.forward, self.input_grad, self.weight_grad,
+            transfer=(self.transfer_s,) * num_borders if has_messages else (),
+            latency=self.latency_s if has_messages else 0.0,
+            reduce=self.reduce if has_collectives else (), gather=self.gather if has_collectives else (),
+        )  # fmt: skip
+
+
+def _by_stage(seconds: np.ndarray) -> tuple[float, ...]:
+    return tuple(seconds[:, 0].tolist())
+
+
+@dataclass(frozen=True)
+class _Play:
+    """An order of work under some costs."""
+
+    order: Order
+    has_collectives: bool
+    costs: Costs
+
+
+@dataclass(frozen=True)
+class _Seconds:
+    """Of a step; what the rank that computes longest computes in it; and the longest queue of collectives."""
+
+    step_s: float
+    busy_s: float
+    queued_s: float
+
+
+def _plays(order: Order, stages: _Stages) -> list[_Play]:
+    """Computing alone, with messages, and with collectives too where these run beside it."""
+    has_collectives = bool(stages.reduce or stages.gather)
+    played = [(False, False), (True, False), (True, True)][: 2 + has_collectives]
+    return [_Play(order, has_collectives, stages.costs(*which)) for which in played]
+
+
+def _seconds(plays: Iterable[_Play]) -> dict[_Play, _Seconds]:
+    """All that are in one order at once."""
+    alike: dict[tuple[Order, bool], dict[_Play, None]] = {}
+    for play in plays:
+        alike.setdefault((play.order, play.has_collectives), {})[play] = None
+    found: dict[_Play, _Seconds] = {}
+    for (order, has_collectives), mine in alike.items():
+        rounds = _rounds(order, has_collectives)
+        costs = [play.costs for play in mine]
+        if order.schedule in _AMONG_OTHERS:
+            _, before, last = rounds.ends(costs, 3)
+            step_s = last - before
+        else:
+            (step_s,) = rounds.ends(costs)
+        times = zip(step_s.tolist(), rounds.busy(costs).tolist(), rounds.queued(costs).tolist(), strict=True)
+        found |= {play: _Seconds(*of) for play, of in zip(mine, times, strict=True)}
+    return found
+
+
+@lru_cache(maxsize=32)
+def _rounds(order: Order, has_collectives: bool) -> Rounds:
+    return rounds_of(order.without_messages(), has_collectives)
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """What is not computing on the rank that computes longest. `data_s` is None where nothing runs beside the step."""
+
+    bubble_s: float
+    messages_s: float
+    data_s: float | None
+
+
+def _idle(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> _Idle:
+    """Of all microbatches."""
+    orders = played_orders(job)
+    by_order = []
+    for order in orders:
+        alone, sent, *seen = (seconds[play] for play in _plays(order, stages))
+        exposed = [
+            of.step_s - sent.step_s + stages.leak * max(0.0, of.queued_s - of.step_s + sent.step_s) for of in seen
+        ]
+        by_order.append([alone.step_s - alone.busy_s, sent.step_s - alone.step_s, *exposed])
+    all_of = np.array(by_order[0])
+    if len(orders) > 1:
+        periods = (job.num_microbatches - orders[0].shape.num_microbatches) / job.plan.pp
+        all_of += periods * (all_of - by_order[1])
+    bubble_s, messages_s, *exposed_s = all_of.tolist()
+    return _Idle(bubble_s, messages_s, exposed_s[0] + stages.updated_s if exposed_s else None)

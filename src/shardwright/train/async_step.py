@@ -1,0 +1,96 @@
+"""Training without draining the pipeline: each stage updates its own weights while microbatches keep coming.
+
+What PipeDream and PipeDream-2BW do (schedule/generators/pipedream.py, schedule/generators/pipedream_2bw.py). There is
+no moment at which all stages have the same number of updates, so there is no global gradient norm, and nothing is
+clipped.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.schedule.action import Action
+from shardwright.schedule.schedule import Program
+from shardwright.train.build import Replica
+from shardwright.train.optimizer import learning_rate
+from shardwright.train.train_step import StepResult, counted_share, mean_loss, microbatches, numbered
+
+
+class MicrobatchStream(Sequence[Tensor]):
+    """The microbatches of consecutive global batches, read when they are asked for. The last two batches are kept."""
+
+    def __init__(self, job: JobSpec, num_batches: int, batch_of: Callable[[int], Tensor]) -> None:
+        self._job = job
+        self._num_batches = num_batches
+        self._batch_of = batch_of
+        self._read: dict[int, list[Tensor]] = {}
+
+    def __len__(self) -> int:
+        return self._num_batches * self._job.num_microbatches
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        batch, i = divmod(index, self._job.num_microbatches)
+        return self.of_batch(batch)[i]
+
+    def of_batch(self, batch: int) -> list[Tensor]:
+        """The microbatches of one global batch."""
+        if batch not in self._read:
+            self._read = {kept: self._read[kept] for kept in sorted(self._read)[-1:]}
+            self._read[batch] = microbatches(self._batch_of(batch), self._job.plan.microbatch_size)
+        return self._read[batch]
+
+
+def train_stream(
+    job: JobSpec, replica: Replica, mesh: Mesh, program: Program, first_step: int, batch_of: Callable[[int], Tensor]
+) -> list[StepResult]:
+    """Run a stream of global batches, drained only at its end. `batch_of(n)` is this replica's n-th, [B, S + 1].
+
+    Returns a result for each batch; its gradient norm is None. A batch's learning rate holds for all its updates.
+    """
+    per_batch = job.num_microbatches
+    num_batches = program.num_microbatches // per_batch
+    updates_per_batch = per_batch if program.weights == "stashed" else 1
+    mean = updates_per_batch / (per_batch * job.plan.replicas)
+
+    def update(action: Action) -> None:
+        stage = action.stage
+        shards = replica.shards[stage]
+        shards.wait()
+        if replica.tied.are_both_here:  # on one rank alone; between two, the plan is refused
+            replica.tied.sum_gradients()
+        shards.reduce_late()
+        replica.stashes[stage].before_update()
+        shards.update(1.0, learning_rate(job.optimizer, first_step + action.microbatch // per_batch))
+        shards.zero()
+
+    for shards in replica.shards.values():
+        shards.zero()
+    stream = MicrobatchStream(job, num_batches, batch_of)
+    shares: dict[int, float] = {}
+
+    def share(batch: int) -> float:
+        # Asked for by the ranks of the last stage alone, and in the same order on all of them.
+        if batch not in shares:
+            shares[batch] = counted_share(job, mesh, torch.cat(stream.of_batch(batch)))
+        return shares[batch]
+
+    losses = replica.executor.run(
+        program, stream, update, numbered(job, mesh, first_step, num_batches, mean),
+        lambda i: mean / share(i // per_batch),
+    )  # fmt: skip
+    results = []
+    for batch in range(num_batches):
+        mine = {i: losses[i] / share(batch) for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses}
+        step = first_step + batch
+        results.append(StepResult(mean_loss(mine, job, mesh), None, learning_rate(job.optimizer, step)))
+    return results

@@ -1,0 +1,1 @@
+"""From what the user names to samples of tokens."""

@@ -1,0 +1,132 @@
+"""Tokenizers: text to token ids and back."""
+
+import os
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import DataSpec
+from shardwright.config.user_file import MIB, FileFault, read_text
+from shardwright.train.data.dropped_text import Dropped, may_drop
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back.
+
+    `num_ids` is 1 + the largest id it can give, `end_of_text` the ids that follow each document, and
+    `fingerprint` tells tokenizers apart. `dropped` counts what of the text encoded so far has no token.
+    """
+
+    num_ids: int
+    end_of_text: tuple[int, ...]
+    fingerprint: str
+    dropped: Dropped
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Ids of `text`: [n]. Raises ValueError for what it can't encode, such as a lone surrogate."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """`encode` of each text, in parallel where the tokenizer can."""
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        """Text of `ids`. What is no text (an unknown id, half a character) is replaced or left out."""
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0 to 255.
+
+    A newline follows each document: all 256 ids are bytes, so there is no id to spare for an end of text,
+    and generated text stays printable. After a document that itself ends in a newline that is a blank line.
+    """
+
+    num_ids = 256
+    end_of_text: tuple[int, ...] = (ord("\n"),)
+    fingerprint = "bytes"
+
+    def __init__(self) -> None:
+        self.dropped = Dropped()
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        # 255 occurs in no UTF-8, so an id that is no byte comes out as the replacement character.
+        return bytes(int(i) if 0 <= i < 256 else 255 for i in ids).decode(errors="replace")
+
+
+class FileTokenizer:
+    """A tokenizer.json of Hugging Face tokenizers.
+
+    Its end of text is the first of `names` that it has, or nothing. No token is added at the beginning, and
+    truncation and padding that the file may ask for are turned off: they would lose or invent text.
+    """
+
+    names = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+
+    def __init__(self, text: str) -> None:
+        """From the contents of the file. Raises whatever the library does if they are not a tokenizer."""
+        from tokenizers import Tokenizer as Library
+
+        self._library: tokenizers.Tokenizer = Library.from_str(text)
+        self._library.no_truncation()
+        self._library.no_padding()
+        ids = self._library.get_vocab(with_added_tokens=True)
+        self.num_ids = 1 + max(ids.values(), default=-1)  # ids may have gaps, so not the number of entries
+        self.end_of_text = tuple(ids[name] for name in self.names if name in ids)[:1]
+        self.fingerprint = blake2b(text.encode(), digest_size=16).hexdigest()
+        self.dropped = Dropped()
+        self._may_drop = may_drop(text)
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        try:
+            encodings = self._library.encode_batch(list(texts), add_special_tokens=False)
+        except Exception as error:  # again a bare one, as for a word outside a vocabulary without "unknown"
+            raise ValueError(str(error)) from None
+        if self._may_drop:
+            self.dropped.add(texts, self._has_token)
+        return [np.array(encoding.ids, np.int64) for encoding in encodings]
+
+    def _has_token(self, characters: Sequence[str]) -> list[bool]:
+        return [bool(alone.ids) for alone in self._library.encode_batch(list(characters), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+# The largest of published ones, with a quarter of a million tokens, have 35 MB; reading takes thirty times as much.
+_MOST_BYTES = 64 * MIB
+
+
+def load_tokenizer(data: DataSpec) -> Tokenizer:
+    """The tokenizer that `data` names. Raises PlanError if its file is missing or broken."""
+    if data.tokenizer == "bytes":
+        return ByteTokenizer()
+    path = Path(os.path.expanduser(data.tokenizer))
+    way_out = 'name a tokenizer.json of Hugging Face tokenizers, or use data.tokenizer = "bytes"'
+    try:
+        text = read_text(path, _MOST_BYTES, "tokenizer.json", way_out)
+    except FileNotFoundError:
+        fault = f"there is no tokenizer file {data.tokenizer} (looked from {Path.cwd()}); {way_out}"
+        raise PlanError("data", [fault]) from None
+    except FileFault as fault_of_file:
+        raise PlanError("data", [f"data.tokenizer {fault_of_file}"]) from None
+    except OSError as error:
+        raise PlanError("data", [f"tokenizer file {path} can't be read: {error.strerror}; {way_out}"]) from None
+    try:
+        return FileTokenizer(text)
+    except Exception as error:  # the library raises bare Exception for a file that is no tokenizer
+        raise PlanError("data", [f"{path} is not a tokenizer: {error}; {way_out}"]) from None

@@ -1,0 +1,146 @@
+"""Ctrl-C, SIGTERM and SIGHUP end a command with one sentence that names the signal, whatever it is at.
+
+The handler raises `Ended` where the main thread is, so that everything on its way out is cleaned up: ranks, folders.
+The main thread may be inside a library for long, or inside code that drops every exception; then a thread ends the
+process. What it started ends with it in either case (train/launch/lifeline.py).
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+# Time for a way out that cleans up.
+LATEST_S = 5.0
+# Time to leave a callback.
+AGAIN_S = 0.01
+
+_Handlers = dict[signal.Signals, Any]
+
+
+class Ended(BaseException):
+    """A signal told this process to end."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+    def sentence(self) -> str:
+        """As the user reads it."""
+        return f"failed: {self.number.name} ended this command and all that it had started"
+
+
+def signal_name(number: int) -> str:
+    """As in `kill -l`, with its SIG."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """None of the signals is delivered before the end of the block. A process that is started in it begins so, too."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def die_of_signals() -> None:
+    """Have signals end this process at once and silently, as it suits a rank: who started it says what happened.
+
+    What was held back meanwhile is delivered. What the user had ignored, as `nohup` does, stays so.
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def telling_of_signals(command: Callable[[], None]) -> None:
+    """Run a command. A signal ends the process with status 1 and one sentence."""
+    if threading.current_thread() is not threading.main_thread():
+        command()  # handlers are the main thread's
+        return
+    try:
+        with _raising():
+            command()
+    except Ended as ended:
+        _leave(ended)
+
+
+@contextmanager
+def _raising() -> Iterator[None]:
+    """Signals raise `Ended`, once. Whatever they did before, they do again afterwards."""
+    heard, ours = os.pipe()
+    os.set_blocking(ours, False)
+    told: list[signal.Signals] = []
+
+    def answer(number: int, _: FrameType | None) -> None:
+        if not told:  # a second one does not disturb the way out
+            told.append(signal.Signals(number))
+            raise Ended(told[0])
+
+    def try_again(unraisable: "sys.UnraisableHookArgs") -> None:
+        if isinstance(unraisable.exc_value, Ended):  # it came up in a callback, where Python drops what is raised
+            number = told.pop()
+            threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
+        else:
+            hook_before(unraisable)
+
+    hook_before, sys.unraisablehook = sys.unraisablehook, try_again
+    threading.Thread(target=_end_the_stuck, args=(heard,), name="signals", daemon=True).start()
+    before: _Handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]
+    fd_before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+    for number in handled:
+        signal.signal(number, answer)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook_before
+        if not told:  # else the process is on its way out, and nothing may disturb it
+            for number in handled:
+                signal.signal(number, before[number])
+            signal.set_wakeup_fd(fd_before)
+            os.close(ours)
+
+
+def _end_the_stuck(heard: int) -> None:
+    """End the process some time after a signal, if the main thread has not."""
+    while number := os.read(heard, 1):
+        if number[0] in SIGNALS:
+            time.sleep(LATEST_S)
+            _leave(Ended(signal.Signals(number[0])))
+    os.close(heard)
+
+
+def _leave(ended: Ended) -> None:
+    """End without the interpreter's own way out: libraries that were interrupted at their import would crash in it."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with suppress(OSError, ValueError):
+        print(ended.sentence(), file=sys.stderr, flush=True)
+    _wake_children()
+    os._exit(1)
+
+
+def _wake_children() -> None:
+    """Let children that are stopped go on, so that they see the end of this process: also one that was started a moment
+    ago, and has not asked the system to be told. Elsewhere than on Linux nobody can tell which they are."""
+    with suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            for child in (task / "children").read_text().split():
+                os.kill(int(child), signal.SIGCONT)

@@ -1,0 +1,228 @@
+"""Start the local ranks, wait for them, and say what went wrong if they fail.
+
+Ranks of several machines are started by torchrun, or by whatever else sets its variables
+(train/launch/rank_environment.py).
+"""
+
+import os
+import pickle
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.config.base import PlanError, RunError
+from shardwright.config.job import JobSpec
+from shardwright.sharding.mesh import MeshShape
+from shardwright.train.launch.ending import signal_name
+from shardwright.train.launch.fork_server import ServerEndedError
+from shardwright.train.launch.forking import Run
+from shardwright.train.launch.rank_environment import LOCALHOST, Seat
+from shardwright.train.launch.rank_life import Failure, Work, by_cause, choose_device, run_rank
+from shardwright.train.launch.rank_processes import ForkedRanks, Ranks, SpawnedRanks
+from shardwright.train.launch.run_folder import folder_faults
+
+RANKS_PER_CORE = 16
+RANK_MEMORY_MIB = 250
+# After the first failure others may still tell its cause. A rank that lost its connection waits for a moment itself.
+SETTLING_S = 1.0
+SETTLING_AFTER_LOSS_S = 5.0
+
+
+class RankFailedError(RunError):
+    """A rank failed. The message says which and why; `failure` is the cause's own note, if it left one."""
+
+    def __init__(self, message: str, failure: Failure | None = None) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list[Any]:
+    """Run `work` on every rank of the job's plan, on this machine. Returns what each rank returned.
+
+    Raises PlanError if check_machine does or the ranks refuse their input, RunError if a rank fails. No rank outlives
+    the call, nor this process.
+    """
+    check_machine(job, folder)
+    world = job.plan.world
+    with _rendezvous(job.run.port) as port:
+        seats = [Seat(rank, rank, world, world, node=0, store_port=port) for rank in range(world)]
+        runs = [partial(_live, seat, work, job, folder, num_threads) for seat in seats]
+        try:
+            end = run_ranks(runs, choose_device(job.run.device, 0).type == "cpu")
+        except ServerEndedError as error:
+            raise RunError(f"{error}{_others_ended(world)}") from None
+    if len(end.results) < world:
+        raise _explain(end, job) from None
+    return [end.results[rank] for rank in range(world)]
+
+
+def _live(
+    seat: Seat, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
+) -> None:
+    """A rank's life, in its process. It sends its result, or why there is none."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())  # its sockets too are for this machine alone
+    if choose_device(job.run.device, seat.local_rank).type == "cpu":
+        # torch's record of the last 2,000 collectives, which nobody reads: 3 MiB, and time in each of them.
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
+    connection.send(_Result(run_rank(seat, work, job, folder, connection.send, num_threads)))
+
+
+def _loopback() -> str:
+    """The name of this machine's interface to itself."""
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+
+
+@contextmanager
+def _rendezvous(port: int) -> Iterator[int]:
+    """A store in which the ranks of this machine meet, and which no other machine reaches. Yields its port."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOCALHOST, port))
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        yield port
+        del store
+
+
+@dataclass(frozen=True)
+class _Result:
+    value: Any
+
+
+@dataclass
+class _End:
+    """How ranks ended: results, the notes of those that failed, and the statuses of those that ended without."""
+
+    results: dict[int, Any] = field(default_factory=dict)
+    notes: list[Failure] = field(default_factory=list)
+    statuses: dict[int, int | None] = field(default_factory=dict)
+
+
+def run_ranks(runs: Sequence[Run], on_cpu: bool) -> _End:
+    """Run one rank for each of `runs`, to the end of all or until one fails. Raises ServerEndedError."""
+    # The server does not have the launching script itself, whose functions go by its name.
+    can_fork = on_cpu and b"__main__" not in pickle.dumps(runs)
+    ranks: Ranks = ForkedRanks() if can_fork else SpawnedRanks()
+    try:
+        ranks.start(runs)
+        return _wait(ranks)
+    finally:
+        ranks.end()
+
+
+def _wait(ranks: Ranks) -> _End:
+    end = _End()
+    speaking = {connection: rank for rank, connection in enumerate(ranks.connections)}
+    failed_s = 0.0
+    while speaking:
+        is_cause_known = end.statuses or {note.kind for note in end.notes} != {"lost"}
+        settling_s = SETTLING_S if is_cause_known else SETTLING_AFTER_LOSS_S
+        left_s = failed_s + settling_s - time.monotonic() if failed_s else None
+        if left_s is not None and left_s <= 0:
+            break
+        ready = wait(list(speaking), left_s)
+        for connection, rank in [item for item in speaking.items() if item[0] in ready]:
+            try:
+                said = connection.recv()
+            except (EOFError, OSError):
+                del speaking[connection]
+                if rank not in end.results and all(note.rank != rank for note in end.notes):
+                    end.statuses[rank] = ranks.status(rank)
+            else:
+                if isinstance(said, Failure):
+                    end.notes.append(said)
+                elif isinstance(said, _Result):
+                    end.results[rank] = said.value
+        if not failed_s and (end.notes or end.statuses):
+            failed_s = time.monotonic()
+    return end
+
+
+def check_machine(job: JobSpec, folder: Path) -> None:
+    """Make the run's folder. Raises PlanError with all that keeps this machine from running the job."""
+    faults = machine_faults(job) + folder_faults(folder)
+    if faults:
+        raise PlanError("this machine", faults)
+
+
+def machine_faults(job: JobSpec) -> list[str]:
+    """What this machine can't do for the job."""
+    world, faults = job.plan.world, []
+    if choose_device(job.run.device, 0).type == "cuda":
+        if world > torch.cuda.device_count():
+            faults.append(
+                f"the plan needs {world} ranks and this machine has {torch.cuda.device_count()} CUDA devices; "
+                f'use less dp, tp or pp, torchrun over several machines, or run.device = "cpu"'
+            )
+    else:
+        cores = os.cpu_count() or 1
+        by_memory = _available_mib() // RANK_MEMORY_MIB
+        if world > min(cores * RANKS_PER_CORE, by_memory):
+            faults.append(
+                f"the plan needs {world} ranks, and this machine hosts at most "
+                f"{min(cores * RANKS_PER_CORE, by_memory)}: {cores} cores x {RANKS_PER_CORE} = "
+                f"{cores * RANKS_PER_CORE}, {_available_mib()} MiB free / {RANK_MEMORY_MIB} = {by_memory}; "
+                f"use less dp, tp or pp, or torchrun over several machines"
+            )
+    if job.run.port and (refusal := _port_refusal(job.run.port)):
+        faults.append(f"run.port {job.run.port} {refusal}; use another, or 0 for any free one")
+    return faults
+
+
+def _available_mib() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 2**30  # no such file on this system: do not limit
+    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable")), 2**30)
+
+
+def _port_refusal(port: int) -> str:
+    """Why the system does not give us this port; empty if it does."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOCALHOST, port))
+        except PermissionError:
+            return "is not for ordinary users, as all below 1024 are"
+        except OSError:
+            return "is taken by another program"
+    return ""
+
+
+def _explain(end: _End, job: JobSpec) -> Exception:
+    """One message from all that is known: what killed a rank first, then what the ranks told themselves."""
+    shape = MeshShape.of(job.plan)
+    notes = by_cause(end.notes)
+    if notes and notes[0].kind == "input":
+        return PlanError(notes[0].subject, list(notes[0].faults))
+    killed = [(rank, -status) for rank, status in end.statuses.items() if status is not None and status < 0]
+    if killed:
+        rank, number = killed[0]
+        name = signal_name(number)
+        return RankFailedError(
+            f"{shape.describe(rank)} was killed by {name}{_others_ended(job.plan.world - 1)}"
+            + (". The system ends processes so when memory runs out" if name == "SIGKILL" else "")
+        )
+    if notes:
+        return RankFailedError(notes[0].sentence(shape), notes[0])
+    rank, status = next(iter(end.statuses.items()))
+    how = "in a way that nobody could tell" if status is None else f"with status {status}"
+    return RankFailedError(f"{shape.describe(rank)} ended {how} and left no note{_others_ended(job.plan.world - 1)}")
+
+
+def _others_ended(number: int) -> str:
+    if number == 0:
+        return ""
+    return "; the other rank was ended" if number == 1 else f"; the other {number} ranks were ended"

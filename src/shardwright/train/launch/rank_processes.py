@@ -1,0 +1,130 @@
+"""The processes of the local ranks and a connection to each: forked from the server, or spawned where it can't be."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+from shardwright.train.launch.ending import die_of_signals, held_back
+from shardwright.train.launch.fork_server import ForkedRank, ServerEndedError, end_server, start_server
+from shardwright.train.launch.forking import Run, serve_rank
+from shardwright.train.launch.lifeline import follow
+
+# A server that has not forked its ranks by then is stopped, or its machine as good as. It loads torch meanwhile.
+START_S = 180.0
+# A rank that has closed its connection ends within that, or never.
+CLOSING_S = 3.0
+
+
+class Ranks(Protocol):
+    """Processes of ranks, by number from 0."""
+
+    connections: "list[Connection[Any, Any]]"
+
+    def start(self, runs: Sequence[Run]) -> None:
+        """Start one for each of `runs`, and send it. Raises ServerEndedError."""
+
+    def status(self, rank: int) -> int | None:
+        """What a rank that closed its connection ended with: an exit status, or the negative number of a signal.
+
+        None if nobody can tell. Raises ServerEndedError.
+        """
+
+    def end(self) -> None:
+        """End all that run, at once."""
+
+
+class ForkedRanks:
+    """Ranks that the server forks."""
+
+    def __init__(self) -> None:
+        self.connections: list[Connection[Any, Any]] = []
+        self._server = start_server()
+        self._ranks: list[ForkedRank] = []
+
+    def start(self, runs: Sequence[Run]) -> None:
+        for _ in runs:
+            ours, theirs = multiprocessing.Pipe()
+            self.connections.append(ours)
+            with theirs:
+                self._ranks.append(self._server.fork(theirs.fileno()))
+        if not self._hears_until(lambda: all(rank.pid for rank in self._ranks), START_S):
+            raise ServerEndedError(
+                f"the server that ranks are forked from has not answered for {START_S:.0f} s: it is stopped, or this "
+                f"machine is too busy"
+            )
+        for connection, run in zip(self.connections, runs, strict=True):
+            with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; that will be seen
+                connection.send(run)
+
+    def status(self, rank: int) -> int | None:
+        self._hears_until(lambda: self._ranks[rank].status is not None, CLOSING_S)
+        return self._ranks[rank].status
+
+    def end(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        for rank in self._ranks:
+            rank.kill()
+        try:
+            is_over = all(rank.pid for rank in self._ranks) and self._hears_until(
+                lambda: not any(rank.is_running() for rank in self._ranks), CLOSING_S
+            )
+        except ServerEndedError:
+            is_over = False
+        if not is_over:  # it is stopped, or has not come to forking them
+            end_server()
+
+    def _hears_until(self, happened: Callable[[], bool], within_s: float) -> bool:
+        """Take in reports of the server until something has happened. False if it has not in time."""
+        late_s = time.monotonic() + within_s
+        while not happened():
+            if not wait([self._server.fileno()], max(0.0, late_s - time.monotonic())):
+                return False
+            self._server.listen()
+        return True
+
+
+class SpawnedRanks:
+    """Ranks that are children of this process and load everything themselves."""
+
+    def __init__(self) -> None:
+        self.connections: list[Connection[Any, Any]] = []
+        self._processes: list[BaseProcess] = []
+
+    def start(self, runs: Sequence[Run]) -> None:
+        context = multiprocessing.get_context("spawn")
+        for run in runs:
+            ours, theirs = multiprocessing.Pipe()
+            self.connections.append(ours)
+            with theirs, held_back():
+                process = context.Process(target=_spawned_rank, args=(theirs, os.getpid()))
+                process.start()
+                self._processes.append(process)
+            with suppress(BrokenPipeError, ConnectionResetError):
+                ours.send(run)
+
+    def status(self, rank: int) -> int | None:
+        self._processes[rank].join(CLOSING_S)
+        return self._processes[rank].exitcode
+
+    def end(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+
+def _spawned_rank(connection: "Connection[Any, Any]", launcher: int) -> None:
+    die_of_signals()
+    if not follow(launcher, signal.SIGKILL):
+        sys.exit(1)
+    sys.exit(serve_rank(connection))

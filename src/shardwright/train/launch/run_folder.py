@@ -1,0 +1,97 @@
+"""The folder of a run: which it is, whether it can be written to, and that one run at a time has it."""
+
+import fcntl
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+
+WAY_OUT = "name another folder in run.folder"
+# Says who has the folder, and is locked by it. The system gives the lock of a process back however that ends.
+LOCK = ".lock"
+
+
+def folder_of(job: JobSpec) -> Path:
+    """Where a job's run writes."""
+    return Path(os.path.expanduser(job.run.folder) or Path("runs", job.name))
+
+
+def folder_faults(folder: Path) -> list[str]:
+    """Make the folder and write to it: what else could tell that it can be done?"""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (FileExistsError, NotADirectoryError):
+        file = next((path for path in (folder, *folder.parents) if path.is_file()), folder)
+        return [f"run.folder {folder} can't be made: {file} is a file; {WAY_OUT}"]
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        return [f"run.folder {folder} can't be written to: {reason}; {WAY_OUT}"]
+    return []
+
+
+@contextmanager
+def holding(folder: Path, other_faults: list[str]) -> Iterator[None]:
+    """Have the folder for this process alone. PlanError with all faults if there are others, or another run has it."""
+    descriptor, faults = -1, list(other_faults)
+    if os.path.isdir(folder):
+        descriptor, in_use = _lock(folder / LOCK)
+        faults += in_use
+    try:
+        if faults:
+            raise PlanError("this machine", faults)
+        yield
+    finally:
+        if descriptor >= 0:
+            (folder / LOCK).unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def _lock(file: Path) -> tuple[int, list[str]]:
+    """An open file that is locked, or why there is none: -1 alone where the file system has no locks."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError:  # not writable: another fault says so
+        return -1, []
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(descriptor)
+        os.close(descriptor)
+        way_out = f"wait for its end, or {WAY_OUT}"
+        return -1, [f"run.folder {file.parent} is in use by another run, {holder}; {way_out}"]
+    except OSError:
+        os.close(descriptor)
+        return -1, []
+    if not _is_at(descriptor, file):  # its owner has removed it since it was opened
+        os.close(descriptor)
+        return _lock(file)
+    about = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
+    with suppress(OSError):  # a full disk is told by those who need it
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(about).encode(), 0)
+    return descriptor, []
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    """Whether an open file is the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except OSError:
+        return False
+
+
+def _holder(descriptor: int) -> str:
+    """Who has the lock, in words."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        about = json.loads(os.pread(descriptor, 4096, 0))
+        return f"process {about['pid']} on {about['host']} since {about['since']}"
+    return "which has not said which"

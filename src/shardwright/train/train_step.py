@@ -1,0 +1,127 @@
+"""One training step and one evaluation of a rank's part of a job."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.collectives import all_reduce
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.context.document_mask import share_that_counts
+from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.schedule.action import Action
+from shardwright.schedule.job_program import job_program
+from shardwright.train.build import Replica
+from shardwright.train.optimizer import learning_rate
+from shardwright.train.router_update import LayerRouting, end_routing_step
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch that have one.
+
+    There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`, because its
+    gradients overflowed: it leaves the weights as they are. `loss_scale` is None where the loss is not scaled.
+    `routing` says how each layer with experts used them; two results are equal or not by the rest.
+    """
+
+    loss: float
+    grad_norm: float | None
+    learning_rate: float
+    loss_scale: float | None = None
+    skipped: bool = False
+    routing: tuple[LayerRouting, ...] = field(default=(), compare=False)
+
+
+def refuse_asynchronous(job: JobSpec, what: str) -> None:
+    """PlanError where a job has no steps after which all stages have had the same updates."""
+    if job_program(job).weights != "current":
+        raise PlanError(
+            f"{what} {job.name}",
+            [
+                f"schedule {job.plan.schedule!r} updates weights while the pipeline is full: by design it has no step "
+                'that one rank could do too; use a schedule that drains, such as plan.schedule = "1f1b"'
+            ],
+        )
+
+
+def microbatches(tokens_BS: Tensor, microbatch_size: int) -> list[Tensor]:
+    """A replica's samples, cut into microbatches."""
+    return list(tokens_BS.split(microbatch_size))
+
+
+def numbered(
+    job: JobSpec, mesh: Mesh, first_step: int, num_steps: int = 1, loss_factor: float = 1.0
+) -> list[Microbatch]:
+    """Which samples the microbatches of this rank's replica are, over so many steps."""
+    size, first = job.plan.microbatch_size, mesh.dp.index * (job.batch.global_batch_size // job.plan.dp)
+    return [
+        Microbatch(job.run.seed, step, first + i * size, loss_factor)
+        for step in range(first_step, first_step + num_steps)
+        for i in range(job.num_microbatches)
+    ]
+
+
+def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> StepResult:
+    """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica."""
+    optimizer_spec = job.optimizer
+    rate = learning_rate(optimizer_spec, step)
+    scaling = replica.loss_scale
+    scale = scaling.value if scaling is not None else 1.0
+    norm, skipped = 0.0, False
+
+    def update(_: Action) -> None:
+        nonlocal norm, skipped
+        replica.finish_gradients()
+        norm = replica.gradient_norm() / scale
+        if scaling is not None:
+            # The norm is of all gradients of all ranks: they agree on whether one of them is not a number.
+            skipped = not math.isfinite(norm)
+            scaling.update(skipped)
+        if not skipped:
+            clip = optimizer_spec.clip_grad_norm
+            clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
+            for shards in replica.shards.values():
+                shards.update(clipped / scale, rate)
+        replica.end_float8_step()
+
+    for shards in replica.shards.values():
+        shards.zero()
+    # Gradients are summed over microbatches and replicas, each of a mean over tokens.
+    mean = 1.0 / (job.num_microbatches * job.plan.replicas)
+    share = counted_share(job, mesh, tokens_BS)
+    losses = replica.executor.run(
+        replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update,
+        numbered(job, mesh, step, loss_factor=mean * scale), lambda _: mean * scale / share,
+    )  # fmt: skip
+    return StepResult(
+        mean_loss(losses, job, mesh) / share, None if skipped else norm, rate,
+        scale if scaling is not None else None, skipped, end_routing_step(job, replica.stages, mesh, skipped),
+    )  # fmt: skip
+
+
+def counted_share(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> float:
+    """Which share of the targets of a global batch has a loss, from this replica's part. All of them, if documents are
+    not separate."""
+    return share_that_counts(tokens_BS, mesh.dp) if job.data.separate_documents else 1.0
+
+
+def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
+    """Mean loss of one global batch, without gradients."""
+    losses = replica.executor.run(replica.evaluation, microbatches(tokens_BS, job.plan.microbatch_size))
+    for state in replica.float8_states:
+        state.forget_now()
+    return mean_loss(losses, job, mesh) / counted_share(job, mesh, tokens_BS)
+
+
+def mean_loss(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh) -> float:
+    """The mean over microbatches and replicas, on every rank. Ranks without the last stage give no losses."""
+    total = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    for i in sorted(losses):
+        total += losses[i]
+    all_reduce(total, mesh.pp)
+    all_reduce(total, mesh.dp_cp)
+    return mesh.to_host(total) / (job.num_microbatches * job.plan.replicas)

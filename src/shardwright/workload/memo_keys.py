@@ -1,0 +1,41 @@
+"""From which numbers and words of a plan follows what its layers cost: what a memo (memo.py) tells them apart by."""
+
+from typing import Any
+
+import numpy as np
+
+from shardwright.workload.arrays import Array
+from shardwright.workload.query import Cut
+
+
+def layer_words(cut: Cut) -> tuple[Any, ...]:
+    """What of a plan beside its numbers says what a layer computes, sends and keeps, but for what it recomputes."""
+    return cut.precision, cut.cp_method, cut.dispatch
+
+
+def plain_columns(cut: Cut) -> tuple[Array, ...]:
+    """The whole numbers from which follows what a piece without experts computes, sends and keeps. `cut` is of
+    arrays."""
+    return (
+        cut.tp, cut.cp, cut.microbatch, cut.sequence_parallel.astype(np.int64),
+        cut.offload_activations.astype(np.int64),
+    )  # fmt: skip
+
+
+def layer_columns(cut: Cut) -> tuple[Array, ...]:
+    """The same of any piece."""
+    return *plain_columns(cut), cut.ep, cut.expert_tp
+
+
+def shard_words(cut: Cut) -> tuple[Any, ...]:
+    """What beside its numbers says how the parameters of a layer come together under ZeRO-3."""
+    return cut.precision, cut.reduce_bytes
+
+
+def shard_columns(cut: Cut) -> tuple[Array, ...]:
+    """Those from which follows how the parameters of a layer come together under ZeRO-3. `cut` is of arrays."""
+    is_sharded = cut.zero == 3
+    return (
+        cut.tp, cut.ep, cut.expert_tp, is_sharded * cut.cp, is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks),
+        cut.offload_parameters.astype(np.int64), is_sharded * cut.num_copies,
+    )  # fmt: skip

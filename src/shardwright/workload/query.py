@@ -1,0 +1,362 @@
+"""The model and the plan as the cost model sees them: shapes and degrees, nothing of how they are run.
+
+A job becomes a `Run` (run.py), and so does a row of published measurements: everything behind it reads only this. It
+can say more than our runtime executes (fp4, experts that compute in fp8), because plans of others are predicted too.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, get_args
+
+import numpy as np
+
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import ScheduleName, layer_policies
+from shardwright.config.recompute_policy import WHOLE_LAYER, Policy
+from shardwright.workload.arrays import Array, Numbers
+from shardwright.workload.model_blocks import Experts, Latent
+
+SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape of a decoder."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    gated: bool
+    vocab: int
+    sequence: int
+    tied: bool = False
+    learned_positions: bool = False
+    experts: Experts | None = None
+    latent: Latent | None = None
+
+    def padded_vocab(self, tp: Numbers) -> Numbers:
+        """Rows of the table with those that make each tp rank's part a multiple of 128, as all frameworks pad it."""
+        return -(-self.vocab // (128 * tp)) * 128 * tp
+
+    @property
+    def attention_parameters(self) -> int:
+        """Elements of a layer's attention matrices."""
+        h, a = self.hidden, self.heads
+        if self.latent:
+            m = self.latent
+            queries = m.query_rank * (h + a * (m.plain + m.rotary)) if m.query_rank else h * a * (m.plain + m.rotary)
+            return queries + h * (m.key_rank + m.rotary) + m.key_rank * a * (m.plain + m.value) + a * m.value * h
+        return h * self.head_dim * 2 * (a + self.kv_heads)
+
+    def mlp_parameters(self, ffn: int) -> int:
+        """Elements of the matrices of one MLP."""
+        return (3 if self.gated else 2) * self.hidden * ffn
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer has one MLP for all tokens."""
+        if self.experts is None:
+            return True
+        behind = layer - self.experts.dense_layers
+        return behind < 0 or behind % self.experts.every != self.experts.every - 1
+
+    @cached_property
+    def num_dense(self) -> int:
+        """Layers with one MLP for all tokens."""
+        return sum(map(self.is_dense, range(self.layers)))
+
+    def layer_parameters(self, layer: int) -> tuple[int, int]:
+        """(elements that all tokens use, elements of the routed experts) of a layer."""
+        return self.kind_parameters("dense" if self.is_dense(layer) else "experts")
+
+    def kind_parameters(self, kind: str) -> tuple[int, int]:
+        """The same of a kind of layer, dense or experts."""
+        if self.experts is None or kind == "dense":
+            return self.attention_parameters + self.mlp_parameters(self.ffn) + 2 * self.hidden, 0
+        of = self.experts
+        common = self.attention_parameters + self.mlp_parameters(of.shared_ffn) + (of.num + 2) * self.hidden
+        return common, of.num * self.mlp_parameters(of.ffn)
+
+    @property
+    def parameters(self) -> int:
+        """All elements of the model."""
+        layers = sum(sum(self.layer_parameters(layer)) for layer in range(self.layers))
+        tables = (1 if self.tied else 2) * self.vocab * self.hidden
+        return layers + tables + self.hidden + (self.sequence * self.hidden if self.learned_positions else 0)
+
+    def flops_per_token(self, causal: bool = False) -> float:
+        """Model FLOPs of one token, forward and backward: 6 a matrix element it meets, and attention.
+
+        Chowdhery et al. 2022 (arXiv 2204.02311, appendix B), over the full sequence; `causal` counts half of it.
+        """
+        met = self.vocab * self.hidden + self.layers * self.attention_parameters
+        met += self.num_dense * self.mlp_parameters(self.ffn)
+        if self.experts is not None:
+            of = self.experts
+            routed = self.mlp_parameters(of.topk * of.ffn + of.shared_ffn) + of.num * self.hidden
+            met += (self.layers - self.num_dense) * routed
+        widths = self.heads * (2 * self.head_dim)
+        if self.latent:
+            widths = self.heads * (self.latent.plain + self.latent.rotary + self.latent.value)
+        return 6.0 * met + 6.0 * self.layers * widths * self.sequence * (0.5 if causal else 1.0)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The plan: degrees, what is sharded, the order of work and what is computed again.
+
+    Each number may be an array of one length, with one entry a plan; what is not of type Numbers is one for all plans.
+    `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is of the products: bf16,
+    fp16, float32, fp8, mxfp8 or nvfp4. `gradient_bytes` and `reduce_bytes` are of a gradient that is added up and of
+    one on its way, 0 as the software has it; `bucket_bytes` of the parameters whose gradients travel together, 0 all.
+
+    Where plans have several schedules, `schedule_number` has of each its place in SCHEDULE_NAMES; -1 is `schedule`.
+
+    `recompute` is none; full (each layer) or stage (all of a stage), from its input; names of plan.recompute_operators,
+    in order of the alphabet with "+" between; and, of other frameworks, selective (the attention core where its scores
+    are kept) and matmul (all but what attention and every second product give). `policies` has it by layer where it is
+    not the same for all.
+    """
+
+    dp: Numbers = 1
+    tp: Numbers = 1
+    pp: Numbers = 1
+    cp: Numbers = 1
+    ep: Numbers = 1
+    expert_tp: Numbers = 1
+    virtual: Numbers = 1
+    schedule: str = "1f1b"
+    schedule_number: Numbers = -1
+    sequence_parallel: Numbers = False
+    zero: Numbers = 0
+    zero_ranks: Numbers = 0
+    microbatch: Numbers = 1
+    global_batch: Numbers = 1
+    recompute: str = "none"
+    policies: tuple[str, ...] = ()
+    precision: str = "bf16"
+    layout: tuple[int, ...] = ()
+    cp_method: str = "ring"
+    dispatch: str = "direct"
+    extra_warmup: Numbers = 0
+    offload_optimizer: Numbers = 0.0
+    offload_parameters: Numbers = False
+    offload_activations: Numbers = False
+    compress: str = "none"
+    compress_rank: int = 4
+    compress_share: float = 0.01
+    gradient_bytes: int = 0
+    reduce_bytes: int = 0
+    bucket_bytes: float = 0.0
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a weight or an activation in forward and backward."""
+        return 4 if self.precision == "float32" else 2
+
+    @cached_property
+    def world(self) -> Numbers:
+        """Number of ranks."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @cached_property
+    def replicas(self) -> Numbers:
+        """Ranks that sum the same gradients."""
+        return self.dp * self.cp
+
+    @cached_property
+    def expert_replicas(self) -> Numbers:
+        """Ranks that hold the same part of the same experts."""
+        return np.maximum(1, self.replicas * self.tp // (self.ep * self.expert_tp))
+
+    @cached_property
+    def schedules(self) -> tuple[tuple[str, Any], ...]:
+        """The schedules of the plans, each with the index of the plans that have it."""
+        numbers = self.schedule_number
+        if np.max(numbers, initial=-1) < 0:
+            return ((self.schedule, slice(None)),)
+        present = np.flatnonzero(np.bincount(numbers)).tolist()
+        if len(present) == 1:
+            return ((SCHEDULE_NAMES[present[0]], slice(None)),)
+        return tuple((SCHEDULE_NAMES[number], np.flatnonzero(numbers == number)) for number in present)
+
+    def by_schedule(self, of: Callable[[str, Any], Numbers]) -> Numbers:
+        """By plan what a function says of its schedule: it is given a name, and the index of the plans that have it."""
+        parts = [(index, of(name, index)) for name, index in self.schedules]
+        if len(parts) == 1:
+            return parts[0][1]
+        others = np.broadcast_shapes(*(part.shape[:-1] for _, part in parts))  # such as ranks
+        found = np.empty((*others, len(self.schedule_number)))
+        for index, part in parts:
+            found[..., index] = part
+        return found
+
+    @cached_property
+    def num_copies(self) -> Numbers:
+        """How often a pipeline holds each stage: a bidirectional one twice."""
+        names = [name for name, _ in self.schedules]
+        if "dualpipe" not in names or len(names) == 1:
+            return 2 if "dualpipe" in names else 1
+        return np.where(self.schedule_number == SCHEDULE_NAMES.index("dualpipe"), 2, 1)
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether another microbatch computes while tokens travel to experts and back."""
+        return all(name.startswith("dualpipe") for name, _ in self.schedules)
+
+    @cached_property
+    def shard_ranks(self) -> Numbers:
+        """Ranks that share one set of ZeRO's shards, those of both copies of a stage."""
+        return _sharing(self, self.replicas) * self.num_copies
+
+    @cached_property
+    def expert_shard_ranks(self) -> Numbers:
+        """The same of experts."""
+        return _sharing(self, self.expert_replicas) * self.num_copies
+
+    @cached_property
+    def num_microbatches(self) -> Numbers:
+        """Forward passes of one rank in a step. The last ones of a batch that does not divide are full here."""
+        return np.maximum(1, -(-self.global_batch // (self.dp * self.microbatch)))
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one plan, whose numbers are plain."""
+        return all(np.ndim(getattr(self, name)) == 0 for name in _NUMBERS)
+
+    def as_arrays(self) -> "Cut":
+        """The same with every number an array, of one entry where it is one plan; itself where it is so."""
+        return self if self._is_of_arrays else self._spread()
+
+    @cached_property
+    def _is_of_arrays(self) -> bool:
+        shapes = [getattr(getattr(self, name), "shape", ()) for name in _NUMBERS]
+        return shapes[0] != () and shapes.count(shapes[0]) == len(shapes)
+
+    def _spread(self) -> "Cut":
+        values = {name: np.asarray(getattr(self, name)) for name in _NUMBERS}
+        sizes = {value.size for value in values.values() if value.ndim} or {1}
+        like = min(sizes) if 0 in sizes else max(sizes)
+        return self.having({n: v if v.shape == (like,) else np.full(like, v) for n, v in values.items()})
+
+    def at(self, index: Array) -> "Cut":
+        """Some of the plans of one whose numbers are arrays."""
+        return self.having({name: getattr(self, name)[index] for name in _NUMBERS})
+
+    @property
+    def words(self) -> tuple[Any, ...]:
+        """What of a plan is not a number."""
+        return _words(self)
+
+    def having(self, values: dict[str, Any]) -> "Cut":
+        """The same with other values of some fields. dataclasses.replace takes three times as long."""
+        return Cut(**{name: getattr(self, name) for name in _FIELDS} | values)
+
+
+_FIELDS = tuple(f.name for f in fields(Cut))
+_NUMBERS = tuple(f.name for f in fields(Cut) if f.type is Numbers)
+_words = attrgetter(*(f.name for f in fields(Cut) if f.type is not Numbers))
+
+
+def stacked(cuts: Sequence[Cut]) -> Cut:
+    """Single plans that differ in numbers alone, as one of arrays."""
+    numbers: dict[str, Any] = {name: np.array([getattr(cut, name) for cut in cuts]) for name in _NUMBERS}
+    return replace(cuts[0], **numbers)
+
+
+def _sharing(cut: Cut, replicas: Numbers) -> Numbers:
+    """Of ranks that hold the same, those that share one set of shards; plan.sharing says it of one plan."""
+    is_hybrid = (cut.zero > 0) & (cut.zero_ranks > 0) & (cut.zero_ranks < replicas)
+    is_hybrid = is_hybrid & (replicas % np.maximum(1, cut.zero_ranks) == 0)
+    return np.where(is_hybrid, cut.zero_ranks, replicas)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What joins nodes: levels of switches as (devices below one, share of bandwidth upward), or a torus's axes."""
+
+    levels: tuple[tuple[int, float], ...] = ()
+    torus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is predicted: a model under a plan on devices, with a generation of software.
+
+    Bandwidths are in bytes a second, of one device in one direction, as the maker states them; 0 is unknown. So are
+    latencies, in seconds. `devices_per_node` devices share the links of a node, rack or torus.
+    """
+
+    shape: Shape
+    cut: Cut
+    device: str
+    software: str
+    devices_per_node: int
+    node_bytes_per_s: float
+    network_bytes_per_s: float
+    node_latency_s: float = 0.0
+    network_latency_s: float = 0.0
+    topology: Topology = Topology()
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """All but the plan."""
+        return _setting(self)
+
+
+_setting = attrgetter(*(f.name for f in fields(Run) if f.name != "cut"))
+
+
+def shape_of(job: JobSpec) -> Shape:
+    """The model of a job."""
+    m = job.model
+    experts, latent = None, None
+    if m.moe.experts:
+        experts = Experts(
+            m.moe.experts, m.moe.num_chosen, m.moe.ffn_size(m.ffn_size), m.moe.shared_size(m.ffn_size),
+            m.moe.first_dense, m.moe.every, m.moe.groups_kept / m.moe.num_groups,
+        )  # fmt: skip
+    if m.is_latent:
+        low = m.latent
+        latent = Latent(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
+    head_dim = m.query_width if m.is_latent else m.head_size
+    return Shape(
+        m.layers, m.hidden, m.heads, m.num_kv_heads, head_dim, m.ffn_size, m.gated_mlp, m.vocab, m.sequence,
+        m.tied_embeddings, m.positions == "learned", experts, latent,
+    )  # fmt: skip
+
+
+def policy_name(policy: Policy) -> str:
+    """What a cut calls a policy of a job."""
+    return "full" if policy == WHOLE_LAYER else "+".join(sorted(policy)) or "none"
+
+
+def _policies(job: JobSpec) -> tuple[str, ...]:
+    """What each layer of a job recomputes."""
+    if job.plan.recompute == "stage":
+        return ("stage",) * job.model.layers
+    policies = layer_policies(job.plan, job.model.layers)
+    names = {policy: policy_name(policy) for policy in set(policies)}
+    return tuple(names[policy] for policy in policies)
+
+
+def cut_of(job: JobSpec) -> Cut:
+    """The plan of a job. If it had a budget for activations, that is met (run.py)."""
+    p, precision, policies = job.plan, job.precision, _policies(job)
+    is_uniform = len(set(policies)) == 1
+    return Cut(
+        dp=p.dp, tp=p.tp, pp=p.pp, cp=p.cp, ep=p.ep, expert_tp=p.expert_tp_size, virtual=p.stages_per_rank,
+        schedule=p.schedule, sequence_parallel=p.sequence_parallel and p.tp > 1,
+        zero=p.zero, zero_ranks=p.zero_ranks, microbatch=p.microbatch_size, global_batch=job.batch.global_batch_size,
+        recompute=policies[0] if is_uniform else "mixed", policies=() if is_uniform else policies,
+        precision=precision.product_number, layout=tuple(p.layout),
+        cp_method=p.cp_method, dispatch=p.dispatch, extra_warmup=p.extra_warmup,
+        offload_optimizer=p.offload_optimizer, offload_parameters=p.offload_parameters,
+        offload_activations=p.offload_activations, compress=p.compress, compress_rank=p.compress_rank,
+        compress_share=p.compress_share, gradient_bytes=precision.gradient_bytes,
+        reduce_bytes=precision.reduce_bytes, bucket_bytes=p.bucket_mib * 2**20,
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""What our runtime computes again under a policy, and what that costs: a layer's operators at a roofline's ratios.
+
+Which operators run again is what predictions count too (layers.py), but for a whole layer: its last product gives what
+is added to the residual stream, and an addition keeps nothing, so our runtime never computes it twice
+(parallel/recompute/region.py).
+"""
+
+from dataclasses import dataclass
+
+from shardwright.config.job import JobSpec
+from shardwright.config.recompute_policy import LAYER, Policy
+from shardwright.config.software import software_of
+from shardwright.workload.layers import Chain, chains, share_run_again
+from shardwright.workload.operators import Operator
+from shardwright.workload.query import cut_of, policy_name, shape_of
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a byte costs in FLOPs: read or written on the device, and in a collective.
+
+    The defaults are an H100's: 989e12 FLOP/s over 3.35e12 bytes/s of memory, and over 4.5e11 of NVLink.
+    """
+
+    moved: float = 300.0
+    communicated: float = 2000.0
+
+    def __call__(self, operator: Operator, element_bytes: int) -> float:
+        """The time of an operator's forward, in FLOPs of the device: computing hides reading and writing, or the other
+        way round."""
+        moved = operator.forward_bytes + element_bytes * sum(p.elements for p in operator.products)
+        sent = sum(exchange.size for exchange in operator.forward)
+        return float(max(operator.flops, self.moved * moved) + self.communicated * sent)
+
+
+@dataclass(frozen=True)
+class Again:
+    """The operators of a layer, for one microbatch on one rank."""
+
+    chain: Chain
+    element_bytes: int
+    prices: Prices
+
+    @classmethod
+    def of(cls, job: JobSpec, layer: int = 0, prices: Prices | None = None) -> "Again":
+        """Those of a layer of a job, by its number in the model, with kernels of the cluster's software."""
+        kept = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
+        shape, cut = shape_of(kept), cut_of(kept)
+        kind = "dense" if shape.is_dense(layer) else "experts"
+        chain = chains(shape, cut, software_of(job.cluster.software))[kind]
+        return cls(chain, cut.element_bytes, prices or Prices())
+
+    def operators(self, policy: Policy) -> list[tuple[Operator, float]]:
+        """What is computed again, and what share of it."""
+        names = [operator.name for operator in self.chain]
+        end = names.index("down") if LAYER in policy and "router" not in names else len(names)
+        shares = [(operator, share_run_again(operator, policy_name(policy))) for operator in self.chain[:end]]
+        return [(operator, share) for operator, share in shares if share]
+
+    def flops(self, policy: Policy) -> float:
+        """FLOPs that are computed again."""
+        return float(sum(share * operator.flops for operator, share in self.operators(policy)))
+
+    def cost(self, policy: Policy) -> float:
+        """The time of it, in FLOPs of the device."""
+        return sum(share * self.prices(operator, self.element_bytes) for operator, share in self.operators(policy))

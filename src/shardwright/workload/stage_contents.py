@@ -1,0 +1,180 @@
+"""What pipeline ranks hold: layers by kind, the embedding, the head.
+
+Of the ranks of a pipeline few differ: by a layer more or less, by embedding and head, by kinds of layers. So costs are
+computed for these few, for all plans at once, in arrays of shape (kinds of ranks, plans).
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+
+from shardwright.config.plan import even_stages
+from shardwright.sharding.stage_placement import Placement, placement_of
+from shardwright.workload.arrays import Array, distinct
+from shardwright.workload.query import SCHEDULE_NAMES, Cut, Shape
+
+LayerKind = tuple[str, str]  # dense or experts, and what it recomputes
+
+
+def layer_kinds(shape: Shape, cut: Cut) -> tuple[LayerKind, ...]:
+    """The kind of each layer of the model."""
+    return _layer_kinds(shape, cut.recompute, cut.policies)
+
+
+@lru_cache(maxsize=256)
+def _layer_kinds(shape: Shape, recompute: str, policies: tuple[str, ...]) -> tuple[LayerKind, ...]:
+    of_layers = policies or (recompute,) * shape.layers
+    return tuple(("dense" if shape.is_dense(n) else "experts", of) for n, of in enumerate(of_layers))
+
+
+def layers_by_kind(shape: Shape, cut: Cut) -> Mapping[LayerKind, int]:
+    """How many layers of the model are of each kind."""
+    return _layers_by_kind(layer_kinds(shape, cut))
+
+
+@lru_cache(maxsize=256)
+def _layers_by_kind(kinds: tuple[LayerKind, ...]) -> Mapping[LayerKind, int]:
+    return Counter(kinds)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one pipeline rank holds, through all its stages, of either direction: layers by kind, tables."""
+
+    rank: int
+    layers: tuple[int, ...]
+    embedding: int
+    head: int
+
+
+def held_by_rank(
+    kinds: tuple[Hashable, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
+) -> list[Held]:
+    """All ranks of one pipeline; kinds of layers are in the order in which the model has them first.
+
+    ValueError if stages and layers do not go together.
+    """
+    placement = placement_of(schedule, pp, virtual)
+    stages = layout or tuple(even_stages(len(kinds), placement.num_stages))
+    if len(stages) != placement.num_stages or sum(stages) != len(kinds):
+        raise ValueError(
+            f"a layout of {len(stages)} stages with {sum(stages)} layers in all can't be the {placement.num_stages} "
+            f"stages of {schedule!r} on {pp} ranks with {len(kinds)} layers; give plan.layout one number for each "
+            "stage, or leave it out"
+        )
+    return _held(kinds, placement, stages)
+
+
+@lru_cache(maxsize=4096)
+def _held(kinds: tuple[Hashable, ...], placement: Placement, stages: tuple[int, ...]) -> list[Held]:
+    # Of each kind how many layers there are before a layer, in each stage, and on each rank: (kinds, ...).
+    before = _before(kinds)
+    in_stages = np.diff(before[:, [0, *accumulate(stages)]])
+    num_ranks = placement.num_ranks
+    counts = np.zeros((len(before), num_ranks))
+    for holders in placement.holders:
+        counts += [np.bincount(holders, of_kind, num_ranks) for of_kind in in_stages]
+    embeds, heads = placement.replicas(0), placement.replicas(len(stages) - 1)
+    by_rank = enumerate(counts.T.astype(int).tolist())
+    return [Held(rank, tuple(layers), int(rank in embeds), int(rank in heads)) for rank, layers in by_rank]
+
+
+@lru_cache(maxsize=256)
+def _before(kinds: tuple[Hashable, ...]) -> Array:
+    """Of each kind how many layers there are before a layer of the model, and in all: (kinds, layers + 1)."""
+    return np.array([list(accumulate((of == kind for of in kinds), initial=0)) for kind in dict.fromkeys(kinds)])
+
+
+@lru_cache(maxsize=4096)
+def _first_of_each(kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]) -> list[Held]:
+    """The first rank of a pipeline of each kind: no schedule lets a later one keep more microbatches.
+
+    Whatever kinds layers have, it matters which are alike: `kinds` has a number for each layer.
+    """
+    firsts: dict[tuple[object, ...], Held] = {}
+    for held in held_by_rank(kinds, schedule, pp, virtual, layout):
+        firsts.setdefault((held.layers, held.embedding, held.head), held)
+    return list(firsts.values())
+
+
+@lru_cache(maxsize=256)
+def _numbered(kinds: tuple[LayerKind, ...]) -> tuple[int, ...]:
+    """Kinds as numbers, in the order in which the model has them first."""
+    number = {kind: n for n, kind in enumerate(dict.fromkeys(kinds))}
+    return tuple(number[kind] for kind in kinds)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of pipelines as arrays of shape (ranks, plans): numbers of layers by kind, of embeddings and of heads.
+
+    `are_tables_apart` says by plan whether embedding and head are on different ranks.
+    """
+
+    kinds: tuple[LayerKind, ...]
+    rank: Array
+    layers: tuple[Array, ...]
+    embedding: Array
+    head: Array
+    are_tables_apart: Array
+
+    @classmethod
+    def of(cls, kinds: tuple[LayerKind, ...], pipelines: list[list[Held]], which: Array) -> "Ranks":
+        """Pipeline `which` for each plan; the shorter ones have their first rank again."""
+        most = max(map(len, pipelines))
+        table = [
+            [
+                (held.rank, held.embedding, held.head, *held.layers)
+                for held in (*ranks, *ranks[:1] * (most - len(ranks)))
+            ]
+            for ranks in pipelines
+        ]
+        rank, embedding, head, *layers = np.array(table).T[:, :, which]
+        apart = ~np.any(embedding & head, axis=0)
+        return cls(tuple(dict.fromkeys(kinds)), rank, tuple(layers), embedding, head, apart)
+
+    def fullest(self, elements: Array) -> "Ranks":
+        """Of each plan the rank alone that holds most of the elements that ranks hold: where there are no experts."""
+        most = np.argmax(elements, axis=0)[None]
+
+        def of(values: Array) -> Array:
+            return np.take_along_axis(values, most, 0)
+
+        layers = tuple(of(count) for count in self.layers)
+        return replace(self, rank=of(self.rank), layers=layers, embedding=of(self.embedding), head=of(self.head))
+
+    def parameters(self, shape: Shape, cut: Cut) -> tuple[Array, Array]:
+        """(elements that all tokens use, elements of routed experts) that each rank holds."""
+        table = shape.vocab * shape.hidden
+        shared = self.embedding * self.head * int(shape.tied)  # one table for both uses
+        common = table * (self.embedding + self.head - shared)
+        routed = np.zeros_like(common)
+        for (kind, _), count in zip(self.kinds, self.layers, strict=True):
+            mine, theirs = shape.kind_parameters(kind)
+            common, routed = common + count * mine, routed + count * theirs
+        return common / cut.tp, routed / (cut.ep * cut.expert_tp)
+
+
+def different_ranks(shape: Shape, cut: Cut) -> Ranks:
+    """The ranks of each plan that differ. `cut` is of arrays."""
+    kinds = layer_kinds(shape, cut)
+    alike = _numbered(kinds)
+    found, which = distinct((cut.pp, cut.virtual, cut.schedule_number))
+    pipelines = [
+        _first_of_each(alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, pp, virtual, cut.layout)
+        for pp, virtual, number in zip(
+            *(of[found].tolist() for of in (cut.pp, cut.virtual, cut.schedule_number)), strict=True
+        )
+    ]
+    return Ranks.of(kinds, pipelines, which)
+
+
+def all_ranks(shape: Shape, cut: Cut) -> Ranks:
+    """Every rank of one plan. `cut` is of arrays of one entry."""
+    kinds = layer_kinds(shape, cut)
+    held = held_by_rank(kinds, cut.schedule, int(cut.pp[0]), int(cut.virtual[0]), cut.layout)
+    return Ranks.of(kinds, [held], np.zeros(1, np.int64))
