@@ -12,7 +12,7 @@ A bound is admissible if no plan that it stands for is cheaper. Three relaxation
   below ZeRO-3 (`exchange_token_s`); under ZeRO-3 gathers hide behind computing, so `zero3_token_s` with nothing
   computed again is the least with something.
 
-Time is by token, for plans may have different batches. tests/test_planner.py compares with what is priced.
+Time is by token, for plans may have different batches. tests/planner/test_search.py compares with what is priced.
 """
 
 import math

@@ -5,7 +5,7 @@ has all it needs. Instead layers are exchanged: a stage gives one, another gets 
 even cut the exchange that helps most is made until none helps: first against what does not fit, then against the
 slowest rank, then the second slowest, and so on. Where layers are alike this ends at the smallest slowest rank: while
 that rank has more layers than in the best cut, another has fewer, and stays faster than it with one more. Where layers
-differ it ends at or near it (tests/test_stages.py says how near).
+differ it ends at or near it (tests/planner/test_stages.py says how near).
 """
 
 from collections.abc import Sequence

@@ -20,7 +20,7 @@ from shardwright.measure.measured_runs.runs import measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weights_of
 from shardwright.measure.validate import order
 
-TRUTH = Path(__file__).parent.parent / "benchmarks" / "truth"
+TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
 TODAY = {
     "id": "mine-1", "source": "ours, Megatron-LM", "layers": "4", "hidden": "1024", "ffn": "4096", "seq": "1024",
     "gpu": "A100-80G", "gpus": "8", "gpus_per_node": "8", "tp": "2", "mbs": "1", "gbs": "8", "precision": "bf16",

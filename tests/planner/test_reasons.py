@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from planned import small_job
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
@@ -28,7 +29,6 @@ from shardwright.report.job_toml import write_toml
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import played_step
-from test_planner import small_job
 
 QUICK = constraints_of(["plan.recompute=none", "plan.cp=1", "plan.schedule=1f1b"], [])
 

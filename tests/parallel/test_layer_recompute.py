@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-import torch
 
 from cases import made_up_tokens, record, remembered, small_job
 from ranks import run_on_mesh
+from same_bits import NUM_STEPS, assert_same_bits, of_four_microbatches
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.measure.verdict import Record
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
@@ -34,25 +33,6 @@ PLANS: dict[str, dict[str, Any]] = {
     "dp2-zero3": {"dp": 2, "zero": 3},
     "zb-v-tp2-sp": {"pp": 2, "schedule": "zb-v", "tp": 2, "sequence_parallel": True},
 }
-
-
-NUM_STEPS = 2  # the second is of weights that the first has moved
-
-
-def of_four_microbatches(kind: str, layers: int = 0, **plan: Any) -> JobSpec:
-    """With dropout, whose masks differ from step to step and from microbatch to microbatch."""
-    return with_dropout(small_job(kind, batch=4, layers=layers, **plan), 0.1)
-
-
-def with_dropout(job: JobSpec, rate: float) -> JobSpec:
-    return job.model_copy(update={"model": job.model.model_copy(update={"dropout": rate})})
-
-
-def assert_same_bits(ours: list[Record], others: list[Record]) -> None:
-    for mine, other in zip(ours, others, strict=True):
-        assert mine.steps == other.steps
-        assert [place for place, _ in mine.boxes] == [place for place, _ in other.boxes]
-        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(mine.boxes, other.boxes, strict=True))
 
 
 def cases() -> list[tuple[str, str, str]]:

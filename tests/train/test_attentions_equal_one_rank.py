@@ -8,11 +8,11 @@ import pytest
 from cases import against_one_rank, record, remembered, small_job
 from ranks import run_on_mesh
 from rounding import check_rounding
+from same_bits import NUM_STEPS, assert_same_bits, of_four_microbatches
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.train.build import build
-from test_layer_recompute import NUM_STEPS, assert_same_bits, of_four_microbatches
 
 PLANS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2},

@@ -467,7 +467,7 @@ def test_all_faults_are_told_at_once(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert err.startswith("schedule gpip: 3 faults\n")
 
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("name", GENERATORS)

@@ -13,7 +13,7 @@ from experts_run import write_run
 from ranks import PATIENCE_S
 from shardwright.config import catalog
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
 # Few steps, and so no long warm-up: small ones, for Adam's first steps turn rounding of tiny gradients into full ones.

@@ -20,7 +20,7 @@ from shardwright.measure.measured_runs.runs import measured, read_runs
 from shardwright.measure.measured_runs.software_inference import attention_in
 from shardwright.report.validation_text import write_rows
 
-TRUTH = Path(__file__).parent.parent / "benchmarks" / "truth"
+TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
 ROW = {
     "id": "mine-1", "source": "ours, Megatron-LM, 2025", "layers": "4", "hidden": "1024", "heads": "8", "ffn": "4096",
     "seq": "1024", "vocab": "32000", "gpu": "A100-80G", "gpus": "8", "tp": "2", "pp": "1", "mbs": "1", "gbs": "8",

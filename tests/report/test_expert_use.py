@@ -18,7 +18,7 @@ from shardwright.report.expert_use import draw_use, experts_picture, read_use, u
 from shardwright.report.heat import BOUNDS, level
 
 SVG = "{http://www.w3.org/2000/svg}"
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def drawn(folder: Path) -> ElementTree.Element:
