@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cases import small_job
+from shardwright.config.load import make_job
 from shardwright.measure.rounding import is_rounding, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.tensor.parameter import initial_box
@@ -89,7 +89,7 @@ def test_what_rounding_explains_passes_and_nothing_else() -> None:
 
 
 def test_moved_weights_differ_by_one_rounding() -> None:
-    job = small_job("llama")
+    job = make_job({})
     device = torch.device("cpu")
     given = initial_box(PLACE, job.run.seed, device)
     for number in (1, 2):
