@@ -1,10 +1,11 @@
 """Small jobs on made-up tokens, and the steps that tests run on them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from shardwright.account.replica_traffic import Traffic
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
@@ -189,3 +190,17 @@ def shapes() -> Any:
     any_name = st.tuples(st.sampled_from(names), st.integers(1, 16), st.integers(1, 64), st.integers(2, 4))
     fitting = any_name.map(lambda s: (s[0], max(1, s[1] // s[3]), s[2], s[3]) if s[0] in looped else (*s[:3], 1))
     return fitting.filter(lambda shape: not schedule_faults(*shape))
+
+
+def ring_bytes(traffic: Mapping[str, Traffic], num_ranks: Mapping[str, int]) -> float:
+    """What a rank sends if every collective is a ring, by hand; `num_ranks` is by axis.
+
+    A ring of d ranks sends (d - 1) / d of the payload in an all-gather or a reduce-scatter, and twice that in an
+    all-reduce, which is one after the other (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69, section 3).
+    """
+    passes = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+    total = 0.0
+    for name, entry in traffic.items():
+        collective, axis = name.split(" ", 1)
+        total += passes[collective] * entry.payload_bytes * (num_ranks[axis] - 1) / num_ranks[axis]
+    return total

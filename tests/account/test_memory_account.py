@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, small_job
+from cases import made_up_tokens, ring_bytes, small_job
 from ranks import run_on_mesh
-from shardwright.account.job_memory import job_memory, rank_memory, rank_replay
+from shardwright.account.job_memory import job_memory, rank_memory
 from shardwright.account.persistent_buffers import kept_bytes
 from shardwright.account.rank_state import rank_state
-from shardwright.account.replica_traffic import replica_traffic, wire_bytes
+from shardwright.account.replica_traffic import replica_traffic
+from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.model.decoder import DecoderStage, stage_span
@@ -81,6 +82,12 @@ def test_sixteen_bytes_a_parameter_and_their_shards(gradients: str, num_ranks: i
             assert measured.optimizer_bytes == predicted.optimizer_bytes
 
 
+def pool_bytes(job: JobSpec, pp_rank: int, tp_index: int) -> int:
+    """What a rank borrows for ZeRO at most, by the replay of a step."""
+    program = job_program(job)
+    return replay(job, program, pp_rank, rank_state(job, program, pp_rank, tp_index)).pool_bytes
+
+
 def account_of_steps(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, dict[str, dict[str, int]]]:
     """What a rank has allocated after some steps, and what it moved in the last one."""
     replica = build(job, mesh)
@@ -128,9 +135,9 @@ def test_predicted_is_measured(kind: str, precision: dict[str, str], plan: str) 
         assert measured.optimizer_bytes == predicted.optimizer_bytes
         assert measured.host_bytes == predicted.host_bytes
         kept = kept_bytes(job, rank_state(job, program, place["pp"], place["tp"]))
-        assert measured.buffers_bytes == rank_replay(job, place["pp"], place["tp"]).pool_bytes + kept
+        assert measured.buffers_bytes == pool_bytes(job, place["pp"], place["tp"]) + kept
         moved = {name: entry for name, entry in table.items() if name.split(" ", 1)[1].startswith("dp")}
-        traffic = replica_traffic(job, place["pp"], place["tp"])
+        traffic = replica_traffic(job, program, place["pp"], place["tp"])
         assert moved == {name: {"count": t.calls, "bytes": t.payload_bytes} for name, t in traffic.items()}
 
 
@@ -156,7 +163,7 @@ def test_what_stays_beside_the_state(name: str) -> None:
         held = rank_state(job, job_program(job), place["pp"], place["tp"])
         kept = kept_bytes(job, held)
         assert kept > 1000
-        assert measured.buffers_bytes == rank_replay(job, place["pp"], place["tp"]).pool_bytes + kept
+        assert measured.buffers_bytes == pool_bytes(job, place["pp"], place["tp"]) + kept
 
 
 def test_classic_volumes() -> None:
@@ -171,7 +178,7 @@ def test_classic_volumes() -> None:
         if zero == 3:
             sizes = [4 * unit.layout.size for unit in stage.units]
             expected -= (sizes[0] + sizes[-1]) * 3 / 4  # the embedding's and the head's second gather
-        sent = wire_bytes(replica_traffic(job, 0), ranks)
+        sent = ring_bytes(replica_traffic(job, job_program(job), 0), ranks)
         assert sent == expected + loss
 
 

@@ -1,6 +1,6 @@
 """The layout table is what ranks hold: local shapes, and values that put together are those of one rank."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ from cases import made_up_tokens, small_job
 from ranks import run_on_mesh
 from shardwright.account.tensor_table import RegionLayout, layouts
 from shardwright.config.job import JobSpec
+from shardwright.config.plan import split_evenly
 from shardwright.model import embedding
 from shardwright.model.decoder import Block
 from shardwright.parallel.comm.process_groups import Mesh
@@ -25,6 +26,17 @@ from shardwright.train.build import build
 from shardwright.train.train_step import train_step
 
 Arrays = dict[str, np.ndarray]
+
+
+def local_shape(layout: TensorLayout, state: str, index: Mapping[str, int]) -> tuple[int, ...]:
+    """Shape of the part of a rank that stands at `index` on each axis; 0 where it is not said."""
+    shape = list(layout.shape)
+    for placement in layout.states[state]:
+        if placement.kind == "shard":
+            assert placement.dim != BUFFER, "a range of rows of many tensors has no shape of its own"
+            first, end = split_evenly(shape[placement.dim], placement.size, index.get(placement.axis, 0))
+            shape[placement.dim] = end - first
+    return tuple(shape)
 
 
 def seen(mesh: Mesh, job: JobSpec) -> tuple[Arrays, dict[str, tuple[int, ...]], dict[str, int]]:
@@ -132,10 +144,10 @@ def test_parts_put_together_are_those_of_one_rank(kind: str, plan: str) -> None:
         layout = tensor(regions, name.removesuffix("'"))
         state = "gradient" if name.endswith("'") else "value"
         for index, part in enumerate(parts):
-            local = layout.local_shape(state, {"tp": index})
+            local = local_shape(layout, state, {"tp": index})
             assert part.size == np.prod(local) and part.shape[:2] == local[:2], name
         shape = [2 if d == "batch" else n for d, n in zip(layout.dims, layout.shape, strict=True)]
-        shaped = [part.reshape(layout.local_shape(state, {"tp": index})) for index, part in enumerate(parts)]
+        shaped = [part.reshape(local_shape(layout, state, {"tp": index})) for index, part in enumerate(parts)]
         np.testing.assert_allclose(
             put_together(layout, state, shaped), expected.reshape(shape), rtol=1e-4, atol=1e-6, err_msg=name
         )
@@ -162,7 +174,7 @@ def test_shapes_are_those_of_ranks(kind: str, plan: dict[str, Any]) -> None:
     for found, parameters, index in run_on_mesh(job, seen, job):
         for name, value in found.items():
             layout, state = tensor(regions, name.removesuffix("'")), "gradient" if name.endswith("'") else "value"
-            local = layout.local_shape(state, index)
+            local = local_shape(layout, state, index)
             if layout.rows_vary:
                 assert value.shape[1:] == local[1:], name
                 num_rows += len(value) if name == "layer/expert output" else 0
@@ -170,7 +182,7 @@ def test_shapes_are_those_of_ranks(kind: str, plan: dict[str, Any]) -> None:
                 assert value.shape[:2] == local[:2] and value.size == np.prod(local), name
         for name, shape in parameters.items():
             if not name.startswith(("layers.1.", "layers.2.", "layers.3.")):
-                assert shape == tables[name.removeprefix("layers.0.")].local_shape("in use", index), name
+                assert shape == local_shape(tables[name.removeprefix("layers.0.")], "in use", index), name
     if "layer with experts" in regions:
         assert num_rows == tensor(regions, "layer/expert output").shape[0] * job.plan.expert_tp_size
 

@@ -9,11 +9,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import EXPERTS, KINDS, context_bytes, made_up_tokens, small_job
+from cases import EXPERTS, KINDS, context_bytes, made_up_tokens, ring_bytes, small_job
+from expert_traffic import ExpertRanks, sent_direct
 from ranks import run_on_mesh
 from shardwright.account.budget import meet_budget
-from shardwright.account.expert_traffic import ExpertRanks, expected_counts, sent_direct
-from shardwright.account.replica_traffic import replica_traffic, wire_bytes
+from shardwright.account.replica_traffic import replica_traffic
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
@@ -122,7 +122,7 @@ def test_seconds_add_up_to_the_prediction(name: str) -> None:
 def test_bytes_of_replicas_are_those_that_are_predicted(name: str) -> None:
     story = tell(job_of(*PLANS[name]))
     found = {f"{c.kind} {c.axis}": (c.calls, c.full_bytes) for c in story.crossings if "dp" in c.axis}
-    expected = replica_traffic(story.job, story.rank)
+    expected = replica_traffic(story.job, job_program(story.job), story.rank)
     assert found == {key: (moved.calls, moved.payload_bytes) for key, moved in expected.items()}
 
 
@@ -131,7 +131,7 @@ def test_what_replicas_send_is_what_rings_send(name: str) -> None:
     story = tell(job_of(*PLANS[name]))
     sizes = {group.axis: len(group.ranks) for group in story.groups}
     sent = sum(c.sent.total for c in story.crossings if "dp" in c.axis)
-    assert sent == pytest.approx(wire_bytes(replica_traffic(story.job, story.rank), sizes))
+    assert sent == pytest.approx(ring_bytes(replica_traffic(story.job, job_program(story.job), story.rank), sizes))
 
 
 @given(st.sampled_from([2, 4, 8, 16, 64]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2]))
@@ -183,7 +183,7 @@ def test_tokens_travel_as_expected() -> None:
     job = job_of(*PLANS["experts"])
     (there,) = (c for c in tell(job).crossings if c.axis == "ep" and c.phase == "forward")
     ranks = ExpertRanks(16, 16, 8)
-    counts, _ = expected_counts(ranks, job.model.sequence, 2)
+    counts = [[job.model.sequence * 2 / 16] * 16] * 16  # even
     (mine, *_) = sent_direct(counts, ranks, row_bytes=2 * job.model.hidden, is_backward=True)
     times = there.calls / 2  # dispatch and combine
     assert there.sent.inside == pytest.approx(times * mine.inside_bytes)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import against_one_rank, small_job
+from expert_traffic import ExpertRanks, Sent, sent_direct, sent_node_aware
 from ranks import run_on_mesh
 from rounding import check_rounding
-from shardwright.account.expert_traffic import ExpertRanks, Sent, sent_direct, sent_node_aware
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import Axis

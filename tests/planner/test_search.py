@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planned import MODELS, small_job
+from planned import MODELS, all_plans, small_job
 from shardwright.config.base import PlanError
 from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.cost.calibration import rates_of, shipped
@@ -21,7 +21,7 @@ from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.plan_block import Block
 from shardwright.planner.search.plan_price import prices
 from shardwright.planner.search.search import search
-from shardwright.planner.search.space import all_plans, hybrid_ranks
+from shardwright.planner.search.space import hybrid_ranks
 from shardwright.workload.memo import Memo
 
 

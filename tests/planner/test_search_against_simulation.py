@@ -1,12 +1,12 @@
 """The plan that is found, against every plan of a reduced space simulated in full, action by action."""
 
+from planned import all_plans
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
 from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.plan_price import prices
 from shardwright.planner.search.search import search
-from shardwright.planner.search.space import all_plans
 from shardwright.simulate.full_step import played_step
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planned import all_plans
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
@@ -15,7 +16,7 @@ from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import NUMBERS, Block, Words
-from shardwright.planner.search.space import RECOMPUTE, SCHEDULES, all_plans, count_by_words, degrees
+from shardwright.planner.search.space import RECOMPUTE, SCHEDULES, count_by_words, degrees
 from shardwright.schedule.job_program import plan_faults
 
 DENSE: dict[str, Any] = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "sequence": 12}

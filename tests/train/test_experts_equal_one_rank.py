@@ -17,6 +17,7 @@ from shardwright.model.decoder import DecoderStage
 from shardwright.model.router_state import Totals
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.schedule.job_program import job_program
 from shardwright.train.build import build
 from shardwright.train.router_update import LayerRouting
 from shardwright.train.train_step import evaluate, train_step
@@ -193,7 +194,7 @@ def test_state_and_traffic_of_replicas_are_as_predicted(name: str) -> None:
     job = expert_job(kind, **plan)
     state_bytes, moved = run_on_mesh(job, held_and_moved, job)[0]
     assert state_bytes == job_memory(job)[0].state_bytes
-    predicted = replica_traffic(job, 0)
+    predicted = replica_traffic(job, job_program(job), 0)
     assert predicted == {key: Traffic(moved[key]["count"], moved[key]["bytes"]) for key in predicted}
     assert any("edp" in key for key in predicted) == (
         name == "ep2-of-dp4-zero3"

@@ -12,7 +12,7 @@ from shardwright.account.activation_peak import activation_bytes
 from shardwright.account.budget import meet_budget
 from shardwright.account.persistent_buffers import kept_bytes
 from shardwright.account.rank_state import UnitState, rank_state
-from shardwright.account.zero_replay import Replayed, replay, runs_on_cpu
+from shardwright.account.zero_replay import replay, runs_on_cpu
 from shardwright.config.job import JobSpec
 from shardwright.schedule.job_program import job_program, undrained_steps
 from shardwright.schedule.lowering.weight_versions import stashed_versions
@@ -63,12 +63,6 @@ def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
     values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not runs_on_cpu(job)
     has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}
     return _FLOAT * rest * (2 + has_master[False]), _FLOAT * hosted * (3 + has_master[True])
-
-
-def rank_replay(job: JobSpec, pp_rank: int, tp_index: int = 0) -> Replayed:
-    """What a rank borrows and moves for ZeRO in one step of a schedule that drains."""
-    program = job_program(job)
-    return replay(job, program, pp_rank, rank_state(job, program, pp_rank, tp_index))
 
 
 def _num_steps(job: JobSpec) -> int:

@@ -1,8 +1,8 @@
 """Where the experts of a layer are, and how many tokens travel to them if a gate chooses evenly."""
 
+import math
 from dataclasses import dataclass
 
-from shardwright.account.expert_traffic import ExpertRanks, expected_nodes
 from shardwright.account.moe_activations import expected_rows
 from shardwright.config.job import JobSpec
 
@@ -37,8 +37,17 @@ def expert_placement(job: JobSpec, ranks: tuple[int, ...], nodes: tuple[int, ...
     )
     per_node = max(map(nodes.count, nodes))
     is_known = job.cluster.devices_per_node and plan.ep > 1 and plan.ep % per_node == 0
-    of_token = expected_nodes(ExpertRanks(moe.experts, plan.ep, per_node), moe.num_chosen) if is_known else 0.0
+    of_token = expected_nodes(moe.experts, plan.ep // per_node, moe.num_chosen) if is_known else 0.0
     return ExpertPlacement(
         moe.experts, moe.num_chosen, rows.sent // moe.num_chosen, rows.sent, rows.sent / plan.ep,
         rows.arrived / held, of_token, homes,
     )  # fmt: skip
+
+
+def expected_nodes(num_experts: int, num_nodes: int, top_k: int) -> float:
+    """How many nodes a token needs on average, if its k distinct choices are uniform.
+
+    Each node holds an n-th of the E experts, and none of the k is on it with probability C(E - E/n, k) / C(E, k).
+    """
+    elsewhere = num_experts - num_experts // num_nodes
+    return num_nodes * (1.0 - math.comb(elsewhere, top_k) / math.comb(num_experts, top_k))

@@ -8,7 +8,7 @@ program. A prediction says of each of these two only what nothing hides of all o
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.account.replica_traffic import program_traffic
+from shardwright.account.replica_traffic import replica_traffic
 from shardwright.config.job import JobSpec
 from shardwright.cost.collective_time import all_to_all_s, message_s, ring_s
 from shardwright.cost.stage_time import Costing
@@ -123,7 +123,7 @@ def _replicas(
         return  # each stage updates on its own, again and again: no step has a fixed account
     by_axis = {group.axis: group for group in groups}
     found = []
-    for name, moved in program_traffic(job, program, rank).items():
+    for name, moved in replica_traffic(job, program, rank).items():
         kind, axis = name.split(" ", 1)
         if axis in by_axis:
             phase = "parameters" if kind == "all_gather" and job.plan.zero else "gradients"

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.config.plan import split_evenly
-
 # In place of a dim: what is cut is the flat buffer in which the tensor lies with others (sharding/flat_buffer.py).
 BUFFER = -1
 
@@ -55,21 +53,6 @@ class TensorLayout:
     shape: tuple[int, ...]
     states: Mapping[str, Placements]
     rows_vary: bool = False
-
-    def local_shape(self, state: str, index: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of the part of a rank that stands at `index` on each axis; 0 where it is not said.
-
-        ValueError in a state whose buffer is cut: that part is a range of rows of many tensors.
-        """
-        shape = list(self.shape)
-        for placement in self.states[state]:
-            if placement.kind == "shard":
-                if placement.dim == BUFFER:
-                    raise ValueError(f"{self.name} has no shape of its own in state {state!r}: its buffer is cut")
-                here = index.get(placement.axis, 0)
-                first, end = split_evenly(shape[placement.dim], placement.size, here)
-                shape[placement.dim] = end - first
-        return tuple(shape)
 
     def gspmd(self, state: str) -> str:
         """ "[cp+tp, dp, -]", with " unreduced tp" behind it where there are partial sums over tp."""

@@ -53,12 +53,6 @@ class Block:
     keys: slice
     is_causal: bool
 
-    @property
-    def num_scores(self) -> int:
-        """Scores that are not masked away."""
-        queries, keys = (int(s.stop - s.start) for s in (self.queries, self.keys))
-        return queries * (queries + 1) // 2 if self.is_causal else queries * keys
-
 
 def block_of(index: int, source: int, num_held: int, is_causal: bool) -> Block:
     """What the queries of rank `index` see of the keys of rank `source`, where each holds `num_held` in zig-zag.

@@ -144,8 +144,3 @@ def share_run_again(operator: Operator, policy: str) -> float:
     if policy == "matmul":
         return 0.5 if operator.products else float(operator.scores is None)
     return float(operator.name in _named(_RUN_AGAIN, policy))
-
-
-def chain_flops(chain: Chain) -> Numbers:
-    """FLOPs of the forward."""
-    return sum(o.flops for o in chain)

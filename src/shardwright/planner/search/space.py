@@ -260,18 +260,6 @@ def hybrid_ranks(job: JobSpec, constraints: Constraints, rows: Columns) -> Colum
     return np.where((size > 1) & (size < replicas) & (replicas % np.maximum(size, 1) == 0), size, 0)
 
 
-def all_plans(job: JobSpec, constraints: Constraints) -> list[Block]:
-    """The whole space, two blocks for each combination of words. For small spaces: it may be 10^8 plans."""
-    columns = degrees(job, constraints)
-    found = []
-    for words in words_of(job, constraints, columns):
-        block = with_words(job, constraints, columns, words)
-        if len(block):
-            sharded = with_sharing(job, constraints, block)
-            found += [part for part in (sharded, with_offload(constraints, sharded)) if len(part)]
-    return found
-
-
 def count_by_words(job: JobSpec, constraints: Constraints, columns: Columns) -> dict[Words, int]:
     """Plans of the space, without making them."""
     sharing, offload = _sharing_choices(constraints), _offload_choices(constraints)
