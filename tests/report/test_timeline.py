@@ -17,7 +17,8 @@ from shardwright.config.load import load_job
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_flops import flops_per_token, stage_flops
 from shardwright.config.plan import STAGES_PER_RANK
-from shardwright.report.timeline.memory_table import memory_table, size_text
+from shardwright.config.units import bytes_text
+from shardwright.report.timeline.memory_table import memory_table
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
 from shardwright.report.timeline.study import Study, readable, study_schedule
@@ -327,7 +328,7 @@ def test_trace_of_a_job_says_bytes() -> None:
 
 
 def test_sizes_in_words() -> None:
-    assert [size_text(n) for n in (0, 1023, 1536, 3 * 2**20, 2**50)] == [
+    assert [bytes_text(n) for n in (0, 1023, 1536, 3 * 2**20, 2**50)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",

@@ -134,6 +134,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     from shardwright.train.launch.fork_server import start_server_early
 
     start_server_early(spec.run.device)
+    from shardwright.config.units import counted
     from shardwright.measure.rounding import is_rounding
     from shardwright.measure.verify import verify as compare_with_one_rank
 
@@ -144,7 +145,8 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         click.echo(json.dumps(verdict.as_dict() | {"equal": passed, "moved": [run.as_dict() for run in moved]}))
     else:
         click.echo(
-            f"{verdict.world} ranks against one, {verdict.steps} steps of {spec.tokens_per_step:,} tokens:\n"
+            f"{counted(verdict.world, 'rank')} against one, {counted(verdict.steps, 'step')} of "
+            f"{spec.tokens_per_step:,} tokens:\n"
             f"  loss           differs by at most {verdict.max_loss_difference:.2e} nats a token\n"
             f"  gradient norm  differs by at most {verdict.max_grad_norm_relative_difference:.2e} of itself\n"
             f"  parameters     differ by at most {verdict.max_parameter_relative_difference:.2e} of their norm\n"

@@ -2,16 +2,16 @@
 
 from shardwright.account.first_fit import USABLE, first_fit
 from shardwright.config.job import JobSpec
-from shardwright.sharding.memory_account import amount
+from shardwright.config.units import memory_text
 
 
 def way_out(job: JobSpec, room_bytes: int) -> str:
     """One sentence. `room_bytes` is what there was for the rank that failed."""
-    room = f"There were {amount(room_bytes)} for this rank"
+    room = f"There were {memory_text(room_bytes)} for this rank"
     change = first_fit(job, room_bytes)
     if change is None:
         return (
             f"{room}; no plan that was tried fits {USABLE:.0%} of that (more ZeRO, recompute, smaller microbatches, up "
             f"to 8 times the tp or pp): use a smaller model or sequence, or more memory"
         )
-    return f"{room}; {change} would have fitted: no rank then holds more than {amount(change.needed_bytes)}"
+    return f"{room}; {change} would have fitted: no rank then holds more than {memory_text(change.needed_bytes)}"

@@ -15,10 +15,11 @@ from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.host_memory import host_memory_bytes, host_room_bytes
 from shardwright.config.job import JobSpec
+from shardwright.config.units import counted, memory_text
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 from shardwright.schedule.job_program import job_program
-from shardwright.sharding.memory_account import RankMemory, amount
+from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters, stage_parameters
 
 if TYPE_CHECKING:
@@ -105,14 +106,14 @@ def _text(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> s
             [
                 str(rank),
                 str(layers),
-                *(amount(values[f"{kind}_bytes"]) for kind in kinds),
+                *(memory_text(values[f"{kind}_bytes"]) for kind in kinds),
                 f"{of_rank.state_bytes / sum(elements.values()):.2f} B",
             ]
         )
     heading = (
-        f"{job.name}: {num_parameters(job.model):,} parameters{_active(job)} on {plan.world} ranks, "
+        f"{job.name}: {num_parameters(job.model):,} parameters{_active(job)} on {counted(plan.world, 'rank')}, "
         f"{plan.degrees}, {f'ep {plan.ep}, ' if plan.ep > 1 else ''}ZeRO {plan.zero}, {plan.schedule}, "
-        f"{job.num_microbatches} microbatches of {plan.microbatch_size}, computed in {job.precision.compute}"
+        f"{counted(job.num_microbatches, 'microbatch')} of {plan.microbatch_size}, computed in {job.precision.compute}"
     )
     note = (
         "Of the tensor-parallel rank that holds most. Parameters, gradients and optimizer state are exact; activations "
@@ -135,28 +136,28 @@ def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
         known = ", ".join(catalog.names("devices"))
         return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
     largest = max(memory, key=lambda rank: rank.total_bytes)
-    device = f"one {_device(job).name} with {amount(limit)}"
-    where = f"pp rank {memory.index(largest)} needs {amount(largest.total_bytes)}"
+    device = f"one {_device(job).name} with {memory_text(limit)}"
+    where = f"pp rank {memory.index(largest)} needs {memory_text(largest.total_bytes)}"
     left = limit - largest.total_bytes
     if left >= 0 and any(rank.host_bytes for rank in memory):
-        return f"It fits {device}: {where}, which leaves {amount(left)}. " + _host_verdict(job, memory)
+        return f"It fits {device}: {where}, which leaves {memory_text(left)}. " + _host_verdict(job, memory)
     if left < 0:
-        return f"It does not fit {device}: {where}, which is {amount(-left)} too much."
-    return f"It fits {device}: {where}, which leaves {amount(left)}."
+        return f"It does not fit {device}: {where}, which is {memory_text(-left)} too much."
+    return f"It fits {device}: {where}, which leaves {memory_text(left)}."
 
 
 def _host_verdict(job: JobSpec, memory: list[RankMemory]) -> str:
     """Whether what is offloaded fits in the host's memory."""
     most = max(memory, key=lambda rank: rank.host_bytes)
-    where = f"pp rank {memory.index(most)} offloads {amount(most.host_bytes)} a device"
+    where = f"pp rank {memory.index(most)} offloads {memory_text(most.host_bytes)} a device"
     room, per_node = host_memory_bytes(job.cluster), max(1, job.cluster.devices_per_node)
     if room is None:
         return f"{where}; whether its host has that is not said: set cluster.host_memory_gib."
-    node = f"its node's {amount(int(room * per_node))} for {per_node} devices are {amount(int(room))} each"
+    node = f"its node's {memory_text(int(room * per_node))} for {per_node} devices are {memory_text(int(room))} each"
     left = room - most.host_bytes
     if left < 0:
         return (
-            f"It does not fit its host: {where}, and {node}, {amount(int(-left))} too little; offload less, shard over "
-            "more replicas, or set cluster.host_memory_gib if a node has more."
+            f"It does not fit its host: {where}, and {node}, {memory_text(int(-left))} too little; offload less, shard "
+            "over more replicas, or set cluster.host_memory_gib if a node has more."
         )
-    return f"{where}, and {node}, which leaves {amount(int(left))}."
+    return f"{where}, and {node}, which leaves {memory_text(int(left))}."

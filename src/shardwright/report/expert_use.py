@@ -14,12 +14,12 @@ from statistics import fmean
 from typing import Any
 
 from shardwright.config.base import PlanError
+from shardwright.config.units import bytes_text
 from shardwright.config.user_file import MIB, FileFault, read_text
 from shardwright.report.heat import STYLE, heat_legend, heat_map
 from shardwright.report.output import write_output
 from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, px, text, x_axis
 from shardwright.report.timeline.colours import rgb
-from shardwright.report.timeline.memory_table import size_text
 
 METRICS, PICTURE = "metrics.jsonl", "experts.svg"
 _MOST_BYTES = 256 * MIB  # a step of 60 layers with 256 experts writes some 100 kB
@@ -145,7 +145,7 @@ def use_text(use: ExpertUse) -> str:
     lines = [f"steps {use.steps[0]} to {use.steps[-1]}, means of the last {min(_LAST, len(use.steps))}"]
     lines += [f"  layer {layer.layer}: {', '.join(_figures(layer))}" for layer in use.layers]
     for what, by_link in use.sent_bytes.items():
-        inside, between = (size_text(round(num_bytes)) for num_bytes in by_link)
+        inside, between = (bytes_text(round(num_bytes)) for num_bytes in by_link)
         lines.append(f"  {what}: {inside} a step inside nodes, {between} between")
     return "\n".join(lines)
 
@@ -309,6 +309,6 @@ def _bytes(sent_bytes: dict[str, tuple[float, float]], top: float) -> list[str]:
             length = num_bytes / most * wide
             parts.append(f'<rect fill="{colour}" x="{px(x)}" y="{px(y)}" width="{px(length)}" height="17"/>')
             x += length
-        inside, between = (size_text(round(num_bytes)) for num_bytes in by_link)
+        inside, between = (bytes_text(round(num_bytes)) for num_bytes in by_link)
         parts.append(text(x + 8, y + 13, f"inside nodes (blue) {inside}, between nodes (red) {between}"))
     return parts

@@ -3,6 +3,7 @@
 import textwrap
 from typing import Any
 
+from shardwright.config.units import counted
 from shardwright.planner.stages.best_layout import LaidOut
 from shardwright.report.plans_text import plan_words
 from shardwright.report.text_columns import aligned
@@ -38,9 +39,9 @@ def layout_text(found: LaidOut) -> str:
              f"{stages.rank_bytes[rank] / 2**30:.1f} GiB"]
         )  # fmt: skip
     heading = (
-        f"{job.name}: {job.model.layers} layers on {job.plan.num_stages} stages; {plan_words(job.plan)}. A step takes "
-        f"{found.step_s:.3g} s, {stages.pipeline_s:.3g} s of it in the pipeline, whose slowest rank takes "
-        f"{100 * stages.imbalance:.1f} % longer than the mean. "
+        f"{job.name}: {counted(job.model.layers, 'layer')} on {counted(job.plan.num_stages, 'stage')}; "
+        f"{plan_words(job.plan)}. A step takes {found.step_s:.3g} s, {stages.pipeline_s:.3g} s of it in the pipeline, "
+        f"whose slowest rank takes {100 * stages.imbalance:.1f} % longer than the mean. "
     )
     order = [part.device for part in job.cluster.parts]
     told = [f"plan.layout = {list(stages.layout)}"]

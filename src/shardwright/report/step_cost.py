@@ -5,9 +5,9 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.software import software_of
+from shardwright.config.units import counted, memory_text, seconds_text
 from shardwright.planner.own_plan import Estimate
 from shardwright.report.text_columns import aligned
-from shardwright.sharding.memory_account import amount
 
 # Parts of simulate.step.StepTime, in words. They add up to the step.
 PARTS = {
@@ -62,11 +62,11 @@ def _wrapped(text: str) -> str:
 def _speed(job: JobSpec, found: Estimate) -> str:
     step = found.step
     return _wrapped(
-        f"A step of {job.tokens_per_step:,} tokens takes {_span(step.total)}; four of five lie between "
-        f"{_span(step.low)} and {_span(step.high)}. That is {found.tokens_per_s_per_device:,.0f} tokens a second and "
-        f"device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of {_rounded(found.peak_flops / 1e12)} "
-        f"TFLOP/s. Under the cluster's software ({software_of(job.cluster.software).name}) the fullest process needs "
-        f"{amount(int(found.memory.process))}."
+        f"A step of {job.tokens_per_step:,} tokens takes {seconds_text(step.total)}; four of five lie between "
+        f"{seconds_text(step.low)} and {seconds_text(step.high)}. That is {found.tokens_per_s_per_device:,.0f} "
+        f"tokens a second and device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of "
+        f"{_rounded(found.peak_flops / 1e12)} TFLOP/s. Under the cluster's software "
+        f"({software_of(job.cluster.software).name}) the fullest process needs {memory_text(int(found.memory.process))}."
     )
 
 
@@ -87,7 +87,7 @@ def _money(job: JobSpec, found: Estimate) -> str:
         "1e12 tokens": (found.of_steps(found.num_steps_of_many), found.num_steps_of_many * found.wall_s),
         f"the run, {tokens} tokens": (found.of_steps(job.optimizer.steps), job.optimizer.steps * found.wall_s),
     }
-    rows = [["", *columns], ["time", *(_span(seconds) for _, seconds in columns.values())]]
+    rows = [["", *columns], ["time", *(seconds_text(seconds) for _, seconds in columns.values())]]
     rows.append(["device-hours", *(_rounded(float(money.device_hours)) for money, _ in columns.values())])
     if found.step_money.usd is not None:
         rows.append(["money", *(f"${_rounded(float(money.usd or 0))}" for money, _ in columns.values())])
@@ -102,21 +102,13 @@ def _failures(found: Estimate) -> str:
         return ""
     steps = max(1, round(float(goodput.interval_s) / found.step.total))
     return _wrapped(
-        f"A failure is expected every {_span(float(reliability.between_failures_s))}. With a checkpoint of "
-        f"{found.checkpoint_bytes / 1e12:.3g} TB, which takes {_span(float(reliability.checkpoint_s))}, after every "
-        f"{_span(float(goodput.interval_s))} ({steps:,} {'step' if steps == 1 else 'steps'}), which is best, "
+        f"A failure is expected every {seconds_text(float(reliability.between_failures_s))}. With a checkpoint of "
+        f"{found.checkpoint_bytes / 1e12:.3g} TB, which takes {seconds_text(float(reliability.checkpoint_s))}, after "
+        f"every {seconds_text(float(goodput.interval_s))} ({counted(steps, 'step')}), which is best, "
         f"{100 * goodput.training:.1f} % of the time trains; checkpoints take {100 * goodput.checkpoints:.1f} %, lost "
         f"work {100 * goodput.lost_work:.1f} % and restarts {100 * goodput.restarts:.1f} %. 1e12 tokens and the run "
         "have that in them."
     )
-
-
-def _span(seconds: float) -> str:
-    """ "66.4 ms", "6.75 s", "12 min", "4.2 h", "93.8 days"."""
-    for limit, unit, name in ((0.1, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds / 86400:,.1f} days"
 
 
 def _rounded(value: float) -> str:

@@ -2,6 +2,8 @@
 
 from dataclasses import asdict, dataclass, fields
 
+from shardwright.config.units import memory_text
+
 
 @dataclass(frozen=True)
 class RankMemory:
@@ -37,10 +39,5 @@ class RankMemory:
     def __str__(self) -> str:
         """One line, of the kinds that there are."""
         kinds = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(self)}
-        words = ", ".join(f"{kind} {amount(num_bytes)}" for kind, num_bytes in kinds.items() if num_bytes)
-        return f"{amount(self.total_bytes)} ({words})"
-
-
-def amount(num_bytes: int) -> str:
-    """In MiB, or in GiB from one of those on."""
-    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
+        words = ", ".join(f"{kind} {memory_text(num_bytes)}" for kind, num_bytes in kinds.items() if num_bytes)
+        return f"{memory_text(self.total_bytes)} ({words})"

@@ -5,9 +5,10 @@ from dataclasses import astuple
 
 import torch
 
+from shardwright.config.units import memory_text
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.sharding.memory_account import RankMemory, amount
+from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.build import Replica
 
 
@@ -42,9 +43,9 @@ def measured_lines(predicted: Sequence[RankMemory], measured: Sequence[RankMemor
             num_bytes = getattr(memory, f"{kind}_bytes")
             foretold = getattr(predicted[rank], f"{kind}_bytes") if predicted else num_bytes
             if num_bytes or foretold:
-                differs = "" if num_bytes == foretold else f", predicted {amount(foretold)}"
-                texts.append(f"{kind} {amount(num_bytes)}{differs}")
-        texts.append(f"pool of buffers {amount(memory.buffers_bytes)}")
+                differs = "" if num_bytes == foretold else f", predicted {memory_text(foretold)}"
+                texts.append(f"{kind} {memory_text(num_bytes)}{differs}")
+        texts.append(f"pool of buffers {memory_text(memory.buffers_bytes)}")
         as_predicted = predicted and memory.state_bytes == predicted[rank].state_bytes
         lines.append(f"pp rank {rank} holds {', '.join(texts)}" + ("; state as predicted" if as_predicted else ""))
     return lines

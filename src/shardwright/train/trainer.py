@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
+from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
@@ -159,17 +160,19 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles, log: MetricsLog) -> 
     """What is about to run, and where."""
     model, plan = job.model, job.plan
     log.say(
-        f"{job.name}: {model.name}, {model.layers} layers x {model.hidden} hidden, "
-        f"{model.heads} heads, {model.vocab} tokens of vocabulary, sequences of {model.sequence}"
+        f"{job.name}: {model.name}, {counted(model.layers, 'layer')} x {model.hidden} hidden, "
+        f"{counted(model.heads, 'head')}, {model.vocab:,} tokens of vocabulary, sequences of {model.sequence}"
     )
     log.say(
-        f"{plan.world} ranks on {mesh.device.type}: {plan.schedule}, {job.num_microbatches} microbatches of "
+        f"{counted(plan.world, 'rank')} on {mesh.device.type}: {plan.schedule}, "
+        f"{counted(job.num_microbatches, 'microbatch')} of "
         f"{plan.microbatch_size}, sequence parallel {'on' if plan.sequence_parallel else 'off'}"
     )
     log.say(str(mesh.shape) if plan.world <= 64 else str(mesh.shape).splitlines()[0])
     log.say(
-        f"{tokens.num_documents:,} documents, {tokens.num_train_tokens:,} tokens to train on, "
-        f"{tokens.num_validation_tokens:,} held out; {job.optimizer.steps} steps of {job.tokens_per_step:,} tokens"
+        f"{counted(tokens.num_documents, 'document')}, {tokens.num_train_tokens:,} tokens to train on, "
+        f"{tokens.num_validation_tokens:,} held out; "
+        f"{counted(job.optimizer.steps, 'step')} of {job.tokens_per_step:,} tokens"
     )
     if tokens.dropped_share:
         log.say(f"the tokenizer has no token for {tokens.dropped_share:.2%} of the text's characters, and drops them")
@@ -179,7 +182,7 @@ def conclude(run: RunResult, log: MetricsLog) -> None:
     """How it ended."""
     if run.validation_loss is not None and run.unigram_loss is not None:
         log.say(
-            f"held-out loss {run.validation_loss:.4f} nats a token after {run.steps} steps; "
+            f"held-out loss {run.validation_loss:.4f} nats a token after {counted(run.steps, 'step')}; "
             f"a unigram model of the same text has {run.unigram_loss:.4f}"
         )
     if run.sample:

@@ -16,6 +16,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model import all_divisors, nearest_divisors
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.config.software import SoftwareSpec
+from shardwright.config.units import counted
 
 # In bytes. File systems take 255; files beside the folder may add an ending.
 LONGEST_NAME = 200
@@ -70,10 +71,6 @@ def _compress_faults(job: JobSpec) -> list[str]:
     ]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _tensor_faults(job: JobSpec) -> list[str]:
     model, tp = job.model, job.plan.tp
     faults = []
@@ -106,8 +103,8 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
     if plan.layout:
         if len(plan.layout) != plan.num_stages:
             faults.append(
-                f"plan.layout names {_count(len(plan.layout), 'stage')}, and {product}; "
-                f"give {_count(plan.num_stages, 'number')}"
+                f"plan.layout names {counted(len(plan.layout), 'stage')}, and {product}; "
+                f"give {counted(plan.num_stages, 'number')}"
             )
         elif sum(plan.layout) != layers:
             faults.append(
@@ -126,7 +123,7 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
         # Embedding and head make work for two stages, but only where the user asks for that.
         by_layout = ", or say so in plan.layout" if plan.num_stages <= layers + 2 else ""
         faults.append(
-            f"{product} stages for {_count(layers, 'layer')} leaves stages without a layer; "
+            f"{product} stages for {counted(layers, 'layer')} leaves stages without a layer; "
             f"use at most {layers}{by_layout}"
         )
     return faults

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
+from shardwright.config.units import bytes_text, number_text, seconds_text
 from shardwright.cost.wire_bytes import SentBytes
 from shardwright.explain.operator_passes import total_s
 from shardwright.explain.rank_collectives import Crossing
 from shardwright.report.text_columns import aligned
-from shardwright.report.timeline.memory_table import size_text
-from shardwright.report.units import count_text, seconds_text
 
 
 def crossings_text(crossings: Sequence[Crossing]) -> str:
@@ -16,7 +15,7 @@ def crossings_text(crossings: Sequence[Crossing]) -> str:
     rows = [["when", "axis", "collective", "ranks", "calls", "tensor a call", "sent inside nodes", "between nodes"]]
     rows[0] += ["by itself", "exposed"] if has_times else []
     for c in crossings:
-        rows.append([c.phase, c.axis, c.kind, str(c.num_ranks), count_text(c.calls), _size(c.full_bytes / c.calls)])
+        rows.append([c.phase, c.axis, c.kind, str(c.num_ranks), number_text(c.calls), _size(c.full_bytes / c.calls)])
         rows[-1] += _ends(c.sent, c.seconds, c.exposed_s, has_times)
     whole = sum((c.sent for c in crossings), SentBytes())
     seconds, exposed = total_s(c.seconds for c in crossings), total_s(c.exposed_s for c in crossings)
@@ -30,4 +29,4 @@ def _ends(sent: SentBytes, seconds: float | None, exposed: float | None, has_tim
 
 
 def _size(num_bytes: float) -> str:
-    return size_text(round(num_bytes)) if num_bytes else "-"
+    return bytes_text(round(num_bytes)) if num_bytes else "-"

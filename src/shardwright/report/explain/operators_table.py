@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
+from shardwright.config.units import bytes_text, flops_text, number_text, seconds_text
 from shardwright.explain.operator_passes import Collective, OperatorPass, PieceKind, PiecePass
 from shardwright.report.text_columns import aligned
-from shardwright.report.timeline.memory_table import size_text
-from shardwright.report.units import count_text, flops_text, seconds_text
 from shardwright.workload.operators import Product
 
 
@@ -93,19 +92,19 @@ def _backward_figures(of: OperatorPass) -> list[str]:
 def _computed(of: OperatorPass) -> list[str]:
     """A line for each product, or what else it does."""
     if of.pairs:
-        return [f"{count_text(of.pairs)} pairs of a query and a key"]
+        return [f"{number_text(of.pairs)} pairs of a query and a key"]
     if of.products:
         return [_shape(p) for p in of.products]
-    return [f"reads and writes {size_text(int(of.moved_bytes))}"] if of.moved_bytes else [""]
+    return [f"reads and writes {bytes_text(int(of.moved_bytes))}"] if of.moved_bytes else [""]
 
 
 def _shape(p: Product) -> str:
-    one = f"{count_text(float(p.rows))} x {count_text(float(p.inner))} x {count_text(float(p.columns))}"
-    return one if float(p.batch) == 1 else f"{count_text(float(p.batch))} of {one}"
+    one = f"{number_text(float(p.rows))} x {number_text(float(p.inner))} x {number_text(float(p.columns))}"
+    return one if float(p.batch) == 1 else f"{number_text(float(p.batch))} of {one}"
 
 
 def _moved(of: Collective) -> str:
-    text = f"{of.kind} over {of.axis} of {size_text(int(of.full_bytes))}"
+    text = f"{of.kind} over {of.axis} of {bytes_text(int(of.full_bytes))}"
     if of.seconds is None or of.exposed_s is None:
         return text
     if of.exposed_s > 0.999 * of.seconds:

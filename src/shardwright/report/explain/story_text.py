@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import click
 
 from shardwright.config.job import JobSpec
+from shardwright.config.units import bytes_text, counted, memory_text, number_text, ranks_text, seconds_text
 from shardwright.explain.operator_passes import PieceKind
 from shardwright.explain.rank_groups import RankGroup
 from shardwright.explain.story import Story, tell
@@ -18,9 +19,6 @@ from shardwright.report.explain.operators_table import passes_text, piece_name, 
 from shardwright.report.explain.story_dict import story_dict
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
-from shardwright.report.timeline.memory_table import size_text
-from shardwright.report.units import count_text, ranks_text, seconds_text
-from shardwright.sharding.memory_account import amount
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
 
 _WIDTH = 110
@@ -56,7 +54,7 @@ def _heading(story: Story) -> str:
     job, plan, number = story.job, story.job.plan, story.job.precision.float8
     active = f" ({num_active_parameters(job.model):,} compute a token)" if job.model.moe.experts else ""
     line = (
-        f"One step of {job.name}: {num_parameters(job.model):,} parameters{active} on {plan.world:,} ranks, "
+        f"One step of {job.name}: {num_parameters(job.model):,} parameters{active} on {counted(plan.world, 'rank')}, "
         f"{plan.degrees}{f', ep {plan.ep}' if plan.ep > 1 else ''}, ZeRO {plan.zero}, {plan.schedule}, computed in "
         f"{job.precision.compute}{f' and fp8 ({number})' if number != 'none' else ''}."
     )
@@ -123,9 +121,14 @@ def _memory(story: Story) -> Iterator[str]:
         before = rank
         values = of.as_dict()
         stages = " ".join(map(str, placement.stages_of(rank)))
-        told = [amount(values[f"{kind}_bytes"]) for kind in [*kinds, "total"]]
+        told = [memory_text(values[f"{kind}_bytes"]) for kind in [*kinds, "total"]]
         rows.append(
-            [str(rank), stages, *told, *([amount(round(story.predicted[rank].process))] if story.predicted else [])]
+            [
+                str(rank),
+                stages,
+                *told,
+                *([memory_text(round(story.predicted[rank].process))] if story.predicted else []),
+            ]
         )
     yield aligned(rows)
     yield _says(
@@ -137,11 +140,11 @@ def _memory(story: Story) -> Iterator[str]:
     )  # fmt: skip
     limit, needs = device_memory_bytes(job), story.memory[story.fullest].total_bytes
     if limit is not None:
-        left = f"{amount(limit - needs)} less" if needs <= limit else f"{amount(needs - limit)} more"
+        left = f"{memory_text(limit - needs)} less" if needs <= limit else f"{memory_text(needs - limit)} more"
         verdict = "" if needs <= limit else ", so it does not fit"
         yield _says(
-            f"A device, {job.cluster.device}, has {amount(limit)}: pipeline rank {story.fullest}, the fullest, needs "
-            f"{left} than that{verdict}."
+            f"A device, {job.cluster.device}, has {memory_text(limit)}: pipeline rank {story.fullest}, the fullest, "
+            f"needs {left} than that{verdict}."
         )
     if story.effects:
         yield f"What the plan's choices do to pipeline rank {story.fullest}, the fullest, all else the same:"
@@ -150,12 +153,18 @@ def _memory(story: Story) -> Iterator[str]:
 
 def _effect(effect: Effect) -> str:
     with_it, without_it = effect.with_it.as_dict(), effect.without_it.as_dict()
-    changed = [kind for kind in with_it if amount(with_it[kind]) != amount(without_it[kind]) and kind != "total_bytes"]
+    changed = [
+        kind
+        for kind in with_it
+        if memory_text(with_it[kind]) != memory_text(without_it[kind]) and kind != "total_bytes"
+    ]
     kinds = ", ".join(
-        f"{kind.removesuffix('_bytes')} {amount(with_it[kind])} for {amount(without_it[kind])}" for kind in changed
+        f"{kind.removesuffix('_bytes')} {memory_text(with_it[kind])} for {memory_text(without_it[kind])}"
+        for kind in changed
     )
+    total, total_without = memory_text(with_it["total_bytes"]), memory_text(without_it["total_bytes"])
     text = (
-        f"{effect.strategy}: {amount(with_it['total_bytes'])} with it, {amount(without_it['total_bytes'])} without"
+        f"{effect.strategy}: {total} with it, {total_without} without"
         f"{f' ({kinds})' if kinds else ''}. {effect.does[0].upper()}{effect.does[1:]}."
     )
     return textwrap.fill(text, _WIDTH, initial_indent="- ", subsequent_indent="  ")
@@ -182,8 +191,8 @@ def _experts(story: Story) -> Iterator[str]:
     yield _says(
         f"Experts: the router gives each token {of.num_chosen} of {of.num_experts}; in rank 0's group "
         f"{'; '.join(shown)}. Of a microbatch a rank sends {of.num_tokens:,} tokens, a row for each choice: "
-        f"{of.num_rows:,} rows, of which {count_text(of.num_stay)} stay if choices are even, and an expert gets "
-        f"{count_text(of.rows_of_expert)}.",
+        f"{of.num_rows:,} rows, of which {number_text(of.num_stay)} stay if choices are even, and an expert gets "
+        f"{number_text(of.rows_of_expert)}.",
         "Each journey is an all-to-all; its backward is the same way back." if plan.ep > 1 else "",
         f"A token's experts are on {of.nodes_of_token:.3g} nodes on average." if of.nodes_of_token > 1 else "",
     )
@@ -206,7 +215,7 @@ def _pipeline(story: Story) -> Iterator[str]:
     sequence = f"{job.tokens_between:,} tokens x {plan.microbatch_size} x {job.model.hidden:,}"
     yield _says(
         f"{job.num_microbatches:,} microbatches pass through {plan.num_stages} stages on {plan.pp} ranks in the order "
-        f"of {plan.schedule}. Between two stages travel hidden states, {sequence} numbers = {size_text(message)}, and "
+        f"of {plan.schedule}. Between two stages travel hidden states, {sequence} numbers = {bytes_text(message)}, and "
         "as much back for their gradients.",
     )  # fmt: skip
     row = story.program.ranks[story.rank]
@@ -237,7 +246,7 @@ def _update(story: Story) -> Iterator[str]:
     elif all(c.axis == "ends" for c in data):
         yield _says(
             "There is one replica. The table is tied and lies on the first and the last stage: its two gradients are "
-            f"summed, {count_text(data[0].full_bytes)} bytes in one {data[0].kind}."
+            f"summed, {number_text(data[0].full_bytes)} bytes in one {data[0].kind}."
         )
     else:
         num_replicas = plan.replicas * story.program.placement.num_copies
@@ -251,7 +260,7 @@ def _update(story: Story) -> Iterator[str]:
             "The account is the runtime's, exact in calls and bytes.",
         )
         rows = [["what", "axis", "collective", "calls", "bytes in all"]]
-        rows += [[c.phase, c.axis, c.kind, count_text(c.calls), f"{c.full_bytes:,.0f}"] for c in data]
+        rows += [[c.phase, c.axis, c.kind, number_text(c.calls), f"{c.full_bytes:,.0f}"] for c in data]
         yield aligned(rows, left=(0, 1, 2))
         if any(c.full_bytes / c.calls <= 16 for c in data):
             yield "An all_reduce of 8 bytes is that of the loss."

@@ -2,10 +2,9 @@
 
 from typing import Any
 
+from shardwright.config.units import bytes_text
 from shardwright.report.timeline.study import Study
 from shardwright.schedule.buffer_lifetimes import Buffer
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def memory_table(study: Study) -> list[list[str]]:
@@ -18,7 +17,7 @@ def memory_table(study: Study) -> list[list[str]]:
         for buffer in kinds:
             kept = row.kept[buffer]
             known = kept.most and kept.most_bytes is not None
-            cells.append(f"{kept.most} ({size_text(kept.most_bytes or 0)})" if known else str(kept.most))
+            cells.append(f"{kept.most} ({bytes_text(kept.most_bytes or 0)})" if known else str(kept.most))
         rows.append([f"rank {rank}", *cells])
     return rows
 
@@ -29,11 +28,3 @@ def memory_dict(study: Study) -> list[dict[str, Any]]:
         {str(buffer): {"most": kept.most, "bytes": kept.most_bytes} for buffer, kept in row.kept.items()}
         for row in study.timeline.ranks
     ]
-
-
-def size_text(num_bytes: int) -> str:
-    """ "512 B", "1.5 MiB"."""
-    power = 0
-    while num_bytes >= 1024 ** (power + 1) and power + 1 < len(_UNITS):
-        power += 1
-    return f"{num_bytes / 1024**power:.4g} {_UNITS[power]}"

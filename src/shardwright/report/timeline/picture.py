@@ -2,9 +2,9 @@
 
 from html import escape
 
+from shardwright.config.units import counted
 from shardwright.report.axis_ticks import nice_step
 from shardwright.report.timeline.colours import NAMES, SHADES, chunk_of, ink_on, shade
-from shardwright.report.timeline.study import count
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, Timeline
@@ -38,7 +38,7 @@ def picture(timeline: Timeline, name: str, width: int = 1120) -> str:
     legend, more = _legend(timeline, bottom + 22, width - _RIGHT)
     height = bottom + more + _BOTTOM
     scale = (width - _LEFT - _RIGHT) / (timeline.makespan or 1.0)
-    label = f"{name}: {count(ranks, 'rank')}, {count(timeline.program.num_microbatches, 'microbatch')}"
+    label = f"{name}: {counted(ranks, 'rank')}, {counted(timeline.program.num_microbatches, 'microbatch')}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{escape(label)}">',

@@ -16,6 +16,7 @@ from shardwright.config import catalog, largest
 from shardwright.config.base import PlanError, faults_in
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import STAGES_PER_RANK, Recompute
+from shardwright.config.units import counted
 from shardwright.report.output import write_output
 from shardwright.report.text_columns import aligned
 from shardwright.report.timeline.comparison_table import comparison
@@ -23,7 +24,7 @@ from shardwright.report.timeline.memory_table import memory_table
 from shardwright.report.timeline.page import Section, section_of, timeline_page
 from shardwright.report.timeline.picture import picture
 from shardwright.report.timeline.schedule_figures import as_dict, as_full_dict, figures, idle_table
-from shardwright.report.timeline.study import Streams, Study, count, drawn_steps, number, study, study_schedule
+from shardwright.report.timeline.study import Streams, Study, drawn_steps, number, study, study_schedule
 from shardwright.report.timeline.terminal import draw, palette_of
 from shardwright.report.timeline.trace import trace
 from shardwright.schedule.job_program import job_order, job_program, relative_costs
@@ -241,7 +242,7 @@ def _show_comparison(request: Request, one: Study | None, output: Output) -> Non
             left_out.append(f"{name} is left out: {'; '.join(faults_in(error))}")
     if not studies:
         raise PlanError("schedule --compare", left_out)
-    shape = f"{count(request.num_ranks, 'rank')}, {count(request.num_microbatches, 'microbatch')}"
+    shape = f"{counted(request.num_ranks, 'rank')}, {counted(request.num_microbatches, 'microbatch')}"
     if one is not None:
         _write_files(one, request.note, Output(None, output.svg, output.trace), one.heading)
     if output.html:

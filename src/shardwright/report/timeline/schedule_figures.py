@@ -3,7 +3,8 @@
 from dataclasses import asdict
 from typing import Any
 
-from shardwright.report.timeline.memory_table import memory_dict, size_text
+from shardwright.config.units import bytes_text
+from shardwright.report.timeline.memory_table import memory_dict
 from shardwright.report.timeline.study import Study, number
 from shardwright.simulate.bubbles import Bubbles
 from shardwright.simulate.timeline import Cause
@@ -46,7 +47,7 @@ def _collectives(study: Study) -> list[tuple[str, str, str]]:
 
 
 def _moved(how_often: int, num_bytes: int | None) -> str:
-    return f"{how_often}" if num_bytes is None else f"{how_often} ({size_text(num_bytes)})"
+    return f"{how_often}" if num_bytes is None else f"{how_often} ({bytes_text(num_bytes)})"
 
 
 def idle_table(study: Study) -> list[list[str]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.config.plan import ASYNCHRONOUS, Recompute
+from shardwright.config.units import counted
 from shardwright.schedule.registry import GENERATORS, Shape, shape_order, training_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, Times, play
@@ -57,10 +58,10 @@ class Study:
     def shape(self) -> str:
         """Ranks, microbatches and stages."""
         program, steps = self.program, self.num_steps
-        words = [count(program.num_ranks, "rank"), count(program.num_microbatches, "microbatch")]
+        words = [counted(program.num_ranks, "rank"), counted(program.num_microbatches, "microbatch")]
         if program.num_stages != program.num_ranks:
-            words.append(count(program.num_stages, "stage"))
-        return ", ".join([*words, count(steps, "step")] if steps > 1 else words)
+            words.append(counted(program.num_stages, "stage"))
+        return ", ".join([*words, counted(steps, "step")] if steps > 1 else words)
 
 
 def study_schedule(
@@ -153,8 +154,3 @@ def readable(expression: str) -> str:
 def number(value: float) -> str:
     """Four significant digits; rounding errors of zero are zero."""
     return f"{0.0 if abs(value) < 1e-9 else value:.4g}"
-
-
-def count(many: int, noun: str) -> str:
-    """ "1 rank", "8 microbatches"."""
-    return f"{many} {noun}" if many == 1 else f"{many} {noun}{'es' if noun.endswith('ch') else 's'}"

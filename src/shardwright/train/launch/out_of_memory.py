@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from shardwright.sharding.memory_account import RankMemory, amount
+from shardwright.config.units import memory_text
+from shardwright.sharding.memory_account import RankMemory
 
 # What torch says on a CPU, what it says on CUDA, and what numpy says.
 _ASKED = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate) ([\d.]+) (bytes|B|KiB|MiB|GiB|TiB|PiB|EiB)\b")
@@ -22,7 +23,7 @@ class OutOfMemoryError(RuntimeError):
     def __init__(self, error: BaseException, held: RankMemory | None) -> None:
         self.held = held
         asked = asked_bytes(error)
-        text = "ran out of memory" + (f" when it asked for {amount(asked)}" if asked is not None else "")
+        text = "ran out of memory" + (f" when it asked for {memory_text(asked)}" if asked is not None else "")
         if held is not None:
             text += f"; besides activations it held {held}"
         else:

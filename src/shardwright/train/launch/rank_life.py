@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from shardwright.config.base import PlanError, RunError
 from shardwright.config.job import JobSpec
+from shardwright.config.units import counted
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.mesh import MeshShape
@@ -141,7 +142,7 @@ def _check_world(seat: Seat, job: JobSpec) -> None:
     """PlanError if there are not as many ranks as the plan needs."""
     if seat.world != job.plan.world:
         plan = job.plan
-        were_started = "1 rank was started" if seat.world == 1 else f"{seat.world} ranks were started"
+        were_started = f"{counted(seat.world, 'rank')} {'was' if seat.world == 1 else 'were'} started"
         raise PlanError(
             "launch",
             [

@@ -1,0 +1,56 @@
+"""How numbers are written for people: seconds, FLOPs, bytes and counts, with as many digits as one reads.
+
+On the ground, because all write numbers: errors of the checks, predictions, and runs.
+"""
+
+_SECONDS = ((172_800.0, 86_400.0, "days"), (7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"))  # from, unit
+_SHORT = ((1e-3, 1e-3, "ms"), (0.0, 1e-6, "us"))
+_FLOPS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0, "FLOP"))
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def seconds_text(seconds: float) -> str:
+    """ "0.8 us", "34.1 ms", "6.75 s", "12 min", "4.2 h", "93.8 days"; "0" is none at all."""
+    if seconds == 0:
+        return "0"
+    unit, name = next((unit, name) for least, unit, name in (*_SECONDS, *_SHORT) if seconds >= least)
+    value = seconds / unit
+    if name == "days":
+        return f"{value:,.1f} days"
+    return f"{value:.3g} {name}" if value < 999.5 else f"{value:,.0f} {name}"
+
+
+def flops_text(flops: float) -> str:
+    """ "1.23 TFLOP"."""
+    unit, name = next(((unit, name) for unit, name in _FLOPS if flops >= unit), _FLOPS[-1])
+    return f"{flops / unit:.3g} {name}" if flops < 999.5 * unit else f"{flops / unit:,.0f} {name}"
+
+
+def bytes_text(num_bytes: int) -> str:
+    """ "512 B", "1.5 MiB": any size, to four digits."""
+    power = 0
+    while num_bytes >= 1024 ** (power + 1) and power + 1 < len(_BYTES):
+        power += 1
+    return f"{num_bytes / 1024**power:.4g} {_BYTES[power]}"
+
+
+def memory_text(num_bytes: int) -> str:
+    """ "0.8 MiB", "75.4 GiB": memory of a device, to one decimal, so that a column of them is compared at a glance."""
+    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
+
+
+def number_text(number: float) -> str:
+    """ "16,384", "0.5", "2.25"."""
+    return f"{number:,.0f}" if number == int(number) or number >= 100 else f"{number:.3g}"
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 rank", "4,096 ranks", "8 microbatches"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def ranks_text(ranks: tuple[int, ...], most: int = 6) -> str:
+    """ "0 1 2 3", or the first ones and the last where there are many."""
+    if len(ranks) <= most:
+        return " ".join(map(str, ranks))
+    return " ".join(map(str, ranks[: most - 2])) + f" ... {ranks[-1]}"
