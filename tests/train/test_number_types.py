@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from cases import record, remembered, small_job
+from cases import train as train_steps
+from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.precision import PrecisionSpec
 from shardwright.measure.verdict import Record
+from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import plan_faults
+from shardwright.train.build import build
 
 SIXTEEN: dict[str, dict[str, Any]] = {
     "bf16": {"compute": "bf16"},
@@ -59,6 +63,25 @@ def test_zero_changes_no_bit(name: str) -> None:
     whole = train(job_in(EVERY[name], batch=2, dp=2), 2)
     for zero in (1, 2, 3):
         assert_same_bits(train(job_in(EVERY[name], batch=2, dp=2, zero=zero), 2), whole)
+
+
+def past_amaxes(mesh: Mesh, job: JobSpec) -> list[dict[str, Any]]:
+    """What the fp8 layers of this rank remember after two steps, stage by stage."""
+    replica = build(job, mesh)
+    train_steps(replica, mesh, job, 2)
+    return [state.state_dict() for state in replica.float8_states]
+
+
+@pytest.mark.parametrize("plan", [{"pp": 2, "schedule": "dualpipe"}, {"dp": 4, "zero": 3, "zero_ranks": 2}, {"dp": 2}])
+def test_every_copy_of_a_layer_remembers_the_same(plan: dict[str, Any]) -> None:
+    """Past amaxes are those of all microbatches, whichever copy saw them: as on one rank."""
+    fields = {"kind": "gpt", "layers": 4, "batch": 8}
+    first, *others = run_on_mesh(job := job_in(EIGHT["delayed"], **fields, **plan), past_amaxes, job)
+    (one,) = run_on_mesh(alone := job_in(EIGHT["delayed"], **fields), past_amaxes, alone)
+    assert first and all(other == first for other in others)
+    for mine, expected in zip(first, one, strict=True):
+        for name in ("x", "weight", "dy"):  # the first step's have the same weights
+            assert mine[name]["past"][0] == pytest.approx(expected[name]["past"][0], rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["bf16", "delayed", "tensorwise", "rowwise"])

@@ -66,7 +66,8 @@ def _speed(job: JobSpec, found: Estimate) -> str:
         f"{seconds_text(step.low)} and {seconds_text(step.high)}. That is {found.tokens_per_s_per_device:,.0f} "
         f"tokens a second and device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of "
         f"{_rounded(found.peak_flops / 1e12)} TFLOP/s. Under the cluster's software "
-        f"({software_of(job.cluster.software).name}) the fullest process needs {memory_text(int(found.memory.process))}."
+        f"({software_of(job.cluster.software).name}) the fullest process needs "
+        f"{memory_text(int(found.memory.process))}."
     )
 
 

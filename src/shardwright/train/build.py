@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import layer_policies
@@ -166,9 +167,16 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
         if job.precision.scales_loss
         else None,
         float8_states=float8_states,
-        float8_reduce_max=lambda amaxes: all_reduce_max(all_reduce_max(amaxes, mesh.tp), mesh.dp_cp),
+        float8_reduce_max=partial(_max_over_holders, mesh=mesh),
         pool=pool,
     )
+
+
+def _max_over_holders(amaxes: Tensor, mesh: Mesh) -> Tensor:
+    """The largest over all ranks that work on this rank's stages: its tp line, and every copy of each."""
+    for axis in (mesh.tp, mesh.replicas.shards[0], mesh.replicas.copies):
+        amaxes = all_reduce_max(amaxes, axis)
+    return amaxes
 
 
 def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> list[Float8Linear]:
