@@ -19,6 +19,7 @@ from shardwright.account.compression import reduced_bucket, scattered_bucket
 from shardwright.account.rank_state import StageState, UnitKey, UnitState
 from shardwright.config.job import JobSpec
 from shardwright.schedule.action import RECV, SEND, Action, Kind
+from shardwright.schedule.dependencies import MAKES, MESSAGES, TRAVELS, Product
 from shardwright.schedule.lowering.reductions import before_reductions
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.buckets import MOST_REDUCING
@@ -148,7 +149,6 @@ class _Replay:
                 if not again:  # else its input stays until then
                     self._messages.discard((Kind.RECV_FORWARD, stage, i))
                 self._forward(stage, program.trains and not again)
-                self._leave_for(stage + 1, part, program, Kind.RECV_FORWARD, Kind.SEND_FORWARD)
             case Kind.RECOMPUTE:
                 self._messages.discard((Kind.RECV_FORWARD, stage, i))
                 self._forward(stage, program.trains)
@@ -157,9 +157,11 @@ class _Replay:
             case _:
                 self._messages.discard((Kind.RECV_BACKWARD, stage, i))
                 self._backward(stage, part.kind)
-                self._leave_for(stage - 1, part, program, Kind.RECV_BACKWARD, Kind.SEND_BACKWARD)
+        if part.kind in MAKES:
+            self._leave_message(MAKES[part.kind], part, program)
 
-    def _leave_for(self, following: int, part: Action, program: Program, arrived: Kind, left: Kind) -> None:
+    def _leave_message(self, product: Product, part: Action, program: Program) -> None:
+        following, (left, arrived) = part.stage + TRAVELS[product], MESSAGES[product]
         if 0 <= following < program.num_stages:
             rank_of = program.placement.rank
             is_here = rank_of(following, part.microbatch) == rank_of(part.stage, part.microbatch)

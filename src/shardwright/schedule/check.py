@@ -11,11 +11,12 @@ from collections import Counter, deque
 
 from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.buffer_lifetimes import Buffer, lives, most
+from shardwright.schedule.dependencies import MESSAGES, NEEDS, RECEIVED, TRAVELS, Need, Product
 from shardwright.schedule.lowering.zero3_gathers import stages_needed
 from shardwright.schedule.schedule import Program
 
 _COMPUTE_ORDER = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE)
-_SENT_BY = {Kind.RECV_FORWARD: (Kind.SEND_FORWARD, -1), Kind.RECV_BACKWARD: (Kind.SEND_BACKWARD, +1)}
+_BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
 
 
 def program_faults(program: Program, most_alive: int | None = None, most_received: int | None = None) -> list[str]:
@@ -135,30 +136,24 @@ def _stages(program: Program, rank: int) -> str:
 def _needs(action: Action, program: Program) -> list[Action]:
     """What must have happened on the same rank before."""
     stage, i = action.stage, action.microbatch
-    last = program.num_stages - 1
-    holder = program.placement.rank(stage, i) if 0 <= stage <= last and i >= 0 else -1
 
-    def from_stage(other: int, recv: Kind, compute: Kind) -> list[Action]:
-        if program.placement.rank(other, i) != holder:
-            return [Action(recv, stage, i)]
-        made_by = Kind.INPUT_GRAD if compute is Kind.BACKWARD and (other, i) in program.split_backwards else compute
-        return [Action(made_by, other, i)]
+    def made(need: Need) -> list[Action]:
+        maker = stage + need.stage
+        if not 0 <= maker < program.num_stages:
+            return []  # tokens, or the loss
+        if need.stage and program.placement.rank(maker, i) != program.placement.rank(stage, i):
+            return [Action(MESSAGES[need.product][1], stage, i)]
+        if need.product is Product.GRADIENT:
+            is_split = (maker, i) in program.split_backwards or action.kind is Kind.WEIGHT_GRAD
+            return [Action(Kind.INPUT_GRAD if is_split else Kind.BACKWARD, maker, i)]
+        is_again = need.stage == 0 and (stage, i) in program.recomputed and action.kind in _BACKWARDS
+        return [Action(Kind.RECOMPUTE if is_again else Kind.FORWARD, maker, i)]
 
-    if action.kind is Kind.FORWARD:
-        return from_stage(stage - 1, Kind.RECV_FORWARD, Kind.FORWARD) if stage > 0 else []
-    if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
-        gradient = from_stage(stage + 1, Kind.RECV_BACKWARD, Kind.BACKWARD) if stage < last else []
-        kept_by = Kind.RECOMPUTE if (stage, i) in program.recomputed else Kind.FORWARD
-        return [Action(kept_by, stage, i), *gradient]
-    if action.kind is Kind.RECOMPUTE:
-        return [Action(Kind.FORWARD, stage, i)]
-    if action.kind is Kind.WEIGHT_GRAD:
-        return [Action(Kind.INPUT_GRAD, stage, i)]
-    if action.kind is Kind.SEND_FORWARD:
-        return [Action(Kind.FORWARD, stage, i)]
-    if action.kind is Kind.SEND_BACKWARD:
-        return [Action(Kind.INPUT_GRAD if (stage, i) in program.split_backwards else Kind.BACKWARD, stage, i)]
-    return []
+    if action.kind in SEND:
+        return made(Need(next(of for of, (send, _) in MESSAGES.items() if send is action.kind), 0))
+    if not 0 <= stage < program.num_stages:
+        return []
+    return [needed for need in NEEDS.get(action.kind, ()) for needed in made(need)]
 
 
 def _pairing_faults(program: Program) -> list[str]:
@@ -170,9 +165,9 @@ def _pairing_faults(program: Program) -> list[str]:
             if action.kind in SEND:
                 sent.setdefault((rank, action.peer, action.kind), []).append((action.stage, action.microbatch))
             elif action.kind in RECV:
-                kind, step = _SENT_BY[action.kind]
-                key = (action.peer, rank, kind)
-                received.setdefault(key, []).append((action.stage + step, action.microbatch))
+                product = RECEIVED[action.kind]
+                key = (action.peer, rank, MESSAGES[product][0])
+                received.setdefault(key, []).append((action.stage - TRAVELS[product], action.microbatch))
     faults = []
     for key in sorted(sent.keys() | received.keys()):
         source, target, kind = key

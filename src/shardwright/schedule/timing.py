@@ -15,6 +15,7 @@ from itertools import chain, pairwise
 from math import inf
 
 from shardwright.schedule.action import ADDS, Action, Kind
+from shardwright.schedule.dependencies import MAKES, MESSAGES, NEEDS, RECEIVED, TRAVELS, Product
 from shardwright.schedule.lowering.zero3_gathers import stages_needed
 from shardwright.schedule.schedule import Program, Schedule
 
@@ -136,14 +137,14 @@ def _two_of_each(schedule: Schedule) -> tuple[list[list[float]], list[list[float
     return [[] for _ in schedule.ranks], [[] for _ in schedule.ranks]
 
 
-# What becomes of an output or an input gradient where it was made: a send stands in the list (or nobody takes it), the
-# stage that takes it is on this rank too, it leaves at once, or it is the last stage's and its gradient is there too.
-_NOTHING, _STAYS, _LEAVES, _TURNS = range(4)
+# What becomes of a product where it was made: a send stands in the list (or nobody takes it), the stage that takes it
+# is on this rank too, or it leaves at once.
+_NOTHING, _STAYS, _LEAVES = range(3)
 _NEVER = inf  # when something is there that is not yet
 # Looked up for every action.
-_FORWARD, _RECOMPUTE, _INPUT_GRAD, _WEIGHT_GRAD = Kind.FORWARD, Kind.RECOMPUTE, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD
-_SEND_FORWARD, _SEND_BACKWARD = Kind.SEND_FORWARD, Kind.SEND_BACKWARD
-_RECV_FORWARD, _RECV_BACKWARD = Kind.RECV_FORWARD, Kind.RECV_BACKWARD
+_STEP, _RELEASE, _GATHER = Kind.STEP, Kind.RELEASE, Kind.GATHER
+_MAKES, _RECEIVED = ({kind: int(product) for kind, product in of.items()} for of in (MAKES, RECEIVED))
+_SENT = {send: int(product) for product, (send, _) in MESSAGES.items()}
 
 
 @dataclass(slots=True)
@@ -151,8 +152,7 @@ class _Rank:
     """When the resources of a rank are free again, and what its collectives and its update wait for."""
 
     compute: float = 0.0
-    forward_link: float = 0.0
-    backward_link: float = 0.0
+    links: list[float] = field(default_factory=lambda: [0.0] * len(Product))  # by what travels on each
     queue: float = 0.0  # of collectives
     computed: float = 0.0  # the end of its last computation
     reduced: float = 0.0  # the end of the last reduction since its last update
@@ -161,7 +161,7 @@ class _Rank:
 
     def moments(self) -> tuple[float, ...]:
         """All that the next step depends on; 0 is of what is never used."""
-        return self.compute, self.forward_link, self.backward_link, self.queue, self.computed
+        return self.compute, *self.links, self.queue, self.computed
 
 
 class _Clock:
@@ -175,10 +175,11 @@ class _Clock:
             Kind.INPUT_GRAD: costs.input_grad, Kind.WEIGHT_GRAD: costs.weight_grad,
         }  # fmt: skip
         sends = _NOTHING if isinstance(schedule, Program) else _LEAVES
-        borders = [
-            [_STAYS if here == there else sends for here, there in pairwise(row)] for row in schedule.placement.holders
-        ]
-        self._ways = [([*row, _TURNS], [_NOTHING, *row]) for row in borders]  # by copy, of stages: onward and back
+        self._ways = []  # by copy, product and stage
+        for row in schedule.placement.holders:
+            borders = [_STAYS if here == there else sends for here, there in pairwise(row)]
+            ahead_and_back = {1: [*borders, _NOTHING], -1: [_NOTHING, *borders]}
+            self._ways.append([ahead_and_back[TRAVELS[product]] for product in Product])
         # Where a stage is there twice, its reduction waits for the last addition on every rank that holds it.
         self._last_added = _last_added(schedule) if schedule.placement.num_copies > 1 else {}
 
@@ -189,33 +190,43 @@ class _Clock:
             seconds or (0.0,) * schedule.num_stages
             for seconds in (self._costs.transfer, self._costs.reduce, self._costs.gather)
         )
-        m, copy_of, (onward, back) = schedule.num_microbatches, schedule.placement.copy_of, self._ways[0]
-        # By n = stage x m + microbatch: when it was made there; when it has left for there, and when it is there.
-        made_ahead, made_back, added, left_ahead, left_back, there_ahead, there_back = (
-            [_NEVER] * (schedule.num_stages * m) for _ in range(7)
-        )
-        there_ahead[:m] = [0.0] * m  # tokens
+        m, copy_of, ways = schedule.num_microbatches, schedule.placement.copy_of, self._ways[0]
+        # By product, and n = stage x m + microbatch: when it was made, and when it left for and is at the stage of n.
+        num_pairs = schedule.num_stages * m
+        made, left, there = ([[_NEVER] * num_pairs for _ in Product] for _ in range(3))
+        there[Product.OUTPUT][:m] = there[Product.GRADIENT][-m:] = [0.0] * m  # tokens, and the loss
+        # By kind: when each product that it needs is there, and the name of that event less n; what it makes; whether
+        # it adds to gradients.
+        rules = {
+            kind: (
+                [((there if need.stage else made)[need.product], need.product * num_pairs) for need in needs],
+                _MAKES.get(kind),
+                kind in ADDS,
+            )
+            for kind, needs in NEEDS.items()
+        }
+        added = [_NEVER] * num_pairs  # when its gradients were
         complete: dict[tuple[int, int], float] = {}  # (rank, stage): when a copy's gradients are
-        waiting: dict[object, int] = {}  # what a rank waits for: n, ~n on the way back, or (rank, stage)
+        waiting: dict[object, int] = {}  # what a rank waits for: product x num_pairs + n, or (rank, stage)
         runnable = list(range(len(self.ranks)))
         lists = [iter(row) for row in schedule.ranks]
         to_run: list[Iterator[Action]] = list(lists)  # the same, and before them the action that a rank waits at
 
-        def send_ahead(rank: _Rank, n: int, stage: int) -> tuple[float, float]:
-            start = max(rank.forward_link, made_ahead[n])
-            rank.forward_link = left = left_ahead[n + m] = start + transfer_s[stage]
-            there_ahead[n + m] = left + latency_s
-            if n + m in waiting:
-                runnable.append(waiting.pop(n + m))
-            return start, left
+        # By product: how far its taker's n is, and by stage the time that it occupies its link.
+        shift = [TRAVELS[product] * m for product in Product]
+        link_s = [[0.0] * max(0, -TRAVELS[product]) + list(transfer_s) for product in Product]
 
-        def send_back(rank: _Rank, n: int, stage: int) -> tuple[float, float]:
-            start = max(rank.backward_link, made_back[n])
-            rank.backward_link = left = left_back[n - m] = start + transfer_s[stage - 1]
-            there_back[n - m] = left + latency_s
-            if ~(n - m) in waiting:
-                runnable.append(waiting.pop(~(n - m)))
-            return start, left
+        def send(rank: _Rank, product: int, n: int, stage: int) -> tuple[float, float]:
+            taker = n + shift[product]
+            start, free = made[product][n], rank.links[product]
+            if free > start:
+                start = free
+            rank.links[product] = gone = left[product][taker] = start + link_s[product][stage]
+            there[product][taker] = gone + latency_s
+            event = product * num_pairs + taker
+            if event in waiting:
+                runnable.append(waiting.pop(event))
+            return start, gone
 
         while runnable:
             number = runnable.pop()
@@ -229,16 +240,9 @@ class _Clock:
                     start = now
                     for of, at, i, _, _ in parts or (action,):
                         n = at * m + i
-                        if of is _FORWARD:
-                            there = there_ahead[n]
-                        elif of is _WEIGHT_GRAD:
-                            there = made_back[n]
-                        elif of is _RECOMPUTE:
-                            there = made_ahead[n]
-                        else:
-                            there = there_back[n]
-                        if there > start:
-                            start, awaited = there, n if of is _FORWARD else ~n
+                        for table, event in rules[of][0]:
+                            if table[n] > start:
+                                start, awaited = table[n], event + n
                     if start == _NEVER:
                         break
                     if gathered:
@@ -248,44 +252,32 @@ class _Clock:
                     for of, at, i, _, _ in parts or (action,):
                         n = at * m + i
                         if copy_of:
-                            onward, back = self._ways[copy_of[i]]
-                        if of is _FORWARD:
-                            made_ahead[n] = end
-                            way = onward[at]
+                            ways = self._ways[copy_of[i]]
+                        _, product, adds = rules[of]
+                        if product is not None:
+                            made[product][n] = end
+                            way = ways[product][at]
                             if way is _LEAVES:
-                                send_ahead(rank, n, at)
+                                send(rank, product, n, at)
                             elif way is _STAYS:
-                                there_ahead[n + m] = end
-                            elif way is _TURNS:
-                                there_back[n] = end
-                        elif of is not _RECOMPUTE:
-                            if of is not _WEIGHT_GRAD:
-                                made_back[n] = end
-                                way = back[at]
-                                if way is _LEAVES:
-                                    send_back(rank, n, at)
-                                elif way is _STAYS:
-                                    there_back[n - m] = end
-                            if of is not _INPUT_GRAD:
-                                added[n] = rank.added[at] = end
-                                if self._last_added.get((number, at)) == i:
-                                    complete[number, at] = end
-                                    runnable += [waiting.pop(key) for key in [(number, at)] if key in waiting]
-                elif kind is _SEND_FORWARD:
-                    start, end = send_ahead(rank, n, stage)
-                elif kind is _SEND_BACKWARD:
-                    start, end = send_back(rank, n, stage)
-                elif kind is _RECV_FORWARD:
-                    start, end, awaited = left_ahead[n], there_ahead[n], n
-                elif kind is _RECV_BACKWARD:
-                    start, end, awaited = left_back[n], there_back[n], ~n
-                elif kind is Kind.STEP:
+                                there[product][n + shift[product]] = end
+                        if adds:
+                            added[n] = rank.added[at] = end
+                            if self._last_added.get((number, at)) == i:
+                                complete[number, at] = end
+                                runnable += [waiting.pop(key) for key in [(number, at)] if key in waiting]
+                elif kind in _SENT:
+                    start, end = send(rank, _SENT[kind], n, stage)
+                elif kind in _RECEIVED:
+                    taken = _RECEIVED[kind]
+                    start, end, awaited = left[taken][n], there[taken][n], taken * num_pairs + n
+                elif kind is _STEP:
                     start = max(now, rank.reduced)
                     now = end = start + self._costs.step
                     rank.reduced = 0.0
-                elif kind is Kind.RELEASE:
+                elif kind is _RELEASE:
                     start = end = rank.computed
-                elif kind is Kind.GATHER:  # issued when the rank has ended what stands before it
+                elif kind is _GATHER:  # issued when the rank has ended what stands before it
                     start = max(rank.queue, rank.computed)
                     rank.queue = gathered[stage] = end = start + gather_s[stage]
                 else:

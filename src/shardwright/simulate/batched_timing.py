@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.schedule.action import Kind
+from shardwright.schedule.dependencies import MAKES, NEEDS, TRAVELS, Need, Product
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.timing import Costs
 
@@ -28,7 +29,6 @@ _NUMBER = {
     Kind.FORWARD: _F, Kind.INPUT_GRAD: _I, Kind.WEIGHT_GRAD: _W, Kind.BACKWARD: _B, Kind.RECOMPUTE: _C,
     Kind.STEP: _STEP, Kind.REDUCE: _REDUCE, Kind.GATHER: _GATHER, Kind.OVERLAP: _PAIR,
 }  # fmt: skip
-_FORWARD, _BACKWARD = range(2)  # directions of messages
 # Events: one that is there from the start, one that never is, one that nobody waits for; then marks, then messages.
 _THERE, _NEVER, _UNSEEN, _MARKS = range(4)
 _QUEUED = ("reduce", "gather")  # costs of collectives, in the order of their rows
@@ -68,8 +68,8 @@ class Round:
 class Rounds:
     """An order of work. A piece of work is one action or several; pieces are numbered in the order of rounds.
 
-    By piece: the one before it on its rank, which of the first is the last; by direction the message that it waits
-    for, 2 n + direction for what piece n has sent, and the border between stages that its own passes; and the marks
+    By piece: the one before it on its rank, which of the first is the last; by product the message that it waits
+    for, 2 n + product for what piece n has sent, and the border between stages that its own passes; and the marks
     that it waits for, which are ends of collectives.
     By action, one rank after the other: its row of costs. `begins` are the actions that begin a piece, `order` which
     of these the pieces are, `ranks` the first actions of ranks; `pairs` are the rows of the parts of pairs.
@@ -186,7 +186,7 @@ class _Layout:
         self.microbatch = np.array([part.microbatch for part in parts])
         self.is_collective = (self.kind == _REDUCE) | (self.kind == _GATHER)
         # Marks: by (rank, stage) when parameters are gathered, by rank when its reductions are over. Messages: by
-        # direction and (stage, microbatch) of what makes them.
+        # product and (stage, microbatch) of what makes them.
         self.gathered, self.reduced = _MARKS, _MARKS + len(rows) * schedule.num_stages
         self.messages = self.reduced + len(rows)
         self.num_events = self.messages + 2 * schedule.num_stages * schedule.num_microbatches
@@ -229,7 +229,7 @@ class _Layout:
         )  # fmt: skip
 
     def _messages(self) -> tuple[Ints, Ints, Ints]:
-        """By action and direction: the message it waits for, the one it makes, and the border that this passes.
+        """By action and product: the message it waits for, the one it makes, and the border that this passes.
 
         Behind the last border there is none, which is said of no message.
         """
@@ -237,19 +237,29 @@ class _Layout:
         one_stage = self.schedule.num_microbatches
         copy = np.array([*(placement.copy_of or (0,) * one_stage), 0])[self.microbatch]
         holders, rank = np.array(placement.holders), self.rank[self.at]
-        from_above = (stage > 0) & (holders[copy, np.maximum(stage - 1, 0)] != rank)
-        from_below = (stage < num_stages - 1) & (holders[copy, np.minimum(stage + 1, num_stages - 1)] != rank)
-        ahead = self.messages + stage * one_stage + self.microbatch
-        back = ahead + num_stages * one_stage
         waits, makes, borders = (np.full((len(self.kind), 2), nothing) for nothing in (_THERE, _UNSEEN, num_stages - 1))
-        for way, does, takes, gives, taken, given, border in (
-            (_FORWARD, self.part == _F, from_above, from_below, ahead - one_stage, ahead, stage),
-            (_BACKWARD, np.isin(self.part, (_I, _B)), from_below, from_above, back + one_stage, back, stage - 1),
-        ):
-            waits[self.at[does & takes], way] = taken[does & takes]
-            makes[self.at[does & gives], way] = given[does & gives]
-            borders[self.at[does & gives], way] = border[does & gives]
+
+        def is_elsewhere(other: Ints) -> Bools:
+            """Whether another stage is there, and on another rank."""
+            inside = (other >= 0) & (other < num_stages)
+            found: Bools = inside & (holders[copy, np.clip(other, 0, num_stages - 1)] != rank)
+            return found
+
+        for product in Product:
+            travels = TRAVELS[product]
+            takers = [kind for kind, needs in NEEDS.items() if Need(product, -travels) in needs]
+            takes = self._is_of(takers) & is_elsewhere(stage - travels)
+            gives = self._is_of([kind for kind in MAKES if MAKES[kind] is product]) & is_elsewhere(stage + travels)
+            made = self.messages + (product * num_stages + stage) * one_stage + self.microbatch
+            waits[self.at[takes], product] = (made - travels * one_stage)[takes]
+            makes[self.at[gives], product] = made[gives]
+            borders[self.at[gives], product] = (stage + min(travels, 0))[gives]
         return waits, makes, borders
+
+    def _is_of(self, kinds: Sequence[Kind]) -> Bools:
+        """Mask of the parts of some kinds."""
+        found: Bools = np.isin(self.part, [_NUMBER[kind] for kind in kinds])
+        return found
 
     def _waits(self) -> Ints:
         """By action the marks that it waits for: its parameters', or at a step its rank's reductions. Of no columns

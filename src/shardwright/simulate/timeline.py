@@ -19,6 +19,7 @@ import numpy as np
 
 from shardwright.schedule.action import COMPUTE, RECV, Action, Kind
 from shardwright.schedule.buffer_lifetimes import Buffer
+from shardwright.schedule.dependencies import MAKES, MESSAGES, NEEDS, Product
 from shardwright.schedule.lowering.zero3_gathers import stages_needed
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Times
@@ -171,14 +172,10 @@ def _resource(action: Action) -> Resource:
     return Resource.COLLECTIVES if action.kind in (Kind.REDUCE, Kind.GATHER) else Resource.COMPUTE
 
 
-_LOCAL = frozenset({Kind.WEIGHT_GRAD, Kind.RECOMPUTE})  # they take no message and make none
-
-
 class _Context:
     """All times, and what is looked up in them to explain a wait.
 
-    Of each step, by stage x microbatches + microbatch, when something was computed and when it was there: ahead, the
-    output of a forward and the input of one; back, the input gradient that a backward makes and the one that it takes.
+    Of each step, by product and stage x microbatches + microbatch: when it was made there, and when it arrived there.
     What never was is at 0.
     """
 
@@ -186,17 +183,18 @@ class _Context:
         self._program, self._times, self._m = program, times, program.num_microbatches
         self.columns = [Columns.of(row, self._m) for row in program.ranks]
         self.starts, self.ends = ([np.array(of) for of in rows] for rows in (times.start, times.end))
-        found = np.zeros((4, num_steps, program.num_stages * self._m))
-        self._computed_ahead, self._computed_back, self._arrived_ahead, self._arrived_back = found
+        self._made, self._arrived = np.zeros((2, len(Product), num_steps, program.num_stages * self._m))
         self._complete = np.zeros((num_steps, program.num_stages))  # when the gradients of all copies of a stage are
         self._end_of_step = [0.0] * num_steps
-        kinds = ((Kind.FORWARD,), (Kind.BACKWARD, Kind.INPUT_GRAD), (Kind.RECV_FORWARD,), (Kind.RECV_BACKWARD,))
+        makers = [[kind for kind in MAKES if MAKES[kind] is product] for product in Product]
+        receives = [[MESSAGES[product][1]] for product in Product]
+        tables = [*zip(self._made, makers, strict=True), *zip(self._arrived, receives, strict=True)]
         for columns, ended in zip(self.columns, self.ends, strict=True):
-            of_kinds = [columns.of_kinds(*of) for of in kinds]
+            filled = [(table, columns.of_kinds(*kinds)) for table, kinds in tables]
             additions = columns.of_kinds(Kind.BACKWARD, Kind.WEIGHT_GRAD)
             for step, ends in enumerate(ended.reshape(num_steps, -1)):
                 self._end_of_step[step] = max(self._end_of_step[step], float(ends.max(initial=0.0)))
-                for table, of in zip(found, of_kinds, strict=True):
+                for table, of in filled:
                     table[step, of.pair] = ends[of.at]
                 np.maximum.at(self._complete[step], additions.stage, ends[additions.at])
 
@@ -240,16 +238,11 @@ class _Context:
         computed, arrived = free, max(free, gathered)
         for part in action.computes():
             n = part.stage * self._m + part.microbatch
-            if part.kind in _LOCAL:
-                continue
-            if part.kind is not Kind.FORWARD:
-                arrived = max(arrived, float(self._arrived_back[step, n]))
-                if part.stage + 1 < self._program.num_stages:
-                    computed = max(computed, float(self._computed_back[step, n + self._m]))
-            else:
-                arrived = max(arrived, float(self._arrived_ahead[step, n]))
-                if part.stage > 0:
-                    computed = max(computed, float(self._computed_ahead[step, n - self._m]))
+            for need in NEEDS[part.kind]:
+                if need.stage:
+                    arrived = max(arrived, float(self._arrived[need.product, step, n]))
+                    if 0 <= part.stage + need.stage < self._program.num_stages:
+                        computed = max(computed, float(self._made[need.product, step, n + need.stage * self._m]))
         return computed, arrived
 
     def _gathered(self, gathers: Columns, ends: Array, n: int, action: Action) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.schedule.action import RECV, SEND, Kind
+from shardwright.schedule.dependencies import RECEIVED, TRAVELS, Product
 from shardwright.simulate.timeline import Span, Timeline
 
 
@@ -41,9 +42,9 @@ def messages(timeline: Timeline) -> Iterator[Message]:
         for span in row.spans:
             action = span.action
             if action.kind in RECV:
-                backward = action.kind is Kind.RECV_BACKWARD
-                made_by = action.stage + (1 if backward else -1)
-                received[backward, (made_by, action.microbatch, span.step)] = span
+                product = RECEIVED[action.kind]
+                made_by = action.stage - TRAVELS[product]
+                received[product is Product.GRADIENT, (made_by, action.microbatch, span.step)] = span
     for rank, row in enumerate(timeline.ranks):
         for span in row.spans:
             action = span.action

@@ -10,10 +10,11 @@ can exist.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwright.schedule.action import ADDS, COMPUTE, Action, Kind
+from shardwright.schedule.action import ADDS, Action, Kind
+from shardwright.schedule.dependencies import MAKES, MESSAGES, NEEDS, RECEIVED, TRAVELS, Product
 from shardwright.schedule.schedule import Order, Program, Schedule
 
-Event = int | str  # the name of an input
+Event = int | str  # the name of an arrival
 _NEVER = "never"
 
 
@@ -71,63 +72,54 @@ def _with_step(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> Order:
 
 
 class _There:
-    """What has been computed, and which inputs are there, by n = stage x microbatches + microbatch.
-
-    An input is named n where a forward waits for it, and ~n where a backward does.
-    """
+    """What has been made, and what has arrived where it is needed, by n = stage x microbatches + microbatch."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._m, self._last = schedule.num_microbatches, schedule.num_stages - 1
+        self._m, self._num_stages = schedule.num_microbatches, schedule.num_stages
         self._holders, self._copy_of = schedule.placement.holders, schedule.placement.copy_of
         num_pairs = schedule.num_stages * schedule.num_microbatches
-        self._inputs, self._gradients = bytearray(num_pairs), bytearray(num_pairs)
-        self._inputs[: self._m] = b"\1" * self._m  # tokens
-        self._forwards, self._input_grads = bytearray(num_pairs), bytearray(num_pairs)
+        self._made, self._arrived = ({product: bytearray(num_pairs) for product in Product} for _ in range(2))
+        self._arrived[Product.OUTPUT][: self._m] = b"\1" * self._m  # tokens
+        self._arrived[Product.GRADIENT][-self._m :] = b"\1" * self._m  # the loss
+        self._needs = {
+            kind: [(self._arrived if need.stage else self._made)[need.product] for need in needs]
+            for kind, needs in NEEDS.items()
+        }
 
     def missing(self, parts: tuple[Action, ...]) -> Event | None:
-        """An input of an action that is not there, or None. `_NEVER` is one of its own rank's that can't come."""
+        """A product that an action needs and that is not there, or None. `_NEVER` is one that its own rank makes."""
         for kind, stage, i, _, _ in parts:
             n = stage * self._m + i
-            if kind is Kind.FORWARD:
-                if not self._inputs[n]:
-                    return n
-            elif kind is Kind.WEIGHT_GRAD:
-                if not self._input_grads[n]:
-                    return _NEVER
-            elif kind in COMPUTE:
-                if not self._forwards[n]:
-                    return _NEVER
-                if kind is not Kind.RECOMPUTE and stage != self._last and not self._gradients[n]:
-                    return ~n
+            for need, there in zip(NEEDS.get(kind, ()), self._needs.get(kind, ()), strict=True):
+                if not there[n]:
+                    return _event(need.product, n) if need.stage else _NEVER
         return None
 
     def run(self, parts: tuple[Action, ...]) -> list[tuple[int, Action, int, Action]]:
         """An action runs. What it sends on: (sender, its send, receiver, its receive)."""
         sent = []
         for kind, stage, i, _, _ in parts:
-            holders = self._holders[self._copy_of[i]] if self._copy_of else self._holders[0]
-            if kind is Kind.FORWARD:
-                self._forwards[stage * self._m + i] = 1
-                if stage < self._last:
-                    here, there = holders[stage], holders[stage + 1]
-                    send = Action(Kind.SEND_FORWARD, stage, i, there)
-                    sent.append((here, send, there, Action(Kind.RECV_FORWARD, stage + 1, i, here)))
-            elif kind is Kind.BACKWARD or kind is Kind.INPUT_GRAD:
-                self._input_grads[stage * self._m + i] = kind is Kind.INPUT_GRAD
-                if stage > 0:
-                    here, there = holders[stage], holders[stage - 1]
-                    send = Action(Kind.SEND_BACKWARD, stage, i, there)
-                    sent.append((here, send, there, Action(Kind.RECV_BACKWARD, stage - 1, i, here)))
+            if (product := MAKES.get(kind)) is None:
+                continue
+            self._made[product][stage * self._m + i] = 1
+            taker = stage + TRAVELS[product]
+            if 0 <= taker < self._num_stages:
+                holders = self._holders[self._copy_of[i]] if self._copy_of else self._holders[0]
+                here, there = holders[stage], holders[taker]
+                send, receive = MESSAGES[product]
+                sent.append((here, Action(send, stage, i, there), there, Action(receive, taker, i, here)))
         return sent
 
     def arrive(self, receive: Action) -> Event:
-        """A message is there; which input that is."""
-        n = receive.stage * self._m + receive.microbatch
-        if receive.kind is Kind.RECV_FORWARD:
-            self._inputs[n] = 1
-            return n
-        self._gradients[n] = 1
-        return ~n
+        """A message is there; which event that is."""
+        product, n = RECEIVED[receive.kind], receive.stage * self._m + receive.microbatch
+        self._arrived[product][n] = 1
+        return _event(product, n)
+
+
+def _event(product: Product, n: int) -> Event:
+    """The name of an arrival: n of an output, ~n of a gradient."""
+    return n if product is Product.OUTPUT else ~n
 
 
 def _with_reductions(row: Sequence[Action]) -> list[Action]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.dependencies import MAKES, NEEDS, TRAVELS, Need
 from shardwright.schedule.schedule import Order, Schedule
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import Placement
@@ -60,10 +61,16 @@ class Problem:
         # By line: the link that its product takes, none if it stays on its rank; and how long it occupies it.
         self.link = [NONE] * (3 * self.num_stages)
         self.transfer = [0.0] * (3 * self.num_stages)
-        for stage in stages[:-1]:
-            self._connect(self.line(F, stage), self.line(F, stage + 1), 0, stage)
-            self._connect(self.line(I, stage + 1), self.line(I, stage), 1, stage)
-        self._connect(self.line(F, stages[-1]), self.line(I, stages[-1]), 0, 0)
+        for number, kind in enumerate(KINDS):
+            if kind not in MAKES:
+                continue
+            product, travels = MAKES[kind], TRAVELS[MAKES[kind]]
+            assert Need(product, -travels) in NEEDS[kind], "what a stage makes, the next one needs for the same"
+            for stage in stages:
+                if 0 <= stage + travels < self.num_stages:
+                    border = stage + min(travels, 0)
+                    self._connect(self.line(number, stage), self.line(number, stage + travels), product, border)
+        self._connect(self.line(F, stages[-1]), self.line(I, stages[-1]), 0, 0)  # the loss
         self._walk_chain()
 
     def line(self, kind: int, stage: int) -> int:
