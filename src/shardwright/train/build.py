@@ -28,6 +28,7 @@ from shardwright.parallel.zero.weight_stash import StashedWeights
 from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, end_step, make_float8_state
 from shardwright.precision.loss_scale import LossScale
 from shardwright.schedule.action import Kind
+from shardwright.schedule.check import program_faults
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program
@@ -106,6 +107,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     """Make this rank's part of the job, with its initial weights: those of the run's seed, or others."""
     initial = initial or seeded(job.run.seed)
     plan, program = job.plan, job_program(job)
+    assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would wait for each other for ever
     placement, here = program.placement, mesh.pp.index
     policies = dict(enumerate(layer_policies(plan, job.model.layers)))
     host = HostPool(mesh.device) if plan.offload_activations else None
