@@ -72,7 +72,7 @@ def scattered_bucket(
 
 
 def compressed_shapes(plan: PlanSpec, shapes: Sequence[Shape]) -> list[Shape]:
-    """Those of the tensors of a bucket that a method takes; the others travel as they are."""
+    """Shapes of the tensors of a bucket that the method compresses; all others travel as they are."""
     return [] if plan.compress == "none" else _split(plan, shapes)[0]
 
 
@@ -106,7 +106,8 @@ def _shares(plan: Compression, num_elements: Any, num_ranks: Any) -> Collective:
 
 
 def scattered(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[Collective]:
-    """The same where each rank needs a share of the sum. Methods of whole tensors sum them on every rank."""
+    """Collectives that leave each rank its share of the sum of a bucket. Methods of whole tensors sum them on every
+    rank."""
     if plan.compress in ("powersgd", "topk"):
         return summed(plan, num_elements, rows, columns, num_ranks)
     return [_shares(plan, num_elements, num_ranks)]
@@ -122,7 +123,7 @@ def _int8_bytes(num_elements: Any) -> Any:
 
 
 def _split(plan: PlanSpec, shapes: Sequence[Shape]) -> tuple[list[Shape], list[Shape]]:
-    """Those that are compressed, and the others."""
+    """(shapes that the method compresses, shapes that it does not)."""
     large = [shape for shape in shapes if _is_compressed(plan, shape)]
     return large, [shape for shape in shapes if not _is_compressed(plan, shape)]
 

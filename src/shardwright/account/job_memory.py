@@ -24,8 +24,8 @@ _FLOAT = 4  # bytes of a master weight, and of each of Adam's two moments
 
 
 def job_memory(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMemory]:
-    """By pipeline rank, of all of them or of `ranks`; and of the tensor-parallel rank that holds most: index 0 has the
-    longer share of every split."""
+    """Memory accounts of pipeline ranks, of all of them or of `ranks`; each of the tensor-parallel rank that holds
+    most, which is index 0: it has the longer share of every split."""
     program = job_program(job, _num_steps(job))
     return [rank_memory(job, program, rank) for rank in (range(job.plan.pp) if ranks is None else ranks)]
 

@@ -366,7 +366,7 @@ def _prompt(stage: StageState) -> list[UnitKey]:
 
 
 def _arrivals(stage: StageState, region: str, kind: Kind) -> list[UnitKey]:
-    """By arriving gradient of a region, the unit that it is of."""
+    """The unit of each gradient of a region, in the order in which gradients arrive."""
     return [stage.unit_of[place.name] for place in _gradients_of(region, stage.regions[region], kind)]
 
 

@@ -9,7 +9,8 @@ from shardwright.config.job import JobSpec
 
 
 def job_fields() -> dict[str, list[tuple[str, str]]]:
-    """By section: (field = default, meaning). The first section, called "", has what stands above all sections."""
+    """Fields of a job by section: (field = default, meaning). The first section, called "", has what stands above all
+    sections."""
     sections: dict[str, list[tuple[str, str]]] = {"": []}
     _list_fields("", JobSpec, sections)
     return sections

@@ -23,6 +23,6 @@ def _beside_device(name: str) -> float:
 
 
 def host_room_bytes(cluster: ClusterSpec) -> float:
-    """The same as a limit: endless where it is not known."""
+    """Bytes of host memory for one device, as a limit: endless where it is not known."""
     known = host_memory_bytes(cluster)
     return math.inf if known is None else known

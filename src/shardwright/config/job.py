@@ -129,6 +129,6 @@ class JobSpec(Spec):
         return self.tokens_within // (self.plan.tp if self.plan.sequence_parallel else 1)
 
     def as_one_rank(self) -> "JobSpec":
-        """The same computation on one rank: same microbatches, samples and numbers, no parallelism."""
+        """The job as one rank computes it: same microbatches, samples and numbers, no parallelism."""
         plan = PlanSpec(microbatch_size=self.plan.microbatch_size, schedule="sequential")
         return self.model_copy(update={"plan": plan})

@@ -14,7 +14,7 @@ def matrix_parameters(model: ModelSpec) -> int:
 
 
 def layer_parameters(model: ModelSpec, layer: int) -> int:
-    """Those of one layer."""
+    """Elements of the matrices of one layer that each token is multiplied with."""
     matrices = (3 if model.gated_mlp else 2) * model.hidden
     if not model.moe.has_experts(layer):
         return attention_parameters(model) + matrices * model.ffn_size

@@ -123,7 +123,7 @@ class MoeSpec(Spec):
         return self.experts > 0 and rest >= 0 and rest % self.every == self.every - 1
 
     def layers_with_experts(self, layers: int) -> list[int]:
-        """Those of a model of so many layers."""
+        """The layers that have experts, in a model of so many layers."""
         return [layer for layer in range(layers) if self.has_experts(layer)]
 
     def ffn_size(self, dense: int) -> int:

@@ -5,7 +5,7 @@ from shardwright.config.software import SoftwareSpec
 
 
 def lacks(software: SoftwareSpec, job: JobSpec) -> tuple[str, ...]:
-    """In words, what of the job's plan the software does not have. What is not known is not in it."""
+    """What the job's plan needs and the software does not have, in words. What is not known is not in it."""
     plan, found = job.plan, []
     if plan.pp > 1 and software.schedules is not None and plan.schedule not in software.schedules:
         found.append(f"schedule {plan.schedule}")

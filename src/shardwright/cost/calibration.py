@@ -30,12 +30,12 @@ def shipped() -> dict[str, float]:
 
 
 def left_out() -> dict[str, dict[str, float]]:
-    """By family of published runs, the constants that are others when they are fitted without it."""
+    """The constants that differ where a family of published runs is left out of the fit, by family."""
     return catalog.read_left_out()
 
 
 def pessimistic() -> dict[str, float]:
-    """The same, each constant at the unfavourable end of the fits that leave one family of runs out."""
+    """The constants, each at the unfavourable end of the fits that leave one family of runs out."""
     found = shipped()
     return found | {name.removeprefix(_PESSIMISTIC): found[name] for name in found if name.startswith(_PESSIMISTIC)}
 

@@ -43,7 +43,7 @@ class Replicas:
     def of(
         cls, run: Run, software: SoftwareSpec, rates: Rates, groups: Groups, ranks: Ranks, pace: PieceTime
     ) -> "Replicas":
-        """Of plans in arrays."""
+        """The replicas of plans in arrays."""
         return cls(run, software, rates, groups, ranks, ranks.parameters(run.shape, run.cut), pace)
 
     def exchanged_s(self) -> tuple[Numbers, Numbers, Numbers]:

@@ -40,7 +40,7 @@ class Goodput:
     interval_s: Numbers
 
     def as_dict(self) -> dict[str, Any]:
-        """By name."""
+        """Shares of the time by name."""
         return asdict(self)
 
 
@@ -53,7 +53,8 @@ def checkpoint_bytes(num_parameters: float, compute_bytes: int) -> float:
 
 
 def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Numbers) -> Reliability | None:
-    """Of a job on `num_devices` whose checkpoint has `written_bytes`; None where `reliability_gaps` has something."""
+    """The reliability of a job on `num_devices` whose checkpoint has `written_bytes`; None where `reliability_gaps` has
+    something."""
     if reliability_gaps(cluster):
         return None
     return Reliability(

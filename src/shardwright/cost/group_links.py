@@ -23,44 +23,44 @@ class Groups:
 
     @cached_property
     def tp(self) -> Group:
-        """Of tensor parallel."""
+        """The group of tensor parallel."""
         return self._group(self.run.cut.tp, 1)
 
     @cached_property
     def cp(self) -> Group:
-        """Of context parallel."""
+        """The group of context parallel."""
         return self._group(self.run.cut.cp, self.run.cut.tp)
 
     @cached_property
     def ep(self) -> Group:
-        """Of expert parallel."""
+        """The group of expert parallel."""
         return self._group(self.run.cut.ep, self.run.cut.expert_tp)
 
     @cached_property
     def pp(self) -> Group:
-        """Of the pipeline."""
+        """The group of the pipeline."""
         return self._group(self.run.cut.pp, self.run.cut.world // self.run.cut.pp)
 
     @cached_property
     def shard(self) -> Group:
-        """Of replicas that share one set of shards."""
+        """The group of replicas that share one set of shards."""
         return self._group(self.run.cut.shard_ranks, self.run.cut.tp)
 
     @cached_property
     def copies(self) -> Group:
-        """Of replicas that hold the same shard."""
+        """The group of replicas that hold the same shard."""
         cut = self.run.cut
         return self._group(cut.num_copies * cut.replicas // cut.shard_ranks, cut.tp * cut.shard_ranks)
 
     @cached_property
     def expert_shard(self) -> Group:
-        """Of ranks that share one set of experts' shards."""
+        """The group of ranks that share one set of experts' shards."""
         cut = self.run.cut
         return self._group(cut.expert_shard_ranks, cut.expert_tp * cut.ep)
 
     @cached_property
     def expert_copies(self) -> Group:
-        """Of ranks that hold the same shard of experts."""
+        """The group of ranks that hold the same shard of experts."""
         cut = self.run.cut
         size, inner = cut.num_copies * cut.expert_replicas // cut.expert_shard_ranks, cut.expert_tp * cut.ep
         return self._group(size, inner * cut.expert_shard_ranks)

@@ -54,12 +54,12 @@ class Memory:
         return self.total + self.overhead
 
     def as_dict(self) -> dict[str, Numbers]:
-        """By kind, with the total."""
+        """Bytes by kind, with the total."""
         return asdict(self) | {"total": self.total}
 
 
 def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Memory:
-    """Of the pipeline rank that needs most; arrays where the plan's numbers are.
+    """Memory of the pipeline rank that needs most; arrays where the plan's numbers are arrays.
 
     `memo` has what was computed before. KeyError says what is not known.
     """
@@ -72,7 +72,7 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
 
 
 def rank_memory(run: Run, constants: Constants) -> list[Memory]:
-    """Of each pipeline rank of one plan. KeyError says what is not known."""
+    """Memory of each pipeline rank of one plan. KeyError says what is not known."""
     cut = run.cut.as_arrays()
     ranks = all_ranks(run.shape, cut)
     memory = _on_ranks(replace(run, cut=cut), constants, ranks, Memo(), ranks.parameters(run.shape, cut))
@@ -80,7 +80,7 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
 
 
 def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo, held: tuple[Array, Array]) -> Memory:
-    """In arrays of shape (ranks, plans)."""
+    """Memory of every rank, in arrays of shape (ranks, plans)."""
     software, cut, shape = software_under(run), run.cut, run.shape
     words = ranks.kinds, *layer_words(cut)
     residual, loss, of_head, *rows = memo.rows(

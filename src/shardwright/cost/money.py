@@ -32,7 +32,7 @@ class Money:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """By name; null in JSON is unknown."""
+        """Figures by name; null in JSON is unknown."""
         return asdict(self)
 
 

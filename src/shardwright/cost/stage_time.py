@@ -49,7 +49,7 @@ class PieceTime:
         return PieceTime(*(count * value for value in self.values()))
 
     def at(self, index: Array) -> "PieceTime":
-        """Those of some plans, where there are arrays."""
+        """The times of some plans, where there are arrays."""
         return PieceTime(*(np.asarray(value)[index] if np.ndim(value) else value for value in self.values()))
 
     def values(self) -> tuple[Numbers, ...]:
@@ -250,7 +250,7 @@ class Costing:
         )
 
     def whole_piece(self, kind: str, policy: str = "none") -> PieceTime:
-        """The same where the rank has all of its parameters."""
+        """The time of a piece whose parameters the rank has all by itself."""
         return self.repeating(kind, policy, self.repeatable(kind))
 
     def repeatable(self, kind: str) -> Repeatable:
@@ -258,16 +258,16 @@ class Costing:
         return self.before_experts(kind) + self.experts() if kind == "experts" else self.before_experts(kind)
 
     def before_experts(self, kind: str) -> Repeatable:
-        """The same of what comes before experts, if there are any: how these lie does not matter."""
+        """The time of what comes before the experts of a piece, which does not depend on how these lie."""
         return self._repeatable(self.chain_before_experts(kind), kind, self.gaps(kind))
 
     def chain_before_experts(self, kind: str) -> Chain:
-        """The operators of it."""
+        """The operators of what comes before the experts of a piece."""
         chain = self.chains[kind]
         return chain[: _first_of_experts(chain)] if kind == "experts" else chain
 
     def experts(self) -> Repeatable:
-        """The same of the experts and what comes behind."""
+        """The time of the experts of a piece, and of what comes behind them."""
         chain = self.chains["experts"]
         return self._repeatable(chain[_first_of_experts(chain) :], "experts", PieceTime())
 

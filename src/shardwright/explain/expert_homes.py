@@ -9,7 +9,8 @@ from shardwright.config.job import JobSpec
 
 @dataclass(frozen=True)
 class ExpertPlacement:
-    """Of one layer and one microbatch. `homes` are (first expert, last expert, rank, node) of the ep group of rank 0.
+    """The experts of one layer, for one microbatch. `homes` are (first expert, last expert, rank, node) of the ep group
+    of rank 0.
 
     `num_rows` leave a rank, one for each choice of its tokens; `num_stay` of them have their expert on the same rank.
     `nodes_of_token` is how many nodes a token's experts are on, on average; 0 where nodes are not known.

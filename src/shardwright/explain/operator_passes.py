@@ -67,7 +67,7 @@ class PiecePass:
 
     @property
     def flops(self) -> float:
-        """Of the forward, on one rank."""
+        """FLOPs of the forward, on one rank."""
         return sum(of.flops for of in self.operators)
 
     @property
@@ -177,7 +177,7 @@ class _Passes:
         )  # fmt: skip
 
     def _collectives(self, exchanges: Iterable[ExchangeTime]) -> tuple[Collective, ...]:
-        """Those that move something under this plan."""
+        """The collectives of an operator that move something under this plan."""
         found = []
         for of in exchanges:
             e, full = of.exchange, self._full_bytes(of.exchange)
@@ -187,8 +187,8 @@ class _Passes:
         return tuple(found)
 
     def _full_bytes(self, exchange: Exchange) -> float:
-        """Of tokens on their way to experts: a row for each choice, as our runtime sends them; where tp shares the
-        experts' matrices, each of its ranks sends the rows of all."""
+        """Bytes of the full tensor of a collective. Of tokens on their way to experts a row for each choice, as our
+        runtime sends them; where tp shares the experts' matrices, each of its ranks sends the rows of all."""
         if exchange.axis == "ep" and exchange.size:
             return float(expected_rows(self.job).sent * self.job.model.hidden * self.job.precision.compute_bytes)
         return float(exchange.size)

@@ -49,7 +49,7 @@ def crossings(
     job: JobSpec, program: Program, rank: int, pieces: Mapping[PieceKind, int], passes: list[PiecePass],
     groups: list[RankGroup], priced: Priced | None,
 ) -> list[Crossing]:  # fmt: skip
-    """Of pipeline rank `rank`, which computes so many `pieces` of each kind."""
+    """All collectives of a step on pipeline rank `rank`, which computes so many `pieces` of each kind."""
     sizes = {group.axis: len(group.ranks) for group in groups}
     return [
         *layer_crossings(job, pieces, passes, sizes), *_messages(job, program, rank, groups, priced),

@@ -74,7 +74,8 @@ def _all_groups(job: JobSpec, placement: Placement) -> Iterator[RankGroup]:
 
 
 def _replicas(job: JobSpec, placement: Placement, is_expert: bool) -> Iterator[RankGroup]:
-    """Those that sum gradients: all at once, or under hybrid sharding first those that share a set of shards."""
+    """The groups that sum gradients: all replicas at once, or under hybrid sharding first those that share a set of
+    shards."""
     plan = job.plan
     stride = plan.ep * plan.expert_tp_size if is_expert else plan.tp
     size = plan.expert_replicas if is_expert else plan.replicas

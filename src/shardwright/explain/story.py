@@ -68,7 +68,7 @@ class Story:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of all devices together."""
+        """Tokens a second, of all devices together."""
         return None if self.step is None else self.job.tokens_per_step / self.step.total
 
 

@@ -207,7 +207,7 @@ def order(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]
 
 
 def _cross_validated(headline: list[Predicted]) -> dict[str, Any]:
-    """The same scores where each family is predicted by constants fitted without it."""
+    """Scores where each family is predicted by constants that were fitted without it."""
     again: list[Predicted] = []
     for family, constants in left_out().items():
         again += predict([p.row for p in headline if p.row.family == family], shipped() | dict(constants))

@@ -44,8 +44,9 @@ def fit(choice: Choice, weights_TK: Tensor, capacity: int, overflow: Overflow) -
 
 
 def _reroute(choice: Choice, capacity: int) -> Choice:
-    """In rounds: all that still look for room ask their expert, first choices first, then in the order of the tokens.
-    Who is refused asks the best expert that the token has not asked yet in the next round."""
+    """Choices for which a place is found, in rounds: all that still look for room ask their expert, first choices
+    first, then in the order of the tokens. Who is refused asks the best expert that the token has not asked yet in the
+    next round."""
     T, K = choice.experts_TK.shape
     num_experts = choice.preference_TE.shape[1]
     reserve_TE = choice.preference_TE.scatter(-1, choice.experts_TK, -math.inf)

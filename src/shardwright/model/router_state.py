@@ -47,7 +47,7 @@ class Totals:
 
     @classmethod
     def of(cls, numbers: Tensor, spec: MoeSpec) -> "Totals":
-        """Those in a vector of `size_of_totals` numbers: views of it."""
+        """The totals in a vector of `size_of_totals` numbers: views of it."""
         E, pairs = spec.experts, counts_pairs(spec)
         scalars, chosen_E, first_E, together = numbers.split([len(COUNTED), E, E, E * E if pairs else 0])
         named = dict(zip(COUNTED, scalars.unbind(), strict=True))

@@ -137,7 +137,7 @@ class BatchLimits:
 
     @property
     def more_tokens(self) -> tuple[float, float]:
-        """By the larger estimate of the critical batch, and by the smaller."""
+        """How many times the tokens the batch takes, by the larger estimate of the critical one and by the smaller."""
         low, high = self.critical.span
         return more_tokens(self.batch_tokens, high), more_tokens(self.batch_tokens, low)
 
@@ -154,7 +154,7 @@ class BatchLimits:
 
 
 def batch_limits(job: JobSpec, total_tokens: int = 0) -> BatchLimits:
-    """Of a job whose run sees `total_tokens`; 0 is what its optimizer.steps see."""
+    """The limits of the batch of a job whose run sees `total_tokens`; 0 is what its optimizer.steps see."""
     batch = job.tokens_per_step
     total = total_tokens or job.optimizer.steps * batch
     model = job.model

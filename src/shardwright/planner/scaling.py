@@ -40,12 +40,12 @@ class Point:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all devices."""
+        """Tokens a second of all devices."""
         return self.job.tokens_per_step / self.step_s
 
     @property
     def tokens_per_s_per_device(self) -> float:
-        """Of one."""
+        """Tokens a second of one device."""
         return self.tokens_per_s / self.num_devices
 
     @property

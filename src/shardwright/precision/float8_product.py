@@ -26,7 +26,7 @@ def product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
 
 
 def emulated_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
-    """The same on any device, as a product of the numbers that the operands stand for.
+    """The product on any device: of the numbers that the operands stand for.
 
     In bf16 where the result is to be bf16: that product sums in float32 too, and is the fastest one that a CPU has.
     """

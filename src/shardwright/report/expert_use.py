@@ -151,7 +151,7 @@ def use_text(use: ExpertUse) -> str:
 
 
 def use_dict(use: ExpertUse) -> dict[str, Any]:
-    """The same for --json, shares as fractions."""
+    """The use of experts for --json, shares as fractions."""
     return {
         "first_step": use.steps[0],
         "last_step": use.steps[-1],
@@ -277,7 +277,7 @@ def _curves(use: ExpertUse, top: float) -> list[str]:
 
 
 def _colour(number: int, of: int) -> str:
-    """Of a layer: one of its own, or of many layers from blue, the first, to orange, the last."""
+    """The colour of a layer: one of its own, or of many layers from blue, the first, to orange, the last."""
     if of <= len(LINE_COLOURS):
         return LINE_COLOURS[number]
     mixed = (round(a + (b - a) * number / (of - 1)) for a, b in zip(rgb("#3b82f6"), rgb("#f59f00"), strict=True))

@@ -28,7 +28,7 @@ def layout_dict(found: LaidOut) -> dict[str, Any]:
 
 
 def layout_text(found: LaidOut) -> str:
-    """The same for reading."""
+    """A layout for reading."""
     job, stages = found.job, found.stages
     placement = placement_of(job.plan.schedule, job.plan.pp, job.plan.stages_per_rank)
     rows = [["pp rank", "device", "layers", "a microbatch", "state and activations"]]

@@ -28,7 +28,7 @@ def scaling_dict(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
 
 
 def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits) -> str:
-    """The same for reading."""
+    """Scaling for reading."""
     blocks = [
         f"{job.name}: {job.model.name} on {job.cluster.device}, the best plan at each size of the cluster. Efficiency "
         f"is throughput of a device, and memory efficiency what all devices hold, beside the smallest size that fits."

@@ -49,7 +49,7 @@ def price_dict(job: JobSpec, found: Estimate) -> dict[str, Any]:
 
 
 def price_text(job: JobSpec, found: Estimate) -> str:
-    """The same for reading."""
+    """What a step and a run cost, for reading."""
     blocks = [_speed(job, found), _parts(found), _money(job, found), _failures(found)]
     gaps = [_wrapped(f"{gap[0].upper()}{gap[1:]}.") for gap in found.gaps]
     return "\n\n".join(block for block in [*blocks, *gaps] if block)

@@ -28,7 +28,7 @@ class Order:
         return reduce_by_run(program) if self.reduces_by_run else program
 
     def without_messages(self) -> Schedule:
-        """The same without messages, which is what the times of a step depend on."""
+        """The order of a job's work without messages, which is what the times of a step depend on."""
         order = shape_order(self.schedule, self.shape, self.recompute, self.gathers)
         return reduce_by_run(order) if self.reduces_by_run else order
 
@@ -59,7 +59,8 @@ def _limit(job: JobSpec) -> float:
 
 
 def relative_costs(job: JobSpec, latency: float = 0.0) -> Costs:
-    """By FLOPs, with the forward of the mean rank as the unit; `latency` of a message in that unit too.
+    """Costs of a job's stages by FLOPs, with the forward of the mean rank as the unit; `latency` of a message in that
+    unit too.
 
     Until a calibration says how fast a device is, a stage costs what its FLOPs say, and input and weight gradients
     take as long as the forward. That is enough to see the bubble, which stage the others wait for, and what memory

@@ -35,7 +35,8 @@ class Sizes:
 
 
 def job_sizes(job: JobSpec, placement: Placement, tp_index: int = 0) -> Sizes:
-    """Those of a job, on a device at `tp_index` of its tensor-parallel group. Shares differ if rows don't divide.
+    """The sizes of a job's messages and state, on a device at `tp_index` of its tensor-parallel group. Shares differ if
+    rows don't divide.
 
     Between stages travel hidden states [s, B, H], where s is a cp-th of the sequence, or a tp-th of that under sequence
     parallel.

@@ -181,7 +181,7 @@ def schedule_faults(
 
 
 def shape_faults(name: str, shape: Shape) -> list[str]:
-    """The same of a shape."""
+    """Why a schedule does not admit a shape, each fault with its arithmetic and a way out. Empty if it does."""
     entry = GENERATORS[name]
     faults = [
         f"schedule {name!r} has no {field}, and it is {getattr(shape, field)}; leave it out, or use "
@@ -251,12 +251,13 @@ def training_program(
 
 
 def shape_program(name: str, shape: Shape, recompute: Recompute = "none", gathers: bool = False) -> Program:
-    """The same of a shape."""
+    """The program of one optimizer step of a shape, all communication written out. PlanError says why it is not
+    admitted."""
     return _extended(lower(_made(name, shape)), recompute, gathers)
 
 
 def shape_order(name: str, shape: Shape, recompute: Recompute = "none", gathers: bool = False) -> Schedule:
-    """The same without messages: what the times of a step depend on, and far sooner made."""
+    """The order of work of a shape without messages: what the times of a step depend on, and far sooner made."""
     return _extended(with_step(_made(name, shape)), recompute, gathers)
 
 

@@ -229,7 +229,8 @@ class _Layout:
         )  # fmt: skip
 
     def _messages(self) -> tuple[Ints, Ints, Ints]:
-        """By action and product: the message it waits for, the one it makes, and the border that this passes.
+        """The message that each action waits for, the one that it makes, and the border that this passes; each by
+        product.
 
         Behind the last border there is none, which is said of no message.
         """
@@ -262,7 +263,7 @@ class _Layout:
         return found
 
     def _waits(self) -> Ints:
-        """By action the marks that it waits for: its parameters', or at a step its rank's reductions. Of no columns
+        """The marks that each action waits for: its parameters', or at a step its rank's reductions. Of no columns
         where there are no collectives."""
         found = np.full((len(self.kind), 2 * self.is_collective.any()), _THERE)
         if not found.size:
@@ -304,7 +305,7 @@ class _Layout:
 
 
 def _before(rank: Ints) -> Ints:
-    """Of pieces in the order of ranks, the one before on the same rank, which of the first is the last."""
+    """The piece before each on the same rank, of pieces in the order of ranks; before the first stands the last."""
     found = np.arange(len(rank)) - 1
     firsts = np.flatnonzero(np.diff(rank, prepend=-1))
     found[firsts] = np.append(firsts[1:], len(rank)) - 1

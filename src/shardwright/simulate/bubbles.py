@@ -40,11 +40,11 @@ class Work:
     gather: float = 0.0
 
     def costs(self, program: Program) -> Costs:
-        """The same by stage of a program."""
+        """The costs by stage of a program."""
         return self.by_stage(program.num_stages, program.num_ranks)
 
     def by_stage(self, num_stages: int, num_ranks: int) -> Costs:
-        """The same by stage: a chunk is a v-th of a rank's layers."""
+        """The costs by stage: a chunk is a v-th of a rank's layers."""
         v = num_stages / num_ranks
         forward, input_grad, weight_grad = self.forward / v, self.input_grad / v, self.weight_grad / v
         equal = Costs.uniform(num_stages, forward, input_grad, weight_grad, self.latency)
@@ -62,7 +62,7 @@ class Moved:
 
     @classmethod
     def of(cls, program: Program) -> "Moved | None":
-        """Those of a program; None where its sizes are not known."""
+        """The bytes that a program moves; None where its sizes are not known."""
         if program.sizes is None:
             return None
 
@@ -130,7 +130,7 @@ def measure_program(program: Program, costs: Costs, stream: Callable[[int], Sche
 def measure_and_play(
     program: Program, costs: Costs, num_steps: int, stream: Callable[[int], Schedule] | None = None
 ) -> tuple[Bubbles, Times]:
-    """The same, and the times of some steps of the program, which are played anyway."""
+    """The bubbles of a program, and the times of some steps of it, which are played anyway."""
     kept: Schedule = program
     if program.weights == "current" or stream is None:
         later = None if stream is None else stream(1)

@@ -86,7 +86,8 @@ def _bytes_over_time(buffer: Buffer, stages: Array, more: Array, sizes: Sizes | 
 
 
 def _lives(rule: Rule, columns: Columns, trains: bool) -> tuple[Array, Array, Array, Array]:
-    """By buffer that a rule makes: its stage, the actions of its birth and death, and whether that takes it over.
+    """The buffers that a rule makes: the stage of each, the actions of its birth and death, and whether that takes it
+    over.
 
     Of one stage and microbatch the n-th birth goes with the n-th death; what is never let go lives to the end.
     """

@@ -58,7 +58,7 @@ class StepTime:
     high: Numbers
 
     def as_dict(self) -> dict[str, Numbers]:
-        """By name."""
+        """Seconds by name."""
         return asdict(self)
 
 

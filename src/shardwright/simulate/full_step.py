@@ -38,7 +38,7 @@ def played_step(job: JobSpec, constants: Constants) -> StepTime:
 
 
 def played_steps(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants: Constants) -> list[StepTime]:
-    """The same of several jobs, of which `closed` is what `step_time` says. Those in one order are played at once."""
+    """Full steps of several jobs, of which `closed` is what `step_time` says. Jobs in one order are played at once."""
     stages = [_Stages.of(job, constants) if is_played(job) else None for job in jobs]
     plays = [
         play
@@ -115,7 +115,7 @@ class _Stages:
 
     @classmethod
     def of(cls, job: JobSpec, constants: Constants) -> "_Stages":
-        """Of one plan."""
+        """The seconds of one plan."""
         run, num_stages = run_of(job), job.plan.num_stages
         cut = run.cut.as_arrays()
         kinds = layer_kinds(run.shape, cut)
@@ -181,7 +181,7 @@ class _Play:
 
 @dataclass(frozen=True)
 class _Seconds:
-    """Of a step; what the rank that computes longest computes in it; and the longest queue of collectives."""
+    """Seconds of a step; what the rank that computes longest computes in it; and the longest queue of collectives."""
 
     step_s: float
     busy_s: float
@@ -229,7 +229,7 @@ class _Idle:
 
 
 def _idle(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> _Idle:
-    """Of all microbatches."""
+    """Idle seconds of all microbatches."""
     orders = played_orders(job)
     by_order = []
     for order in orders:

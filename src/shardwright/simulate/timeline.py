@@ -263,7 +263,8 @@ class _Context:
 
 
 def _reductions_by_update(columns: Columns) -> dict[int, list[int]]:
-    """By index of an optimizer step: the reductions of gradients between the one before and it."""
+    """The reductions of gradients that each optimizer step waits for, by its index: those between the step before and
+    it."""
     found: dict[int, list[int]] = {}
     since: list[int] = []
     marks = columns.of_kinds(Kind.REDUCE, Kind.STEP)

@@ -106,21 +106,9 @@ def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None 
 def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     """Make this rank's part of the job, with its initial weights: those of the run's seed, or others."""
     initial = initial or seeded(job.run.seed)
-    plan, program = job.plan, job_program(job)
+    program = job_program(job)
     assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would wait for each other for ever
-    placement, here = program.placement, mesh.pp.index
-    policies = dict(enumerate(layer_policies(plan, job.model.layers)))
-    host = HostPool(mesh.device) if plan.offload_activations else None
-    stages = {
-        stage: DecoderStage(
-            job.model,
-            stage_span(plan, job.model.layers, stage),
-            Cut(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp, plan.sequence_parallel, cp_method=plan.cp_method),
-            policies,
-            host,
-        ).prepare(mesh.device, NUMBERS[job.precision.compute])
-        for stage in placement.stages_of(here)
-    }
+    stages = _stages(job, mesh, program)
     tied = _tied(job, stages, mesh)
     pool = BufferPool(mesh.device)
     shards = {}
@@ -131,15 +119,9 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
             for name, held in module.regions().items()
         }
         late = [p for held in regions.values() for p in held if p is tied.table or p is tied.head]
-        sharding, expert_sharding = (
-            _sharding(job, mesh, *of.sharing(stage, program.num_stages), zero)
-            for of, zero in (
-                (mesh.replicas, plan.zero_stage()),
-                (mesh.expert_replicas, plan.zero_stage(is_expert=True)),
-            )
-        )
+        sharding, of_experts = _shardings(job, mesh, stage, program.num_stages)
         shards[stage] = ShardedStage(
-            regions, late, sharding, pool, plan.bucket_mib, initial, make_compressor(plan), expert_sharding
+            regions, late, sharding, pool, job.plan.bucket_mib, initial, make_compressor(job.plan), of_experts
         )
         shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
         module.through = shards[stage].through
@@ -195,6 +177,30 @@ def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> list[Float8Linea
             module.weight.float8 = state
             states.append(state)
     return states
+
+
+def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStage]:
+    """The stages that this rank holds, whose parameters have no memory yet."""
+    plan = job.plan
+    policies = dict(enumerate(layer_policies(plan, job.model.layers)))
+    host = HostPool(mesh.device) if plan.offload_activations else None
+    stages = {}
+    for stage in program.placement.stages_of(mesh.pp.index):
+        span = stage_span(plan, job.model.layers, stage)
+        # One for each stage: it keeps the weight gradients that wait.
+        cut = Cut(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp, plan.sequence_parallel, cp_method=plan.cp_method)
+        made = DecoderStage(job.model, span, cut, policies, host)
+        stages[stage] = made.prepare(mesh.device, NUMBERS[job.precision.compute])
+    return stages
+
+
+def _shardings(job: JobSpec, mesh: Mesh, stage: int, num_stages: int) -> tuple[Sharding, Sharding]:
+    """How replicas share the state of a stage: (all but its experts, its experts)."""
+    plan = job.plan
+    dense, experts = (of.sharing(stage, num_stages) for of in (mesh.replicas, mesh.expert_replicas))
+    return _sharding(job, mesh, *dense, plan.zero_stage()), _sharding(
+        job, mesh, *experts, plan.zero_stage(is_expert=True)
+    )
 
 
 def _sharding(job: JobSpec, mesh: Mesh, shards: Axis, copies: Axis, zero: int) -> Sharding:

@@ -41,7 +41,8 @@ def make_adamw(spec: OptimizerSpec, decayed: list[Tensor], plain: list[Tensor]) 
 
 
 def learning_rate(spec: OptimizerSpec, step: int) -> float:
-    """Of step 0, 1, ...: linear to the peak over the warm-up, then a cosine to its floor (arXiv 1608.03983)."""
+    """The learning rate of step 0, 1, ...: linear to the peak over the warm-up, then a cosine to its floor (arXiv
+    1608.03983)."""
     if step < spec.warmup_steps:
         return spec.learning_rate * (step + 1) / spec.warmup_steps
     progress = (step - spec.warmup_steps) / max(1, spec.steps - spec.warmup_steps)

@@ -50,7 +50,7 @@ class LayerRouting:
 
     @property
     def largest_load(self) -> float:
-        """Of the expert that was chosen most, as a multiple of the mean."""
+        """The load of the expert that was chosen most, as a multiple of the mean."""
         return max(self.load) * len(self.load) / max(1, sum(self.load))
 
     def numbers(self, with_pairs: bool) -> dict[str, Any]:

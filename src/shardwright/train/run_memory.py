@@ -13,7 +13,7 @@ from shardwright.train.build import Replica
 
 
 def measure_memory(mesh: Mesh, replica: Replica) -> list[RankMemory]:
-    """By pipeline rank, of the first replica and tensor-parallel rank; the same on every rank.
+    """Memory of every pipeline rank, of the first replica and tensor-parallel rank; the same on every rank.
 
     After the first update. Activations are not measured, for that would take as long as the step: they are 0. Moves
     one small all-reduce over the world.

@@ -23,7 +23,7 @@ def plain_columns(cut: Cut) -> tuple[Array, ...]:
 
 
 def layer_columns(cut: Cut) -> tuple[Array, ...]:
-    """The same of any piece."""
+    """The numbers of a plan that determine what a layer of any kind costs."""
     return *plain_columns(cut), cut.ep, cut.expert_tp
 
 
@@ -33,7 +33,7 @@ def shard_words(cut: Cut) -> tuple[Any, ...]:
 
 
 def shard_columns(cut: Cut) -> tuple[Array, ...]:
-    """Those from which follows how the parameters of a layer come together under ZeRO-3. `cut` is of arrays."""
+    """The numbers that determine how the parameters of a layer come together under ZeRO-3. `cut` is of arrays."""
     is_sharded = cut.zero == 3
     return (
         cut.tp, cut.ep, cut.expert_tp, is_sharded * cut.cp, is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks),

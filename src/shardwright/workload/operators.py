@@ -36,7 +36,7 @@ class Product:
 
     @property
     def flops(self) -> Numbers:
-        """Of the forward; the backward takes twice as many."""
+        """FLOPs of the forward; the backward takes twice as many."""
         return 2.0 * self.batch * self.rows * self.inner * self.columns
 
     @property
@@ -59,7 +59,7 @@ class Scores:
 
     @property
     def flops(self) -> Numbers:
-        """Of the forward; the backward takes 2.5 times as many, for it computes the scores again."""
+        """FLOPs of the forward; the backward takes 2.5 times as many, for it computes the scores again."""
         return 2.0 * self.pairs * self.width
 
 
@@ -105,16 +105,16 @@ class Operator:
 
     @property
     def freed(self) -> Numbers:
-        """Of what it kept, what is free when its own backward begins."""
+        """Bytes of what it kept that are free when its own backward begins."""
         return 0.0 if self.needs_kept else np.minimum(self.kept, self.given)
 
     @property
     def flops(self) -> Numbers:
-        """Of the forward."""
+        """FLOPs of the forward."""
         return sum(p.flops for p in self.products) + (self.scores.flops if self.scores else 0.0)
 
     def in_numbers_of(self, element_bytes: int) -> "Operator":
-        """The same where a number takes not 2 bytes but more: what is moved, kept and exchanged grows alike."""
+        """The operator where a number takes not 2 bytes but more: what is moved, kept and exchanged grows alike."""
         more = element_bytes / HALF
         return replace(
             self, forward_bytes=more * self.forward_bytes, backward_bytes=more * self.backward_bytes,
@@ -195,7 +195,7 @@ def enter(c: Context, name: str) -> Operator:
 
 
 def enter_alone(c: Context, name: str) -> Operator:
-    """The same before a product that each rank makes of its own rows: nothing comes together."""
+    """What enters a product that each rank makes of its own rows: nothing comes together."""
     return Operator(name, kept=c.stream, given=c.stream)
 
 

@@ -74,7 +74,7 @@ class Shape:
         return self.kind_parameters("dense" if self.is_dense(layer) else "experts")
 
     def kind_parameters(self, kind: str) -> tuple[int, int]:
-        """The same of a kind of layer, dense or experts."""
+        """(elements that all tokens use, elements of the routed experts) of a layer of a kind, dense or experts."""
         if self.experts is None or kind == "dense":
             return self.attention_parameters + self.mlp_parameters(self.ffn) + 2 * self.hidden, 0
         of = self.experts
@@ -185,7 +185,7 @@ class Cut:
         return tuple((SCHEDULE_NAMES[number], np.flatnonzero(numbers == number)) for number in present)
 
     def by_schedule(self, of: Callable[[str, Any], Numbers]) -> Numbers:
-        """By plan what a function says of its schedule: it is given a name, and the index of the plans that have it."""
+        """What a function says of each plan's schedule: it is given a name, and the index of the plans that have it."""
         parts = [(index, of(name, index)) for name, index in self.schedules]
         if len(parts) == 1:
             return parts[0][1]
@@ -215,7 +215,7 @@ class Cut:
 
     @cached_property
     def expert_shard_ranks(self) -> Numbers:
-        """The same of experts."""
+        """Ranks that share one set of shards of experts."""
         return _sharing(self, self.expert_replicas) * self.num_copies
 
     @cached_property
@@ -229,7 +229,7 @@ class Cut:
         return all(np.ndim(getattr(self, name)) == 0 for name in _NUMBERS)
 
     def as_arrays(self) -> "Cut":
-        """The same with every number an array, of one entry where it is one plan; itself where it is so."""
+        """The plan with every number an array, of one entry where it is one plan; itself where it is so."""
         return self if self._is_of_arrays else self._spread()
 
     @cached_property
@@ -253,7 +253,7 @@ class Cut:
         return _words(self)
 
     def having(self, values: dict[str, Any]) -> "Cut":
-        """The same with other values of some fields. dataclasses.replace takes three times as long."""
+        """The plan with other values of some fields. dataclasses.replace takes three times as long."""
         return Cut(**{name: getattr(self, name) for name in _FIELDS} | values)
 
 
@@ -269,7 +269,7 @@ def stacked(cuts: Sequence[Cut]) -> Cut:
 
 
 def _sharing(cut: Cut, replicas: Numbers) -> Numbers:
-    """Of ranks that hold the same, those that share one set of shards; plan.sharing says it of one plan."""
+    """Ranks that share one set of shards, among those that hold the same; plan.sharing says it of one plan."""
     is_hybrid = (cut.zero > 0) & (cut.zero_ranks > 0) & (cut.zero_ranks < replicas)
     is_hybrid = is_hybrid & (replicas % np.maximum(1, cut.zero_ranks) == 0)
     return np.where(is_hybrid, cut.zero_ranks, replicas)

@@ -43,7 +43,7 @@ class Again:
 
     @classmethod
     def of(cls, job: JobSpec, layer: int = 0, prices: Prices | None = None) -> "Again":
-        """Those of a layer of a job, by its number in the model, with kernels of the cluster's software."""
+        """The costs of a layer of a job, by its number in the model, with kernels of the cluster's software."""
         kept = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
         shape, cut = shape_of(kept), cut_of(kept)
         kind = "dense" if shape.is_dense(layer) else "experts"

@@ -85,7 +85,7 @@ def _held(kinds: tuple[Hashable, ...], placement: Placement, stages: tuple[int, 
 
 @lru_cache(maxsize=256)
 def _before(kinds: tuple[Hashable, ...]) -> Array:
-    """Of each kind how many layers there are before a layer of the model, and in all: (kinds, layers + 1)."""
+    """How many layers of each kind there are before a layer of the model, and in all: (kinds, layers + 1)."""
     return np.array([list(accumulate((of == kind for of in kinds), initial=0)) for kind in dict.fromkeys(kinds)])
 
 
@@ -138,7 +138,7 @@ class Ranks:
         return cls(tuple(dict.fromkeys(kinds)), rank, tuple(layers), embedding, head, apart)
 
     def fullest(self, elements: Array) -> "Ranks":
-        """Of each plan the rank alone that holds most of the elements that ranks hold: where there are no experts."""
+        """The rank alone that holds most of the elements, for each plan: where there are no experts."""
         most = np.argmax(elements, axis=0)[None]
 
         def of(values: Array) -> Array:

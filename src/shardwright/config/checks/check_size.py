@@ -16,7 +16,7 @@ def size_faults(job: JobSpec) -> list[str]:
 
 
 def rank_faults(job: JobSpec) -> list[str]:
-    """The same of the number of ranks."""
+    """What makes a plan have more ranks than can be computed with."""
     plan = job.plan
     if plan.world <= largest.RANKS:
         return []

@@ -28,7 +28,7 @@ class ExpertChoice:
         return logits_TE.softmax(dim=-1)
 
     def choose(self, scores_TE: Tensor, known: Known) -> Choice:
-        """Of each expert the tokens with the largest scores; among equals the earlier."""
+        """For each expert the tokens with the largest scores; among equals the earlier."""
         capacity = self.spec.capacity(scores_TE.shape[0])
         assert capacity is not None, "experts that choose have a capacity"
         tokens_EC = order_of(scores_TE.t())[:, :capacity]

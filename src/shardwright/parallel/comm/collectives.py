@@ -263,7 +263,7 @@ def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
 def start_all_to_all_v(
     out: Tensor, x: Tensor, axis: Axis, out_splits: Sequence[int], in_splits: Sequence[int]
 ) -> Pending:
-    """The same with shares of any size: give `in_splits[i]` rows of `x` to index i, take `out_splits[i]` of its.
+    """Begin to exchange shares of any size: give `in_splits[i]` rows of `x` to index i, take `out_splits[i]` of its.
 
     Shapes [sum of in_splits, ...] and [sum of out_splits, ...], rows in the order of the indices. A split may be 0.
     """

@@ -91,72 +91,36 @@ def make_mesh(
     """
     shape, experts = MeshShape.of(plan), MeshShape.of_experts(plan)
     ledger, turns = Ledger(device, rank, ranks_per_node), Turns()
-    two_threads = side_by_side and device.type == "cpu"  # on CUDA one thread issues both passes
     placement = placement or in_line(plan.pp)
     # The watch speaks first; this bound only ends a rank whose watch could not.
-    timeout = timedelta(seconds=2 * timeout_s + 10)
-
-    def group_of(lines: list[list[int]]) -> dist.ProcessGroup | None:
-        mine = None
-        for ranks in lines:  # every rank takes part in the creation of every group, in the same order
-            if len(ranks) > 1:
-                made = dist.new_group(ranks, timeout=timeout)
-                mine = made if rank in ranks else mine
-        return mine
-
-    def axis(name: str, lines: list[list[int]], twice: bool = False) -> Axis:
-        mine = next((line for line in lines if rank in line), [rank])
-        backward = group_of(lines) if twice else None
-        return Axis(name, tuple(mine), mine.index(rank), group_of(lines), ledger, watch, backward, turns)
-
-    def replicas(line: Axis, along: tuple[str, ...], of: MeshShape, is_expert: bool) -> Replicas:
-        if placement.num_copies == 2:
-            lines = of.mirrored(*along)
-            return Replicas((axis(line.name, lines), axis(line.name, lines)), line.alone(f"{line.name} copies"))
-        num_shards, num_copies = plan.sharing(is_expert)
-        if num_copies == 1:
-            return Replicas((line, line), line.alone(f"{line.name} copies"))
-        inner = [ranks[i : i + num_shards] for ranks in of.lines(*along) for i in range(0, len(ranks), num_shards)]
-        outer = [ranks[i::num_shards] for ranks in of.lines(*along) for i in range(num_shards)]
-        shards = axis(f"{line.name} shards", inner)
-        return Replicas((shards, shards), axis(f"{line.name} copies", outer))
-
-    def expert_axis() -> Axis:
-        lines = experts.lines("ep")
-        whole = axis("ep", lines, twice=two_threads)
-        here = ep_ranks_of_node(plan, ranks_per_node) if plan.dispatch == "node-aware" else 0
-        if here in (0, plan.ep):
-            return whole
-        between = axis("ep", [line[i::here] for line in lines for i in range(here)], twice=two_threads)
-        nodes = [line[i : i + here] for line in lines for i in range(0, plan.ep, here)]
-        return replace(whole, by_node=NodeAxes(between, axis("ep", nodes, twice=two_threads)))
-
+    maker = _AxisMaker(rank, ledger, watch, turns, timedelta(seconds=2 * timeout_s + 10))
+    twice = side_by_side and device.type == "cpu"  # on CUDA one thread issues both passes
     pipelines = shape.lines("pp")
-    pp = axis("pp", pipelines)
-    dp = axis("dp", shape.lines("dp"))
-    dp_cp = axis("dp cp", shape.lines("dp", "cp")) if plan.cp > 1 else dp
-    tp = axis("tp", shape.lines("tp"), twice=two_threads)
+    pp = maker.axis("pp", pipelines)
+    dp = maker.axis("dp", shape.lines("dp"))
+    dp_cp = maker.axis("dp cp", shape.lines("dp", "cp")) if plan.cp > 1 else dp
+    tp = maker.axis("tp", shape.lines("tp"), twice)
+    dense = maker.replicas(plan, placement, dp_cp, shape, ("dp", "cp"))
     is_folded = plan.ep > 1 or plan.expert_tp_size != plan.tp
-    dense = replicas(dp_cp, ("dp", "cp"), shape, is_expert=False)
     own_directions = device.type == "cuda"  # Gloo tells messages apart by their tags
     first, last = placement.holders[0][0], placement.holders[0][-1]
     has_ends = tied and placement.num_copies == 1 and first != last
     return Mesh(
         rank=rank,
         shape=shape,
-        world=axis("world", shape.lines(*AXES)),
+        world=maker.axis("world", shape.lines(*AXES)),
         pp=pp,
         dp=dp,
-        cp=axis("cp", shape.lines("cp"), twice=two_threads),
+        cp=maker.axis("cp", shape.lines("cp"), twice),
         tp=tp,
         dp_cp=dp_cp,
-        ep=expert_axis(),
+        ep=maker.expert_axis(plan, experts, ranks_per_node, twice),
         expert_tp=tp if plan.expert_tp_size == plan.tp else tp.alone("etp"),
-        forward=axis("pp", pipelines) if own_directions else pp,
-        backward=axis("pp", pipelines) if own_directions else pp,
-        ends=axis("ends", [[line[first], line[last]] for line in pipelines] if has_ends else []),
+        forward=maker.axis("pp", pipelines) if own_directions else pp,
+        backward=maker.axis("pp", pipelines) if own_directions else pp,
+        ends=maker.axis("ends", [[line[first], line[last]] for line in pipelines] if has_ends else []),
         replicas=dense,
-        expert_replicas=replicas(axis("edp", experts.lines("edp")), ("edp",), experts, is_expert=True)
+        expert_replicas=maker.replicas(plan, placement, maker.axis("edp", experts.lines("edp")), experts, ("edp",))
         if is_folded
         else dense,
         device=device,
@@ -164,3 +128,60 @@ def make_mesh(
         turns=turns,
         watch=watch,
     )
+
+
+@dataclass(frozen=True)
+class _AxisMaker:
+    """Makes the axes of one rank. All ranks must make the same ones in the same order."""
+
+    rank: int
+    ledger: Ledger
+    watch: Watch | None
+    turns: Turns
+    timeout: timedelta
+
+    def axis(self, name: str, lines: list[list[int]], twice: bool = False) -> Axis:
+        """This rank's line; `twice` if a forward and a backward pass on threads of their own use it side by side."""
+        mine = next((line for line in lines if self.rank in line), [self.rank])
+        backward = self._group(lines) if twice else None
+        return Axis(
+            name, tuple(mine), mine.index(self.rank), self._group(lines), self.ledger, self.watch, backward, self.turns
+        )
+
+    def _group(self, lines: list[list[int]]) -> dist.ProcessGroup | None:
+        mine = None
+        for ranks in lines:  # every rank takes part in the creation of every group, in the same order
+            if len(ranks) > 1:
+                made = dist.new_group(ranks, timeout=self.timeout)
+                mine = made if self.rank in ranks else mine
+        return mine
+
+    def replicas(
+        self, plan: PlanSpec, placement: Placement, line: Axis, shape: MeshShape, along: tuple[str, ...]
+    ) -> Replicas:
+        """The ranks that sum gradients with this one: `line`, which runs `along` some axes of a mesh, or parts of it
+        under hybrid sharding, or two lines of a pipeline that holds each stage twice."""
+        if placement.num_copies == 2:
+            lines = shape.mirrored(*along)
+            return Replicas(
+                (self.axis(line.name, lines), self.axis(line.name, lines)), line.alone(f"{line.name} copies")
+            )
+        num_shards, num_copies = plan.sharing(is_expert=along == ("edp",))
+        if num_copies == 1:
+            return Replicas((line, line), line.alone(f"{line.name} copies"))
+        lines = shape.lines(*along)
+        inner = [ranks[i : i + num_shards] for ranks in lines for i in range(0, len(ranks), num_shards)]
+        outer = [ranks[i::num_shards] for ranks in lines for i in range(num_shards)]
+        shards = self.axis(f"{line.name} shards", inner)
+        return Replicas((shards, shards), self.axis(f"{line.name} copies", outer))
+
+    def expert_axis(self, plan: PlanSpec, experts: MeshShape, ranks_per_node: int, twice: bool) -> Axis:
+        """The ranks that hold different experts, with its nodes where dispatch is node-aware."""
+        lines = experts.lines("ep")
+        whole = self.axis("ep", lines, twice)
+        here = ep_ranks_of_node(plan, ranks_per_node) if plan.dispatch == "node-aware" else 0
+        if here in (0, plan.ep):
+            return whole
+        between = self.axis("ep", [line[i::here] for line in lines for i in range(here)], twice)
+        nodes = [line[i : i + here] for line in lines for i in range(0, plan.ep, here)]
+        return replace(whole, by_node=NodeAxes(between, self.axis("ep", nodes, twice)))

@@ -121,7 +121,7 @@ class Compressor:
         self.bytes_saved += num_bytes_passed_on(flat, axis) - wire.num_bytes
 
     def _split(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Those that are compressed, and the others."""
+        """(tensors that are compressed, tensors that are not)."""
         large: list[Tensor] = []
         small: list[Tensor] = []
         for tensor in tensors:

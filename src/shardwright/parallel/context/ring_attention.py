@@ -45,7 +45,7 @@ def gathered_attention(
     q_sBND: Tensor, k_sBGD: Tensor, v_sBGD: Tensor, cp: Axis, documents_PBs: Tensor | None = None,
     is_causal: bool = True, scale: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """The same, with all keys and values gathered."""
+    """Attention of this rank's queries to all keys and values, which are gathered at once."""
     return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, cp, is_causal, scale, _Gathered)
 
 

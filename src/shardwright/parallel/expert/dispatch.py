@@ -45,7 +45,7 @@ class Routing:
     varies: bool = False
 
     def as_wide_as_on(self, axis: Axis) -> "Routing":
-        """The same choices with the largest K of the ranks of an axis. Moves one number, where K varies."""
+        """The choices, widened to the largest K of the ranks of an axis. Moves one number, where K varies."""
         if not self.varies:
             return self
         num_choices = self.experts_TK.shape[1]

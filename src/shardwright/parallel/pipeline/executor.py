@@ -132,7 +132,8 @@ class PipelineExecutor:
         self, stages: dict[int, Stage], held: Mapping[int, Held], mesh: Mesh,
         stashes: dict[int, StashedWeights] | None = None, separates_documents: bool = False,
     ) -> None:  # fmt: skip
-        """With `separates_documents`, tokens have marks (parallel/context/document_mask.py)."""
+        """Takes the stages of this rank. With `separates_documents`, tokens have marks
+        (parallel/context/document_mask.py)."""
         self._stages = stages
         self._separates_documents = separates_documents
         self._held = held

@@ -23,13 +23,13 @@ class Recipe(Protocol):
 
 
 def keep_input(ctx: Any, x: Tensor, recipe: Recipe | None) -> None:
-    """In the forward of an autograd function: remember `x`, or how to make it."""
+    """Remember `x`, or how to make it, in the forward of an autograd function."""
     ctx.recipe = recipe
     ctx.save_for_backward(*((x,) if recipe is None else recipe.keep()))
 
 
 def kept_input(ctx: Any) -> Tensor:
-    """In its backward: what `keep_input` remembered."""
+    """What `keep_input` remembered, in the backward of that function."""
     kept: tuple[Tensor, ...] = ctx.saved_tensors
     recipe: Recipe | None = ctx.recipe
     return kept[0] if recipe is None else recipe.make(kept)

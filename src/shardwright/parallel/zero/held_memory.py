@@ -23,7 +23,7 @@ def measured_memory(
     counted: set[int] = set()
 
     def new_bytes(tensors: Iterable[Tensor]) -> int:
-        """Of storages that were not counted yet."""
+        """Bytes of the storages that were not counted yet."""
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         fresh = {address: num_bytes for address, num_bytes in storages.items() if address not in counted}
         counted.update(fresh)

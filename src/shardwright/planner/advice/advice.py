@@ -111,7 +111,7 @@ def best_plans(
 
 
 def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, constants: Constants) -> Advice:
-    """The same with what it has to say; `given` is the job if its plan is the user's own, to compare with."""
+    """The advice with its reasons; `given` is the job if its plan is the user's own, to compare with."""
     plans = advice.plans
     if given is not None:
         is_simulated = any(plan.simulated for plan in plans)

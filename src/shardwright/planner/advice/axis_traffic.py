@@ -24,7 +24,7 @@ class Traffic:
 
 
 def traffic(job: JobSpec, axis: str) -> Traffic:
-    """Of "tp", "cp", "ep" or "dp", in the middle of the pipeline."""
+    """What travels over "tp", "cp", "ep" or "dp" in a step, on a rank in the middle of the pipeline."""
     run = run_of(job)
     pieces = rank_pieces(run)[job.plan.pp // 2]
     sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}

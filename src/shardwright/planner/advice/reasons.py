@@ -97,7 +97,7 @@ def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reas
 
 
 def _value(job: JobSpec, field: str) -> object:
-    """As neighbours name it."""
+    """A field's value in the words of a neighbour."""
     if field == "schedule" and job.plan.virtual_stages > 1:
         return f"{job.plan.schedule} with virtual_stages {job.plan.virtual_stages}"
     return getattr(job.plan, field)

@@ -34,7 +34,8 @@ def tensor_inside_a_node(job: JobSpec) -> Rule | None:
 
 
 def sequence_with_tensor(job: JobSpec) -> Rule | None:
-    """The same bytes travel, and norms and residuals are kept once instead of tp times."""
+    """Use sequence parallel wherever there is tp: the same bytes travel, and norms and residuals are kept once instead
+    of tp times."""
     if job.plan.tp == 1:
         return None
     return Rule(
@@ -91,8 +92,8 @@ def enough_microbatches(job: JobSpec) -> Rule | None:
 
 
 def optimizer_state_alone(job: JobSpec) -> Rule | None:
-    """With m microbatches ZeRO-3 gathers, and ZeRO-2 with several stages a rank reduces, up to m times what ZeRO-1 does
-    once."""
+    """Share the optimizer state alone in a pipeline: with m microbatches ZeRO-3 gathers, and ZeRO-2 with several stages
+    a rank reduces, up to m times what ZeRO-1 does once."""
     plan = job.plan
     if plan.replicas == 1:
         return None

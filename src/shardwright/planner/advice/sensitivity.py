@@ -20,7 +20,8 @@ _STEPS = 7  # of bisection: 2 ln 8 / 2^7, a 30th of the factor
 
 @dataclass(frozen=True)
 class Flip:
-    """By what factor a number of the input changes until another plan is as fast; and what it then is, in words."""
+    """A change of one number of the input that makes another plan as fast: by what factor, and what it then is, in
+    words."""
 
     name: str
     factor: float

@@ -65,7 +65,8 @@ def mean_rank_token_s(job: JobSpec, rows: Columns, microbatch_s: Column) -> Colu
 def zero3_token_s(
     job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants, memo: Memo | None = None
 ) -> Column:
-    """The same under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those of a node."""
+    """A lower bound on seconds by token under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those
+    of a node."""
     least_s = np.full(len(hybrid), np.inf)
     for over in (np.zeros_like(hybrid), hybrid):
         columns = plain(rows) | {"zero": np.full_like(hybrid, 3), "zero_ranks": over}

@@ -56,7 +56,7 @@ class Constraints:
         return low is None or high is None or low <= value <= high  # type: ignore[operator]
 
     def as_software(self, software: SoftwareSpec) -> "Constraints":
-        """The same, of what a generation of software has. PlanError where that is not known."""
+        """The constraints, less what a generation of software does not have. PlanError where that is not known."""
         has = {
             "schedule": software.schedules, "zero": software.zero_stages,
             "sequence_parallel": (False,) if software.sequence_parallel is False else None,

@@ -51,7 +51,7 @@ class Words:
     float8: str = "none"
 
     def fields(self) -> dict[str, Any]:
-        """Those of PlanSpec."""
+        """The words as fields of PlanSpec."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "float8"}
         return found | {"recompute_operators": list(self.recompute_operators)}
 
@@ -66,7 +66,7 @@ class Block:
 
     @property
     def schedule(self) -> Column:
-        """Of each plan its place in SCHEDULE_NAMES."""
+        """The place in SCHEDULE_NAMES of each plan's schedule."""
         if "schedule" in self.columns:
             return self.columns["schedule"]
         return np.full(len(self), SCHEDULE_NAMES.index(self.words.schedule))
@@ -75,7 +75,7 @@ class Block:
         return len(self.columns["dp"])
 
     def where(self, mask: Column) -> "Block":
-        """Those of a mask, or of indices."""
+        """The plans of a mask, or of indices."""
         return Block(self.words, taken(self.columns, mask))
 
     def plan(self, index: int, job: JobSpec) -> JobSpec:

@@ -16,7 +16,8 @@ from shardwright.workload.memo import Memo
 
 @dataclass(frozen=True)
 class Prices:
-    """Of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds of a step by token."""
+    """Prices of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds of a step by
+    token."""
 
     block: Block
     time: StepTime

@@ -38,7 +38,7 @@ class Found:
 
 @dataclass
 class Best:
-    """By kind the fastest plan so far: seconds by token, and where it is."""
+    """The fastest plan of each kind so far: seconds by token, and where it is."""
 
     token_s: Column
     place: dict[int, tuple[Block, int, float]] = field(default_factory=dict)

@@ -23,7 +23,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Standing:
-    """Of `num_fit` plans drawn that fit, the share that is faster than a plan; `num_drawn` were priced."""
+    """Where a plan stands in a sample: the share of `num_fit` plans that is faster; `num_drawn` were priced."""
 
     num_drawn: int
     num_fit: int

@@ -54,7 +54,7 @@ _LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")
 
 
 def _method_of(words: Words) -> Words:
-    """The same with 1F1B and nothing computed again."""
+    """The words of plans that differ in schedule and recomputation alone: with 1F1B and nothing computed again."""
     return Words(cp_method=words.cp_method, dispatch=words.dispatch, float8=words.float8)
 
 
@@ -146,7 +146,7 @@ class _Search:
                 self._price(Block(at, columns))
 
     def _first(self, rows: Columns) -> Column:
-        """Of each kind the rows with the lowest bounds."""
+        """The rows with the lowest bounds, some of each kind."""
         least = np.minimum(*self._least_s(rows, rows["paired_s"]))
         order = np.lexsort((least, rows["kind"]))
         kinds, first = np.unique(rows["kind"][order], return_index=True)
@@ -181,7 +181,7 @@ class _Search:
         return found
 
     def _nothing_again(self) -> dict[Words, Columns]:
-        """By method the rows that it admits and that may be shown where nothing is computed again, with bounds."""
+        """The rows that each method admits and that may be shown where nothing is computed again, with their bounds."""
         timed = {
             method: self._timed(taken(self.rows, admits(self.job, self.rows, method)), method)
             for method in dict.fromkeys(map(_method_of, self.words))
@@ -226,7 +226,7 @@ class _Search:
         return bounds.activation_bytes(self.job, rows, words, self.constants, self.memo)
 
     def _shown(self, rows: Columns, below_s: Column, gathered_s: Column) -> Columns:
-        """Those that may still be shown, by their bounds."""
+        """The rows that may still be shown, by their bounds."""
         return taken(rows, np.minimum(below_s, gathered_s) < self.marks(rows["kind"]))
 
     def _least_s(self, rows: Columns, token_s: Column, factor: Column | float = 1.0) -> tuple[Column, Column]:
@@ -299,7 +299,7 @@ class _Search:
         self._price(with_offload(self.constraints, self._still(together(too_large))))
 
     def _tightened(self, block: Block) -> Block:
-        """With bounds from the price of each plan itself, where they are many."""
+        """The block with bounds from the price of each plan itself, where its plans are many."""
         if len(block) <= _FEW:
             return block
         self.tally.num_bounds += len(block)
@@ -318,25 +318,25 @@ class _Search:
         return block.where(self._possible(block, np.arange(len(block))))
 
     def _possible(self, block: Block, rows: Column) -> Column:
-        """Those of some rows that may still be shown."""
+        """The rows of a block that may still be shown."""
         below_s, gathered_s, kind = (block.columns[name][rows] for name in ("below_s", "gathered_s", "kind"))
         return rows[np.minimum(below_s, gathered_s) < self.marks(kind)]
 
     def _still(self, block: Block) -> Block:
-        """Those of a sharded block that may still be shown."""
+        """The plans of a sharded block that may still be shown."""
         columns = block.columns
         least = np.where(columns["zero"] == 3, columns["gathered_s"], columns["below_s"])
         return block.where(least < self.marks(columns["kind"]))
 
     def _with_room(self, block: Block) -> tuple[Block, Block]:
-        """Those of a sharded block that may fit as they are, and those that may if they offload."""
+        """(plans of a sharded block that may fit as they are, plans that may if they offload)."""
         if "rest_bytes" not in block.columns:
             return block, block.where(np.zeros(len(block), dtype=bool))
         least, as_it_is = bounds.state_bytes(block.columns)
         return block.where(as_it_is <= self.room), block.where((least <= self.room) & (as_it_is > self.room))
 
     def _price(self, block: Block) -> Block:
-        """Those that do not fit and would be shown if they did."""
+        """Price a block, and give back the plans that do not fit and would be shown if they did."""
         if not len(block):
             return block
         found = prices(self.job, block, self.constants, self.memo)
@@ -349,7 +349,7 @@ class _Search:
         return block.where(~fitting & (found.token_s < marks))
 
     def fastest(self) -> list[Candidate]:
-        """Of the kinds that are shown the best plan, fastest first."""
+        """The best plan of each kind that is shown, fastest first."""
         best = self.shown
         kinds = sorted(best.place, key=lambda kind: float(best.token_s[kind]))[: self.num_shown]
         return [

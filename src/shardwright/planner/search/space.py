@@ -178,7 +178,7 @@ def admits(job: JobSpec, columns: Columns, words: Words) -> Column:
 
 
 def admits_schedule(columns: Columns, schedule: str) -> Column:
-    """The same for the schedule alone."""
+    """Mask of the plans that a schedule admits."""
     pp = columns["pp"]
     num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
     if schedule == "dualpipe":
@@ -189,7 +189,7 @@ def admits_schedule(columns: Columns, schedule: str) -> Column:
 
 
 def _admits_methods(job: JobSpec, columns: Columns, words: Words) -> Column:
-    """The same for the methods of context and expert parallelism."""
+    """Mask of the plans that the methods of context and expert parallelism admit."""
     model, cp, tp = job.model, columns["cp"], columns["tp"]
     mask = np.ones(len(cp), dtype=bool)
     if words.cp_method == "ulysses" and model.is_latent:

@@ -84,7 +84,7 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
 
 
 def _ideal_s(job: JobSpec, block: Block, constants: Constants) -> Column:
-    """By plan: seconds of a step whose layers are shared ideally; infinite where memory is much too small for that."""
+    """Seconds of a step whose layers are shared ideally, by plan; infinite where memory is much too small for that."""
     stage = block.columns["dp"] * block.columns["cp"] * block.columns["tp"]
     alone = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
     runs = [block.run(part, Memo()) for part in alone]

@@ -23,7 +23,7 @@ def memory_table(study: Study) -> list[list[str]]:
 
 
 def memory_dict(study: Study) -> list[dict[str, Any]]:
-    """The same, every kind of every rank; bytes are null where they are not known."""
+    """Most buffers of every kind at once, of every rank; bytes are null where they are not known."""
     return [
         {str(buffer): {"most": kept.most, "bytes": kept.most_bytes} for buffer, kept in row.kept.items()}
         for row in study.timeline.ranks

@@ -86,7 +86,8 @@ def as_dict(study: Study) -> dict[str, Any]:
 
 
 def as_full_dict(study: Study) -> dict[str, Any]:
-    """The same, with the makespan of what was drawn, each rank's idle time by cause and what it keeps in memory.
+    """All figures of a study, with the makespan of what was drawn, each rank's idle time by cause and what it keeps in
+    memory.
 
     `bytes` of a step are null where the sizes are not known.
     """

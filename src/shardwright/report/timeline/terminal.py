@@ -64,7 +64,8 @@ def _shortest(timeline: Timeline) -> float:
 
 
 def _columns_per_time(timeline: Timeline, columns: int) -> float:
-    """As wide as fits; a whole number of columns for the shortest action, if all others are multiples of it."""
+    """Columns by unit of time: as wide as fits; a whole number of columns for the shortest action, if all others are
+    multiples of it."""
     most = columns / (timeline.makespan or 1.0)
     shortest = _shortest(timeline)
     every_time = [of for row in timeline.ranks for of in (row.starts, row.ends)]

@@ -66,7 +66,7 @@ def _squeeze(slots: list[dict[Work, int]], num_microbatches: int) -> range:
 
 
 def _stretched(mine: dict[Work, int], start: int, more: int) -> dict[Work, int]:
-    """The same for `more` microbatches more: the period that begins at slot `start` is repeated as often."""
+    """The slots for `more` microbatches more: the period that begins at slot `start` is repeated as often."""
     longer = {}
     for (n, i), slot in mine.items():
         first, last = 0 if slot < start + PERIOD else more, more if slot >= start else 0

@@ -26,7 +26,7 @@ def sends_of_parts(row: tuple[Action, ...]) -> dict[Action, Action]:
 
 
 def split_pairs(program: Program) -> Program:
-    """The same program with each pair as its first part, then its second.
+    """A program with each pair as its first part, then its second.
 
     The first part's output is sent before the second part runs, as in any program without pairs. Messages keep their
     order: so what could not deadlock still can't.

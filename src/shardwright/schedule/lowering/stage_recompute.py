@@ -12,7 +12,7 @@ from shardwright.schedule.schedule import AnySchedule
 
 
 def add_recompute(program: AnySchedule) -> AnySchedule:
-    """The same program with a C before each B or I, or before the pair that it is in.
+    """A program with a C before each B or I, or before the pair that it is in.
 
     There is none where a backward follows its own forward with no computation between, as on the last stage of 1F1B:
     nothing would be kept any shorter.

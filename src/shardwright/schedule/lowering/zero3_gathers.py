@@ -23,7 +23,7 @@ from shardwright.schedule.schedule import AnySchedule, Schedule
 
 
 def add_gathers(program: AnySchedule) -> AnySchedule:
-    """The same program with a G before and an L after each run, and an R after each stretch of gradients.
+    """A program with a G before and an L after each run, and an R after each stretch of gradients.
 
     ValueError for a schedule that keeps older versions of its weights: those are whole.
     """
@@ -33,7 +33,7 @@ def add_gathers(program: AnySchedule) -> AnySchedule:
 
 
 def reduce_by_run(program: AnySchedule) -> AnySchedule:
-    """The same program with an R after each stretch of B and W of one stage; if there is but one stage, after each B.
+    """A program with an R after each stretch of B and W of one stage; if there is but one stage, after each B.
 
     ValueError for a schedule that keeps older versions of its weights.
     """

@@ -160,7 +160,7 @@ class _Contest:
         return (max(clocks[-1].free) - max(clocks[STEPS // 2 - 1].free)) / (STEPS - STEPS // 2)
 
     def _clocks(self, problem: Problem, rows: Rows) -> list[Clock]:
-        """Of one step; or, where the period counts, of several back to back."""
+        """Clocks of one step; or, where the period counts, of several back to back."""
         clocks: list[Clock] = []
         for _ in range(1 if self._objective == "makespan" else STEPS):
             clock = problem.run(rows, *((clocks[-1].free, clocks[-1].links) if clocks else ()))

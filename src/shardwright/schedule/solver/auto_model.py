@@ -89,7 +89,7 @@ class Model:
         ]
 
     def placements(self) -> list[Placement]:
-        """Those on which every rank can hold at least one microbatch."""
+        """The placements on which every rank can hold at least one microbatch."""
         return [placement for placement in self._cuts() if not self._lacks(placement)]
 
     def problem(self, placement: Placement) -> Problem:

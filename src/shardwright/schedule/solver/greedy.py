@@ -99,7 +99,8 @@ class _Construction:
         self._events = [(0.0, rank) for rank in range(problem.num_ranks)]
 
     def _cap(self, rank: int) -> float:
-        """In flight on a rank: what a round trip takes to keep the bottleneck busy, times the policy's warm-up."""
+        """How many microbatches may be in flight on a rank: what a round trip takes to keep the bottleneck busy, times
+        the policy's warm-up."""
         problem = self._problem
         if problem.period == 0.0 or self._policy.warmup == inf:
             return inf

@@ -75,7 +75,8 @@ class _Search:
                 self._position[op] = position
 
     def _all_tails(self) -> list[float]:
-        """By operation: how long it takes from its end to the end of all, of which each rank's `begin` is taken off."""
+        """How long it takes from the end of each operation to the end of all, of which each rank's `begin` is taken
+        off."""
         problem, m, delay = self._problem, self._problem.num_microbatches, self._delay
         cost, user, rank_of = problem.cost, problem.user, problem.rank_of
         tails = [0.0] * len(cost)

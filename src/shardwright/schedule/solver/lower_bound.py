@@ -24,7 +24,8 @@ Objective = Literal["makespan", "period"]
 
 
 def placement_bound(problem: Problem, objective: Objective = "makespan") -> float:
-    """Of one placement. If pairs are cheaper than their parts, everything counts as cheap as in a pair."""
+    """A lower bound on the time under one placement. If pairs are cheaper than their parts, everything counts as cheap
+    as in a pair."""
     pair = min(1.0, problem.costs.pair)
     if pair < 1.0:
         cheap = [tuple(pair * time for time in times) for times in problem.times]

@@ -29,7 +29,7 @@ class Dropped:
 
     @property
     def share(self) -> float:
-        """Of the characters, those without a token."""
+        """The share of the characters that have no token."""
         return self.num_dropped / self.num_characters if self.num_characters else 0.0
 
     def add(self, texts: Sequence[str], has_token: HasToken) -> None:

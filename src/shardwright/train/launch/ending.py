@@ -33,12 +33,12 @@ class Ended(BaseException):
         self.number = number
 
     def sentence(self) -> str:
-        """As the user reads it."""
+        """The end as the user reads it."""
         return f"failed: {self.number.name} ended this command and all that it had started"
 
 
 def signal_name(number: int) -> str:
-    """As in `kill -l`, with its SIG."""
+    """The name of a signal as in `kill -l`, with its SIG."""
     with suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"

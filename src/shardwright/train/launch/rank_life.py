@@ -52,7 +52,7 @@ class Failure:
     room_bytes: int = 0  # where memory ran out: what there was for this rank when it began
 
     def sentence(self, shape: MeshShape) -> str:
-        """As the user reads it."""
+        """The failure as the user reads it."""
         if self.kind == "timeout" or self.kind in OF_ALL_RANKS:
             return self.message
         return f"{shape.describe(self.rank)} failed: {self.message}" + (f"\n{self.traceback}" if self.traceback else "")
