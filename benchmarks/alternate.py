@@ -29,7 +29,7 @@ from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
 
@@ -99,7 +99,7 @@ def plain_stage(job: JobSpec, index: int = 0) -> DecoderStage:
     device = torch.device("cpu")
     alone = Axis("tp", (0,), 0, None, Ledger(device), None)
     span = stage_span(job.plan, job.model.layers, index)
-    return DecoderStage(job.model, span, Cut.of_tp(alone)).initialise(job.run.seed, device)
+    return DecoderStage(job.model, span, LayerSharding.of_tp(alone)).initialise(job.run.seed, device)
 
 
 def resized(job: JobSpec, **sections: dict[str, Any]) -> JobSpec:

@@ -38,9 +38,9 @@ from shardwright.parallel.comm.process_groups import Mesh, make_mesh
 from shardwright.parallel.pipeline.executor import Held, PipelineExecutor, Stage, _Run
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.action import Action, Kind, backward, forward
-from shardwright.schedule.check import program_faults
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.overlap_pairs import split_pairs
+from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import in_line

@@ -7,7 +7,7 @@ python benchmarks/simulator.py
 import statistics
 import time
 
-from shardwright.schedule.registry import Shape, shape_order, training_program
+from shardwright.schedule.registry import PipelineShape, shape_order, training_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.batched_timing import rounds_of
 
@@ -23,7 +23,7 @@ def main() -> None:
         program = training_program(name, ranks, microbatches, virtual)
         costs = Costs.uniform(program.num_stages, latency=0.1)
         num_actions = sum(map(len, program.ranks))
-        order = shape_order(name, Shape(ranks, microbatches, virtual))
+        order = shape_order(name, PipelineShape(ranks, microbatches, virtual))
         rates, together = [], []
         for _ in range(ROUNDS):
             start_s = time.process_time()

@@ -5,7 +5,7 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import Block
+from shardwright.planner.search.plan_block import PlanBlock
 from shardwright.planner.search.space import degrees, with_offload, with_sharing, with_words, words_of
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ def small_job(model: str, width: int = 1) -> JobSpec:
     )  # fmt: skip
 
 
-def all_plans(job: JobSpec, constraints: Constraints) -> list[Block]:
+def all_plans(job: JobSpec, constraints: Constraints) -> list[PlanBlock]:
     """The whole space, two blocks for each combination of words. For small spaces: it may be 10^8 plans."""
     columns = degrees(job, constraints)
     found = []

@@ -25,9 +25,9 @@ from to_llm_analysis import LLMAnalysis
 from shardwright.cost.calibration import shipped
 from shardwright.cost.memory import peak_memory
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.query import Cut, Run, Shape, stacked
+from shardwright.workload.query import ModelShape, PlanGrid, Run, stacked
 
-GPT3 = Shape(96, 12288, 96, 96, 128, 49152, False, 51200, 2048, tied=True, learned_positions=True)
+GPT3 = ModelShape(96, 12288, 96, 96, 128, 49152, False, 51200, 2048, tied=True, learned_positions=True)
 CLUSTERS = ((1024, 1536), (4096, 6144))  # A100s, and sequences in a batch
 ROUNDS, SAMPLE = 5, 60
 
@@ -46,7 +46,7 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def plans(num_devices: int, batch: int) -> Iterator[Cut]:
+def plans(num_devices: int, batch: int) -> Iterator[PlanGrid]:
     """Every plan of the space."""
     for tp in divisors(math.gcd(num_devices, GPT3.heads)):
         for pp in divisors(math.gcd(num_devices // tp, GPT3.layers)):
@@ -58,16 +58,16 @@ def plans(num_devices: int, batch: int) -> Iterator[Cut]:
                 ("none", "selective", "full"), (False, True) if tp > 1 else (False,), (0, 1) if dp > 1 else (0,),
             )  # fmt: skip
             for microbatch, virtual, recompute, is_sequence, zero in choices:
-                yield Cut(
+                yield PlanGrid(
                     dp=dp, tp=tp, pp=pp, virtual=virtual, schedule="interleaved-1f1b" if virtual > 1 else "1f1b",
                     sequence_parallel=is_sequence, zero=zero, microbatch=microbatch, global_batch=batch,
                     recompute=recompute,
                 )  # fmt: skip
 
 
-def blocks_of(cuts: list[Cut], run: Run) -> list[Run]:
+def blocks_of(cuts: list[PlanGrid], run: Run) -> list[Run]:
     """The plans that differ in numbers alone, as one run each."""
-    alike: dict[tuple, list[Cut]] = {}
+    alike: dict[tuple, list[PlanGrid]] = {}
     for cut in cuts:
         alike.setdefault(cut.words, []).append(cut)
     return [replace(run, cut=stacked(some)) for some in alike.values()]

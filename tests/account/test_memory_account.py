@@ -19,7 +19,7 @@ from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import seeded
 from shardwright.parallel.zero.buffers import BufferPool
 from shardwright.parallel.zero.flat_unit import Sharding
@@ -48,7 +48,7 @@ def axis(size: int, index: int = 0) -> Axis:
 
 def allocated(job: JobSpec, index: int) -> RankMemory:
     """The engine of one rank of dp, which nobody else is with, after an update of zeros."""
-    stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, 0), Cut.of_tp(axis(1)))
+    stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, 0), LayerSharding.of_tp(axis(1)))
     numbers = NUMBERS[job.precision.compute], NUMBERS[job.precision.gradient_number]
     sharding = Sharding(job.plan.zero, axis(job.plan.dp, index), axis(1), axis(1), *numbers, numbers[1])
     pool = BufferPool(CPU)

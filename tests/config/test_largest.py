@@ -22,7 +22,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.config.software import SoftwareSpec
 from shardwright.planner.scaling import sizes_of
-from shardwright.schedule.registry import GENERATORS, Shape, shape_faults
+from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_faults
 
 SOON_S = 20.0  # generous: only a hang or a loop over all that is asked for takes so long
 
@@ -154,8 +154,8 @@ def test_shapes_have_a_largest(name: str) -> None:
     """And one beyond it is refused before anything is made."""
     virtual = 2 if name in ("interleaved-1f1b", "looped-bfs") else 1
     for shape in (
-        Shape(largest.PIPELINE_RANKS + 2, 4 * largest.PIPELINE_RANKS, virtual),
-        Shape(4, largest.COMPUTATIONS, virtual),
+        PipelineShape(largest.PIPELINE_RANKS + 2, 4 * largest.PIPELINE_RANKS, virtual),
+        PipelineShape(4, largest.COMPUTATIONS, virtual),
     ):
         faults = shape_faults(name, shape)
         assert faults

@@ -14,14 +14,14 @@ from shardwright.cost.memory import peak_memory, rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.arrays import distinct
-from shardwright.workload.model_blocks import Experts, Latent
-from shardwright.workload.query import SCHEDULE_NAMES, Cut, Run, Shape, stacked
+from shardwright.workload.model_blocks import ExpertShape, LatentShape
+from shardwright.workload.query import SCHEDULE_NAMES, ModelShape, PlanGrid, Run, stacked
 from shardwright.workload.stage_contents import all_ranks, different_ranks
 
 CONSTANTS = shipped()
-LLAMA = Shape(18, 4096, 32, 8, 128, 14336, True, 128256, 4096)
-MOE = replace(LLAMA, experts=Experts(num=64, topk=4, ffn=2048, shared_ffn=2048, dense_layers=3))
-LATENT = replace(MOE, latent=Latent(1536, 512))
+LLAMA = ModelShape(18, 4096, 32, 8, 128, 14336, True, 128256, 4096)
+MOE = replace(LLAMA, experts=ExpertShape(num=64, topk=4, ffn=2048, shared_ffn=2048, dense_layers=3))
+LATENT = replace(MOE, latent=LatentShape(1536, 512))
 GPT = replace(LLAMA, tied=True, gated=False)
 
 DEGREES = st.fixed_dictionaries(
@@ -53,9 +53,9 @@ SEVERAL = [
     st.sampled_from(["megatron-core", "nemo", "aleph-torch", "hai-llm"]), st.sampled_from([4, 8, 72]),
 )  # fmt: skip
 def test_arrays_are_priced_as_single_plans(
-    shape: Shape, degrees: list[dict], words: dict, software: str, domain: int
+    shape: ModelShape, degrees: list[dict], words: dict, software: str, domain: int
 ) -> None:
-    cuts = [Cut(**words, **numbers) for numbers in degrees]
+    cuts = [PlanGrid(**words, **numbers) for numbers in degrees]
     run = Run(shape, stacked(cuts), "h100-sxm", software, domain, 450e9, 50e9)
     times, memory = step_time(run, CONSTANTS).as_dict(), peak_memory(run, CONSTANTS).as_dict()
     for n, cut in enumerate(cuts):
@@ -71,9 +71,13 @@ def test_arrays_are_priced_as_single_plans(
     st.sampled_from([LLAMA, GPT]),
     st.lists(st.tuples(DEGREES, st.sampled_from(SEVERAL)), min_size=2, max_size=8),
 )
-def test_plans_of_several_schedules_are_priced_as_single_plans(shape: Shape, plans: list[tuple[dict, str]]) -> None:
+def test_plans_of_several_schedules_are_priced_as_single_plans(
+    shape: ModelShape, plans: list[tuple[dict, str]]
+) -> None:
     """In one call, whatever the order in which their schedules come."""
-    cuts = [Cut(schedule=name, **numbers | {"virtual": STAGES_PER_RANK.get(name, 1) or 2}) for numbers, name in plans]
+    cuts = [
+        PlanGrid(schedule=name, **numbers | {"virtual": STAGES_PER_RANK.get(name, 1) or 2}) for numbers, name in plans
+    ]
     together = replace(stacked(cuts), schedule_number=np.array([SCHEDULE_NAMES.index(cut.schedule) for cut in cuts]))
     run = Run(shape, together, "h100-sxm", "megatron-core", 8, 450e9, 50e9)
     times, memory = step_time(run, CONSTANTS).as_dict(), peak_memory(run, CONSTANTS).as_dict()
@@ -86,9 +90,9 @@ def test_plans_of_several_schedules_are_priced_as_single_plans(shape: Shape, pla
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([LLAMA, MOE, GPT]), DEGREES, WORDS)
-def test_the_peak_is_of_the_rank_that_needs_most(shape: Shape, numbers: dict, words: dict) -> None:
+def test_the_peak_is_of_the_rank_that_needs_most(shape: ModelShape, numbers: dict, words: dict) -> None:
     """Ranks that hold alike are told apart by how many microbatches they keep, and the peak is of all of them."""
-    run = Run(shape, Cut(**words, **numbers), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+    run = Run(shape, PlanGrid(**words, **numbers), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
     ranks = rank_memory(run, CONSTANTS)
     assert len(ranks) == run.cut.pp
     assert peak_memory(run, CONSTANTS).process == max(rank.process for rank in ranks)
@@ -98,10 +102,10 @@ def test_the_peak_is_of_the_rank_that_needs_most(shape: Shape, numbers: dict, wo
     st.sampled_from([LLAMA, MOE]), st.lists(DEGREES, min_size=1, max_size=4),
     st.sampled_from(["1f1b", "interleaved-1f1b", "zb-v", "dualpipe"]),
 )  # fmt: skip
-def test_ranks_that_differ_stand_for_all(shape: Shape, degrees: list[dict], schedule: str) -> None:
+def test_ranks_that_differ_stand_for_all(shape: ModelShape, degrees: list[dict], schedule: str) -> None:
     """Each kind is there once for every plan, with the first of its ranks; shorter pipelines repeat one."""
     virtual = {"1f1b": 1, "zb-v": 2, "dualpipe": 1}.get(schedule, 3)
-    cuts = [Cut(schedule=schedule, **numbers | {"virtual": virtual}) for numbers in degrees]
+    cuts = [PlanGrid(schedule=schedule, **numbers | {"virtual": virtual}) for numbers in degrees]
     found = different_ranks(shape, stacked(cuts))
     for n, cut in enumerate(cuts):
         every = all_ranks(shape, cut.as_arrays())
@@ -118,11 +122,11 @@ def test_tables_lie_where_the_first_and_the_last_stage_do() -> None:
     """In a V both are on rank 0; DualPipe has them on both ends, and a rank has one table where they are tied."""
     tables = {}
     for schedule, virtual in (("1f1b", 1), ("zb-v", 2), ("dualpipe", 1)):
-        ranks = all_ranks(GPT, Cut(schedule=schedule, pp=4, virtual=virtual).as_arrays())
+        ranks = all_ranks(GPT, PlanGrid(schedule=schedule, pp=4, virtual=virtual).as_arrays())
         tables[schedule] = (ranks.embedding[:, 0].tolist(), ranks.head[:, 0].tolist())
         layers = sum(count[:, 0].sum() for count in ranks.layers)
         assert layers == GPT.layers * (2 if schedule == "dualpipe" else 1)
-        elements = ranks.parameters(GPT, Cut(pp=4).as_arrays())[0][0, 0]
+        elements = ranks.parameters(GPT, PlanGrid(pp=4).as_arrays())[0][0, 0]
         of_layers = ranks.layers[0][0, 0] * GPT.layer_parameters(0)[0]
         assert elements - of_layers == GPT.vocab * GPT.hidden
         assert bool(ranks.are_tables_apart[0]) == (schedule == "1f1b")
@@ -140,8 +144,8 @@ def test_distinct_rows_stand_for_all(rows: list[tuple[int, ...]]) -> None:
 
 
 def test_prices_keep_their_order() -> None:
-    run = Run(LLAMA, Cut(), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
-    cuts = [Cut(dp=dp, recompute=policy, global_batch=8) for dp, policy in product((1, 2), ("none", "full"))]
+    run = Run(LLAMA, PlanGrid(), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+    cuts = [PlanGrid(dp=dp, recompute=policy, global_batch=8) for dp, policy in product((1, 2), ("none", "full"))]
     runs = [replace(run, cut=cut) for cut in cuts]
     found = prices([*runs, replace(run, device="h1000")], CONSTANTS)
     for run, price in zip(runs, found[:4], strict=True):

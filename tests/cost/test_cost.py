@@ -17,16 +17,16 @@ from shardwright.cost.kernels import fill
 from shardwright.cost.memory import rank_memory
 from shardwright.cost.topology import Group, group_of
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.model_blocks import Experts
-from shardwright.workload.query import Cut, Run, Shape
+from shardwright.workload.model_blocks import ExpertShape
+from shardwright.workload.query import ModelShape, PlanGrid, Run
 
 CONSTANTS = shipped()
-LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
-MOE = replace(LLAMA, experts=Experts(num=64, topk=4, ffn=2048))
-RUN = Run(LLAMA, Cut(dp=8, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
+MOE = replace(LLAMA, experts=ExpertShape(num=64, topk=4, ffn=2048))
+RUN = Run(LLAMA, PlanGrid(dp=8, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
 
 CUTS = st.builds(
-    Cut,
+    PlanGrid,
     dp=st.sampled_from([1, 2, 16]), tp=st.sampled_from([1, 2, 8, 16]), pp=st.sampled_from([1, 2, 4]),
     cp=st.sampled_from([1, 2]), zero=st.sampled_from([0, 1, 2, 3]), microbatch=st.sampled_from([1, 2]),
     sequence_parallel=st.booleans(), recompute=st.sampled_from(["none", "selective", "full", "matmul"]),
@@ -40,14 +40,14 @@ def seconds(run: Run) -> float:
 
 @settings(max_examples=40, deadline=None)
 @given(CUTS, st.sampled_from(["node_bytes_per_s", "network_bytes_per_s"]))
-def test_more_bandwidth_is_never_slower(cut: Cut, link: str) -> None:
+def test_more_bandwidth_is_never_slower(cut: PlanGrid, link: str) -> None:
     run = replace(RUN, cut=cut)
     assert seconds(replace(run, **{link: 2 * getattr(run, link)})) <= seconds(run)
 
 
 @settings(max_examples=40, deadline=None)
 @given(CUTS)
-def test_parts_add_up(cut: Cut) -> None:
+def test_parts_add_up(cut: PlanGrid) -> None:
     t = step_time(replace(RUN, cut=cut), CONSTANTS)
     parts = t.compute + t.again + t.tensor + t.context + t.expert + t.data + t.messages + t.bubble
     assert parts + t.optimizer + t.host + t.other == pytest.approx(t.total)
@@ -61,12 +61,12 @@ def test_time_scales_with_layers() -> None:
 
 
 def test_degrees_of_one_cost_no_communication() -> None:
-    t = step_time(replace(RUN, cut=Cut(global_batch=8)), CONSTANTS)
+    t = step_time(replace(RUN, cut=PlanGrid(global_batch=8)), CONSTANTS)
     assert (t.tensor, t.context, t.expert, t.data, t.messages, t.bubble) == (0, 0, 0, 0, 0, 0)
 
 
 def test_experts_travel() -> None:
-    cut = Cut(dp=8, ep=8, global_batch=64, zero=1)
+    cut = PlanGrid(dp=8, ep=8, global_batch=64, zero=1)
     near, far = (step_time(Run(MOE, cut, "h100-sxm", "megatron-core", node, 450e9, 50e9), CONSTANTS) for node in (8, 1))
     assert 0 < near.expert < far.expert
     assert step_time(Run(MOE, replace(cut, ep=1), "h100-sxm", "nemo", 8, 450e9, 50e9), CONSTANTS).expert == 0
@@ -74,7 +74,7 @@ def test_experts_travel() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2", "gpipe", "zb-v", "v-half"])
 def test_bubbles_follow_their_schedules(schedule: str) -> None:
-    cut = Cut(pp=4, global_batch=32, schedule=schedule, virtual=2 if schedule in ("zb-v", "v-half") else 1)
+    cut = PlanGrid(pp=4, global_batch=32, schedule=schedule, virtual=2 if schedule in ("zb-v", "v-half") else 1)
     shape = replace(LLAMA, vocab=2)  # equal stages
     plain = step_time(replace(RUN, shape=shape, cut=replace(cut, schedule="1f1b", virtual=1)), CONSTANTS)
     t = step_time(replace(RUN, shape=shape, cut=cut), CONSTANTS)
@@ -88,14 +88,14 @@ def test_bubbles_follow_their_schedules(schedule: str) -> None:
 def test_more_microbatches_hide_the_bubble() -> None:
     shares = []
     for batch in (8, 32, 128):
-        t = step_time(replace(RUN, cut=Cut(pp=4, global_batch=batch)), CONSTANTS)
+        t = step_time(replace(RUN, cut=PlanGrid(pp=4, global_batch=batch)), CONSTANTS)
         shares.append(t.bubble / t.total)
     assert shares == sorted(shares, reverse=True)
 
 
 def test_a_pipeline_that_flushes_longer_takes_as_long_as_more_microbatches() -> None:
     def took(flush: float, more: int, pp: int) -> float:
-        cut = Cut(dp=4, pp=pp, global_batch=4 * (64 + more))
+        cut = PlanGrid(dp=4, pp=pp, global_batch=4 * (64 + more))
         return step_time(replace(RUN, cut=cut), CONSTANTS | {"common.flush": flush}).total
 
     assert took(8.0, 0, 2) == pytest.approx(took(0.0, 8, 2), rel=1e-2)
@@ -105,7 +105,7 @@ def test_a_pipeline_that_flushes_longer_takes_as_long_as_more_microbatches() -> 
 
 def test_shards_that_nothing_hides_are_waited_for() -> None:
     """DeepSpeed's ZeRO-3 of 2021 had Megatron-LM's kernels, but gathered tensor by tensor and prefetched nothing."""
-    run = replace(RUN, device="a100-sxm-80g", network_bytes_per_s=25e9, cut=Cut(dp=512, zero=3, global_batch=512))
+    run = replace(RUN, device="a100-sxm-80g", network_bytes_per_s=25e9, cut=PlanGrid(dp=512, zero=3, global_batch=512))
     hidden, waited = (step_time(replace(run, software=name), CONSTANTS) for name in ("megatron-2021", "deepspeed-2021"))
     rate = 0.9 <= waited.compute / hidden.compute <= 1.1  # its calibration has no slower products
     assert rate and waited.data > 2.7 * hidden.data > 0
@@ -115,7 +115,7 @@ def test_shards_that_nothing_hides_are_waited_for() -> None:
 @pytest.mark.parametrize(("software", "by_element"), [("megatron-core", 2 + 4 + 12), ("fsdp-2024", 4 + 4 + 8)])
 def test_state_by_element(software: str, by_element: int) -> None:
     """A copy in float32 beside 16-bit parameters, or parameters in float32 that are cast where they are used."""
-    memory = rank_memory(replace(RUN, software=software, cut=Cut()), CONSTANTS)[0]
+    memory = rank_memory(replace(RUN, software=software, cut=PlanGrid()), CONSTANTS)[0]
     state = memory.parameters + memory.gradients + memory.optimizer
     assert state == pytest.approx(by_element * LLAMA.parameters, rel=1e-3)
 
@@ -126,14 +126,14 @@ def test_unknown_numbers_say_what_to_add() -> None:
     with pytest.raises(KeyError, match="not in the catalog"):
         step_time(replace(RUN, device="h1000"), CONSTANTS)
     with pytest.raises(ValueError, match="schedule 'nope' is not known"):
-        step_time(replace(RUN, cut=Cut(pp=2, schedule="nope", global_batch=8)), CONSTANTS)
+        step_time(replace(RUN, cut=PlanGrid(pp=2, schedule="nope", global_batch=8)), CONSTANTS)
 
 
 @pytest.mark.parametrize("name", catalog.names("devices"))
 def test_every_device_of_the_catalog_is_priced(name: str) -> None:
     peaks = {"bf16": "bfloat16", "fp16": "float16", "float32": "float32"}
     number = next(n for n, peak in peaks.items() if peak in device_of(name).peak_tflops)
-    run = replace(RUN, device=name, cut=Cut(precision=number, global_batch=2), node_bytes_per_s=0.0)
+    run = replace(RUN, device=name, cut=PlanGrid(precision=number, global_batch=2), node_bytes_per_s=0.0)
     assert seconds(run) > 0
     assert rank_memory(run, CONSTANTS)[0].total > 0
 

@@ -19,12 +19,12 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.simulate.closed_form import StepTime, step_time
 from shardwright.workload.layers import chains, kept_bytes, share_run_again
-from shardwright.workload.model_blocks import Experts
-from shardwright.workload.query import Cut, Run, Shape, cut_of
+from shardwright.workload.model_blocks import ExpertShape
+from shardwright.workload.query import ModelShape, PlanGrid, Run, cut_of
 
 CONSTANTS = shipped()
-LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
-RUN = Run(LLAMA, Cut(dp=8, tp=2, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
+RUN = Run(LLAMA, PlanGrid(dp=8, tp=2, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
 
 
 def priced(**fields: object) -> tuple[StepTime, Memory]:
@@ -79,7 +79,7 @@ def test_ring_hides_behind_attention_and_the_others_do_not() -> None:
     shape = replace(LLAMA, sequence=65536)
     times = {}
     for method in ("ring", "all-gather", "ulysses"):
-        cut = Cut(cp=4, global_batch=8, cp_method=method)
+        cut = PlanGrid(cp=4, global_batch=8, cp_method=method)
         times[method] = step_time(replace(RUN, shape=shape, cut=cut), CONSTANTS).context
     assert 0 < times["ring"] < times["all-gather"]
     assert 0 < times["ulysses"] < times["all-gather"]  # each rank sends its own tokens only
@@ -91,7 +91,7 @@ def test_bytes_of_context_parallel() -> None:
     own = 2 * 4096 // 4
     found = {}
     for method in ("ring", "all-gather", "ulysses"):
-        layer = chains(LLAMA, Cut(cp=4, cp_method=method), software_of("megatron-core"))["dense"]
+        layer = chains(LLAMA, PlanGrid(cp=4, cp_method=method), software_of("megatron-core"))["dense"]
         found[method] = [
             [(e.kind, e.size) for o in layer for e in way(o) if e.size]
             for way in (lambda o: o.forward, lambda o: o.backward)
@@ -111,7 +111,7 @@ SETS = st.sets(st.sampled_from(OPERATORS)).filter(lambda names: all(NEEDS[n] in 
 
 @given(SETS, SETS)
 def test_the_more_runs_again_the_less_is_kept(one: set[str], two: set[str]) -> None:
-    layer = chains(LLAMA, Cut(tp=2), software_of("megatron-core"))["dense"]
+    layer = chains(LLAMA, PlanGrid(tp=2), software_of("megatron-core"))["dense"]
 
     def kept_and_flops(names: set[str]) -> tuple[float, float]:
         policy = "+".join(sorted(names)) or "none"
@@ -138,7 +138,7 @@ def test_a_stage_that_runs_again_keeps_its_input_alone() -> None:
     full, stage = (
         (step_time(run, CONSTANTS), peak_memory(run, CONSTANTS))
         for policy in ("full", "stage")
-        if (run := replace(small, cut=Cut(pp=4, dp=2, recompute=policy, global_batch=32)))
+        if (run := replace(small, cut=PlanGrid(pp=4, dp=2, recompute=policy, global_batch=32)))
     )
     assert stage[0].again == pytest.approx(full[0].again)
     assert stage[1].activations < full[1].activations
@@ -203,8 +203,8 @@ def test_buckets_that_overlap_leave_the_last_one() -> None:
 
 
 def test_a_token_that_crosses_once_takes_less_network() -> None:
-    shape = replace(LLAMA, experts=Experts(num=64, topk=8, ffn=2048))
-    cut = Cut(dp=32, ep=32, global_batch=64)
+    shape = replace(LLAMA, experts=ExpertShape(num=64, topk=8, ffn=2048))
+    cut = PlanGrid(dp=32, ep=32, global_batch=64)
     once, each = (
         step_time(replace(RUN, shape=shape, cut=replace(cut, dispatch=way)), CONSTANTS).expert
         for way in ("node-aware", "direct")

@@ -16,17 +16,17 @@ from shardwright.cost.collective_time import all_to_all_s, ring_pass_s, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import Group, group_of
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.query import Cut, Run, Shape, Topology
+from shardwright.workload.query import ModelShape, PlanGrid, Run, Topology
 
 CONSTANTS = shipped()
-LLAMA = Shape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
-RUN = Run(LLAMA, Cut(dp=8, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
+RUN = Run(LLAMA, PlanGrid(dp=8, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
 RATES = rates_of(RUN, CONSTANTS)
 BIG = 1e13  # bytes, so that latency is nothing
 
 POWERS = st.sampled_from([1, 2, 4, 8, 16, 64])
 CUTS = st.builds(
-    Cut, dp=POWERS, tp=st.sampled_from([1, 2, 8]), pp=st.sampled_from([1, 2, 4]), cp=st.sampled_from([1, 2]),
+    PlanGrid, dp=POWERS, tp=st.sampled_from([1, 2, 8]), pp=st.sampled_from([1, 2, 4]), cp=st.sampled_from([1, 2]),
     zero=st.sampled_from([0, 1, 3]), global_batch=st.just(128),
 )  # fmt: skip
 COLLECTIVES = (ring_s, all_to_all_s, ring_pass_s)
@@ -38,14 +38,14 @@ def seconds(run: Run) -> float:
 
 @settings(max_examples=40, deadline=None)
 @given(CUTS, st.sampled_from([(32, 1.0), (64, 1.0)]))
-def test_a_level_that_is_not_oversubscribed_is_a_flat_network(cut: Cut, level: tuple[int, float]) -> None:
+def test_a_level_that_is_not_oversubscribed_is_a_flat_network(cut: PlanGrid, level: tuple[int, float]) -> None:
     run = replace(RUN, cut=cut)
     assert seconds(replace(run, topology=Topology((level,)))) == pytest.approx(seconds(run), rel=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
 @given(CUTS, st.sampled_from([0.1, 0.25, 0.5]))
-def test_more_bandwidth_upward_is_never_slower(cut: Cut, share: float) -> None:
+def test_more_bandwidth_upward_is_never_slower(cut: PlanGrid, share: float) -> None:
     flat = replace(RUN, cut=cut)
     wide, narrow = (replace(flat, topology=Topology(((32, s),))) for s in (2 * share, share))
     assert seconds(flat) <= seconds(wide) <= seconds(narrow)

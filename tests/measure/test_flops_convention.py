@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from shardwright.measure.measured_runs.flops_convention import stated_flops
-from shardwright.workload.query import Cut, Run, Shape
+from shardwright.workload.query import ModelShape, PlanGrid, Run
 
-SHAPE = Shape(24, 2304, 24, 24, 96, 9216, False, 51200, 2048)
-RUN = Run(SHAPE, Cut(recompute="full"), "a100-sxm-80g", "megatron-2021", 8, 0.0, 0.0)
+SHAPE = ModelShape(24, 2304, 24, 24, 96, 9216, False, 51200, 2048)
+RUN = Run(SHAPE, PlanGrid(recompute="full"), "a100-sxm-80g", "megatron-2021", 8, 0.0, 0.0)
 FULL = SHAPE.flops_per_token()
 NONE = replace(SHAPE, sequence=0).flops_per_token()
 
@@ -34,7 +34,7 @@ def test_a_convention_is_read(said: str, flops: float) -> None:
 
 
 def test_nothing_is_counted_again_where_nothing_is_computed_again() -> None:
-    assert stated_flops("hardware FLOPs", replace(RUN, cut=Cut())) == FULL
+    assert stated_flops("hardware FLOPs", replace(RUN, cut=PlanGrid())) == FULL
 
 
 def test_parameters_that_a_source_states_count_where_attention_does_not() -> None:

@@ -17,7 +17,7 @@ from shardwright.model.dropout import LEVELS, Dropout, kept_elements
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.parallel.comm.process_groups import Mesh, make_mesh
 from shardwright.parallel.pipeline.microbatch import Microbatch
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.train.build import build
 from shardwright.train.train_step import evaluate, train_step
 
@@ -93,7 +93,7 @@ def test_neighbours_are_independent() -> None:
 def drop(job_sequence: int, microbatch: Microbatch | None, place: str, x: Tensor) -> Tensor:
     spec = ModelSpec(dropout=RATE, hidden=x.shape[-1], heads=1, sequence=job_sequence)
     mesh = make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
-    cut = Cut.of_tp(mesh.tp)
+    cut = LayerSharding.of_tp(mesh.tp)
     return Dropout(spec, place, cut)(x, ForwardPass(None, microbatch))
 
 

@@ -17,7 +17,7 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.process_groups import make_mesh
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import placed_parameters
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -94,7 +94,7 @@ def _one_thread():
 def whole_model(spec: ModelSpec) -> DecoderStage:
     """The stage that is first and last, without memory yet."""
     mesh = make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
-    return DecoderStage(spec, stage_span(PlanSpec(), spec.layers, 0), Cut.of_tp(mesh.tp))
+    return DecoderStage(spec, stage_span(PlanSpec(), spec.layers, 0), LayerSharding.of_tp(mesh.tp))
 
 
 def both_models(spec: ModelSpec):

@@ -12,7 +12,7 @@ from shardwright.model.positions import positions_tensor
 from shardwright.model.router import Router
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.microbatch import Microbatch
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import materialise
 
 FACTOR = 0.25
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def route(mesh: Mesh, job: JobSpec, cp: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Positions here, weights by expert of these tokens, gradient of the router's weight, counts of choices."""
-    cut = Cut(mesh.tp, mesh.dp if cp > 1 else mesh.tp.alone("cp"), mesh.ep, mesh.expert_tp)
+    cut = LayerSharding(mesh.tp, mesh.dp if cp > 1 else mesh.tp.alone("cp"), mesh.ep, mesh.expert_tp)
     router = Router(job.model, 1, cut)
     materialise(router, 3, CPU)
     router.state.shares_E.copy_(torch.linspace(0.0, 1.0, job.model.moe.experts))  # as if a step had gone before

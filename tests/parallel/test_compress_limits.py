@@ -27,7 +27,7 @@ from compressed import (
     reduce_steps,
 )
 from ranks import run_on_mesh
-from shardwright.account.compression import Collective, reduced_bucket, scattered_bucket, wire_bytes
+from shardwright.account.compression import BucketCollective, reduced_bucket, scattered_bucket, wire_bytes
 from shardwright.config.base import PlanError
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Axis
@@ -154,7 +154,7 @@ def test_a_bucket_of_small_tensors_alone() -> None:
 # --- bytes ---
 
 
-def as_table(collectives: list[Collective], times: int) -> dict[str, dict[str, int]]:
+def as_table(collectives: list[BucketCollective], times: int) -> dict[str, dict[str, int]]:
     """As the ledger shows them."""
     table: dict[str, dict[str, int]] = {}
     for collective in collectives:
@@ -199,7 +199,11 @@ def test_bytes_by_hand(plan: PlanSpec, expected: list[tuple[str, int]]) -> None:
 
 
 def test_bytes_on_the_wire() -> None:
-    collectives = [Collective("all_reduce", 100), Collective("all_to_all", 10), Collective("all_gather", 1)]
+    collectives = [
+        BucketCollective("all_reduce", 100),
+        BucketCollective("all_to_all", 10),
+        BucketCollective("all_gather", 1),
+    ]
     assert wire_bytes(collectives, 4) == 3 * (200 + 10 + 1)
     assert wire_bytes(reduced_bucket(PLANS["int8"], SHAPES, 1), 1) == 0
     assert scattered_bucket(PLANS["int8"], SHAPES, 1, num_elements()) == []

@@ -22,12 +22,12 @@ from shardwright.parallel.context.ring_attention import (
     trade_for_heads,
     trade_for_tokens,
 )
-from shardwright.sharding.sequence import Block, block_of, held_ranges, positions_of, share_of
+from shardwright.sharding.sequence import ScoreBlock, block_of, held_ranges, positions_of, share_of
 
 METHODS: tuple[ContextMethod, ...] = ("ring", "all-gather", "ulysses")
 
 
-def num_scores(block: Block) -> int:
+def num_scores(block: ScoreBlock) -> int:
     """Scores that are not masked away."""
     queries, keys = (int(s.stop - s.start) for s in (block.queries, block.keys))
     return queries * (queries + 1) // 2 if block.is_causal else queries * keys

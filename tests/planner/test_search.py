@@ -18,7 +18,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.planner.advice.advice import priced
 from shardwright.planner.search import bounds
 from shardwright.planner.search.constraints import Constraints, constraints_of
-from shardwright.planner.search.plan_block import Block
+from shardwright.planner.search.plan_block import PlanBlock
 from shardwright.planner.search.plan_price import prices
 from shardwright.planner.search.search import search
 from shardwright.planner.search.space import hybrid_ranks
@@ -55,7 +55,7 @@ def test_pruning_loses_nothing(model: str, width: int) -> None:
 
 
 @cache
-def blocks(model: str) -> list[Block]:
+def blocks(model: str) -> list[PlanBlock]:
     """The whole space of a small job."""
     return all_plans(small_job(model), Constraints())
 
@@ -91,7 +91,7 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     virtual = STAGES_PER_RANK.get(words.schedule, 1) or columns["virtual_stages"]
     least_s = factor * (paired_s if bounds.is_paired(words.schedule) else mean_s)
     least_s = least_s + bounds.messages_token_s(rows, words.schedule, virtual)
-    unsharded = Block(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
+    unsharded = PlanBlock(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
     alone = prices(job, unsharded, shipped())
     for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, shipped())):
         below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates_of(run_of(job), shipped()), factor)

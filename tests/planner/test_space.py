@@ -15,7 +15,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import NUMBERS, Block, Words
+from shardwright.planner.search.plan_block import NUMBERS, PlanBlock, Words
 from shardwright.planner.search.space import RECOMPUTE, SCHEDULES, count_by_words, degrees
 from shardwright.schedule.job_program import plan_faults
 
@@ -45,7 +45,7 @@ def key(plan: PlanSpec, batch: int = 4) -> Key:
     return words, tuple(numbers[name] for name in NUMBERS)
 
 
-def keys(block: Block) -> list[Key]:
+def keys(block: PlanBlock) -> list[Key]:
     """Those of a block."""
     return [(block.words, row) for row in zip(*(block.columns[name].tolist() for name in NUMBERS), strict=True)]
 

@@ -12,8 +12,8 @@ from shardwright.config.base import PlanError
 from shardwright.config.load import make_job
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
-from shardwright.planner.stages.pieces import Piece, Seat, Stages, may_be_empty, stages_of
-from shardwright.sharding.stage_placement import Placement, bidirectional, in_line, looped, vee
+from shardwright.planner.stages.pieces import Piece, PipelineSlot, Stages, may_be_empty, stages_of
+from shardwright.sharding.stage_placement import StagePlacement, bidirectional, in_line, looped, vee
 
 TIMES = st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0])
 
@@ -22,7 +22,7 @@ def piece(seconds: float, kept_bytes: float = 1.0, held_bytes: float = 2.0) -> P
     return Piece(seconds / 3, 2 * seconds / 3, kept_bytes, held_bytes)
 
 
-def all_cuts(seats: Sequence[Seat], placement: Placement, num_microbatches: int) -> Iterator[Stages]:
+def all_cuts(seats: Sequence[PipelineSlot], placement: StagePlacement, num_microbatches: int) -> Iterator[Stages]:
     """Every cut that the spec allows and that fits."""
     num_layers, num_stages = len(seats[0].pieces) - 2, placement.num_stages
     least = [int(not may_be_empty(stage, num_stages)) for stage in range(num_stages)]
@@ -35,7 +35,7 @@ def all_cuts(seats: Sequence[Seat], placement: Placement, num_microbatches: int)
 
 
 @st.composite
-def lines(draw: st.DrawFn) -> tuple[list[Seat], int]:
+def lines(draw: st.DrawFn) -> tuple[list[PipelineSlot], int]:
     """Seats on up to two kinds of devices, with layers that differ and memory that may be short."""
     num_layers, num_stages = draw(st.integers(2, 8)), draw(st.integers(1, 4))
     of_kind = [
@@ -46,13 +46,13 @@ def lines(draw: st.DrawFn) -> tuple[list[Seat], int]:
     ]  # fmt: skip
     room = draw(st.sampled_from([math.inf, 30.0, 15.0, 10.0]))
     kinds = draw(st.lists(st.integers(0, 1), min_size=num_stages, max_size=num_stages))
-    seats = [Seat(of_kind[kind], room, num_stages - rank) for rank, kind in enumerate(kinds)]
+    seats = [PipelineSlot(of_kind[kind], room, num_stages - rank) for rank, kind in enumerate(kinds)]
     return seats, draw(st.sampled_from([1, 2, 3, 20]))
 
 
 @settings(max_examples=250, deadline=None)
 @given(lines())
-def test_a_line_is_cut_as_the_best_of_all_cuts(line: tuple[list[Seat], int]) -> None:
+def test_a_line_is_cut_as_the_best_of_all_cuts(line: tuple[list[PipelineSlot], int]) -> None:
     seats, m = line
     num_layers = len(seats[0].pieces) - 2
     if num_layers < len(seats) - 2:
@@ -75,10 +75,10 @@ PLACEMENTS = st.sampled_from([looped(2, 2), looped(3, 2), looped(2, 3), vee(2), 
 @settings(max_examples=60, deadline=None)
 @given(PLACEMENTS, st.integers(0, 4), TIMES, TIMES, TIMES, st.sampled_from([math.inf, 40.0, 16.0, 12.0]))
 def test_several_stages_a_rank_are_cut_as_the_best_of_all_cuts(
-    placement: Placement, more: int, layer: float, embedding: float, head: float, room: float
+    placement: StagePlacement, more: int, layer: float, embedding: float, head: float, room: float
 ) -> None:
     pieces = (piece(embedding), *[piece(layer)] * (placement.num_stages + more - 1), piece(head))
-    seats = [Seat(pieces, room, placement.num_ranks - rank) for rank in range(placement.num_ranks)]
+    seats = [PipelineSlot(pieces, room, placement.num_ranks - rank) for rank in range(placement.num_ranks)]
     best = min((cut.pipeline_s for cut in all_cuts(seats, placement, 16)), default=None)
     if best is None:
         with pytest.raises(NoFitError):
@@ -95,7 +95,7 @@ def test_where_layers_differ_nearly_all_cuts_of_several_stages_a_rank_are_the_be
     ):
         for others in (range(1), range(3), range(0, 99, 2)):
             layers = [layer if n in others else 1.0 for n in range(placement.num_stages + 2)]
-            seats = [Seat([piece(t) for t in (0.1, *layers, head)])] * placement.num_ranks
+            seats = [PipelineSlot([piece(t) for t in (0.1, *layers, head)])] * placement.num_ranks
             best = min(cut.pipeline_s for cut in all_cuts(seats, placement, 16))
             ratios.append(best_chunks(seats, placement, 16).pipeline_s / best)
     assert min(ratios) > 1 - 1e-9
@@ -106,27 +106,27 @@ def test_where_layers_differ_nearly_all_cuts_of_several_stages_a_rank_are_the_be
 def test_126_layers_get_an_even_cut_with_fewer_beside_embedding_and_head() -> None:
     """Llama 3 405B on 16 stages: the paper took one layer from the first and the last (arXiv 2407.21783, 3.3.2)."""
     pieces = (piece(0.8), *[piece(1.0)] * 126, piece(1.2))
-    found = best_stages([Seat(pieces, in_flight=16.0 - rank) for rank in range(16)], 64)
+    found = best_stages([PipelineSlot(pieces, in_flight=16.0 - rank) for rank in range(16)], 64)
     assert found.layout == (7, *[8] * 14, 7)
-    assert best_chunks([Seat(pieces)] * 16, looped(16, 4), 64).rank_s == pytest.approx(found.rank_s)
+    assert best_chunks([PipelineSlot(pieces)] * 16, looped(16, 4), 64).rank_s == pytest.approx(found.rank_s)
 
 
 def test_slow_devices_get_fewer_layers_and_short_memory_moves_them() -> None:
     fast, slow = ((piece(0.1 * t), *[piece(t)] * 24, piece(t)) for t in (1.0, 2.5))
-    seats = [Seat(kind, math.inf, 4.0 - rank) for rank, kind in enumerate((fast, fast, slow, slow))]
+    seats = [PipelineSlot(kind, math.inf, 4.0 - rank) for rank, kind in enumerate((fast, fast, slow, slow))]
     free = best_stages(seats, 32)
     assert min(free.layout[:2]) > max(free.layout[2:])
     assert free.imbalance < 0.2
     even = stages_of((6, 6, 6, 6), seats, in_line(4), 32)
     assert free.pipeline_s < 0.65 * even.pipeline_s
     # The first rank keeps four microbatches, so it is the first that runs out.
-    tight = best_stages([Seat(s.pieces, 45.0, s.in_flight) for s in seats], 32)
+    tight = best_stages([PipelineSlot(s.pieces, 45.0, s.in_flight) for s in seats], 32)
     assert tight.layout[0] == 6 < free.layout[0]
     assert tight.pipeline_s > free.pipeline_s
 
 
 def test_what_fits_nowhere_says_by_how_much() -> None:
-    seats = [Seat([piece(1.0, 0.0, 2**31)] * 6, 2.0**30)] * 2
+    seats = [PipelineSlot([piece(1.0, 0.0, 2**31)] * 6, 2.0**30)] * 2
     with pytest.raises(NoFitError, match="4 layers into 2 stages") as raised:
         best_stages(seats, 4)
     assert raised.value.excess_bytes == 3 * 2**31 - 2**30
@@ -134,7 +134,7 @@ def test_what_fits_nowhere_says_by_how_much() -> None:
 
 @pytest.mark.parametrize(("num_microbatches", "layout"), [(1, (12, 0)), (2, (12, 0)), (64, (11, 1))])
 def test_few_microbatches_pass_a_slow_device_by(num_microbatches: int, layout: tuple[int, int]) -> None:
-    seats = [Seat([piece(0.01), *[piece(seconds)] * 12, piece(0.01)]) for seconds in (1.0, 8.0)]
+    seats = [PipelineSlot([piece(0.01), *[piece(seconds)] * 12, piece(0.01)]) for seconds in (1.0, 8.0)]
     assert best_stages(seats, num_microbatches).layout == layout
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardwright.cli.job_options import load
 from shardwright.config.model import ModelSpec
 from shardwright.planner.advice.advice import Advice
-from shardwright.planner.search.results import Tally
+from shardwright.planner.search.results import SearchTally
 from shardwright.report.plans_text import plans_text
 from shardwright.report.prediction_notes import job_notes
 from shardwright.sharding.stage_parameters import num_parameters
@@ -63,4 +63,4 @@ def test_what_the_runtime_lacks_is_a_note() -> None:
 def test_plan_says_it_too() -> None:
     job = load(JOB, ("cluster.told_devices=64",))
     (note,) = job_notes(job)
-    assert f"Note: {note}." in " ".join(plans_text(Advice(job, [], Tally())).split())
+    assert f"Note: {note}." in " ".join(plans_text(Advice(job, [], SearchTally())).split())

@@ -9,9 +9,9 @@ import pytest
 
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
-from shardwright.schedule.check import program_faults
 from shardwright.schedule.generators.zb_v import zb_v
 from shardwright.schedule.lowering.lower import lower
+from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.registry import GENERATORS
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.solver.auto import _solve, auto, lower_bound

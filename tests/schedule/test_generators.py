@@ -13,11 +13,11 @@ from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec, ScheduleName
 from shardwright.schedule.action import SEND, Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
-from shardwright.schedule.check import program_faults
 from shardwright.schedule.generators.interleaved import interleaved
 from shardwright.schedule.job_program import plan_faults
 from shardwright.schedule.lowering.lower import lower
 from shardwright.schedule.lowering.weight_versions import stashed_versions, weight_versions
+from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.registry import GENERATORS, forward_of, schedule_faults, training_program
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play

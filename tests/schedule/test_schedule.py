@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from shardwright.schedule.action import Action, Kind, parse
 from shardwright.schedule.buffer_lifetimes import peak_activations
-from shardwright.schedule.check import program_faults
 from shardwright.schedule.lowering.lower import lower
 from shardwright.schedule.lowering.overlap_pairs import sends_of_parts, split_pairs
+from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.registry import GENERATORS, forward_of, training_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.sharding.stage_placement import in_line, vee

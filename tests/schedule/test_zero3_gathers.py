@@ -18,9 +18,9 @@ from shardwright.parallel.tensor.parameter import PlacedParameter, placed_parame
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import Buffer, peak
-from shardwright.schedule.check import program_faults
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.zero3_gathers import add_gathers
+from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.registry import forward_of, training_program
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play

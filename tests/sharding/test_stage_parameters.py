@@ -14,7 +14,7 @@ from shardwright.config.moe import MoeSpec
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.sharding.stage_parameters import (
     model_parameters,
     num_active_parameters,
@@ -45,7 +45,7 @@ def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
     job = small_job(kind, **PLANS[plan])
     for stage in range(job.plan.num_stages):
         for index in range(job.plan.tp):
-            cut = Cut.of_tp(axis(job.plan.tp, index), job.plan.sequence_parallel)
+            cut = LayerSharding.of_tp(axis(job.plan.tp, index), job.plan.sequence_parallel)
             built = DecoderStage(job.model, stage_span(job.plan, job.model.layers, stage), cut)
             regions = built.prepare(CPU, torch.float32).regions()
             expected = {name: [parameter.place for parameter in held] for name, held in regions.items()}
@@ -63,7 +63,9 @@ def test_places_of_experts(kind: str, plan: dict[str, Any]) -> None:
     for tp_index, ep_index in itertools.product(range(job.plan.tp), range(job.plan.ep)):
         tp = axis(job.plan.tp, tp_index)
         expert_tp = tp if job.plan.expert_tp_size == job.plan.tp else tp.alone("etp")
-        cut = Cut(tp, axis(1, 0, "cp"), axis(job.plan.ep, ep_index, "ep"), expert_tp, job.plan.sequence_parallel)
+        cut = LayerSharding(
+            tp, axis(1, 0, "cp"), axis(job.plan.ep, ep_index, "ep"), expert_tp, job.plan.sequence_parallel
+        )
         built = DecoderStage(job.model, stage_span(job.plan, job.model.layers, 0), cut)
         regions = built.prepare(CPU, torch.float32).regions()
         expected = {name: [parameter.place for parameter in held] for name, held in regions.items()}
@@ -83,7 +85,7 @@ def test_active_parameters_by_hand() -> None:
 
 def test_head_width_that_is_not_hidden_over_heads() -> None:
     spec = ModelSpec(hidden=32, heads=4, head_dim=6, kv_heads=2, ffn=40)
-    built = DecoderStage(spec, stage_span(small_job().plan, spec.layers, 0), Cut.of_tp(axis(1, 0)))
+    built = DecoderStage(spec, stage_span(small_job().plan, spec.layers, 0), LayerSharding.of_tp(axis(1, 0)))
     regions = built.prepare(CPU, torch.float32).regions()
     assert stage_parameters(spec, small_job().plan, 0) == {n: [p.place for p in held] for n, held in regions.items()}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardwright.schedule.action import Kind, parse
 from shardwright.schedule.lowering.lower import with_step
 from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
-from shardwright.schedule.registry import GENERATORS, Shape, shape_order, shape_program
+from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_order, shape_program
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import in_line
@@ -19,12 +19,12 @@ NAMES = sorted(set(GENERATORS) - {"auto", "pipedream", "pipedream-2bw"})
 SECONDS = st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0])
 
 
-def shape_of(draw: st.DrawFn, name: str) -> Shape:
+def shape_of(draw: st.DrawFn, name: str) -> PipelineShape:
     if name.startswith("dualpipe"):
-        return Shape(draw(st.sampled_from([2, 4])), draw(st.sampled_from([8, 10])))
+        return PipelineShape(draw(st.sampled_from([2, 4])), draw(st.sampled_from([8, 10])))
     virtual = draw(st.integers(2, 3)) if name in ("interleaved-1f1b", "looped-bfs") else 1
     extra_warmup = draw(st.integers(0, 3)) if name == "1f1b" else 0
-    return Shape(draw(st.integers(1, 6)), draw(st.integers(1, 14)), virtual, extra_warmup)
+    return PipelineShape(draw(st.integers(1, 6)), draw(st.integers(1, 14)), virtual, extra_warmup)
 
 
 def costs(draw: st.DrawFn, num_stages: int, has_collectives: bool) -> Costs:
@@ -67,7 +67,7 @@ def test_steps_end_when_the_whole_simulation_says(
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2", "gpipe"])
 def test_a_rank_with_one_stage_reduces_it_once(name: str) -> None:
     """So what a job's order says of ZeRO-1 and of ZeRO-2 is one order there."""
-    order = shape_order(name, Shape(4, 6))
+    order = shape_order(name, PipelineShape(4, 6))
     assert reduce_by_run(order).ranks == order.ranks
 
 

@@ -16,7 +16,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.process_groups import Mesh, make_mesh
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.weight_versions import stashed_versions
@@ -52,7 +52,7 @@ def serial(job: JobSpec) -> tuple[dict[str, torch.Tensor], dict[tuple[int, int],
     mesh = make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
     stages, optimizers, history = [], [], []
     for s in range(pp):
-        stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, s), Cut.of_tp(mesh.tp))
+        stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, s), LayerSharding.of_tp(mesh.tp))
         stage.initialise(job.run.seed, torch.device("cpu"))
         parameters = list(placed_parameters(stage).values())
         masters = [torch.nn.Parameter(p.detach().clone()) for p in parameters]

@@ -20,7 +20,7 @@ from cases import small_job
 from fuzz.signals import Draw, check
 from ranks import PATIENCE_S
 from shardwright.parallel.comm.hang_watch import Watch
-from shardwright.train.launch.rank_environment import Seat
+from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.launch.rank_life import Failure, run_rank
 
 # Of quickstart's ranks those of one replica, and of its model as little.
@@ -253,7 +253,9 @@ def test_under_torchrun(tmp_path: Path) -> None:
 def test_a_wrong_number_of_ranks_is_refused(tmp_path: Path, world: int, were_started: str) -> None:
     told: list[Failure] = []
     with pytest.raises(SystemExit) as end:
-        run_rank(Seat(0, 0, world, world, 0), pytest.fail, small_job(tp=2), tmp_path, told.append, num_threads=1)
+        run_rank(
+            RankEnvironment(0, 0, world, world, 0), pytest.fail, small_job(tp=2), tmp_path, told.append, num_threads=1
+        )
     assert end.value.code == 2
     (failure,) = told
     assert (failure.kind, failure.faults) == (

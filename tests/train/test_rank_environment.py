@@ -3,27 +3,27 @@
 import pytest
 
 from shardwright.config.base import PlanError
-from shardwright.train.launch.rank_environment import Seat
+from shardwright.train.launch.rank_environment import RankEnvironment
 
 RIGHT = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 ALL = (*RIGHT, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")
 
 
-def seat(monkeypatch: pytest.MonkeyPatch, **variables: str) -> Seat | None:
+def seat(monkeypatch: pytest.MonkeyPatch, **variables: str) -> RankEnvironment | None:
     for name in (*ALL, "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    return Seat.from_environment()
+    return RankEnvironment.from_environment()
 
 
 def test_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seat(monkeypatch) is None
     assert seat(monkeypatch, MASTER_ADDR="node0", WORLD_SIZE="4") is None  # a shell of a cluster
-    assert seat(monkeypatch, **RIGHT) == Seat(3, 3, 4, 4, 0, "node0", 29500, store_is_up=False)
+    assert seat(monkeypatch, **RIGHT) == RankEnvironment(3, 3, 4, 4, 0, "node0", 29500, store_is_up=False)
     of_torchrun = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"}
     found = seat(monkeypatch, **RIGHT, **of_torchrun, TORCHELASTIC_USE_AGENT_STORE="True")
-    assert found == Seat(3, 1, 4, 2, 1, "node0", 29500, store_is_up=True, restart=2)
+    assert found == RankEnvironment(3, 1, 4, 2, 1, "node0", 29500, store_is_up=True, restart=2)
 
 
 @pytest.mark.parametrize(

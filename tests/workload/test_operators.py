@@ -17,13 +17,13 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import rank_memory
 from shardwright.sharding.stage_parameters import num_parameters
 from shardwright.workload.layers import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
-from shardwright.workload.model_blocks import Experts, Latent
-from shardwright.workload.query import Cut, Run, Shape, shape_of
+from shardwright.workload.model_blocks import ExpertShape, LatentShape
+from shardwright.workload.query import ModelShape, PlanGrid, Run, shape_of
 
-GPT = Shape(4, 1024, 16, 16, 64, 4096, False, 51200, 512)
-LLAMA = Shape(4, 1024, 16, 4, 64, 2816, True, 51200, 512)
-MOE = replace(LLAMA, experts=Experts(num=8, topk=2, ffn=512, shared_ffn=512, dense_layers=1))
-LATENT = replace(MOE, latent=Latent(256, 128))
+GPT = ModelShape(4, 1024, 16, 16, 64, 4096, False, 51200, 512)
+LLAMA = ModelShape(4, 1024, 16, 4, 64, 2816, True, 51200, 512)
+MOE = replace(LLAMA, experts=ExpertShape(num=8, topk=2, ffn=512, shared_ffn=512, dense_layers=1))
+LATENT = replace(MOE, latent=LatentShape(256, 128))
 FULL_ATTENTION = software_of("megatron-2022")
 
 
@@ -33,8 +33,10 @@ def flops_of(chain: Chain) -> Any:
 
 
 @pytest.mark.parametrize("shape", [GPT, LLAMA, MOE, LATENT], ids=["gpt", "llama", "moe", "latent"])
-@pytest.mark.parametrize("cut", [Cut(), Cut(tp=4), Cut(tp=2, sequence_parallel=True, microbatch=3), Cut(cp=2)])
-def test_products_add_up_to_six_a_parameter_and_token(shape: Shape, cut: Cut) -> None:
+@pytest.mark.parametrize(
+    "cut", [PlanGrid(), PlanGrid(tp=4), PlanGrid(tp=2, sequence_parallel=True, microbatch=3), PlanGrid(cp=2)]
+)
+def test_products_add_up_to_six_a_parameter_and_token(shape: ModelShape, cut: PlanGrid) -> None:
     pieces = chains(shape, cut, FULL_ATTENTION)
     dense = sum(shape.is_dense(layer) for layer in range(shape.layers))
     found = dense * flops_of(pieces["dense"]) + flops_of(pieces["head"])
@@ -52,7 +54,7 @@ def test_products_add_up_to_six_a_parameter_and_token(shape: Shape, cut: Cut) ->
 
 
 def test_flash_attention_computes_half_of_the_scores() -> None:
-    scores = [o.scores for o in chains(GPT, Cut(), software_of("nemo"))["dense"] if o.scores]
+    scores = [o.scores for o in chains(GPT, PlanGrid(), software_of("nemo"))["dense"] if o.scores]
     assert len(scores) == 1
     assert scores[0].flops == 2 * GPT.sequence**2 * GPT.hidden
 
@@ -64,7 +66,7 @@ def test_activations_are_those_of_korthikanti_and_others(t: int) -> None:
     scores = 5 * a * s / h
 
     def kept(policy: str, sequence_parallel: bool) -> float:
-        cut = Cut(tp=t, microbatch=b, sequence_parallel=sequence_parallel)
+        cut = PlanGrid(tp=t, microbatch=b, sequence_parallel=sequence_parallel)
         return kept_bytes(chains(GPT, cut, FULL_ATTENTION)["dense"], policy) / (s * b * h)
 
     assert kept("none", False) == pytest.approx(10 + 24 / t + scores / t)
@@ -77,11 +79,11 @@ def test_a_backward_needs_gradients_where_the_layer_is_widest() -> None:
     """At a gated activation: the stream's gradient, and those of gate and up; that of its result takes the place of the
     result. Where its scores are kept attention needs most: their gradients twice, and their own where made again."""
     tokens = GPT.sequence
-    wide = chains(replace(LLAMA, ffn=8 * LLAMA.ffn), Cut(), software_of("megatron-core"))["dense"]
+    wide = chains(replace(LLAMA, ffn=8 * LLAMA.ffn), PlanGrid(), software_of("megatron-core"))["dense"]
     assert turn_bytes(wide, "none") == 2 * tokens * (LLAMA.hidden + 2 * 8 * LLAMA.ffn)
     long = replace(GPT, sequence=8 * tokens)
     software = FULL_ATTENTION.model_copy(update={"dropout": False})
-    layer = chains(long, Cut(), software)["dense"]
+    layer = chains(long, PlanGrid(), software)["dense"]
     kept, again = turn_bytes(layer, "none"), turn_bytes(layer, "selective")
     scores = long.heads * long.sequence**2
     assert again - kept == 2 * scores
@@ -90,12 +92,12 @@ def test_a_backward_needs_gradients_where_the_layer_is_widest() -> None:
 
 def test_a_shape_of_weights_has_one_placeholder() -> None:
     """As TransformerEngine keeps them: the shared expert's weights have the shapes of a routed one's."""
-    pieces = chains(MOE, Cut(tp=2), software_of("megatron-core"))
+    pieces = chains(MOE, PlanGrid(tp=2), software_of("megatron-core"))
     h, qkv, out = MOE.hidden, MOE.hidden * (16 + 2 * 4) * 64 // 2, MOE.hidden * 512
     dense = qkv + out + h * (2 * MOE.ffn + MOE.ffn) // 2
     assert placeholder_elements([pieces["dense"]]) == dense
-    experts = replace(LLAMA, experts=Experts(num=8, topk=2, ffn=256, shared_ffn=512, dense_layers=1))
-    found = chains(experts, Cut(tp=2), FULL_ATTENTION)  # tp leaves half of the shared expert
+    experts = replace(LLAMA, experts=ExpertShape(num=8, topk=2, ffn=256, shared_ffn=512, dense_layers=1))
+    found = chains(experts, PlanGrid(tp=2), FULL_ATTENTION)  # tp leaves half of the shared expert
     routed = 3 * h * 256 + 8 * h
     assert placeholder_elements((found["dense"], found["experts"])) == dense + routed
     assert placeholder_elements([pieces["dense"], pieces["dense"]]) == dense
@@ -105,7 +107,9 @@ def test_a_shape_of_weights_has_one_placeholder() -> None:
 @pytest.mark.parametrize("d", [2, 64])
 def test_state_is_zeros_table(zero: int, fixed: float, shared: float, d: int) -> None:
     """Rajbhandari et al. 2020 (arXiv 1910.02054), figure 1: bytes a parameter in 16 bits with Adam."""
-    run = Run(GPT, Cut(dp=d, zero=zero, global_batch=d, precision="fp16"), "a100-sxm-80g", "megatron-2022", 8, 0.0, 0.0)
+    run = Run(
+        GPT, PlanGrid(dp=d, zero=zero, global_batch=d, precision="fp16"), "a100-sxm-80g", "megatron-2022", 8, 0.0, 0.0
+    )
     (memory,) = rank_memory(run, shipped())
     state = memory.parameters + memory.gradients + memory.optimizer
     # Final norm apart.
@@ -115,7 +119,7 @@ def test_state_is_zeros_table(zero: int, fixed: float, shared: float, d: int) ->
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_tensor_parallel_moves_as_much_with_sequence_parallel(sequence_parallel: bool) -> None:
     """Two all-reduces each way are as many bytes on the wire as four gathers and scatters, apart from the re-gather."""
-    cut = Cut(tp=2, sequence_parallel=sequence_parallel)
+    cut = PlanGrid(tp=2, sequence_parallel=sequence_parallel)
     layer = chains(GPT, cut, FULL_ATTENTION)["dense"]
     rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
     size = 2 * GPT.sequence * GPT.hidden
@@ -128,7 +132,7 @@ def test_tensor_parallel_moves_as_much_with_sequence_parallel(sequence_parallel:
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.booleans())
 def test_degrees_of_one_communicate_nothing(microbatch: int, layers: int, heads: int, gated: bool) -> None:
     shape = replace(LLAMA, layers=layers, heads=8 * heads, gated=gated)
-    for chain in chains(shape, Cut(microbatch=microbatch), FULL_ATTENTION).values():
+    for chain in chains(shape, PlanGrid(microbatch=microbatch), FULL_ATTENTION).values():
         assert not any(exchange.size for operator in chain for exchange in operator.forward + operator.backward)
 
 

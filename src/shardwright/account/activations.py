@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.account.attention_activations import attention_of, stream_sizes
-from shardwright.account.kept_tensors import BOOL, FLOAT32, INT32, INT64, Chain, Operator, Share
+from shardwright.account.kept_tensors import BOOL, FLOAT32, INT32, INT64, Chain, KeptTensors, Share
 from shardwright.account.moe_activations import Rows, experts_of
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import split_evenly
@@ -92,7 +92,7 @@ def _kept_names(chain: Region, policy: Policy) -> dict[str, None]:
 
 def _runs(chain: Region, policy: Policy) -> Iterator[Region]:
     """The chain, cut where recomputed and kept operators meet."""
-    run: list[Operator] = []
+    run: list[KeptTensors] = []
     for operator in chain:
         if run and (operator.name in policy) != (run[-1].name in policy):
             yield tuple(run)
@@ -124,10 +124,10 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
         sizes | attention_sizes,
         attention=attention,
         mlp=(
-            Operator("norm", "middle", ("middle", "mlp statistics"), "mlp normal"),
-            Operator("up", "mlp normal", ("mlp normal",), "up", ("whole mlp normal", "up")),
-            Operator("activation", "up", ("biased up" if model.bias else "up",), "inner"),
-            Operator("down", "inner", ("inner",), "output", ("inner", "whole output")),
+            KeptTensors("norm", "middle", ("middle", "mlp statistics"), "mlp normal"),
+            KeptTensors("up", "mlp normal", ("mlp normal",), "up", ("whole mlp normal", "up")),
+            KeptTensors("activation", "up", ("biased up" if model.bias else "up",), "inner"),
+            KeptTensors("down", "inner", ("inner",), "output", ("inner", "whole output")),
         ),
     )
 

@@ -4,7 +4,7 @@ Letters: S sequence, B microbatch size, T = S x B tokens, H hidden, N query head
 width of a head's query and key, E of its value. Sizes are bytes on one rank.
 """
 
-from shardwright.account.kept_tensors import FLOAT32, Chain, Operator, Share
+from shardwright.account.kept_tensors import FLOAT32, Chain, KeptTensors, Share
 from shardwright.config.job import JobSpec
 
 
@@ -23,12 +23,12 @@ def attention_of(job: JobSpec) -> tuple[dict[str, int], Chain]:
     """Sizes of the tensors of any layer's attention, and its operators, for one microbatch on any rank."""
     share = Share.of(job)
     sizes, project, attend = _latent(job, share) if job.model.is_latent else _grouped(job, share)
-    norm = Operator("norm", "input", ("input", "attention statistics"), "attention normal")
-    leave = Operator("output", "attended", ("attended",), "middle", ("attended", "whole middle"))
+    norm = KeptTensors("norm", "input", ("input", "attention statistics"), "attention normal")
+    leave = KeptTensors("output", "attended", ("attended",), "middle", ("attended", "whole middle"))
     return sizes, (norm, project, attend, leave)
 
 
-def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, int], Operator, Operator]:
+def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, int], KeptTensors, KeptTensors]:
     """Attention with grouped queries."""
     model, element, tokens = job.model, share.element, share.tokens
     heads, kv_heads, width = model.heads // share.tp, model.num_kv_heads // share.tp, model.head_size
@@ -62,12 +62,12 @@ def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, int], Operator, Oper
     output = "attended before trade" if trades else "attended"
     return (
         sizes,
-        Operator("qkv", "attention normal", ("attention normal",), "qkv", ("whole attention normal", "qkv")),
-        Operator("attention", "qkv", (*kept, output, "log-sum-exp"), "attended"),
+        KeptTensors("qkv", "attention normal", ("attention normal",), "qkv", ("whole attention normal", "qkv")),
+        KeptTensors("attention", "qkv", (*kept, output, "log-sum-exp"), "attended"),
     )
 
 
-def _latent(job: JobSpec, share: Share) -> tuple[dict[str, int], Operator, Operator]:
+def _latent(job: JobSpec, share: Share) -> tuple[dict[str, int], KeptTensors, KeptTensors]:
     """Multi-head latent attention. Its "qkv" makes the latents; "attention" makes the heads from them, too."""
     model, latent, element, tokens = job.model, job.model.latent, share.element, share.tokens
     heads, width, value_width = model.heads // share.tp, model.query_width, model.value_width
@@ -97,11 +97,11 @@ def _latent(job: JobSpec, share: Share) -> tuple[dict[str, int], Operator, Opera
     if not is_low_rank:
         return (
             sizes,
-            Operator(
+            KeptTensors(
                 "qkv", "attention normal", ("attention normal",), "projected",
                 ("whole attention normal", "query", "whole latents"),
             ),
-            Operator(
+            KeptTensors(
                 "attention", "projected",
                 ("keys' latent", "latent statistics", "normal keys' latent", *heads_kept), "attended",
                 ("normal keys' latent", "made keys and values"),
@@ -109,10 +109,10 @@ def _latent(job: JobSpec, share: Share) -> tuple[dict[str, int], Operator, Opera
         )  # fmt: skip
     return (
         sizes,
-        Operator(
+        KeptTensors(
             "qkv", "attention normal", ("attention normal",), "latents", ("attention normal", "latents"),
         ),
-        Operator(
+        KeptTensors(
             "attention", "latents", ("latents", "latent statistics", "normal latents", *heads_kept), "attended",
             ("whole latents", "query", "made keys and values"),
         ),

@@ -19,7 +19,7 @@ Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Collective:
+class BucketCollective:
     """One collective over the replicas, by its name in the ledger. Bytes may be an array with one entry a plan."""
 
     kind: str
@@ -37,12 +37,14 @@ class Compression(Protocol):
     def compress_share(self) -> float: ...
 
 
-def reduced_bucket(plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, itemsize: int = 4) -> list[Collective]:
+def reduced_bucket(
+    plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, itemsize: int = 4
+) -> list[BucketCollective]:
     """Collectives that leave the sum of a bucket on every rank. `itemsize` is bytes of an uncompressed element."""
     if num_ranks == 1:
         return []
     if plan.compress == "none":
-        return [Collective("all_reduce", itemsize * sum(map(math.prod, shapes)))]
+        return [BucketCollective("all_reduce", itemsize * sum(map(math.prod, shapes)))]
     large, small = _split(plan, shapes)
     rows, columns = sum(math.prod(shape[:-1]) for shape in large), sum(shape[-1] for shape in large)
     num_large = sum(map(math.prod, large))
@@ -51,7 +53,7 @@ def reduced_bucket(plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, item
 
 def scattered_bucket(
     plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, num_elements: int, itemsize: int = 4
-) -> list[Collective]:
+) -> list[BucketCollective]:
     """Collectives that leave a share of the sum on each rank. `num_elements` is the bucket's with its padding.
 
     ValueError if the bucket does not split into equal shares.
@@ -62,7 +64,7 @@ def scattered_bucket(
             f"({num_elements} / {num_ranks} = {num_elements / num_ranks:.2f}); pad it to a multiple of {num_ranks}"
         )
     if plan.compress == "none" and num_ranks > 1:
-        return [Collective("reduce_scatter", itemsize * num_elements)]
+        return [BucketCollective("reduce_scatter", itemsize * num_elements)]
     if plan.compress in ("none", "powersgd", "topk"):
         return reduced_bucket(plan, shapes, num_ranks, itemsize)
     if num_ranks == 1:
@@ -76,7 +78,7 @@ def compressed_shapes(plan: PlanSpec, shapes: Sequence[Shape]) -> list[Shape]:
     return [] if plan.compress == "none" else _split(plan, shapes)[0]
 
 
-def wire_bytes(collectives: Sequence[Collective], num_ranks: Any) -> Any:
+def wire_bytes(collectives: Sequence[BucketCollective], num_ranks: Any) -> Any:
     """Bytes that all ranks send together, by algorithms that waste nothing.
 
     (d - 1) / d of the bytes from each of the d ranks, twice that for an all-reduce.
@@ -85,27 +87,29 @@ def wire_bytes(collectives: Sequence[Collective], num_ranks: Any) -> Any:
     return (num_ranks - 1) * sum(times[collective.kind] * collective.num_bytes for collective in collectives)
 
 
-def summed(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[Collective]:
+def summed(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[BucketCollective]:
     """What sums `num_elements` in matrices of so many rows and columns in all, on every rank, by a method.
 
     Elementwise: numbers may be arrays.
     """
     if plan.compress == "powersgd":
-        return [Collective("all_reduce", _FLOAT32 * plan.compress_rank * length) for length in (rows, columns)]
+        return [BucketCollective("all_reduce", _FLOAT32 * plan.compress_rank * length) for length in (rows, columns)]
     if plan.compress == "topk":
         count = -(-plan.compress_share * num_elements // 1)
-        return [Collective("all_gather", num_ranks * count * (_INDEX + _FLOAT32))]
+        return [BucketCollective("all_gather", num_ranks * count * (_INDEX + _FLOAT32))]
     shares = _shares(plan, num_elements, num_ranks)
-    return [shares, Collective("all_gather", shares.num_bytes)]
+    return [shares, BucketCollective("all_gather", shares.num_bytes)]
 
 
-def _shares(plan: Compression, num_elements: Any, num_ranks: Any) -> Collective:
+def _shares(plan: Compression, num_elements: Any, num_ranks: Any) -> BucketCollective:
     """Each rank's share of the elements comes to it from all others, in 8 or 16 bits."""
     share = -(-num_elements // num_ranks)
-    return Collective("all_to_all", num_ranks * (_int8_bytes(share) if plan.compress == "int8" else _HALF * share))
+    return BucketCollective(
+        "all_to_all", num_ranks * (_int8_bytes(share) if plan.compress == "int8" else _HALF * share)
+    )
 
 
-def scattered(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[Collective]:
+def scattered(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[BucketCollective]:
     """Collectives that leave each rank its share of the sum of a bucket. Methods of whole tensors sum them on every
     rank."""
     if plan.compress in ("powersgd", "topk"):
@@ -113,8 +117,8 @@ def scattered(plan: Compression, num_elements: Any, rows: Any, columns: Any, num
     return [_shares(plan, num_elements, num_ranks)]
 
 
-def _as_they_are(small: list[Shape], itemsize: int) -> list[Collective]:
-    return [Collective("all_reduce", itemsize * sum(map(math.prod, small)))] if small else []
+def _as_they_are(small: list[Shape], itemsize: int) -> list[BucketCollective]:
+    return [BucketCollective("all_reduce", itemsize * sum(map(math.prod, small)))] if small else []
 
 
 def _int8_bytes(num_elements: Any) -> Any:

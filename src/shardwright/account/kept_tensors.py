@@ -9,7 +9,7 @@ FLOAT32, INT32, INT64, BOOL = 4, 4, 8, 1
 
 
 @dataclass(frozen=True)
-class Operator:
+class KeptTensors:
     """One operator of a layer: the tensors it takes, keeps for its backward and gives.
 
     `waits` are those that its weight gradients are made from, and so stay from I to W where the backward is split.
@@ -22,7 +22,7 @@ class Operator:
     waits: tuple[str, ...] = ()
 
 
-Chain = tuple[Operator, ...]
+Chain = tuple[KeptTensors, ...]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ the rank, N rows that arrive, H hidden, F inner width of an expert on this rank.
 
 from dataclasses import dataclass
 
-from shardwright.account.kept_tensors import FLOAT32, INT64, Chain, Operator, Share
+from shardwright.account.kept_tensors import FLOAT32, INT64, Chain, KeptTensors, Share
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
 
@@ -60,13 +60,13 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, int], 
     kept = _router_keeps(moe)
     chain = (
         # By names of their own: a policy's "norm" is not this one, whose result several operators need.
-        Operator("norm before experts", "middle", ("middle", "mlp statistics"), "mlp normal"),
-        Operator("router", "mlp normal", ("mlp normal", *kept), "weights", ("mlp normal", "logits")),
-        Operator("dispatch", "mlp normal", ("trip",), "dispatched"),
-        Operator("up", "dispatched", ("dispatched",), "expert up", ("dispatched", "expert up")),
-        Operator("activation", "expert up", ("expert up",), "expert inner"),
-        Operator("down", "expert inner", ("expert inner",), "expert output", ("expert inner", "expert output")),
-        Operator("combine", "expert output", ("returned", "weights"), "output"),
+        KeptTensors("norm before experts", "middle", ("middle", "mlp statistics"), "mlp normal"),
+        KeptTensors("router", "mlp normal", ("mlp normal", *kept), "weights", ("mlp normal", "logits")),
+        KeptTensors("dispatch", "mlp normal", ("trip",), "dispatched"),
+        KeptTensors("up", "dispatched", ("dispatched",), "expert up", ("dispatched", "expert up")),
+        KeptTensors("activation", "expert up", ("expert up",), "expert inner"),
+        KeptTensors("down", "expert inner", ("expert inner",), "expert output", ("expert inner", "expert output")),
+        KeptTensors("combine", "expert output", ("returned", "weights"), "output"),
     )
     shared_sizes, shared = _shared(job, share)
     return sizes | shared_sizes, chain, shared
@@ -114,13 +114,13 @@ def _shared(job: JobSpec, share: Share) -> tuple[dict[str, int], Chain]:
         "shared gate logits": FLOAT32 * share.tokens_here,
     }
     chain = [
-        Operator("up", "mlp normal", ("mlp normal",), "shared up", ("whole mlp normal", "shared up")),
-        Operator("activation", "shared up", ("biased shared up" if model.bias else "shared up",), "shared inner"),
-        Operator("down", "shared inner", ("shared inner",), "shared output", ("shared inner", "whole output")),
+        KeptTensors("up", "mlp normal", ("mlp normal",), "shared up", ("whole mlp normal", "shared up")),
+        KeptTensors("activation", "shared up", ("biased shared up" if model.bias else "shared up",), "shared inner"),
+        KeptTensors("down", "shared inner", ("shared inner",), "shared output", ("shared inner", "whole output")),
     ]
     if moe.shared_gate:
         chain.append(
-            Operator(
+            KeptTensors(
                 "gate", "shared output", ("mlp normal", "shared output", "shared gate"), "output",
                 ("mlp normal", "shared gate logits"),
             )

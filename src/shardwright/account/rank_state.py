@@ -12,7 +12,7 @@ from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_gr
 from shardwright.sharding.flat_buffer import FlatLayout
 from shardwright.sharding.parameter_shard import Place
 from shardwright.sharding.stage_parameters import stage_parameters
-from shardwright.sharding.stage_placement import Placement
+from shardwright.sharding.stage_placement import StagePlacement
 
 UnitKey = tuple[int, int]  # (stage, number of the unit in it)
 
@@ -75,7 +75,7 @@ class StageState:
         return sum(unit.layout.size for unit in self.units)
 
 
-def replicas_of(job: JobSpec, placement: Placement, is_expert: bool = False) -> Replicas:
+def replicas_of(job: JobSpec, placement: StagePlacement, is_expert: bool = False) -> Replicas:
     """Who shares the state of a stage, or of its experts. A bidirectional pipeline holds each stage twice, and both
     share it."""
     plan = job.plan

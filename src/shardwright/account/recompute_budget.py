@@ -36,7 +36,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RecomputeChoice:
     """What each layer of one pipeline rank recomputes, and the most bytes of activations that it then holds."""
 
     policies: dict[int, Policy]
@@ -134,7 +134,7 @@ def _give_back(
             return current
 
 
-def choices(job: JobSpec) -> list[Choice]:
+def choices(job: JobSpec) -> list[RecomputeChoice]:
     """What each pipeline rank recomputes under plan.recompute = "budget". PlanError if a rank can't fit the limit."""
     plan, layers, program = job.plan, job.model.layers, job_program(job)
     layer, again, counts = layer_of(job), Again.of(job), plan.stage_layers(layers)
@@ -153,7 +153,7 @@ def choices(job: JobSpec) -> list[Choice]:
             for i, held in enumerate(memory.layers)
         }
         flops = sum(again.flops(policy) for policy in policies.values())
-        found.append(Choice(policies, peak(when, chosen)[0], limit_bytes, flops))
+        found.append(RecomputeChoice(policies, peak(when, chosen)[0], limit_bytes, flops))
     if faults:
         raise PlanError(f"memory budget of {job.name}", faults)
     return found

@@ -20,7 +20,7 @@ from shardwright.config.job import JobSpec
 from shardwright.sharding.parameter_shard import Place
 from shardwright.sharding.placements import BUFFER, Placements, TensorLayout, placements
 from shardwright.sharding.stage_parameters import stage_parameters
-from shardwright.sharding.stage_placement import Placement as StagePlacement
+from shardwright.sharding.stage_placement import StagePlacement
 
 
 @dataclass(frozen=True)

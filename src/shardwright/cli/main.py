@@ -41,9 +41,9 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them."""
     spec = load_to_run(job, overrides)
     from shardwright.train.launch.fork_server import start_server_early
-    from shardwright.train.launch.rank_environment import Seat
+    from shardwright.train.launch.rank_environment import RankEnvironment
 
-    seat = Seat.from_environment()
+    seat = RankEnvironment.from_environment()
     if seat is not None:
         die_of_signals()
     else:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.account.compression import Collective, scattered, summed
+from shardwright.account.compression import BucketCollective, scattered, summed
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates, known_host
 from shardwright.cost.collective_time import all_to_all_s, ring_s
@@ -16,7 +16,7 @@ from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import chains
 from shardwright.workload.operators import FLOAT32
 from shardwright.workload.query import Run
-from shardwright.workload.stage_contents import Ranks
+from shardwright.workload.stage_contents import PipelineRanks
 
 # Bytes by gradient element that a method of compression reads and writes on the device, of float32 gradients: casts,
 # the sum of the shares that come, and for the methods with error feedback adding the error before and keeping it after.
@@ -28,21 +28,21 @@ _UPDATE_BYTES = 4 + 4 * 6 + 2 + 4
 
 
 @dataclass(frozen=True)
-class Replicas:
+class DataParallel:
     """All that prices the ends of a step. Numbers are arrays; `ranks` are of shape (ranks, plans)."""
 
     run: Run
     software: SoftwareSpec
     rates: Rates
     groups: Groups
-    ranks: Ranks
+    ranks: PipelineRanks
     held: tuple[Array, Array]  # elements that all tokens use and of routed experts, by rank
     pace: PieceTime  # of the rank that sets the pace: what the last backward and the next forward hide
 
     @classmethod
     def of(
-        cls, run: Run, software: SoftwareSpec, rates: Rates, groups: Groups, ranks: Ranks, pace: PieceTime
-    ) -> "Replicas":
+        cls, run: Run, software: SoftwareSpec, rates: Rates, groups: Groups, ranks: PipelineRanks, pace: PieceTime
+    ) -> "DataParallel":
         """The replicas of plans in arrays."""
         return cls(run, software, rates, groups, ranks, ranks.parameters(run.shape, run.cut), pace)
 
@@ -146,7 +146,7 @@ class Replicas:
         return device_s, np.maximum(0.0, np.maximum(there * _UPDATE_BYTES / host.host_memory, copied_s) - device_s)
 
 
-def _collective_s(rates: Rates, group: Group, collective: Collective) -> Numbers:
+def _collective_s(rates: Rates, group: Group, collective: BucketCollective) -> Numbers:
     """Seconds of a collective of a method of compression."""
     if collective.kind == "all_to_all":
         return all_to_all_s(rates, group, collective.num_bytes)

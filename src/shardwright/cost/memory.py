@@ -23,8 +23,8 @@ from shardwright.workload.layers import LAYERS, chains, kept_bytes, placeholder_
 from shardwright.workload.memo import Memo
 from shardwright.workload.memo_keys import layer_columns, layer_words
 from shardwright.workload.operators import FLOAT32, Context
-from shardwright.workload.query import Cut, Run
-from shardwright.workload.stage_contents import LayerKind, Ranks, all_ranks
+from shardwright.workload.query import PlanGrid, Run
+from shardwright.workload.stage_contents import LayerKind, PipelineRanks, all_ranks
 
 MOMENTS = 2 * FLOAT32
 _ONE_BY_ONE = ("none", "selective")  # policies whose operators run again one by one, and are used at once
@@ -79,7 +79,7 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
     return [only(picked(memory, rank)) for rank in range(int(cut.pp[0]))]
 
 
-def _on_ranks(run: Run, constants: Constants, ranks: Ranks, memo: Memo, held: tuple[Array, Array]) -> Memory:
+def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, held: tuple[Array, Array]) -> Memory:
     """Memory of every rank, in arrays of shape (ranks, plans)."""
     software, cut, shape = software_under(run), run.cut, run.shape
     words = ranks.kinds, *layer_words(cut)
@@ -130,7 +130,7 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     return stacked_rows(values, len(run.cut.tp))
 
 
-def _libraries(software: SoftwareSpec, ranks: Ranks, placeholders: Sequence[Array]) -> Numbers:
+def _libraries(software: SoftwareSpec, ranks: PipelineRanks, placeholders: Sequence[Array]) -> Numbers:
     """What libraries hold through the whole step: placeholders of weight gradients and workspaces, by kinds of layers
     that a rank has."""
     dense, experts = (
@@ -143,7 +143,7 @@ def _libraries(software: SoftwareSpec, ranks: Ranks, placeholders: Sequence[Arra
     return held + _WORKSPACE * (always + more * experts)
 
 
-def _state(cut: Cut, software: SoftwareSpec, held: tuple[Array, ...]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+def _state(cut: PlanGrid, software: SoftwareSpec, held: tuple[Array, ...]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Bytes of (parameters, gradients, optimizer, what the host holds) of common elements, and routed experts' if any.
 
     Float32 parameters are updated themselves, others have a copy in float32. In stage 3 that copy is the parameters.

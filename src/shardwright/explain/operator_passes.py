@@ -16,7 +16,7 @@ from shardwright.cost.stage_time import Costing, ExchangeTime, OperatorTime
 from shardwright.cost.topology import Group
 from shardwright.cost.wire_bytes import SentBytes, all_to_all_sent, ring_sent
 from shardwright.workload.layers import chains, share_run_again
-from shardwright.workload.operators import Exchange, Operator, Product
+from shardwright.workload.operators import Exchange, MatrixProduct, Operator
 from shardwright.workload.query import Run
 from shardwright.workload.stage_contents import all_ranks
 
@@ -40,7 +40,7 @@ class OperatorPass:
     again; `pairs` are those of a query and a key, over the heads of a rank."""
 
     name: str
-    products: tuple[Product, ...]
+    products: tuple[MatrixProduct, ...]
     pairs: float
     flops: float
     backward_flops: float

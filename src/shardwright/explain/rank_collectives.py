@@ -38,7 +38,7 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedGroups:
     """A prediction: what prices parts of the step, and the whole."""
 
     costing: Costing
@@ -47,7 +47,7 @@ class Priced:
 
 def crossings(
     job: JobSpec, program: Program, rank: int, pieces: Mapping[PieceKind, int], passes: list[PiecePass],
-    groups: list[RankGroup], priced: Priced | None,
+    groups: list[RankGroup], priced: PricedGroups | None,
 ) -> list[Crossing]:  # fmt: skip
     """All collectives of a step on pipeline rank `rank`, which computes so many `pieces` of each kind."""
     sizes = {group.axis: len(group.ranks) for group in groups}
@@ -96,7 +96,7 @@ def _sum(one: float | None, more: float | None) -> float | None:
 
 
 def _messages(
-    job: JobSpec, program: Program, rank: int, groups: list[RankGroup], priced: Priced | None
+    job: JobSpec, program: Program, rank: int, groups: list[RankGroup], priced: PricedGroups | None
 ) -> Iterator[Crossing]:
     """What the rank sends to its neighbours in the pipeline."""
     sends = [action for action in program.ranks[rank] if action.kind in SEND]
@@ -116,7 +116,7 @@ def _messages(
 
 
 def _replicas(
-    job: JobSpec, program: Program, rank: int, groups: list[RankGroup], priced: Priced | None
+    job: JobSpec, program: Program, rank: int, groups: list[RankGroup], priced: PricedGroups | None
 ) -> Iterator[Crossing]:
     """Gradients and parameters over the replicas; and a tied table's two gradients."""
     if program.weights != "current":
@@ -139,7 +139,9 @@ def _replicas(
         yield replace(crossing, exposed_s=priced.step.data * (crossing.seconds or 0.0) / (whole or 1.0))
 
 
-def _of_group(phase: str, kind: str, of: RankGroup, calls: int, full_bytes: float, priced: Priced | None) -> Crossing:
+def _of_group(
+    phase: str, kind: str, of: RankGroup, calls: int, full_bytes: float, priced: PricedGroups | None
+) -> Crossing:
     group, rounds = of.as_priced, 2 if kind == "all_reduce" else 1
     is_direct = kind == "all_to_all"
     sent = all_to_all_sent(group, full_bytes) if is_direct else ring_sent(group, full_bytes, rounds)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shardwright.config.job import JobSpec
 from shardwright.cost.topology import Group
 from shardwright.sharding.mesh import MeshShape
-from shardwright.sharding.stage_placement import Placement
+from shardwright.sharding.stage_placement import StagePlacement
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ def node_of(job: JobSpec, rank: int) -> int:
     return rank // job.cluster.devices_per_node if job.cluster.devices_per_node else 0
 
 
-def groups_of_rank_0(job: JobSpec, placement: Placement) -> list[RankGroup]:
+def groups_of_rank_0(job: JobSpec, placement: StagePlacement) -> list[RankGroup]:
     """One for each axis with more than one rank, in the order in which a token meets them."""
     return [group for group in _all_groups(job, placement) if len(group.ranks) > 1]
 
 
-def _all_groups(job: JobSpec, placement: Placement) -> Iterator[RankGroup]:
+def _all_groups(job: JobSpec, placement: StagePlacement) -> Iterator[RankGroup]:
     plan = job.plan
     stage = plan.dp * plan.cp * plan.tp  # ranks of a stage, which are neighbours
 
@@ -73,7 +73,7 @@ def _all_groups(job: JobSpec, placement: Placement) -> Iterator[RankGroup]:
         yield from _replicas(job, placement, True)
 
 
-def _replicas(job: JobSpec, placement: Placement, is_expert: bool) -> Iterator[RankGroup]:
+def _replicas(job: JobSpec, placement: StagePlacement, is_expert: bool) -> Iterator[RankGroup]:
     """The groups that sum gradients: all replicas at once, or under hybrid sharding first those that share a set of
     shards."""
     plan = job.plan

@@ -20,7 +20,7 @@ from shardwright.cost.stage_time import Costing, PieceTime
 from shardwright.explain.batch_split import Portion, portions
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
 from shardwright.explain.operator_passes import PieceKind, PiecePass, piece_passes, rank_pieces
-from shardwright.explain.rank_collectives import Crossing, Priced, crossings
+from shardwright.explain.rank_collectives import Crossing, PricedGroups, crossings
 from shardwright.explain.rank_groups import RankGroup, groups_of_rank_0, rank_order
 from shardwright.explain.strategy_effects import Effect, effects
 from shardwright.schedule.job_program import job_program
@@ -127,12 +127,12 @@ def _links(run: Run, costing: Costing) -> list[Link]:
     ]
 
 
-def _priced(job: JobSpec, run: Run) -> tuple[Priced | None, str]:
+def _priced(job: JobSpec, run: Run) -> tuple[PricedGroups | None, str]:
     """The prediction of the step; or why there is none."""
     if run.device == "unknown":
         known = ", ".join(catalog.names("devices"))
         return None, f"cluster.device is unknown; set it to one of {known}"
     try:
-        return Priced(Costing.of(run, shipped()), played_step(job, shipped())), ""
+        return PricedGroups(Costing.of(run, shipped()), played_step(job, shipped())), ""
     except (KeyError, ValueError) as error:
         return None, str(error.args[0])

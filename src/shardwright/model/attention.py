@@ -15,9 +15,9 @@ from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.norm import Norm
 from shardwright.model.rotary import rotate, split_and_rotate
 from shardwright.parallel.context.ring_attention import trade_for_heads, trade_for_tokens
-from shardwright.parallel.tensor.linear import ColumnLinear, Cut, RowLinear
+from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
-from shardwright.parallel.tensor.recomputed_input import Recipe
+from shardwright.parallel.tensor.recomputed_input import InputRecipe
 from shardwright.sharding.stage_parameters import residual_std
 
 
@@ -30,7 +30,7 @@ class Attention(nn.Module):
     The operators are called one by one, for a block may compute some of them twice: `project`, `attend`, `leave`.
     """
 
-    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
+    def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
         super().__init__()
         self.head_dim = spec.head_size
         self.queries_per_group = spec.heads // spec.num_kv_heads
@@ -50,7 +50,7 @@ class Attention(nn.Module):
         self.q_norm = Norm(spec, cut, self.head_dim, cut.tp) if spec.qk_norm else None
         self.k_norm = Norm(spec, cut, self.head_dim, cut.tp, bias_learns=is_turned) if spec.qk_norm else None
 
-    def project(self, x_sBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+    def project(self, x_sBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
         """[s, B, H] to queries, keys and values, [S, B, G x (Q + 2) x D]."""
         return self.qkv(x_sBH, recipe)
 
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         out_SBE = out_SBND.reshape(S, B, -1)
         return trade_for_tokens(out_SBE, self.cut.cp) if self.cut.trades_heads else out_SBE
 
-    def leave(self, attended_SBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+    def leave(self, attended_SBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
         """[S, B, N x D] to [s, B, H]."""
         return self.out(attended_SBH, recipe)
 

@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.parallel.context.ring_attention import gathered_attention, ring_attention
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 
 
 def dot_product_attention(
-    q_SBND: Tensor, k_SBGD: Tensor, v_SBGE: Tensor, scale: float, cut: Cut, run: ForwardPass
+    q_SBND: Tensor, k_SBGD: Tensor, v_SBGE: Tensor, scale: float, cut: LayerSharding, run: ForwardPass
 ) -> Tensor:
     """Causal attention over the whole sequence, [S, B, N, E]; E may be less than D, and G must divide N.
 

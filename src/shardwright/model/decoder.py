@@ -34,9 +34,9 @@ from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool
 from shardwright.parallel.recompute.region import Operator, Results, chain, forget, run_again
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
-from shardwright.parallel.tensor.linear import ColumnLinear, Cut
+from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, materialise, name_parameters, placed_parameters
-from shardwright.parallel.tensor.recomputed_input import Recipe
+from shardwright.parallel.tensor.recomputed_input import InputRecipe
 from shardwright.sharding.sequence import held_ranges
 
 
@@ -64,7 +64,7 @@ class Block(nn.Module):
     `policy` says what it computes again in the backward instead of keeping it (config/recompute_policy.py).
     """
 
-    def __init__(self, spec: ModelSpec, layer: int, cut: Cut, policy: Policy = KEEP_ALL) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, cut: LayerSharding, policy: Policy = KEEP_ALL) -> None:
         super().__init__()
         self.policy = policy
         self.attention_norm = Norm(spec, cut)
@@ -79,7 +79,7 @@ class Block(nn.Module):
         """[s, B, H] to [s, B, H]."""
         if self.moe is not None:
             return self._forward_experts(self.moe, x_sBH, run)
-        recipe: Recipe | None
+        recipe: InputRecipe | None
         if LAYER in self.policy:
             (x_sBH, inner_SBF), recipe = forget(lambda x: self._before_down(x, run), x_sBH, run.convoy)
         else:
@@ -137,7 +137,7 @@ class DecoderStage(nn.Module):
     """One stage. Layers keep their number in the whole model, so that a parameter's name is the same in any plan."""
 
     def __init__(
-        self, spec: ModelSpec, span: StageSpan, cut: Cut, policies: Mapping[int, Policy] | None = None,
+        self, spec: ModelSpec, span: StageSpan, cut: LayerSharding, policies: Mapping[int, Policy] | None = None,
         host: HostPool | None = None,
     ) -> None:  # fmt: skip
         """`policies` say what layers recompute, by their number in the whole model; others keep all. Where there is a

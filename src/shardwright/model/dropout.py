@@ -17,7 +17,7 @@ from shardwright.config.model import ModelSpec
 from shardwright.model.counter_rng import random_words, stream_key
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.positions import positions_tensor
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.sharding.sequence import Ranges
 
 CHANNELS_PER_WORD = 4  # 16 bits decide about an element, so p is rounded to a multiple of 2^-16
@@ -27,7 +27,7 @@ LEVELS = 1 << 16
 class Dropout(nn.Module):
     """Dropout of hidden states at one place of the model."""
 
-    def __init__(self, spec: ModelSpec, place: str, cut: Cut) -> None:
+    def __init__(self, spec: ModelSpec, place: str, cut: LayerSharding) -> None:
         """`place` names the place among all of the model, the same in every plan."""
         super().__init__()
         self.place = place

@@ -14,14 +14,14 @@ from torch.nn import functional
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.regions import reduce_from, scatter_to
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whole
 
 
 class Embedding(nn.Module):
     """Vocabulary-parallel lookup."""
 
-    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
+    def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
         super().__init__()
         self.cut = cut
         self.first_row, self.end_row = split_evenly(spec.vocab, cut.tp.size, cut.tp.index)
@@ -58,7 +58,7 @@ class _Lookup(torch.autograd.Function):
 class LearnedPositions(nn.Module):
     """A trained vector for each position (Radford et al. 2019). Under sequence parallel a rank adds its part."""
 
-    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
+    def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
         super().__init__()
         self.sharded_over = cut.summed_over
         self.weight = whole((spec.sequence, spec.hidden), "normal", spec.init_std, summed_over=self.sharded_over)

@@ -21,8 +21,8 @@ from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.norm import Norm
 from shardwright.model.rotary import turn
 from shardwright.parallel.tensor.column_products import Part, column_products
-from shardwright.parallel.tensor.linear import ColumnLinear, Cut, ReplicatedLinear, RowLinear, local_product
-from shardwright.parallel.tensor.recomputed_input import Recipe
+from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, ReplicatedLinear, RowLinear, local_product
+from shardwright.parallel.tensor.recomputed_input import InputRecipe
 from shardwright.sharding.stage_parameters import residual_std
 
 
@@ -36,7 +36,7 @@ class LatentAttention(nn.Module):
     their collective: each rank makes the latents of all tokens, for its own heads.
     """
 
-    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
+    def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
         super().__init__()
         latent = spec.latent
         self.cut = cut
@@ -56,7 +56,7 @@ class LatentAttention(nn.Module):
             heads * latent.value_dim, spec.hidden, False, cut, residual_std(spec.init_std, spec.layers)
         )
 
-    def project(self, x_sBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+    def project(self, x_sBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
         """[s, B, H] to latents, [s, B, L]; without low-rank queries to queries and latents, [S, B, N x D + L]."""
         if self.q_norm is not None:
             return self.down(x_sBH, recipe)
@@ -76,7 +76,7 @@ class LatentAttention(nn.Module):
         )  # fmt: skip
         return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.scale, self.cut, run).reshape(S, B, -1)
 
-    def leave(self, attended: Tensor, recipe: Recipe | None = None) -> Tensor:
+    def leave(self, attended: Tensor, recipe: InputRecipe | None = None) -> Tensor:
         """[S, B, N x E] to [s, B, H]."""
         return self.out(attended, recipe)
 

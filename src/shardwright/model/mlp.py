@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
 from shardwright.model.activation import activate, activate_gated
-from shardwright.parallel.tensor.linear import ColumnLinear, Cut, RowLinear
+from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
-from shardwright.parallel.tensor.recomputed_input import Recipe
+from shardwright.parallel.tensor.recomputed_input import InputRecipe
 from shardwright.sharding.stage_parameters import residual_std
 
 
@@ -19,7 +19,7 @@ class MLP(nn.Module):
     The operators are called one by one, for a block may compute some of them twice: `rise`, `activate`, `leave`.
     """
 
-    def __init__(self, spec: ModelSpec, cut: Cut, width: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, cut: LayerSharding, width: int = 0) -> None:
         """`width` is that inside the MLP, if it is not the model's."""
         super().__init__()
         width = width or spec.ffn_size
@@ -36,7 +36,7 @@ class MLP(nn.Module):
             residual_std(spec.init_std, spec.layers),
         )
 
-    def rise(self, x_sBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+    def rise(self, x_sBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
         """[s, B, H] to [S, B, F], or to [gate | up], [S, B, 2 F], if gated."""
         return self.up(x_sBH, recipe)
 
@@ -46,6 +46,6 @@ class MLP(nn.Module):
             up = up + self.up_bias.flatten()
         return activate_gated(up, self.activation) if self.gated else activate(up, self.activation)
 
-    def leave(self, inner_SBF: Tensor, recipe: Recipe | None = None) -> Tensor:
+    def leave(self, inner_SBF: Tensor, recipe: InputRecipe | None = None) -> Tensor:
         """[S, B, F] to [s, B, H]."""
         return self.down(inner_SBF, recipe)

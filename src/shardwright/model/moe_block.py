@@ -27,7 +27,7 @@ from shardwright.parallel.comm.regions import copy_to, gather_from, reduce_from,
 from shardwright.parallel.expert.dispatch import Routing, through_experts
 from shardwright.parallel.expert.grouped_linear import grouped_linear
 from shardwright.parallel.recompute.region import Operator, chain
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import expert_matrix, whole
 from shardwright.sharding.stage_parameters import residual_std
 
@@ -36,7 +36,7 @@ class Experts(nn.Module):
     """The experts of this rank. Gate and up of all of them are one weight of full shape [E, 2, ffn, H], or
     [E, 1, ffn, H] without a gate; down is [E, H, ffn]. They have no biases."""
 
-    def __init__(self, spec: ModelSpec, cut: Cut) -> None:
+    def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
         super().__init__()
         self.cut, self.gated, self.activation = cut, spec.gated_mlp, spec.activation
         count, width = spec.moe.experts, spec.moe.ffn_size(spec.ffn_size)
@@ -62,7 +62,7 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Router, experts, and shared experts if there are any."""
 
-    def __init__(self, spec: ModelSpec, layer: int, cut: Cut) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, cut: LayerSharding) -> None:
         super().__init__()
         self.cut, self.num_experts = cut, spec.moe.experts
         self.router = Router(spec, layer, cut)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
 from shardwright.parallel.comm.collectives import Axis
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, whole
 
 
@@ -23,7 +23,12 @@ class Norm(nn.Module):
     """
 
     def __init__(
-        self, spec: ModelSpec, cut: Cut, width: int = 0, summed_over: Axis | None = None, bias_learns: bool = True
+        self,
+        spec: ModelSpec,
+        cut: LayerSharding,
+        width: int = 0,
+        summed_over: Axis | None = None,
+        bias_learns: bool = True,
     ) -> None:
         """Without `bias_learns` the bias stays as it is: what follows cancels it, and its gradient would be rounding
         noise, of which Adam makes steps."""

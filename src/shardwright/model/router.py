@@ -24,14 +24,14 @@ from shardwright.model.positions import positions_tensor
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_gather, all_reduce
 from shardwright.parallel.expert.dispatch import Routing
-from shardwright.parallel.tensor.linear import Cut
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import whole
 
 
 class Router(nn.Module):
     """`state` is what it remembers; the weight is [E, H]."""
 
-    def __init__(self, spec: ModelSpec, layer: int, cut: Cut) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, cut: LayerSharding) -> None:
         super().__init__()
         self.spec, self.cut, self.layer, self.sequence = spec.moe, cut, layer, spec.sequence
         self.gate = make_gate(spec.moe)

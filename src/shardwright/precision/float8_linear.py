@@ -21,7 +21,7 @@ from torch import Tensor
 from shardwright.precision.amax_history import AmaxHistory
 from shardwright.precision.float8 import E4M3, Granularity, Quantised, amaxes, cast, quantise, scales_for, transposed
 from shardwright.precision.float8_product import product
-from shardwright.precision.float8_recipe import RECIPES, Recipe, RecipeName
+from shardwright.precision.float8_recipe import RECIPES, Float8Recipe, RecipeName
 
 CutDim = Literal["none", "outputs", "inputs"]
 ReduceMax = Callable[[Tensor], Tensor]  # the elementwise largest over some ranks; may work in place
@@ -45,7 +45,7 @@ class Float8Linear:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: Float8Recipe,
         cut: CutDim,
         reduce_max: ReduceMax,
         history: int,

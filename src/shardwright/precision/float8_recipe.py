@@ -15,7 +15,7 @@ RecipeName = Literal["delayed", "tensorwise", "rowwise", "blockwise"]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Float8Recipe:
     """`activation` is the granularity of x and dy, `weight` that of W; `delayed` takes scales from past steps."""
 
     name: RecipeName
@@ -25,17 +25,17 @@ class Recipe:
     delayed: bool = False
 
 
-RECIPES: dict[RecipeName, Recipe] = {
+RECIPES: dict[RecipeName, Float8Recipe] = {
     recipe.name: recipe
     for recipe in (
         # Micikevicius et al. 2022 (arXiv 2209.05433, section 3): a scale for each tensor; gradients in e5m2.
-        Recipe("tensorwise", "tensor", "tensor", E5M2),
+        Float8Recipe("tensorwise", "tensor", "tensor", E5M2),
         # The recipe of NVIDIA's Transformer Engine ("delayed scaling", format "hybrid": e4m3, and e5m2 for gradients).
-        Recipe("delayed", "tensor", "tensor", E5M2, delayed=True),
+        Float8Recipe("delayed", "tensor", "tensor", E5M2, delayed=True),
         # A scale for each token and each output. Gradients stay e5m2, as above: a row of dy is all the outputs of a
         # token, whose range a scale for the row does not narrow.
-        Recipe("rowwise", "row", "row", E5M2),
+        Float8Recipe("rowwise", "row", "row", E5M2),
         # DeepSeek-AI 2024 (DeepSeek-V3, arXiv 2412.19437, section 3.3): tiles are small enough for e4m3 everywhere.
-        Recipe("blockwise", "tile", "block", E4M3),
+        Float8Recipe("blockwise", "tile", "block", E4M3),
     )
 }

@@ -12,7 +12,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
 from shardwright.cost.calibration import device_of
-from shardwright.planner.advice.advice import Advice, Own, Priced
+from shardwright.planner.advice.advice import Advice, Own, PricedPlan
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 
@@ -29,7 +29,7 @@ def show_plans(advice: Advice, as_json: bool) -> None:
     click.echo(json.dumps([as_dict(plan) for plan in advice.plans]) if as_json else plans_text(advice))
 
 
-def as_dict(plan: Priced) -> dict[str, Any]:
+def as_dict(plan: PricedPlan) -> dict[str, Any]:
     """One plan of `--json`: all fields of the plan, seconds, bytes, US dollars (null where the price is unknown)."""
     time, memory = plan.time.as_dict(), plan.memory.as_dict()
     return {
@@ -52,7 +52,7 @@ def as_dict(plan: Priced) -> dict[str, Any]:
     }
 
 
-def _lacks(plan: Priced) -> tuple[str, ...]:
+def _lacks(plan: PricedPlan) -> tuple[str, ...]:
     return lacks(software_of(plan.job.cluster.software), plan.job)
 
 
@@ -154,7 +154,7 @@ def _best(advice: Advice) -> Iterator[str]:
     )
 
 
-def _closed_words(plans: list[Priced]) -> str:
+def _closed_words(plans: list[PricedPlan]) -> str:
     """How far closed forms are off what was simulated."""
     off = [float(plan.closed.total / plan.time.total) - 1 for plan in plans if plan.simulated]
     least, most = (f"{abs(of):.1%} {'more' if of >= 0 else 'less'}" for of in (min(off), max(off)))
@@ -173,7 +173,7 @@ def _runner_up(advice: Advice) -> str:
     return words + "It would be as fast with " + ", or ".join(flip.text for flip in advice.flips) + "."
 
 
-def _caution(plans: list[Priced]) -> str:
+def _caution(plans: list[PricedPlan]) -> str:
     """What the pessimistic prices say of the order."""
     slowest = max(float(plan.cautious.total / plan.closed.total) for plan in plans)
     first = min(plans, key=lambda plan: float(plan.cautious.total / plan.job.tokens_per_step))
@@ -191,7 +191,7 @@ def _filled(text: str, hang: int = 0) -> str:
     return textwrap.fill(text, _WIDTH, initial_indent="  " if hang else "", subsequent_indent=" " * hang)
 
 
-def _rows(plans: list[Priced]) -> Iterator[list[str]]:
+def _rows(plans: list[PricedPlan]) -> Iterator[list[str]]:
     yield ["", "step", "pessimistic", "tokens/s/device", "MFU", "HFU", "memory", "cost", "  plan"]
     for number, plan in enumerate(plans, 1):
         usd = "unknown" if plan.money.usd is None else f"{float(plan.money.usd):,.2f} USD"
@@ -202,7 +202,7 @@ def _rows(plans: list[Priced]) -> Iterator[list[str]]:
         ]  # fmt: skip
 
 
-def _breakdown(plan: Priced) -> Iterator[list[str]]:
+def _breakdown(plan: PricedPlan) -> Iterator[list[str]]:
     """Time and memory side by side: a part a line."""
     from shardwright.planner.advice.reasons import PARTS
 
@@ -230,7 +230,7 @@ def _reason_lines(reasons: "list[Reason]") -> Iterator[str]:
         yield _filled(f"{reason.field} {reason.value}, not {reason.other}: {cost}: {reason.text}", hang=6)
 
 
-def _own(own: Own, plans: list[Priced]) -> Iterator[str]:
+def _own(own: Own, plans: list[PricedPlan]) -> Iterator[str]:
     """The job's own plan: how far off the best, where it stands, what keeps it from fitting."""
     found, stands = own.priced, own.standing
     text = f"The job's own plan ({plan_words(found.job.plan)}) takes {found.time.total:.3f} s"
@@ -260,7 +260,7 @@ def _changes(before: PlanSpec, after: PlanSpec) -> Iterator[str]:
             yield f"{name} {new} for {old}"
 
 
-def _misfit(found: "Misfit", own: Priced) -> str:
+def _misfit(found: "Misfit", own: PricedPlan) -> str:
     kinds = ", ".join(
         f"{name} {float(value) / _GIB:.1f}"
         for name, value in found.memory.as_dict().items()

@@ -48,7 +48,7 @@ _FORWARD, _BACKWARD, _WEIGHT_GRAD, _RECOMPUTE = Kind.FORWARD, Kind.BACKWARD, Kin
 
 
 @dataclass(frozen=True)
-class Rule:
+class LifetimeRule:
     """Which actions begin the life of a buffer, about the same stage and microbatch as the one that ends it.
 
     `of_recomputed` says of which microbatches a forward begins it: of those that are computed again, or of others.
@@ -62,11 +62,11 @@ class Rule:
 
 
 RULES = (
-    Rule(Buffer.ACTIVATIONS, (Kind.FORWARD, Kind.RECOMPUTE), (Kind.BACKWARD, Kind.WEIGHT_GRAD), taken=False),
-    Rule(Buffer.INPUT, (Kind.FORWARD,), (Kind.RECOMPUTE,), taken=True, of_recomputed=True),
-    Rule(Buffer.MESSAGE, (Kind.RECV_FORWARD,), (Kind.FORWARD,), taken=True),
-    Rule(Buffer.MESSAGE, (Kind.RECV_BACKWARD,), (Kind.BACKWARD, Kind.INPUT_GRAD), taken=True),
-    Rule(Buffer.PARAMETERS, (Kind.GATHER,), (Kind.RELEASE,), taken=False),
+    LifetimeRule(Buffer.ACTIVATIONS, (Kind.FORWARD, Kind.RECOMPUTE), (Kind.BACKWARD, Kind.WEIGHT_GRAD), taken=False),
+    LifetimeRule(Buffer.INPUT, (Kind.FORWARD,), (Kind.RECOMPUTE,), taken=True, of_recomputed=True),
+    LifetimeRule(Buffer.MESSAGE, (Kind.RECV_FORWARD,), (Kind.FORWARD,), taken=True),
+    LifetimeRule(Buffer.MESSAGE, (Kind.RECV_BACKWARD,), (Kind.BACKWARD, Kind.INPUT_GRAD), taken=True),
+    LifetimeRule(Buffer.PARAMETERS, (Kind.GATHER,), (Kind.RELEASE,), taken=False),
 )
 
 
@@ -76,7 +76,7 @@ def lives(schedule: Schedule, rank: int) -> list[Life]:
     A forward-only program keeps nothing for a backward.
     """
     row, recomputed = schedule.ranks[rank], schedule.recomputed
-    opened: list[tuple[Rule, dict[tuple[int, int], int]]] = [(rule, {}) for rule in RULES]  # since which action
+    opened: list[tuple[LifetimeRule, dict[tuple[int, int], int]]] = [(rule, {}) for rule in RULES]  # since which action
     ending = {kind: [(rule, since) for rule, since in opened if kind in rule.ends] for kind in Kind}
     beginning = {kind: [(rule, since) for rule, since in opened if kind in rule.begins] for kind in Kind}
     beginning[Kind.FORWARD] *= schedule.trains

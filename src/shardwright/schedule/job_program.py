@@ -7,7 +7,7 @@ from shardwright.config.model_flops import stage_flops
 from shardwright.config.plan import ASYNCHRONOUS, Recompute
 from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
 from shardwright.schedule.message_sizes import job_sizes
-from shardwright.schedule.registry import Shape, schedule_faults, shape_order, shape_program
+from shardwright.schedule.registry import PipelineShape, schedule_faults, shape_order, shape_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs
 
@@ -17,7 +17,7 @@ class Order:
     """All that the order of work of a job depends on."""
 
     schedule: str
-    shape: Shape
+    shape: PipelineShape
     recompute: Recompute
     gathers: bool
     reduces_by_run: bool
@@ -37,7 +37,7 @@ def job_order(job: JobSpec, num_steps: int = 1) -> Order:
     """The order of a job's work."""
     plan = job.plan
     costs = relative_costs(job) if plan.schedule == "auto" else None
-    shape = Shape(
+    shape = PipelineShape(
         plan.pp, job.num_microbatches, plan.virtual_stages, plan.extra_warmup, num_steps=num_steps,
         most_alive=_limit(job), costs=costs,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
 from shardwright.sharding.stage_parameters import stage_parameters
-from shardwright.sharding.stage_placement import Placement
+from shardwright.sharding.stage_placement import StagePlacement
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sizes:
         return (self.message / bytes_per_time,) * (len(self.reduce) - 1)
 
 
-def job_sizes(job: JobSpec, placement: Placement, tp_index: int = 0) -> Sizes:
+def job_sizes(job: JobSpec, placement: StagePlacement, tp_index: int = 0) -> Sizes:
     """The sizes of a job's messages and state, on a device at `tp_index` of its tensor-parallel group. Shares differ if
     rows don't divide.
 

@@ -30,7 +30,7 @@ from shardwright.schedule.timing import Costs
 
 
 @dataclass(frozen=True)
-class Shape:
+class PipelineShape:
     """What a schedule is made for. What follows the virtual stages is each understood by some schedules only."""
 
     num_ranks: int
@@ -53,16 +53,16 @@ class Entry:
     an overlapped pair. Empty: there is no formula; simulate it.
     """
 
-    make: Callable[[Shape], Schedule]
+    make: Callable[[PipelineShape], Schedule]
     bubble: str = ""
     when: str = ""
     repeated: str = ""
-    faults: Callable[[Shape], list[str]] = lambda shape: []
+    faults: Callable[[PipelineShape], list[str]] = lambda shape: []
     understands: tuple[str, ...] = ()
 
     def __call__(self, num_ranks: int, num_microbatches: int, virtual_stages: int = 1) -> Schedule:
         """The schedule of a shape that is admitted."""
-        return self.make(Shape(num_ranks, num_microbatches, virtual_stages))
+        return self.make(PipelineShape(num_ranks, num_microbatches, virtual_stages))
 
 
 GENERATORS: dict[str, Entry] = {
@@ -139,7 +139,7 @@ GENERATORS: dict[str, Entry] = {
 }
 
 
-def _auto(shape: Shape) -> Schedule:
+def _auto(shape: PipelineShape) -> Schedule:
     from shardwright.schedule.solver.auto import auto  # the solver is as large as all other schedules together
 
     limit = shape.most_alive or None
@@ -148,7 +148,7 @@ def _auto(shape: Shape) -> Schedule:
     )  # fmt: skip
 
 
-def _auto_faults(shape: Shape) -> list[str]:
+def _auto_faults(shape: PipelineShape) -> list[str]:
     if shape.virtual_stages > 2:
         return [f"schedule 'auto' runs one or two stages on each rank, and v is {shape.virtual_stages}; use 1 or 2"]
     p, m, num_stages = shape.num_ranks, shape.num_microbatches, shape.num_ranks * shape.virtual_stages
@@ -176,24 +176,26 @@ def schedule_faults(
     group: int = 0, num_steps: int = 1, most_alive: float = 0.0, costs: Costs | None = None,
 ) -> list[str]:  # fmt: skip
     """Why a schedule does not admit a shape, each with its arithmetic and a way out. Empty if it does."""
-    shape = Shape(num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs)
+    shape = PipelineShape(
+        num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs
+    )
     return shape_faults(name, shape)
 
 
-def shape_faults(name: str, shape: Shape) -> list[str]:
+def shape_faults(name: str, shape: PipelineShape) -> list[str]:
     """Why a schedule does not admit a shape, each fault with its arithmetic and a way out. Empty if it does."""
     entry = GENERATORS[name]
     faults = [
         f"schedule {name!r} has no {field}, and it is {getattr(shape, field)}; leave it out, or use "
         + " or ".join(other for other, its in GENERATORS.items() if field in its.understands)
         for field in ("extra_warmup", "group", "num_steps", "most_alive")
-        if getattr(shape, field) != getattr(Shape, field) and field not in entry.understands
+        if getattr(shape, field) != getattr(PipelineShape, field) and field not in entry.understands
     ]
     faults = _stage_faults(name, shape.virtual_stages) + faults
     return size_faults(name, shape) or faults + entry.faults(shape)  # what is too large may take these for ever
 
 
-def size_faults(name: str, shape: Shape, num_drawn: int = 1) -> list[str]:
+def size_faults(name: str, shape: PipelineShape, num_drawn: int = 1) -> list[str]:
     """What of a shape is too large to be laid out and played, `num_drawn` times; with its arithmetic and a way out."""
     p, m, steps = shape.num_ranks, shape.num_microbatches, max(shape.num_steps, num_drawn)
     each = STAGES_PER_RANK.get(name, 1) or shape.virtual_stages
@@ -246,23 +248,25 @@ def training_program(
     inputs alone (recompute.py); with `gathers` their parameters are sharded (gather.py). ValueError says why a shape
     is not admitted.
     """
-    shape = Shape(num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs)
+    shape = PipelineShape(
+        num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs
+    )
     return shape_program(name, shape, recompute, gathers)
 
 
-def shape_program(name: str, shape: Shape, recompute: Recompute = "none", gathers: bool = False) -> Program:
+def shape_program(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Program:
     """The program of one optimizer step of a shape, all communication written out. PlanError says why it is not
     admitted."""
     return _extended(lower(_made(name, shape)), recompute, gathers)
 
 
-def shape_order(name: str, shape: Shape, recompute: Recompute = "none", gathers: bool = False) -> Schedule:
+def shape_order(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Schedule:
     """The order of work of a shape without messages: what the times of a step depend on, and far sooner made."""
     return _extended(with_step(_made(name, shape)), recompute, gathers)
 
 
 @lru_cache(maxsize=8)
-def _made(name: str, shape: Shape) -> Schedule:
+def _made(name: str, shape: PipelineShape) -> Schedule:
     faults = shape_faults(name, shape)
     if faults:
         raise PlanError(f"schedule {name}", faults)

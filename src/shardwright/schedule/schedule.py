@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 
 from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.message_sizes import Sizes
-from shardwright.sharding.stage_placement import Placement
+from shardwright.sharding.stage_placement import StagePlacement
 
 Order = tuple[tuple[Action, ...], ...]  # one list of actions a rank
 AnySchedule = TypeVar("AnySchedule", bound="Schedule")
@@ -24,7 +24,7 @@ class Schedule:
 
     name: str
     num_microbatches: int
-    placement: Placement
+    placement: StagePlacement
     ranks: Order
     weights: Literal["current", "stashed", "double-buffered"] = "current"
 

@@ -14,7 +14,7 @@ BUFFER = -1
 
 
 @dataclass(frozen=True)
-class Placement:
+class TensorPlacement:
     """On one axis of `size` ranks. `dim` is that of the tensor that is cut, or BUFFER."""
 
     axis: str
@@ -37,7 +37,7 @@ class Placement:
         return {"replicate": "B", "partial": "P"}[self.kind]
 
 
-Placements = tuple[Placement, ...]
+Placements = tuple[TensorPlacement, ...]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def placements(axes: Mapping[str, int], cut: Mapping[str, int] | None = None, su
     found = []
     for axis, size in axes.items():
         if size > 1 and cut is not None and axis in cut:
-            found.append(Placement(axis, size, "shard", cut[axis]))
+            found.append(TensorPlacement(axis, size, "shard", cut[axis]))
         else:
-            found.append(Placement(axis, size, "partial" if size > 1 and axis in sums else "replicate"))
+            found.append(TensorPlacement(axis, size, "partial" if size > 1 and axis in sums else "replicate"))
     return tuple(found)

@@ -43,7 +43,7 @@ def positions_of(ranges: Sequence[range]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Block:
+class ScoreBlock:
     """A rectangle of scores: some of a rank's queries with some of a rank's keys, both by their place in the rank.
 
     `is_causal` is for queries and keys of one rank: a query sees the keys that are not after it.
@@ -54,7 +54,7 @@ class Block:
     is_causal: bool
 
 
-def block_of(index: int, source: int, num_held: int, is_causal: bool) -> Block:
+def block_of(index: int, source: int, num_held: int, is_causal: bool) -> ScoreBlock:
     """What the queries of rank `index` see of the keys of rank `source`, where each holds `num_held` in zig-zag.
 
     Under a causal mask, of an earlier rank's keys all queries see the first half and none the second; of a later
@@ -62,7 +62,7 @@ def block_of(index: int, source: int, num_held: int, is_causal: bool) -> Block:
     """
     half, everything = num_held // 2, slice(0, num_held)
     if not is_causal or source == index:
-        return Block(everything, everything, is_causal)
+        return ScoreBlock(everything, everything, is_causal)
     if source < index:
-        return Block(everything, slice(0, half), False)
-    return Block(slice(half, num_held), everything, False)
+        return ScoreBlock(everything, slice(0, half), False)
+    return ScoreBlock(slice(half, num_held), everything, False)

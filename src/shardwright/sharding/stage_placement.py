@@ -5,7 +5,7 @@ from functools import cached_property, lru_cache
 
 
 @dataclass(frozen=True)
-class Placement:
+class StagePlacement:
     """Stage to rank, for each copy of the parameters.
 
     Most schedules have one copy. A bidirectional one (DualPipe) has two, laid out in opposite directions; each
@@ -58,31 +58,31 @@ class Placement:
 _VEES = ("zb-v", "v-half", "v-min", "dualpipev")
 
 
-def placement_of(schedule: str, num_ranks: int, stages_per_rank: int) -> Placement:
+def placement_of(schedule: str, num_ranks: int, stages_per_rank: int) -> StagePlacement:
     """Where a schedule of plan.schedule lays its stages; of a bidirectional one, for two microbatches."""
     if schedule in _VEES:
         return vee(num_ranks)
     return bidirectional(num_ranks, 2) if schedule == "dualpipe" else looped(num_ranks, stages_per_rank)
 
 
-def in_line(num_ranks: int) -> Placement:
+def in_line(num_ranks: int) -> StagePlacement:
     """Stage s on rank s."""
-    return Placement((tuple(range(num_ranks)),))
+    return StagePlacement((tuple(range(num_ranks)),))
 
 
 @lru_cache(maxsize=4096)
-def looped(num_ranks: int, num_chunks: int) -> Placement:
+def looped(num_ranks: int, num_chunks: int) -> StagePlacement:
     """Stage s on rank s mod p: each rank holds `num_chunks` pieces, p stages apart."""
-    return Placement((tuple(stage % num_ranks for stage in range(num_ranks * num_chunks)),))
+    return StagePlacement((tuple(stage % num_ranks for stage in range(num_ranks * num_chunks)),))
 
 
-def vee(num_ranks: int) -> Placement:
+def vee(num_ranks: int) -> StagePlacement:
     """Two stages a rank, down and back up: stage s and stage 2p - 1 - s on rank s. First and last share rank 0."""
-    return Placement(((*range(num_ranks), *reversed(range(num_ranks))),))
+    return StagePlacement(((*range(num_ranks), *reversed(range(num_ranks))),))
 
 
-def bidirectional(num_ranks: int, num_microbatches: int) -> Placement:
+def bidirectional(num_ranks: int, num_microbatches: int) -> StagePlacement:
     """Two copies in opposite directions; the first half of the microbatches goes down, the second half up."""
     down = tuple(range(num_ranks))
     half = num_microbatches // 2
-    return Placement((down, down[::-1]), (0,) * half + (1,) * (num_microbatches - half))
+    return StagePlacement((down, down[::-1]), (0,) * half + (1,) * (num_microbatches - half))

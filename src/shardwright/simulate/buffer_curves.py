@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.schedule.action import Kind
-from shardwright.schedule.buffer_lifetimes import RULES, Buffer, Rule, num_bytes
+from shardwright.schedule.buffer_lifetimes import RULES, Buffer, LifetimeRule, num_bytes
 from shardwright.schedule.message_sizes import Sizes
 from shardwright.simulate.action_columns import Array, Columns
 
@@ -85,7 +85,7 @@ def _bytes_over_time(buffer: Buffer, stages: Array, more: Array, sizes: Sizes | 
     return found
 
 
-def _lives(rule: Rule, columns: Columns, trains: bool) -> tuple[Array, Array, Array, Array]:
+def _lives(rule: LifetimeRule, columns: Columns, trains: bool) -> tuple[Array, Array, Array, Array]:
     """The buffers that a rule makes: the stage of each, the actions of its birth and death, and whether that takes it
     over.
 

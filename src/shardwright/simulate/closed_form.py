@@ -15,7 +15,7 @@ from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of, software_under
 from shardwright.cost.collective_time import message_s
-from shardwright.cost.data_parallel import Replicas
+from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
 from shardwright.cost.pipeline_bubble import bubble
 from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
@@ -24,8 +24,8 @@ from shardwright.schedule.timing import Costs, play
 from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
 from shardwright.workload.memo import Memo
 from shardwright.workload.memo_keys import layer_columns, layer_words, plain_columns, shard_columns, shard_words
-from shardwright.workload.query import Cut, Run
-from shardwright.workload.stage_contents import Ranks, layers_by_kind
+from shardwright.workload.query import PlanGrid, Run
+from shardwright.workload.stage_contents import PipelineRanks, layers_by_kind
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class _Steps:
     run: Run
     software: SoftwareSpec
     rates: Rates
-    ranks: Ranks
+    ranks: PipelineRanks
     groups: Groups
     pace: PieceTime
     whole: PieceTime
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> PlanGrid:
         """The plans."""
         return self.run.cut
 
@@ -94,7 +94,7 @@ def step_time(run: Run, constants: Constants, memo: Memo | None = None) -> StepT
     ranks = steps.ranks
     if not run.shape.experts:  # what replicas do takes longest where there is most
         ranks = ranks.fullest(memo.held(run.shape, cut)[0])
-    ends = Replicas.of(steps.run, steps.software, rates, steps.groups, ranks, pace)
+    ends = DataParallel.of(steps.run, steps.software, rates, steps.groups, ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
     other = rates.step_s + rates.flush * pace.total * (cut.pp > 1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
-from shardwright.cost.data_parallel import Replicas
+from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.cost.stage_time import Costing, PieceTime
@@ -23,7 +23,7 @@ from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import placement_of
 from shardwright.simulate.batched_timing import Rounds, rounds_of
 from shardwright.simulate.closed_form import StepTime, message_bytes, step_time
-from shardwright.workload.stage_contents import Ranks, held_by_rank, layer_kinds
+from shardwright.workload.stage_contents import PipelineRanks, held_by_rank, layer_kinds
 
 _AMONG_OTHERS = ("zb-h2", "zb-v")  # schedules whose next step begins before all ranks have ended the one before
 _MOST = 2**14  # microbatches that are played, each once for each stage
@@ -120,7 +120,7 @@ class _Stages:
         cut = run.cut.as_arrays()
         kinds = layer_kinds(run.shape, cut)
         held = held_by_rank(kinds, "1f1b", num_stages, 1, cut.layout)
-        stages = Ranks.of(kinds, [held], np.zeros(1, np.int64))
+        stages = PipelineRanks.of(kinds, [held], np.zeros(1, np.int64))
         # What a stage gathers and scatters is played, and so not part of its seconds.
         costing = Costing.of(replace(run, cut=replace(cut, zero=0 * cut.zero)), constants)
         pieces = {kind: costing.piece(*kind) for kind in stages.kinds}
@@ -135,7 +135,7 @@ class _Stages:
         groups = Groups(replace(run, cut=cut))
         pipeline = groups.pp
         is_near = bool(pipeline.domains[0] == 1)
-        ends = Replicas.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())
+        ends = DataParallel.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())
         reduce_s, _, gather_s = ends.exchanged_s()
         placement = placement_of(job.plan.schedule, job.plan.pp, job.plan.stages_per_rank)
         are_beside = costing.software.reduce_overlap or run.cut.zero >= 2

@@ -17,7 +17,7 @@ from shardwright.parallel.comm.process_groups import Mesh, make_mesh
 from shardwright.parallel.compress.choose import make_compressor
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.recompute.offload import HostPool
-from shardwright.parallel.tensor.linear import ColumnLinear, Cut, RowLinear
+from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import Initial, PlacedParameter, placed_parameters, seeded
 from shardwright.parallel.zero.buffers import BufferPool
 from shardwright.parallel.zero.flat_unit import Sharding
@@ -28,8 +28,8 @@ from shardwright.parallel.zero.weight_stash import StashedWeights
 from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, end_step, make_float8_state
 from shardwright.precision.loss_scale import LossScale
 from shardwright.schedule.action import Kind
-from shardwright.schedule.check import program_faults
 from shardwright.schedule.job_program import job_program
+from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
@@ -188,7 +188,7 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
     for stage in program.placement.stages_of(mesh.pp.index):
         span = stage_span(plan, job.model.layers, stage)
         # One for each stage: it keeps the weight gradients that wait.
-        cut = Cut(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp, plan.sequence_parallel, cp_method=plan.cp_method)
+        cut = LayerSharding(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp, plan.sequence_parallel, cp_method=plan.cp_method)
         made = DecoderStage(job.model, span, cut, policies, host)
         stages[stage] = made.prepare(mesh.device, NUMBERS[job.precision.compute])
     return stages

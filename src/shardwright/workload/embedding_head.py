@@ -4,7 +4,7 @@ Letters and units are those of operators.py.
 """
 
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.operators import HALF, Context, Exchange, Operator, Product
+from shardwright.workload.operators import HALF, Context, Exchange, MatrixProduct, Operator
 
 
 def embed(c: Context) -> Operator:
@@ -34,5 +34,5 @@ def head(c: Context) -> Operator:
     n = logits(c)
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
     return Operator(
-        "head", (Product(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
+        "head", (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
     )  # fmt: skip

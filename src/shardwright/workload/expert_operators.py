@@ -11,7 +11,7 @@ Letters and units are those of operators.py.
 import numpy as np
 
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, Operator, Product, mlp
+from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, MatrixProduct, Operator, mlp
 
 
 def route(c: Context) -> Operator:
@@ -21,7 +21,7 @@ def route(c: Context) -> Operator:
     # Where experts are whole tp ranks share the tokens, be the residual stream sharded or not.
     rows = c.tokens / np.where((c.cut.expert_tp == 1) | np.asarray(c.cut.sequence_parallel), c.cut.tp, 1)
     traffic = rows * of.num * FLOAT32 * 8
-    product = Product(rows, c.shape.hidden, of.num)
+    product = MatrixProduct(rows, c.shape.hidden, of.num)
     return Operator("router", (product,), None, traffic, traffic, kept=c.stream + traffic / 4)
 
 

@@ -14,7 +14,7 @@ from shardwright.workload import expert_operators as routed
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import HALF, Context, Operator
-from shardwright.workload.query import Cut, Shape
+from shardwright.workload.query import ModelShape, PlanGrid
 
 Chain = tuple[Operator, ...]
 LAYERS = ("dense", "experts")  # kinds of pieces that are layers
@@ -55,7 +55,7 @@ def expert_layer(c: Context) -> Chain:
     )  # fmt: skip
 
 
-def chains(shape: Shape, cut: Cut, software: SoftwareSpec) -> dict[str, Chain]:
+def chains(shape: ModelShape, cut: PlanGrid, software: SoftwareSpec) -> dict[str, Chain]:
     """The operators of each kind of piece: dense and expert layers, embedding, head."""
     c = Context(shape, cut, software)
     found: dict[str, Chain] = {"dense": dense_layer(c)}

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardwright.workload.arrays import Array, distinct
-from shardwright.workload.query import Cut, Run, Shape
-from shardwright.workload.stage_contents import Ranks, different_ranks
+from shardwright.workload.query import ModelShape, PlanGrid, Run
+from shardwright.workload.stage_contents import PipelineRanks, different_ranks
 
 Value = TypeVar("Value")
-Columns = Callable[[Cut], tuple[Array, ...]]
+Columns = Callable[[PlanGrid], tuple[Array, ...]]
 
 
 class Memo:
@@ -25,16 +25,16 @@ class Memo:
         self._tables: dict[Hashable, _Table] = {}
         self._values: dict[Hashable, Any] = {}
         self._keys: dict[Columns, dict[tuple[int, ...], int]] = {}
-        self._last = _Last(Cut())
+        self._last = _Last(PlanGrid())
 
-    def ranks(self, shape: Shape, cut: Cut) -> Ranks:
+    def ranks(self, shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
         """`different_ranks` of these plans; once for a step's time and for its memory."""
         last = self._of(cut)
         if last.ranks is None:
             last.ranks = different_ranks(shape, cut)
         return last.ranks
 
-    def held(self, shape: Shape, cut: Cut) -> tuple[Array, Array]:
+    def held(self, shape: ModelShape, cut: PlanGrid) -> tuple[Array, Array]:
         """The parameters of these ranks."""
         last = self._of(cut)
         if last.held is None:
@@ -71,7 +71,7 @@ class Memo:
             self._last = last
         return table.values[:, table.place[of_plans]]
 
-    def _of(self, cut: Cut) -> "_Last":
+    def _of(self, cut: PlanGrid) -> "_Last":
         if self._last.cut is not cut:
             self._last = _Last(cut)
         return self._last
@@ -82,8 +82,8 @@ class _Last:
     """What follows from the numbers of the plans that were asked for last: a row of each distinct combination, its
     key, and that of each plan."""
 
-    cut: Cut
-    ranks: Ranks | None = None
+    cut: PlanGrid
+    ranks: PipelineRanks | None = None
     held: tuple[Array, Array] | None = None
     distinct: dict[Columns, tuple[Array, Array, Array]] = field(default_factory=dict)
 

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 
 from shardwright.workload.arrays import Array
-from shardwright.workload.query import Cut
+from shardwright.workload.query import PlanGrid
 
 
-def layer_words(cut: Cut) -> tuple[Any, ...]:
+def layer_words(cut: PlanGrid) -> tuple[Any, ...]:
     """What of a plan beside its numbers says what a layer computes, sends and keeps, but for what it recomputes."""
     return cut.precision, cut.cp_method, cut.dispatch
 
 
-def plain_columns(cut: Cut) -> tuple[Array, ...]:
+def plain_columns(cut: PlanGrid) -> tuple[Array, ...]:
     """The whole numbers from which follows what a piece without experts computes, sends and keeps. `cut` is of
     arrays."""
     return (
@@ -22,17 +22,17 @@ def plain_columns(cut: Cut) -> tuple[Array, ...]:
     )  # fmt: skip
 
 
-def layer_columns(cut: Cut) -> tuple[Array, ...]:
+def layer_columns(cut: PlanGrid) -> tuple[Array, ...]:
     """The numbers of a plan that determine what a layer of any kind costs."""
     return *plain_columns(cut), cut.ep, cut.expert_tp
 
 
-def shard_words(cut: Cut) -> tuple[Any, ...]:
+def shard_words(cut: PlanGrid) -> tuple[Any, ...]:
     """What beside its numbers says how the parameters of a layer come together under ZeRO-3."""
     return cut.precision, cut.reduce_bytes
 
 
-def shard_columns(cut: Cut) -> tuple[Array, ...]:
+def shard_columns(cut: PlanGrid) -> tuple[Array, ...]:
     """The numbers that determine how the parameters of a layer come together under ZeRO-3. `cut` is of arrays."""
     is_sharded = cut.zero == 3
     return (

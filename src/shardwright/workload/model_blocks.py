@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertShape:
     """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of `shared_ffn`.
 
     The first `dense_layers` have none, and of the others the last of every `every` has some. A token chooses among a
@@ -21,7 +21,7 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Latent:
+class LatentShape:
     """Multi-head latent attention: queries and keys through low ranks (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
     A head's query and key have `plain` elements and `rotary` ones, its value `value` elements.

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.config.software import SoftwareSpec
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.query import Cut, Shape
+from shardwright.workload.query import ModelShape, PlanGrid
 
 HALF, FLOAT32 = 2, 4
 
@@ -25,7 +25,7 @@ Axis = Literal["tp", "cp", "ep"]
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """`batch` products of (rows x inner) with (inner x columns). `weight`: the second factor is a parameter."""
 
     rows: Numbers
@@ -91,7 +91,7 @@ class Operator:
     """
 
     name: str
-    products: tuple[Product, ...] = ()
+    products: tuple[MatrixProduct, ...] = ()
     scores: Scores | None = None
     forward_bytes: Numbers = 0.0
     backward_bytes: Numbers = 0.0
@@ -129,8 +129,8 @@ class Operator:
 class Context:
     """What every operator's function takes: the model, the plan and the software, and sizes that follow from them."""
 
-    shape: Shape
-    cut: Cut
+    shape: ModelShape
+    cut: PlanGrid
     software: SoftwareSpec
 
     @cached_property
@@ -222,7 +222,7 @@ def queries_keys_values(c: Context) -> Operator:
     s, t = c.shape, c.cut.tp
     columns = s.head_dim * (s.heads + 2 * s.kv_heads) // t
     kept = HALF * c.tokens * columns
-    product = Product(c.tokens, s.hidden, columns)
+    product = MatrixProduct(c.tokens, s.hidden, columns)
     return Operator("qkv", (product,), kept=kept, kept_result=kept, given=kept, inside=c.gathered)
 
 
@@ -236,7 +236,7 @@ def latents(c: Context) -> Operator:
     low = m.query_rank + m.key_rank + m.rotary
     rows = c.own if m.query_rank else c.tokens
     columns = m.query_rank or s.heads * (m.plain + m.rotary) // t
-    products = (Product(rows, s.hidden, columns), Product(rows, s.hidden, m.key_rank + m.rotary))
+    products = (MatrixProduct(rows, s.hidden, columns), MatrixProduct(rows, s.hidden, m.key_rank + m.rotary))
     kept, given = HALF * rows * low, HALF * rows * (columns + m.key_rank + m.rotary)
     inside = 0.0 if m.query_rank else c.gathered
     return Operator("qkv", products, kept=kept, kept_result=kept, given=given, inside=inside)
@@ -251,8 +251,8 @@ def heads_of_latents(c: Context) -> Operator:
     s, t, m = c.shape, c.cut.tp, c.shape.latent
     assert m is not None, "only latent attention has latents"
     widths = m.plain + m.rotary
-    queries = (Product(c.tokens, m.query_rank, s.heads * widths // t),) if m.query_rank else ()
-    products = (*queries, Product(c.tokens, m.key_rank, s.heads * (m.plain + m.value) // t))
+    queries = (MatrixProduct(c.tokens, m.query_rank, s.heads * widths // t),) if m.query_rank else ()
+    products = (*queries, MatrixProduct(c.tokens, m.key_rank, s.heads * (m.plain + m.value) // t))
     rows = c.own if m.query_rank else c.tokens
     low = m.query_rank + m.key_rank
     traffic = rows * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
@@ -292,8 +292,8 @@ def attention(c: Context) -> Operator:
         if cut.cp_method == "ulysses":
             batch, queries = np.maximum(1, batch // cut.cp), s.sequence
         products = (
-            Product(queries, per_query, s.sequence, batch, weight=False),
-            Product(queries, s.sequence, per_value, batch, weight=False),
+            MatrixProduct(queries, per_query, s.sequence, batch, weight=False),
+            MatrixProduct(queries, s.sequence, per_value, batch, weight=False),
         )
         # What the softmax gives, and with torch's, which computes in float32, its copy in 16 bits; with dropout the
         # mask and what it leaves. Backward: the gradients on both sides of the softmax.
@@ -338,7 +338,7 @@ def output(c: Context) -> Operator:
     """The product that joins the heads; its input is what attention keeps."""
     s = c.shape
     width = s.heads * (s.latent.value if s.latent else s.head_dim) // c.cut.tp
-    return Operator("out", (Product(c.tokens, width, s.hidden),), given=c.whole)
+    return Operator("out", (MatrixProduct(c.tokens, width, s.hidden),), given=c.whole)
 
 
 def join(c: Context, name: str) -> Operator:
@@ -361,12 +361,12 @@ def mlp(
     plain = 1.0 if s.gated else 2 / 3
     return [
         Operator(
-            "up", (Product(rows, s.hidden, gates * width, batch),), kept=up_kept, kept_result=up_kept, given=up_kept,
-            inside=c.gathered if is_dense else 0.0,
+            "up", (MatrixProduct(rows, s.hidden, gates * width, batch),), kept=up_kept, kept_result=up_kept,
+            given=up_kept, inside=c.gathered if is_dense else 0.0,
         ),
         Operator(
             "activation", (), None, plain * n * (w.activation[0] + HALF), plain * n * (w.activation[1] + HALF),
             kept=n * (HALF + w.activation_kept), given=HALF * n,
         ),
-        Operator("down", (Product(rows, width, s.hidden, batch),), given=HALF * rows * batch * s.hidden),
+        Operator("down", (MatrixProduct(rows, width, s.hidden, batch),), given=HALF * rows * batch * s.hidden),
     ]  # fmt: skip

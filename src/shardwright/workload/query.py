@@ -16,13 +16,13 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import ScheduleName, layer_policies
 from shardwright.config.recompute_policy import WHOLE_LAYER, Policy
 from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.model_blocks import Experts, Latent
+from shardwright.workload.model_blocks import ExpertShape, LatentShape
 
 SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Shape of a decoder."""
 
     layers: int
@@ -36,8 +36,8 @@ class Shape:
     sequence: int
     tied: bool = False
     learned_positions: bool = False
-    experts: Experts | None = None
-    latent: Latent | None = None
+    experts: ExpertShape | None = None
+    latent: LatentShape | None = None
 
     def padded_vocab(self, tp: Numbers) -> Numbers:
         """Rows of the table with those that make each tp rank's part a multiple of 128, as all frameworks pad it."""
@@ -106,7 +106,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Cut:
+class PlanGrid:
     """The plan: degrees, what is sharded, the order of work and what is computed again.
 
     Each number may be an array of one length, with one entry a plan; what is not of type Numbers is one for all plans.
@@ -228,7 +228,7 @@ class Cut:
         """Whether it is one plan, whose numbers are plain."""
         return all(np.ndim(getattr(self, name)) == 0 for name in _NUMBERS)
 
-    def as_arrays(self) -> "Cut":
+    def as_arrays(self) -> "PlanGrid":
         """The plan with every number an array, of one entry where it is one plan; itself where it is so."""
         return self if self._is_of_arrays else self._spread()
 
@@ -237,13 +237,13 @@ class Cut:
         shapes = [getattr(getattr(self, name), "shape", ()) for name in _NUMBERS]
         return shapes[0] != () and shapes.count(shapes[0]) == len(shapes)
 
-    def _spread(self) -> "Cut":
+    def _spread(self) -> "PlanGrid":
         values = {name: np.asarray(getattr(self, name)) for name in _NUMBERS}
         sizes = {value.size for value in values.values() if value.ndim} or {1}
         like = min(sizes) if 0 in sizes else max(sizes)
         return self.having({n: v if v.shape == (like,) else np.full(like, v) for n, v in values.items()})
 
-    def at(self, index: Array) -> "Cut":
+    def at(self, index: Array) -> "PlanGrid":
         """Some of the plans of one whose numbers are arrays."""
         return self.having({name: getattr(self, name)[index] for name in _NUMBERS})
 
@@ -252,23 +252,23 @@ class Cut:
         """What of a plan is not a number."""
         return _words(self)
 
-    def having(self, values: dict[str, Any]) -> "Cut":
+    def having(self, values: dict[str, Any]) -> "PlanGrid":
         """The plan with other values of some fields. dataclasses.replace takes three times as long."""
-        return Cut(**{name: getattr(self, name) for name in _FIELDS} | values)
+        return PlanGrid(**{name: getattr(self, name) for name in _FIELDS} | values)
 
 
-_FIELDS = tuple(f.name for f in fields(Cut))
-_NUMBERS = tuple(f.name for f in fields(Cut) if f.type is Numbers)
-_words = attrgetter(*(f.name for f in fields(Cut) if f.type is not Numbers))
+_FIELDS = tuple(f.name for f in fields(PlanGrid))
+_NUMBERS = tuple(f.name for f in fields(PlanGrid) if f.type is Numbers)
+_words = attrgetter(*(f.name for f in fields(PlanGrid) if f.type is not Numbers))
 
 
-def stacked(cuts: Sequence[Cut]) -> Cut:
+def stacked(cuts: Sequence[PlanGrid]) -> PlanGrid:
     """Single plans that differ in numbers alone, as one of arrays."""
     numbers: dict[str, Any] = {name: np.array([getattr(cut, name) for cut in cuts]) for name in _NUMBERS}
     return replace(cuts[0], **numbers)
 
 
-def _sharing(cut: Cut, replicas: Numbers) -> Numbers:
+def _sharing(cut: PlanGrid, replicas: Numbers) -> Numbers:
     """Ranks that share one set of shards, among those that hold the same; plan.sharing says it of one plan."""
     is_hybrid = (cut.zero > 0) & (cut.zero_ranks > 0) & (cut.zero_ranks < replicas)
     is_hybrid = is_hybrid & (replicas % np.maximum(1, cut.zero_ranks) == 0)
@@ -291,8 +291,8 @@ class Run:
     latencies, in seconds. `devices_per_node` devices share the links of a node, rack or torus.
     """
 
-    shape: Shape
-    cut: Cut
+    shape: ModelShape
+    cut: PlanGrid
     device: str
     software: str
     devices_per_node: int
@@ -311,20 +311,20 @@ class Run:
 _setting = attrgetter(*(f.name for f in fields(Run) if f.name != "cut"))
 
 
-def shape_of(job: JobSpec) -> Shape:
+def shape_of(job: JobSpec) -> ModelShape:
     """The model of a job."""
     m = job.model
     experts, latent = None, None
     if m.moe.experts:
-        experts = Experts(
+        experts = ExpertShape(
             m.moe.experts, m.moe.num_chosen, m.moe.ffn_size(m.ffn_size), m.moe.shared_size(m.ffn_size),
             m.moe.first_dense, m.moe.every, m.moe.groups_kept / m.moe.num_groups,
         )  # fmt: skip
     if m.is_latent:
         low = m.latent
-        latent = Latent(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
+        latent = LatentShape(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
     head_dim = m.query_width if m.is_latent else m.head_size
-    return Shape(
+    return ModelShape(
         m.layers, m.hidden, m.heads, m.num_kv_heads, head_dim, m.ffn_size, m.gated_mlp, m.vocab, m.sequence,
         m.tied_embeddings, m.positions == "learned", experts, latent,
     )  # fmt: skip
@@ -344,11 +344,11 @@ def _policies(job: JobSpec) -> tuple[str, ...]:
     return tuple(names[policy] for policy in policies)
 
 
-def cut_of(job: JobSpec) -> Cut:
+def cut_of(job: JobSpec) -> PlanGrid:
     """The plan of a job. If it had a budget for activations, that is met (run.py)."""
     p, precision, policies = job.plan, job.precision, _policies(job)
     is_uniform = len(set(policies)) == 1
-    return Cut(
+    return PlanGrid(
         dp=p.dp, tp=p.tp, pp=p.pp, cp=p.cp, ep=p.ep, expert_tp=p.expert_tp_size, virtual=p.stages_per_rank,
         schedule=p.schedule, sequence_parallel=p.sequence_parallel and p.tp > 1,
         zero=p.zero, zero_ranks=p.zero_ranks, microbatch=p.microbatch_size, global_batch=job.batch.global_batch_size,

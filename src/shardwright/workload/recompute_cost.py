@@ -16,7 +16,7 @@ from shardwright.workload.query import cut_of, policy_name, shape_of
 
 
 @dataclass(frozen=True)
-class Prices:
+class LayerPrices:
     """What a byte costs in FLOPs: read or written on the device, and in a collective.
 
     The defaults are an H100's: 989e12 FLOP/s over 3.35e12 bytes/s of memory, and over 4.5e11 of NVLink.
@@ -39,16 +39,16 @@ class Again:
 
     chain: Chain
     element_bytes: int
-    prices: Prices
+    prices: LayerPrices
 
     @classmethod
-    def of(cls, job: JobSpec, layer: int = 0, prices: Prices | None = None) -> "Again":
+    def of(cls, job: JobSpec, layer: int = 0, prices: LayerPrices | None = None) -> "Again":
         """The costs of a layer of a job, by its number in the model, with kernels of the cluster's software."""
         kept = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
         shape, cut = shape_of(kept), cut_of(kept)
         kind = "dense" if shape.is_dense(layer) else "experts"
         chain = chains(shape, cut, software_of(job.cluster.software))[kind]
-        return cls(chain, cut.element_bytes, prices or Prices())
+        return cls(chain, cut.element_bytes, prices or LayerPrices())
 
     def operators(self, policy: Policy) -> list[tuple[Operator, float]]:
         """What is computed again, and what share of it."""

@@ -13,25 +13,25 @@ from itertools import accumulate
 import numpy as np
 
 from shardwright.config.plan import even_stages
-from shardwright.sharding.stage_placement import Placement, placement_of
+from shardwright.sharding.stage_placement import StagePlacement, placement_of
 from shardwright.workload.arrays import Array, distinct
-from shardwright.workload.query import SCHEDULE_NAMES, Cut, Shape
+from shardwright.workload.query import SCHEDULE_NAMES, ModelShape, PlanGrid
 
 LayerKind = tuple[str, str]  # dense or experts, and what it recomputes
 
 
-def layer_kinds(shape: Shape, cut: Cut) -> tuple[LayerKind, ...]:
+def layer_kinds(shape: ModelShape, cut: PlanGrid) -> tuple[LayerKind, ...]:
     """The kind of each layer of the model."""
     return _layer_kinds(shape, cut.recompute, cut.policies)
 
 
 @lru_cache(maxsize=256)
-def _layer_kinds(shape: Shape, recompute: str, policies: tuple[str, ...]) -> tuple[LayerKind, ...]:
+def _layer_kinds(shape: ModelShape, recompute: str, policies: tuple[str, ...]) -> tuple[LayerKind, ...]:
     of_layers = policies or (recompute,) * shape.layers
     return tuple(("dense" if shape.is_dense(n) else "experts", of) for n, of in enumerate(of_layers))
 
 
-def layers_by_kind(shape: Shape, cut: Cut) -> Mapping[LayerKind, int]:
+def layers_by_kind(shape: ModelShape, cut: PlanGrid) -> Mapping[LayerKind, int]:
     """How many layers of the model are of each kind."""
     return _layers_by_kind(layer_kinds(shape, cut))
 
@@ -42,7 +42,7 @@ def _layers_by_kind(kinds: tuple[LayerKind, ...]) -> Mapping[LayerKind, int]:
 
 
 @dataclass(frozen=True)
-class Held:
+class StageContents:
     """What one pipeline rank holds, through all its stages, of either direction: layers by kind, tables."""
 
     rank: int
@@ -53,7 +53,7 @@ class Held:
 
 def held_by_rank(
     kinds: tuple[Hashable, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
-) -> list[Held]:
+) -> list[StageContents]:
     """All ranks of one pipeline; kinds of layers are in the order in which the model has them first.
 
     ValueError if stages and layers do not go together.
@@ -70,7 +70,7 @@ def held_by_rank(
 
 
 @lru_cache(maxsize=4096)
-def _held(kinds: tuple[Hashable, ...], placement: Placement, stages: tuple[int, ...]) -> list[Held]:
+def _held(kinds: tuple[Hashable, ...], placement: StagePlacement, stages: tuple[int, ...]) -> list[StageContents]:
     # Of each kind how many layers there are before a layer, in each stage, and on each rank: (kinds, ...).
     before = _before(kinds)
     in_stages = np.diff(before[:, [0, *accumulate(stages)]])
@@ -80,7 +80,7 @@ def _held(kinds: tuple[Hashable, ...], placement: Placement, stages: tuple[int, 
         counts += [np.bincount(holders, of_kind, num_ranks) for of_kind in in_stages]
     embeds, heads = placement.replicas(0), placement.replicas(len(stages) - 1)
     by_rank = enumerate(counts.T.astype(int).tolist())
-    return [Held(rank, tuple(layers), int(rank in embeds), int(rank in heads)) for rank, layers in by_rank]
+    return [StageContents(rank, tuple(layers), int(rank in embeds), int(rank in heads)) for rank, layers in by_rank]
 
 
 @lru_cache(maxsize=256)
@@ -90,12 +90,14 @@ def _before(kinds: tuple[Hashable, ...]) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def _first_of_each(kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]) -> list[Held]:
+def _first_of_each(
+    kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
+) -> list[StageContents]:
     """The first rank of a pipeline of each kind: no schedule lets a later one keep more microbatches.
 
     Whatever kinds layers have, it matters which are alike: `kinds` has a number for each layer.
     """
-    firsts: dict[tuple[object, ...], Held] = {}
+    firsts: dict[tuple[object, ...], StageContents] = {}
     for held in held_by_rank(kinds, schedule, pp, virtual, layout):
         firsts.setdefault((held.layers, held.embedding, held.head), held)
     return list(firsts.values())
@@ -109,7 +111,7 @@ def _numbered(kinds: tuple[LayerKind, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class PipelineRanks:
     """Ranks of pipelines as arrays of shape (ranks, plans): numbers of layers by kind, of embeddings and of heads.
 
     `are_tables_apart` says by plan whether embedding and head are on different ranks.
@@ -123,7 +125,7 @@ class Ranks:
     are_tables_apart: Array
 
     @classmethod
-    def of(cls, kinds: tuple[LayerKind, ...], pipelines: list[list[Held]], which: Array) -> "Ranks":
+    def of(cls, kinds: tuple[LayerKind, ...], pipelines: list[list[StageContents]], which: Array) -> "PipelineRanks":
         """Pipeline `which` for each plan; the shorter ones have their first rank again."""
         most = max(map(len, pipelines))
         table = [
@@ -137,7 +139,7 @@ class Ranks:
         apart = ~np.any(embedding & head, axis=0)
         return cls(tuple(dict.fromkeys(kinds)), rank, tuple(layers), embedding, head, apart)
 
-    def fullest(self, elements: Array) -> "Ranks":
+    def fullest(self, elements: Array) -> "PipelineRanks":
         """The rank alone that holds most of the elements, for each plan: where there are no experts."""
         most = np.argmax(elements, axis=0)[None]
 
@@ -147,7 +149,7 @@ class Ranks:
         layers = tuple(of(count) for count in self.layers)
         return replace(self, rank=of(self.rank), layers=layers, embedding=of(self.embedding), head=of(self.head))
 
-    def parameters(self, shape: Shape, cut: Cut) -> tuple[Array, Array]:
+    def parameters(self, shape: ModelShape, cut: PlanGrid) -> tuple[Array, Array]:
         """(elements that all tokens use, elements of routed experts) that each rank holds."""
         table = shape.vocab * shape.hidden
         shared = self.embedding * self.head * int(shape.tied)  # one table for both uses
@@ -159,7 +161,7 @@ class Ranks:
         return common / cut.tp, routed / (cut.ep * cut.expert_tp)
 
 
-def different_ranks(shape: Shape, cut: Cut) -> Ranks:
+def different_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
     """The ranks of each plan that differ. `cut` is of arrays."""
     kinds = layer_kinds(shape, cut)
     alike = _numbered(kinds)
@@ -170,11 +172,11 @@ def different_ranks(shape: Shape, cut: Cut) -> Ranks:
             *(of[found].tolist() for of in (cut.pp, cut.virtual, cut.schedule_number)), strict=True
         )
     ]
-    return Ranks.of(kinds, pipelines, which)
+    return PipelineRanks.of(kinds, pipelines, which)
 
 
-def all_ranks(shape: Shape, cut: Cut) -> Ranks:
+def all_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
     """Every rank of one plan. `cut` is of arrays of one entry."""
     kinds = layer_kinds(shape, cut)
     held = held_by_rank(kinds, cut.schedule, int(cut.pp[0]), int(cut.virtual[0]), cut.layout)
-    return Ranks.of(kinds, [held], np.zeros(1, np.int64))
+    return PipelineRanks.of(kinds, [held], np.zeros(1, np.int64))

@@ -17,7 +17,7 @@ _WAY_OUT = "columns are those of benchmarks/truth/README.md"
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A row and the line of the file that it begins on."""
 
     number: int
@@ -29,7 +29,7 @@ class Line:
         return f"line {self.number}, {name if len(name) <= 60 else name[:57] + '...'}"
 
 
-def read_lines(path: Path, faults: list[str]) -> list[Line]:
+def read_lines(path: Path, faults: list[str]) -> list[TableLine]:
     """The rows of a table; what is wrong with single lines goes to `faults`. PlanError if the file is none."""
     try:
         text = read_text(path, _MOST_BYTES, "CSV file")
@@ -42,7 +42,7 @@ def read_lines(path: Path, faults: list[str]) -> list[Line]:
     return lines
 
 
-def _id_faults(lines: Sequence[Line]) -> list[str]:
+def _id_faults(lines: Sequence[TableLine]) -> list[str]:
     """Rows without a name of their own: results are told by it."""
     faults, first = [], dict[str, int]()
     for line in lines:
@@ -57,7 +57,7 @@ def _id_faults(lines: Sequence[Line]) -> list[str]:
     return faults
 
 
-def _lines(text: str, path: Path, faults: list[str]) -> Iterator[Line]:
+def _lines(text: str, path: Path, faults: list[str]) -> Iterator[TableLine]:
     # strict: a quote that is never closed would make the rest of the file one field
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     begin, header = 1, None
@@ -74,7 +74,7 @@ def _lines(text: str, path: Path, faults: list[str]) -> Iterator[Line]:
             elif fields and len(fields) != len(header):
                 faults.append(_length_fault(begin, fields, header))
             elif any(fields):  # a blank line is none
-                yield Line(begin, dict(zip(header, fields, strict=True)))
+                yield TableLine(begin, dict(zip(header, fields, strict=True)))
             begin = reader.line_num + 1
     except csv.Error as error:
         faults.append(f"line {begin}: {_in_our_words(str(error))}")

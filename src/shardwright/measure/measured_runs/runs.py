@@ -15,8 +15,8 @@ from shardwright.measure.measured_runs.row_checks import dp_of, row_faults, whol
 from shardwright.measure.measured_runs.row_facts import GRADS, Row, precision_of, schedule_of, with_facts
 from shardwright.measure.measured_runs.run_table import read_lines
 from shardwright.measure.measured_runs.software_inference import software_of_row
-from shardwright.workload.model_blocks import Experts, Latent
-from shardwright.workload.query import Cut, Run, Shape
+from shardwright.workload.model_blocks import ExpertShape, LatentShape
+from shardwright.workload.query import ModelShape, PlanGrid, Run
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def run_of_row(row: Row) -> Run:
     )  # fmt: skip
 
 
-def shape_of_row(row: Row) -> Shape:
+def shape_of_row(row: Row) -> ModelShape:
     """The model."""
     hidden, layers = _needed(row, "hidden"), _needed(row, "layers")
     heads = whole(row, "heads") or max(1, hidden // 128)
@@ -104,16 +104,16 @@ def shape_of_row(row: Row) -> Shape:
     experts = None
     if whole(row, "experts") > 1:
         width = whole(row, "expert_ffn") or whole(row, "ffn")
-        experts = Experts(
+        experts = ExpertShape(
             whole(row, "experts"), whole(row, "topk", 1), width, width * whole(row, "shared_experts"),
             whole(row, "dense_layers"),
         )  # fmt: skip
     latent = None
     if row.get("kv_rank"):
         rotary = {"rotary": whole(row, "rope_dim")} if row.get("rope_dim") else {}
-        latent = Latent(whole(row, "q_rank"), whole(row, "kv_rank"), **rotary)
+        latent = LatentShape(whole(row, "q_rank"), whole(row, "kv_rank"), **rotary)
     tied = not gated and kv_heads == heads
-    return Shape(
+    return ModelShape(
         layers, hidden, heads, kv_heads, whole(row, "head_dim") or hidden // heads,
         whole(row, "ffn") or 4 * hidden, gated, whole(row, "vocab") or 51200, _needed(row, "seq"), tied, tied, experts,
         latent,
@@ -134,7 +134,7 @@ def _virtual(row: Row, schedule: str, pp: int) -> int:
     return whole(row, "vp", 1) or 1
 
 
-def cut_of_row(row: Row, device: DeviceSpec) -> Cut:
+def cut_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
     """The plan."""
     notes = row.get("notes", "")
     tp, pp, cp, ep = (whole(row, axis, 1) or 1 for axis in ("tp", "pp", "cp", "ep"))
@@ -148,7 +148,7 @@ def cut_of_row(row: Row, device: DeviceSpec) -> Cut:
     layers, again = _needed(row, "layers"), whole(row, "layers_again")
     policies = (recompute,) * again + ("none",) * (layers - again) if 0 < again < layers else ()
     gradient_bytes = GRADS.get(row.get("grads") or "", 0)
-    return Cut(
+    return PlanGrid(
         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=whole(row, "expert_tp", 1), virtual=_virtual(row, schedule, pp),
         schedule=schedule,
         sequence_parallel=row.get("sp") == "1" and tp > 1, zero=whole(row, "zero_stage"),

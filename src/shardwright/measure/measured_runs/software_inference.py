@@ -10,7 +10,7 @@ from shardwright.config import catalog
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of
 from shardwright.measure.measured_runs.row_facts import ATTENTION, Row
-from shardwright.workload.query import Cut
+from shardwright.workload.query import PlanGrid
 
 # When kernels reached most code, as YYMM: some months after FlashAttention (2205), and its version 2 (2307).
 FLASH_1, FLASH_2 = 2209, 2310
@@ -20,7 +20,7 @@ _TODAY = 2601
 _ERA = {"volta": 2001, "turing": 2001, "ampere": 2306, "ampere-pcie": 2306, "cdna2": 2309, "tpu": 2309}
 
 
-def software_of_row(row: Row, cut: Cut) -> str:
+def software_of_row(row: Row, cut: PlanGrid) -> str:
     """The generation that a row's column names, or whose patterns match what is said about a run, else the usual one;
     NAME+ATTENTION where a row names a kernel of attention that the generation did not have, or had not to.
     """
@@ -46,7 +46,7 @@ def software_of_row(row: Row, cut: Cut) -> str:
     return f"{name.partition('+')[0]}+{kernel}" if kernel and kernel != has else name
 
 
-def _in_words(said: str, cut: Cut, month: int) -> str:
+def _in_words(said: str, cut: PlanGrid, month: int) -> str:
     """The generation that a column's word means: a name of the catalog, or that of a framework at a time."""
     if said in catalog.names("software"):
         return said
@@ -81,7 +81,7 @@ def month_of(said: str, source: str, generation: str) -> int:
     return _ERA.get(generation, _TODAY)
 
 
-def usual_software(generation: str, cut: Cut, month: int) -> str:
+def usual_software(generation: str, cut: PlanGrid, month: int) -> str:
     """What most code had for such devices and such a plan at a time."""
     if generation == "tpu":
         return "xla" if month >= FLASH_2 else "xla+softmax"

@@ -12,11 +12,11 @@ from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.sharding.mesh import AXES, MeshShape
-from shardwright.sharding.stage_placement import Placement, in_line
+from shardwright.sharding.stage_placement import StagePlacement, in_line
 
 
 @dataclass(frozen=True)
-class Replicas:
+class ReplicaAxes:
     """The ranks that hold the same part of a stage, or of its experts, and sum its gradients.
 
     `shards` are those that share one set of ZeRO's shards, for the stages of each half of the pipeline, and `copies`
@@ -57,8 +57,8 @@ class Mesh:
     forward: Axis
     backward: Axis
     ends: Axis
-    replicas: Replicas
-    expert_replicas: Replicas
+    replicas: ReplicaAxes
+    expert_replicas: ReplicaAxes
     device: torch.device
     ledger: Ledger
     turns: Turns
@@ -81,7 +81,7 @@ class Mesh:
 
 def make_mesh(
     plan: PlanSpec, rank: int, device: torch.device, timeout_s: float, watch: Watch | None = None,
-    tied: bool = False, placement: Placement | None = None, side_by_side: bool = False, ranks_per_node: int = 0,
+    tied: bool = False, placement: StagePlacement | None = None, side_by_side: bool = False, ranks_per_node: int = 0,
 ) -> Mesh:  # fmt: skip
     """Create the process groups of every axis. All ranks of an initialised default group must call this.
 
@@ -157,23 +157,23 @@ class _AxisMaker:
         return mine
 
     def replicas(
-        self, plan: PlanSpec, placement: Placement, line: Axis, shape: MeshShape, along: tuple[str, ...]
-    ) -> Replicas:
+        self, plan: PlanSpec, placement: StagePlacement, line: Axis, shape: MeshShape, along: tuple[str, ...]
+    ) -> ReplicaAxes:
         """The ranks that sum gradients with this one: `line`, which runs `along` some axes of a mesh, or parts of it
         under hybrid sharding, or two lines of a pipeline that holds each stage twice."""
         if placement.num_copies == 2:
             lines = shape.mirrored(*along)
-            return Replicas(
+            return ReplicaAxes(
                 (self.axis(line.name, lines), self.axis(line.name, lines)), line.alone(f"{line.name} copies")
             )
         num_shards, num_copies = plan.sharing(is_expert=along == ("edp",))
         if num_copies == 1:
-            return Replicas((line, line), line.alone(f"{line.name} copies"))
+            return ReplicaAxes((line, line), line.alone(f"{line.name} copies"))
         lines = shape.lines(*along)
         inner = [ranks[i : i + num_shards] for ranks in lines for i in range(0, len(ranks), num_shards)]
         outer = [ranks[i::num_shards] for ranks in lines for i in range(num_shards)]
         shards = self.axis(f"{line.name} shards", inner)
-        return Replicas((shards, shards), self.axis(f"{line.name} copies", outer))
+        return ReplicaAxes((shards, shards), self.axis(f"{line.name} copies", outer))
 
     def expert_axis(self, plan: PlanSpec, experts: MeshShape, ranks_per_node: int, twice: bool) -> Axis:
         """The ranks that hold different experts, with its nodes where dispatch is node-aware."""

@@ -27,7 +27,7 @@ from shardwright.parallel.comm.collectives import (
 )
 from shardwright.parallel.comm.regions import conjugate
 from shardwright.parallel.context.block_attention import Merged, Sight, attend_block, block_gradients
-from shardwright.sharding.sequence import Block, block_of
+from shardwright.sharding.sequence import ScoreBlock, block_of
 
 
 def ring_attention(
@@ -194,7 +194,7 @@ def _heads_first(x_sBND: Tensor) -> Tensor:
     return x_sBND.permute(1, 2, 0, 3)
 
 
-def _sight(block: Block, index: int, source: int, documents_PBs: Tensor | None) -> Sight:
+def _sight(block: ScoreBlock, index: int, source: int, documents_PBs: Tensor | None) -> Sight:
     if documents_PBs is None:
         return Sight(block.is_causal)
     return Sight(block.is_causal, documents_PBs[index][:, block.queries], documents_PBs[source][:, block.keys])

@@ -15,13 +15,17 @@ from torch.nn import functional
 
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.tensor.recomputed_input import Recipe, keep_input, kept_input
+from shardwright.parallel.tensor.recomputed_input import InputRecipe, keep_input, kept_input
 
 _KERNEL_ALIGNMENT_BYTES = 16  # of a row; the kernel refuses others
 
 
 def grouped_linear(
-    x_NH: Tensor, weight: PlacedParameter, counts_e: Tensor, deferred: DeferredGradients, recipe: Recipe | None = None
+    x_NH: Tensor,
+    weight: PlacedParameter,
+    counts_e: Tensor,
+    deferred: DeferredGradients,
+    recipe: InputRecipe | None = None,
 ) -> Tensor:
     """Row by row x W^T with the matrix of the row's expert: [N, H] to [N, O], for a weight of shape [e, ..., H].
 
@@ -67,7 +71,7 @@ class _GroupedProduct(torch.autograd.Function):
         weight: PlacedParameter,
         counts_e: Tensor,
         deferred: DeferredGradients,
-        recipe: Recipe | None,
+        recipe: InputRecipe | None,
     ) -> Tensor:
         keep_input(ctx, x_NH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.recompute.offload import Convoy
-from shardwright.parallel.tensor.recomputed_input import Recipe
+from shardwright.parallel.tensor.recomputed_input import InputRecipe
 
 Results = tuple[Tensor, ...]
-Operator = Callable[[Tensor, Recipe | None], Tensor]  # a product may get the recipe of its input
+Operator = Callable[[Tensor, InputRecipe | None], Tensor]  # a product may get the recipe of its input
 
 
 class Region:
@@ -83,7 +83,7 @@ class _Forget(torch.autograd.Function):
         return None, None, ctx.region.pass_back(grads)
 
 
-def forget(run: Callable[[Tensor], Results], x: Tensor, convoy: Convoy | None = None) -> tuple[Results, Recipe]:
+def forget(run: Callable[[Tensor], Results], x: Tensor, convoy: Convoy | None = None) -> tuple[Results, InputRecipe]:
     """Run a region and keep its input alone, or send that away with `convoy`. Returns its results, and the recipe of
     the last one.
 
@@ -119,12 +119,12 @@ def run_again(run: Callable[[Tensor], Tensor], x: Tensor, convoy: Convoy | None 
 
 def chain(
     operators: Sequence[tuple[str, Operator]], recomputed: frozenset[str], x: Tensor
-) -> tuple[Tensor, Recipe | None]:
+) -> tuple[Tensor, InputRecipe | None]:
     """Operators one after the other, of which those named in `recomputed` are forgotten; neighbours are one region.
 
     Returns the last result, and its recipe if it is forgotten too.
     """
-    recipe: Recipe | None = None
+    recipe: InputRecipe | None = None
     numbered = enumerate(operators)
     for is_recomputed, group in groupby(numbered, key=lambda entry: entry[1][0] in recomputed):
         indices = [index for index, _ in group]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.tensor.linear import (
-    Cut,
+    LayerSharding,
     add_weight_gradient,
     input_gradient_of,
     product,
@@ -24,7 +24,7 @@ from shardwright.parallel.tensor.linear import (
     start_sum,
 )
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.tensor.recomputed_input import Recipe, keep_input, kept_input
+from shardwright.parallel.tensor.recomputed_input import InputRecipe, keep_input, kept_input
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,9 @@ class Part:
     weight: PlacedParameter | None = None
 
 
-def column_products(x_sBH: Tensor, parts: Sequence[Part], cut: Cut, recipe: Recipe | None = None) -> tuple[Tensor, ...]:
+def column_products(
+    x_sBH: Tensor, parts: Sequence[Part], cut: LayerSharding, recipe: InputRecipe | None = None
+) -> tuple[Tensor, ...]:
     """[s, B, H] to what each part gives, [S, B, N]. Ranges may overlap; a part of x in none of them has no gradient.
 
     `recipe` makes x again. Each rank's weights may be a range of a matrix, or a whole one
@@ -55,7 +57,7 @@ class _ColumnProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_sBH: Tensor, parts: tuple[Part, ...], cut: Cut, recipe: Recipe | None
+        ctx: Any, x_sBH: Tensor, parts: tuple[Part, ...], cut: LayerSharding, recipe: InputRecipe | None
     ) -> tuple[Tensor, ...]:
         keep_input(ctx, x_sBH, recipe)
         ctx.parts, ctx.cut = parts, cut
@@ -69,7 +71,7 @@ class _ColumnProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x_sBH = kept_input(ctx)
-        cut: Cut = ctx.cut
+        cut: LayerSharding = ctx.cut
         x_SBH, gathered = start_gather_again(x_sBH, cut)
         dx_SBH = torch.zeros_like(x_SBH)
         for part, dy_SBN in zip(ctx.parts, grads, strict=True):

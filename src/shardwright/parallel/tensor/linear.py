@@ -28,13 +28,13 @@ from shardwright.parallel.comm.collectives import (
 from shardwright.parallel.comm.regions import reduce_from, scatter_to
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whole
-from shardwright.parallel.tensor.recomputed_input import Recipe, keep_input, kept_input
+from shardwright.parallel.tensor.recomputed_input import InputRecipe, keep_input, kept_input
 from shardwright.precision.float8_linear import forward_product, input_gradient
 from shardwright.sharding.sequence import Ranges, held_ranges, share_of
 
 
 @dataclass(frozen=True)
-class Cut:
+class LayerSharding:
     """How the layers of one stage are cut: over which axes, whether the sequence is sharded over tp between the layers,
     and where weight gradients wait if the schedule puts them off.
 
@@ -51,7 +51,7 @@ class Cut:
     cp_method: ContextMethod = "ring"
 
     @classmethod
-    def of_tp(cls, tp: Axis, sequence_parallel: bool = False) -> "Cut":
+    def of_tp(cls, tp: Axis, sequence_parallel: bool = False) -> "LayerSharding":
         """A cut over tp alone."""
         return cls(tp, tp.alone("cp"), tp.alone("ep"), tp, sequence_parallel)
 
@@ -88,12 +88,12 @@ class ColumnLinear(nn.Module):
     collective. The result is [S, B, N / tp], N = product of out_shape.
     """
 
-    def __init__(self, in_features: int, out_shape: tuple[int, ...], dim: int, cut: Cut, std: float) -> None:
+    def __init__(self, in_features: int, out_shape: tuple[int, ...], dim: int, cut: LayerSharding, std: float) -> None:
         super().__init__()
         self.cut = cut
         self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std)
 
-    def forward(self, x_sBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+    def forward(self, x_sBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
         """[s, B, H] to [S, B, N / tp]. `recipe` makes x again."""
         return _ColumnProduct.apply(x_sBH, self.weight, self.cut, recipe)
 
@@ -101,14 +101,14 @@ class ColumnLinear(nn.Module):
 class RowLinear(nn.Module):
     """x W^T of which each tp rank holds its share of the inputs; the partial products are summed over tp."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, cut: Cut, std: float) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool, cut: LayerSharding, std: float) -> None:
         super().__init__()
         self.cut = cut
         self.weight = sharded((out_features, in_features), 1, cut.tp, "normal", std)
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
         self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
 
-    def forward(self, x_SBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+    def forward(self, x_SBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
         """[S, B, H / tp] to [s, B, N]. `recipe` makes x again."""
         partial_SBN = local_product(x_SBH, self.weight, self.cut, recipe)
         leave = scatter_to if self.cut.shards_sequence else reduce_from
@@ -124,19 +124,21 @@ class ReplicatedLinear(nn.Module):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, cut: Cut, std: float, summed_over: Axis | None = None
+        self, in_features: int, out_features: int, cut: LayerSharding, std: float, summed_over: Axis | None = None
     ) -> None:
         super().__init__()
         self.cut = cut
         axis = summed_over or cut.summed_over
         self.weight = whole((out_features, in_features), "normal", std, summed_over=axis)
 
-    def forward(self, x_SBH: Tensor, recipe: Recipe | None = None) -> Tensor:
+    def forward(self, x_SBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
         """[s, B, H] to [s, B, N]; `recipe` makes x again."""
         return local_product(x_SBH, self.weight, self.cut, recipe)
 
 
-def local_product(x_SBH: Tensor, weight: PlacedParameter, cut: Cut, recipe: Recipe | None = None) -> Tensor:
+def local_product(
+    x_SBH: Tensor, weight: PlacedParameter, cut: LayerSharding, recipe: InputRecipe | None = None
+) -> Tensor:
     """x W^T of this rank's tokens with its part of a matrix, [S, B, N]. Moves nothing, forward or backward."""
     return _LocalProduct.apply(x_SBH, weight, cut, recipe)
 
@@ -166,7 +168,9 @@ class _ColumnProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_sBH: Tensor, weight: PlacedParameter, cut: Cut, recipe: Recipe | None) -> Tensor:
+    def forward(
+        ctx: Any, x_sBH: Tensor, weight: PlacedParameter, cut: LayerSharding, recipe: InputRecipe | None
+    ) -> Tensor:
         keep_input(ctx, x_sBH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.cut = weight, cut
@@ -178,7 +182,7 @@ class _ColumnProduct(torch.autograd.Function):
         (dy_SBN,) = grads
         x_sBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
-        cut: Cut = ctx.cut
+        cut: LayerSharding = ctx.cut
         x_SBH, gathered = start_gather_again(x_sBH, cut)
         dx_sBH, reduced = start_sum(input_gradient_of(dy_SBN, weight), x_sBH, cut)
         add_weight_gradient(weight, dy_SBN, x_SBH, gathered, cut)
@@ -189,7 +193,7 @@ class _ColumnProduct(torch.autograd.Function):
 # The backward of column-parallel products, piece by piece; columns.py has the same for several at once.
 
 
-def start_gather_again(x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending | None]:
+def start_gather_again(x_sBH: Tensor, cut: LayerSharding) -> tuple[Tensor, Pending | None]:
     """The input of a column-parallel product in a backward, [S, B, H], once what is pending is over: an all-gather
     where the sequence is sharded."""
     if not cut.shards_sequence:
@@ -199,7 +203,7 @@ def start_gather_again(x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending | None]
     return x_SBH, start_all_gather(x_SBH, x_sBH, tp)
 
 
-def start_sum(dx_SBH: Tensor, x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending]:
+def start_sum(dx_SBH: Tensor, x_sBH: Tensor, cut: LayerSharding) -> tuple[Tensor, Pending]:
     """The ranks' parts of an input gradient, summed in the shape of x once what is pending is over: an all-reduce, or
     where the sequence is sharded a reduce-scatter."""
     tp = cut.tp
@@ -210,7 +214,7 @@ def start_sum(dx_SBH: Tensor, x_sBH: Tensor, cut: Cut) -> tuple[Tensor, Pending]
 
 
 def add_weight_gradient(
-    weight: PlacedParameter, dy_SBN: Tensor, x_SBH: Tensor, gathered: Pending | None, cut: Cut
+    weight: PlacedParameter, dy_SBN: Tensor, x_SBH: Tensor, gathered: Pending | None, cut: LayerSharding
 ) -> None:
     """Add dy^T x to the weight's gradient, now or with the weight gradients that are put off, when x is there."""
 
@@ -228,7 +232,9 @@ class _LocalProduct(torch.autograd.Function):
     Forward and backward move nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, weight: PlacedParameter, cut: Cut, recipe: Recipe | None) -> Tensor:
+    def forward(
+        ctx: Any, x_SBH: Tensor, weight: PlacedParameter, cut: LayerSharding, recipe: InputRecipe | None
+    ) -> Tensor:
         keep_input(ctx, x_SBH, recipe)
         ctx.weight, ctx.cut = weight, cut
         return product(x_SBH, weight)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 
-class Recipe(Protocol):
+class InputRecipe(Protocol):
     """Makes a product's input again."""
 
     def keep(self) -> tuple[Tensor, ...]:
@@ -22,7 +22,7 @@ class Recipe(Protocol):
         ...
 
 
-def keep_input(ctx: Any, x: Tensor, recipe: Recipe | None) -> None:
+def keep_input(ctx: Any, x: Tensor, recipe: InputRecipe | None) -> None:
     """Remember `x`, or how to make it, in the forward of an autograd function."""
     ctx.recipe = recipe
     ctx.save_for_backward(*((x,) if recipe is None else recipe.keep()))
@@ -31,5 +31,5 @@ def keep_input(ctx: Any, x: Tensor, recipe: Recipe | None) -> None:
 def kept_input(ctx: Any) -> Tensor:
     """What `keep_input` remembered, in the backward of that function."""
     kept: tuple[Tensor, ...] = ctx.saved_tensors
-    recipe: Recipe | None = ctx.recipe
+    recipe: InputRecipe | None = ctx.recipe
     return kept[0] if recipe is None else recipe.make(kept)

@@ -31,7 +31,7 @@ from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.tensor.parameter import Initial, PlacedParameter, no_memory
 from shardwright.parallel.zero.buffers import BufferPool
-from shardwright.parallel.zero.master_weights import Masters, Piece, on_host
+from shardwright.parallel.zero.master_weights import Masters, ShardPiece, on_host
 from shardwright.sharding.buckets import in_unit_order, num_hosted, unit_layout
 from shardwright.sharding.flat_buffer import rows_of
 
@@ -116,7 +116,7 @@ class Unit:
         self.masters.write_values(self.value_shard)
         self._show()
 
-    def _pieces(self) -> list[Piece]:
+    def _pieces(self) -> list[ShardPiece]:
         """The shard in pieces that the optimizer treats alike: with decay or without, on the host or the device."""
         shard_size = self.layout.shard_size
         last = max((i for i, p in enumerate(self.parameters) if p.place.init == "normal"), default=-1)
@@ -124,7 +124,7 @@ class Unit:
         decayed = min(max(end_of_decay - self._mine.start, 0), shard_size)
         hosted = num_hosted(self.sharding.host_share, shard_size)
         edges = sorted({0, decayed, hosted, shard_size})
-        return [Piece(start, stop, stop <= decayed, stop <= hosted) for start, stop in pairwise(edges)]
+        return [ShardPiece(start, stop, stop <= decayed, stop <= hosted) for start, stop in pairwise(edges)]
 
     def _overlap(self, parameter: PlacedParameter, within: slice) -> tuple[int, int]:
         """The range of the buffer that holds this parameter and lies in `within`; empty if start == stop."""

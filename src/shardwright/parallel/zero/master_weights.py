@@ -21,7 +21,7 @@ MakeOptimizer = Callable[[list[Tensor], list[Tensor]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPiece:
     """The elements [start, stop) of a shard: whether their weights decay, and whether the host holds their state."""
 
     start: int
@@ -38,7 +38,7 @@ def on_host(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 class Masters:
     """Float32 weights of a shard and their optimizer."""
 
-    def __init__(self, pieces: list[Piece], values: Tensor, device: torch.device) -> None:
+    def __init__(self, pieces: list[ShardPiece], values: Tensor, device: torch.device) -> None:
         """`values` is the shard that the model computes with."""
         self._pieces = pieces
         self._device = device
@@ -56,7 +56,7 @@ class Masters:
         }
         self.optimizer: torch.optim.Optimizer | None = None
 
-    def _empty(self, piece: Piece) -> Tensor:
+    def _empty(self, piece: ShardPiece) -> Tensor:
         size = piece.stop - piece.start
         if piece.on_host:
             return on_host(size, torch.float32, self._device)

@@ -12,7 +12,7 @@ from shardwright.cost.money import Money, step_money
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.objectives import Objective, best
 from shardwright.planner.search.plan_price import fits, room_bytes
-from shardwright.planner.search.results import Tally
+from shardwright.planner.search.results import SearchTally
 from shardwright.planner.search.space import SCHEDULES
 from shardwright.planner.stages.best_layout import paying_layout
 from shardwright.simulate.batch_pricing import Price, prices
@@ -22,7 +22,7 @@ from shardwright.simulate.full_step import num_played, played_steps
 if TYPE_CHECKING:  # what explains a plan is imported where one is explained
     from shardwright.planner.advice.reasons import Binding, Reason
     from shardwright.planner.advice.repair import Misfit
-    from shardwright.planner.advice.rules import Rule
+    from shardwright.planner.advice.rules import RuleOfThumb
     from shardwright.planner.advice.sensitivity import Flip
     from shardwright.planner.search.sample import Standing
 
@@ -33,7 +33,7 @@ _GAIN = 0.01  # share of a step that uneven stages must save
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedPlan:
     """A plan with its price: seconds of a step and where they go, the same under pessimistic constants, bytes of its
     fullest rank, money. `closed` is what closed forms say of the step, and `time` too where it was not `simulated`."""
 
@@ -57,7 +57,7 @@ class Priced:
 class Own:
     """The job's own plan: its price, where it stands in the space, and what keeps it from fitting."""
 
-    priced: Priced
+    priced: PricedPlan
     standing: "Standing"
     misfit: "Misfit | None"
 
@@ -70,16 +70,16 @@ class Advice:
     """
 
     job: JobSpec
-    plans: list[Priced]
-    tally: Tally
+    plans: list[PricedPlan]
+    tally: SearchTally
     own: Own | None = None
     flips: "list[Flip]" = field(default_factory=list)
     reasons: "list[Reason]" = field(default_factory=list)
     binding: "Binding | None" = None
-    rules: "list[Rule]" = field(default_factory=list)
+    rules: "list[RuleOfThumb]" = field(default_factory=list)
 
 
-def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[Priced]:
+def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[PricedPlan]:
     """The prices of jobs' plans. KeyError says what is not known."""
     runs = [run_of(job) for job in jobs]
     found = []
@@ -88,7 +88,7 @@ def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[Priced]:
             raise KeyError(price if isinstance(price, str) else cautious)
         money = step_money(job.cluster, float(price.time.total), job.plan.world)
         fitting = bool(fits(job, price.memory, room_bytes(job)))
-        found.append(Priced(job, price.time, price.time, cautious.time, price.memory, money, fitting))
+        found.append(PricedPlan(job, price.time, price.time, cautious.time, price.memory, money, fitting))
     return found
 
 
@@ -129,13 +129,13 @@ def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, c
     return replace(advice, flips=runner_up, reasons=why, binding=binds, rules=rules_for(first))
 
 
-def _num_affordable(plans: Sequence[Priced]) -> int:
+def _num_affordable(plans: Sequence[PricedPlan]) -> int:
     """How many of the first plans are soon simulated; many may run in one order of work."""
     jobs = [plan.job for plan in plans]
     return max(count for count in range(len(plans) + 1) if num_played(jobs[:count]) <= _AFFORDABLE)
 
 
-def _simulated(plans: Sequence[Priced], constants: Constants) -> list[Priced]:
+def _simulated(plans: Sequence[PricedPlan], constants: Constants) -> list[PricedPlan]:
     """Plans with the times of their own orders of work."""
     times = played_steps([plan.job for plan in plans], [plan.closed for plan in plans], constants)
     return [
@@ -146,7 +146,7 @@ def _simulated(plans: Sequence[Priced], constants: Constants) -> list[Priced]:
     ]
 
 
-def _laid_out(plan: Priced, constants: Constants) -> Priced:
+def _laid_out(plan: PricedPlan, constants: Constants) -> PricedPlan:
     """The plan with the layers of its stages chosen, if that is worth it and fits."""
     job = paying_layout(plan.job, constants, _GAIN) if plan.job.plan.pp > 1 else None
     if job is None:

@@ -12,7 +12,7 @@ from shardwright.sharding.mesh import MeshShape
 
 
 @dataclass(frozen=True)
-class Traffic:
+class AxisTraffic:
     """An axis of `num_ranks` ranks over `num_domains` domains of fast links, and the bandwidth that is stated of the
     slowest link in between, in bytes/s. `layers_bytes` is what a device sends there for its layers in a step, in both
     passes; replicas exchange at the ends of a step, and send nothing for layers."""
@@ -23,7 +23,7 @@ class Traffic:
     layers_bytes: float
 
 
-def traffic(job: JobSpec, axis: str) -> Traffic:
+def traffic(job: JobSpec, axis: str) -> AxisTraffic:
     """What travels over "tp", "cp", "ep" or "dp" in a step, on a rank in the middle of the pipeline."""
     run = run_of(job)
     pieces = rank_pieces(run)[job.plan.pp // 2]
@@ -34,4 +34,4 @@ def traffic(job: JobSpec, axis: str) -> Traffic:
     group = groups.shard if axis == "dp" else getattr(groups, axis)
     num_domains = int(group.domains)
     fast = run.node_bytes_per_s or device_of(run.device).link_gb_per_s * 1e9
-    return Traffic(int(group.size), num_domains, run.network_bytes_per_s if num_domains > 1 else fast, sent)
+    return AxisTraffic(int(group.size), num_domains, run.network_bytes_per_s if num_domains > 1 else fast, sent)

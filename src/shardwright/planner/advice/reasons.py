@@ -11,7 +11,7 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory
-from shardwright.planner.advice.axis_traffic import Traffic, traffic
+from shardwright.planner.advice.axis_traffic import AxisTraffic, traffic
 from shardwright.planner.advice.neighbours import Neighbour, neighbours
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.simulate.batch_pricing import Price, prices
@@ -134,7 +134,7 @@ def _moved(job: JobSpec, other: JobSpec, axis: str) -> str:
     return "" if before == after else f" ({axis}: {after}; before, {before})"
 
 
-def _told(moved: Traffic) -> str:
+def _told(moved: AxisTraffic) -> str:
     if moved.num_ranks == 1:
         return "nothing"
     where = f"across {moved.num_domains} nodes" if moved.num_domains > 1 else "within a node"

@@ -12,7 +12,7 @@ from shardwright.workload.query import shape_of
 
 
 @dataclass(frozen=True)
-class Rule:
+class RuleOfThumb:
     """What one rule says of a job: its name, its recommendation with the job's numbers, its source, and whether the
     job's plan agrees."""
 
@@ -22,10 +22,10 @@ class Rule:
     agrees: bool
 
 
-def tensor_inside_a_node(job: JobSpec) -> Rule | None:
+def tensor_inside_a_node(job: JobSpec) -> RuleOfThumb | None:
     """Collectives of tp are on the critical path of every layer."""
     domain = job.cluster.devices_per_node
-    return Rule(
+    return RuleOfThumb(
         "tp inside the fast links",
         f"tp at most {domain}, the devices of a node",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 1",
@@ -33,12 +33,12 @@ def tensor_inside_a_node(job: JobSpec) -> Rule | None:
     )
 
 
-def sequence_with_tensor(job: JobSpec) -> Rule | None:
+def sequence_with_tensor(job: JobSpec) -> RuleOfThumb | None:
     """Use sequence parallel wherever there is tp: the same bytes travel, and norms and residuals are kept once instead
     of tp times."""
     if job.plan.tp == 1:
         return None
-    return Rule(
+    return RuleOfThumb(
         "sequence parallel wherever there is tp",
         f"sequence_parallel = true with tp {job.plan.tp}",
         "Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.2",
@@ -46,7 +46,7 @@ def sequence_with_tensor(job: JobSpec) -> Rule | None:
     )
 
 
-def model_parallel_as_memory_asks(job: JobSpec) -> Rule | None:
+def model_parallel_as_memory_asks(job: JobSpec) -> RuleOfThumb | None:
     """No more ranks share the model than its state needs: the rest are replicas."""
     memory_bytes = device_of(job.cluster.device).memory_bytes
     state_bytes = 18.0 * shape_of(job).parameters
@@ -54,7 +54,7 @@ def model_parallel_as_memory_asks(job: JobSpec) -> Rule | None:
     while least * memory_bytes < state_bytes:
         least *= 2
     share = job.plan.tp * job.plan.pp * (job.plan.replicas if job.plan.zero == 3 else 1)
-    return Rule(
+    return RuleOfThumb(
         "as little model parallelism as memory allows",
         f"tp x pp about {least}: 18 bytes x {shape_of(job).parameters / 1e9:.0f} G parameters = "
         f"{state_bytes / 2**30:,.0f} GiB over devices of {memory_bytes / 2**30:.0f} GiB; fewer with ZeRO",
@@ -63,12 +63,12 @@ def model_parallel_as_memory_asks(job: JobSpec) -> Rule | None:
     )
 
 
-def pipeline_across_nodes(job: JobSpec) -> Rule | None:
+def pipeline_across_nodes(job: JobSpec) -> RuleOfThumb | None:
     """Stages exchange the least, so they may lie farthest apart."""
     plan, node = job.plan, job.cluster.devices_per_node
     if plan.pp == 1:
         return None
-    return Rule(
+    return RuleOfThumb(
         "pipeline across nodes, once tp fills one",
         f"tp {node} before pp, where the model needs both",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 1",
@@ -76,13 +76,13 @@ def pipeline_across_nodes(job: JobSpec) -> Rule | None:
     )
 
 
-def enough_microbatches(job: JobSpec) -> Rule | None:
+def enough_microbatches(job: JobSpec) -> RuleOfThumb | None:
     """The bubble is (p - 1) / (m v) of the step's computing."""
     plan = job.plan
     if plan.pp == 1:
         return None
     m, v = job.num_microbatches, plan.stages_per_rank
-    return Rule(
+    return RuleOfThumb(
         "four microbatches a stage, or stages interleaved",
         f"m >= 4 x pp = {4 * plan.pp}, or more stages a rank: m is {m} and v is {v}, so 1F1B's bubble is "
         f"{plan.pp - 1} / ({m} x {v}) = {(plan.pp - 1) / (m * v):.0%}",
@@ -91,7 +91,7 @@ def enough_microbatches(job: JobSpec) -> Rule | None:
     )
 
 
-def optimizer_state_alone(job: JobSpec) -> Rule | None:
+def optimizer_state_alone(job: JobSpec) -> RuleOfThumb | None:
     """Share the optimizer state alone in a pipeline: with m microbatches ZeRO-3 gathers, and ZeRO-2 with several stages
     a rank reduces, up to m times what ZeRO-1 does once."""
     plan = job.plan
@@ -101,7 +101,7 @@ def optimizer_state_alone(job: JobSpec) -> Rule | None:
     says = "ZeRO-1: with each microbatch 3 would gather again, and 2 reduce where a rank's stages alternate"
     if plan.pp == 1:
         says = "some ZeRO stage: what replicas hold alike is shared"
-    return Rule(
+    return RuleOfThumb(
         "ZeRO-1 with a pipeline",
         says,
         "DeepSpeed's pipeline engine refuses stages 2 and 3; Rajbhandari et al. 2020 (arXiv 1910.02054), section 7",
@@ -109,9 +109,9 @@ def optimizer_state_alone(job: JobSpec) -> Rule | None:
     )
 
 
-def recompute_what_memory_needs(job: JobSpec) -> Rule | None:
+def recompute_what_memory_needs(job: JobSpec) -> RuleOfThumb | None:
     """Full recomputation takes a third more FLOPs."""
-    return Rule(
+    return RuleOfThumb(
         "recompute no more than memory needs",
         "none, or selective; full recomputation costs one forward in three",
         "Korthikanti et al. 2022 (arXiv 2205.05198), section 5",
@@ -119,10 +119,10 @@ def recompute_what_memory_needs(job: JobSpec) -> Rule | None:
     )
 
 
-def context_for_long_sequences(job: JobSpec) -> Rule | None:
+def context_for_long_sequences(job: JobSpec) -> RuleOfThumb | None:
     """Activations of one sequence grow with its length, and no other axis cuts them."""
     is_long = job.model.sequence >= 32768
-    return Rule(
+    return RuleOfThumb(
         "cp for long sequences alone",
         f"{'cp above 1' if is_long else 'cp 1'} at {job.model.sequence:,} tokens",
         "Grattafiori et al. 2024 (Llama 3, arXiv 2407.21783), table 4: cp 16 at 131,072 tokens, 1 at 8,192",
@@ -130,11 +130,11 @@ def context_for_long_sequences(job: JobSpec) -> Rule | None:
     )
 
 
-def experts_before_tensor(job: JobSpec) -> Rule | None:
+def experts_before_tensor(job: JobSpec) -> RuleOfThumb | None:
     """Whole experts keep their products large; cut ones do not."""
     if not job.model.moe.experts:
         return None
-    return Rule(
+    return RuleOfThumb(
         "ep before tp for experts",
         "experts whole (expert_tp 1), spread over ep",
         "Liu et al. 2025 (arXiv 2504.14960), section 4; DeepSeek-V3 (arXiv 2412.19437), section 3.2",
@@ -142,11 +142,11 @@ def experts_before_tensor(job: JobSpec) -> Rule | None:
     )
 
 
-def experts_near(job: JobSpec) -> Rule | None:
+def experts_near(job: JobSpec) -> RuleOfThumb | None:
     """Tokens cross the network once for each node that has experts for them."""
     if not job.model.moe.experts or job.plan.ep * job.plan.expert_tp_size <= job.cluster.devices_per_node:
         return None
-    return Rule(
+    return RuleOfThumb(
         "tokens once to each node",
         "node-aware dispatch where ep crosses nodes",
         "DeepSeek-V3 (arXiv 2412.19437), section 3.2.2",
@@ -154,13 +154,13 @@ def experts_near(job: JobSpec) -> Rule | None:
     )
 
 
-def largest_microbatch(job: JobSpec) -> Rule | None:
+def largest_microbatch(job: JobSpec) -> RuleOfThumb | None:
     """Larger products run nearer to the peak; fewer microbatches leave a larger bubble."""
     plan = job.plan
     if plan.pp == 1:
         return None
     doubled = job.num_microbatches // 2
-    return Rule(
+    return RuleOfThumb(
         "the largest microbatch that does not empty the pipeline",
         f"twice {plan.microbatch_size} would leave {doubled} microbatches, and 4 x pp is {4 * plan.pp}",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 3",
@@ -168,13 +168,13 @@ def largest_microbatch(job: JobSpec) -> Rule | None:
     )
 
 
-RULES: tuple[Callable[[JobSpec], Rule | None], ...] = (
+RULES: tuple[Callable[[JobSpec], RuleOfThumb | None], ...] = (
     tensor_inside_a_node, model_parallel_as_memory_asks, pipeline_across_nodes, sequence_with_tensor,
     enough_microbatches, largest_microbatch, optimizer_state_alone, recompute_what_memory_needs,
     context_for_long_sequences, experts_before_tensor, experts_near,
 )  # fmt: skip
 
 
-def rules_for(job: JobSpec) -> list[Rule]:
+def rules_for(job: JobSpec) -> list[RuleOfThumb]:
     """What the rules say of a job and its plan, those that concern it."""
     return [found for rule in RULES if (found := rule(job))]

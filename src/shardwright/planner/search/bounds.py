@@ -27,7 +27,7 @@ from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.stage_time import PieceTime
-from shardwright.planner.search.plan_block import SHARING, Block, Column, Columns, Words
+from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, Words
 from shardwright.simulate.closed_form import message_and_turn_s, microbatch_time, pipeline_s, step_time
 from shardwright.workload.memo import Memo
 
@@ -78,7 +78,7 @@ def zero3_token_s(
 
 def _microbatch(job: JobSpec, columns: Columns, words: Words, constants: Constants, memo: Memo | None) -> PieceTime:
     memo = memo or Memo()
-    return microbatch_time(Block(replace(words, schedule="1f1b"), columns).run(job, memo), constants, memo)
+    return microbatch_time(PlanBlock(replace(words, schedule="1f1b"), columns).run(job, memo), constants, memo)
 
 
 def exchange_token_s(
@@ -94,7 +94,7 @@ def exchange_token_s(
     ones = np.ones_like(rows["dp"])
     for zero, over in ((0 * ones, 0 * ones), (ones, 0 * ones), (ones, hybrid)):
         columns = plain(rows) | {"zero": zero, "zero_ranks": over}
-        least = np.minimum(least, step_time(Block(Words(), columns).run(job, memo), constants, memo).data)
+        least = np.minimum(least, step_time(PlanBlock(Words(), columns).run(job, memo), constants, memo).data)
     share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
     if software.reduce_overlap or software.gather_overlap:
         share = share * rates_of(run_of(job), constants).leak
@@ -103,7 +103,7 @@ def exchange_token_s(
 
 def turn_token_s(job: JobSpec, rows: Columns, rates: Rates) -> Column:
     """Seconds by token of the messages of each stage that a rank has, where it has several."""
-    seconds = message_and_turn_s(Block(Words(), plain(rows)).run(job, Memo()), rates)[1]
+    seconds = message_and_turn_s(PlanBlock(Words(), plain(rows)).run(job, Memo()), rates)[1]
     return np.where(rows["pp"] > 1, seconds / (rows["global_batch_size"] * job.model.sequence), 0.0)
 
 
@@ -148,7 +148,7 @@ def activation_bytes(
     """
     pp, layers = rows["pp"], job.model.layers
     memo = memo or Memo()
-    memory = peak_memory(Block(replace(words, schedule="1f1b"), plain(rows)).run(job, memo), constants, memo)
+    memory = peak_memory(PlanBlock(replace(words, schedule="1f1b"), plain(rows)).run(job, memo), constants, memo)
     return unsharded_bytes(memory) * (layers // pp) / -(-layers // pp)
 
 
@@ -175,7 +175,7 @@ def keeps_as_much(job: JobSpec, words: Words) -> bool:
     return words.schedule in _KEEPS_MORE and not job.model.moe.experts and not has_smaller_stages
 
 
-def unsharded_token_s(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Column:
+def unsharded_token_s(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo | None = None) -> Column:
     """Least seconds by token of the plans of an unsharded block, however they are sharded."""
     memo = memo or Memo()
     seconds = pipeline_s(block.run(job, memo), constants, memo)

@@ -57,7 +57,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Block:
+class PlanBlock:
     """Plans with the same words, but for their schedules where there is a column `schedule`: of each plan its place in
     SCHEDULE_NAMES. The other columns are those of NUMBERS; all are of one length."""
 
@@ -74,9 +74,9 @@ class Block:
     def __len__(self) -> int:
         return len(self.columns["dp"])
 
-    def where(self, mask: Column) -> "Block":
+    def where(self, mask: Column) -> "PlanBlock":
         """The plans of a mask, or of indices."""
-        return Block(self.words, taken(self.columns, mask))
+        return PlanBlock(self.words, taken(self.columns, mask))
 
     def plan(self, index: int, job: JobSpec) -> JobSpec:
         """The job under one of the plans. It is not checked again: the space holds legal plans only."""
@@ -128,7 +128,9 @@ def crossed(columns: Columns, choices: Columns) -> Columns:
     }
 
 
-def together(blocks: list[Block]) -> Block:
+def together(blocks: list[PlanBlock]) -> PlanBlock:
     """Blocks of the same words as one; there is at least one."""
     names = blocks[0].columns
-    return Block(blocks[0].words, {name: np.concatenate([block.columns[name] for block in blocks]) for name in names})
+    return PlanBlock(
+        blocks[0].words, {name: np.concatenate([block.columns[name] for block in blocks]) for name in names}
+    )

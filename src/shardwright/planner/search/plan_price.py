@@ -9,17 +9,17 @@ from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.memory import Memory, peak_memory
-from shardwright.planner.search.plan_block import Block, Column
+from shardwright.planner.search.plan_block import Column, PlanBlock
 from shardwright.simulate.closed_form import StepTime, step_time
 from shardwright.workload.memo import Memo
 
 
 @dataclass(frozen=True)
-class Prices:
+class BlockPrices:
     """Prices of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds of a step by
     token."""
 
-    block: Block
+    block: PlanBlock
     time: StepTime
     memory: Memory
     token_s: Column
@@ -36,7 +36,7 @@ def fits(job: JobSpec, memory: Memory, room: float) -> Any:
     return (memory.process <= room) & (memory.host <= host_room_bytes(job.cluster))
 
 
-def prices(job: JobSpec, block: Block, constants: Constants, memo: Memo | None = None) -> Prices:
+def prices(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo | None = None) -> BlockPrices:
     """Price a block. `memo` has what was computed before of this job with these constants.
 
     KeyError says what is not known.
@@ -46,4 +46,4 @@ def prices(job: JobSpec, block: Block, constants: Constants, memo: Memo | None =
     time, memory = step_time(run, constants, memo), peak_memory(run, constants, memo)
     tokens = block.columns["global_batch_size"] * job.model.sequence
     fitting = np.broadcast_to(fits(job, memory, room_bytes(job)), tokens.shape)
-    return Prices(block, time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fitting)
+    return BlockPrices(block, time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fitting)

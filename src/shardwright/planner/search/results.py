@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.config.job import JobSpec
-from shardwright.planner.search.plan_block import Block, Column
+from shardwright.planner.search.plan_block import Column, PlanBlock
 
 
 @dataclass
-class Tally:
+class SearchTally:
     """What a search did: plans of the space, bounds computed, plans priced in full, and those of them that fit."""
 
     num_plans: int = 0
@@ -33,7 +33,7 @@ class Found:
     """The fastest plans that fit, each of another kind, fastest first; and how much was looked at."""
 
     candidates: list[Candidate]
-    tally: Tally
+    tally: SearchTally
 
 
 @dataclass
@@ -41,9 +41,9 @@ class Best:
     """The fastest plan of each kind so far: seconds by token, and where it is."""
 
     token_s: Column
-    place: dict[int, tuple[Block, int, float]] = field(default_factory=dict)
+    place: dict[int, tuple[PlanBlock, int, float]] = field(default_factory=dict)
 
-    def take(self, block: Block, token_s: Column, process: Column, chosen: Column) -> None:
+    def take(self, block: PlanBlock, token_s: Column, process: Column, chosen: Column) -> None:
         """Plans of a block, of those at the indices `chosen`."""
         chosen = chosen[np.argsort(token_s[chosen], kind="stable")]
         kinds, first = np.unique(block.columns["kind"][chosen], return_index=True)

@@ -11,7 +11,7 @@ import numpy as np
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import Block, together
+from shardwright.planner.search.plan_block import PlanBlock, together
 from shardwright.planner.search.plan_price import prices
 from shardwright.planner.search.space import count_by_words, degrees, with_offload, with_sharing, with_words
 from shardwright.workload.memo import Memo
@@ -51,7 +51,9 @@ def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: 
     return Standing(num_drawn, num_fit, num_faster / max(1, num_fit))
 
 
-def _drawn(job: JobSpec, constraints: Constraints, block: Block, random: np.random.Generator, count: int) -> Block:
+def _drawn(
+    job: JobSpec, constraints: Constraints, block: PlanBlock, random: np.random.Generator, count: int
+) -> PlanBlock:
     """So many of the ways to share out the state of some plans."""
     sharded = with_sharing(job, constraints, block)
     offloaded = with_offload(constraints, sharded)

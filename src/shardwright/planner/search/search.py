@@ -26,9 +26,9 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.search import bounds
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import Block, Column, Columns, Words, taken, together
+from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, Words, taken, together
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
-from shardwright.planner.search.results import Best, Candidate, Found, Tally
+from shardwright.planner.search.results import Best, Candidate, Found, SearchTally
 from shardwright.planner.search.space import (
     admits,
     admits_schedule,
@@ -120,7 +120,7 @@ class _Search:
         self.rows = rows | {"kind": of_row.reshape(-1), "layer": layer, "row": np.arange(len(layer))}
         self.rows |= dict.fromkeys(("exchange_s", "zero3_s", "turn_s"), np.zeros(len(layer)))  # until they are known
         self.words = words_of(job, constraints, rows)
-        self.tally = Tally(sum(count_by_words(job, constraints, rows).values()))
+        self.tally = SearchTally(sum(count_by_words(job, constraints, rows).values()))
         self.num_shown = min(num_shown, len(kinds))
         self.shown = Best(np.full(len(kinds), np.inf))
 
@@ -143,7 +143,7 @@ class _Search:
                 "zero": np.full(len(block), allowed[0]), "offload_optimizer": np.full(len(block), share)
             }  # fmt: skip
             if "zero_ranks" not in self.constraints.keep and "offload_parameters" not in self.constraints.keep:
-                self._price(Block(at, columns))
+                self._price(PlanBlock(at, columns))
 
     def _first(self, rows: Columns) -> Column:
         """The rows with the lowest bounds, some of each kind."""
@@ -262,7 +262,7 @@ class _Search:
             is_possible &= rows["least_bytes"] <= self.room
         return taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
 
-    def _staged(self, words: Words, rows: Columns) -> Block:
+    def _staged(self, words: Words, rows: Columns) -> PlanBlock:
         """The plans of some rows that may be shown, with bounds of their own numbers of virtual stages."""
         rows = self._shown(rows, rows["below_s"], rows["gathered_s"])
         block = with_words(self.job, self.constraints, rows, words)
@@ -273,11 +273,11 @@ class _Search:
             messages_s = bounds.messages_token_s(columns, words.schedule, virtual)
             below, gathered = self._least_s(columns, factor * columns["mean_s"] + messages_s, factor)
             columns = self._shown(columns | {"below_s": below, "gathered_s": gathered}, below, gathered)
-            block = Block(words, columns)
+            block = PlanBlock(words, columns)
         columns = {name: values for name, values in columns.items() if name not in _OF_ROWS}
-        return Block(replace(words, schedule="1f1b"), columns | {"schedule": block.schedule})
+        return PlanBlock(replace(words, schedule="1f1b"), columns | {"schedule": block.schedule})
 
-    def _explore(self, block: Block) -> None:
+    def _explore(self, block: PlanBlock) -> None:
         """Exclude what can't be shown of a block with nothing sharded, and price the rest."""
         block = self._tightened(block)
         least = np.minimum(block.columns["below_s"], block.columns["gathered_s"])
@@ -288,7 +288,7 @@ class _Search:
             sizes = [len(leaders), *[_ROWS] * (len(order) // _ROWS + 1)]
         else:
             sizes = [len(block)]
-        too_large: list[Block] = []
+        too_large: list[PlanBlock] = []
         first = 0
         for size in sizes:
             now = order[first : first + size]
@@ -298,7 +298,7 @@ class _Search:
             too_large += [offloaded, self._price(sharded)]
         self._price(with_offload(self.constraints, self._still(together(too_large))))
 
-    def _tightened(self, block: Block) -> Block:
+    def _tightened(self, block: PlanBlock) -> PlanBlock:
         """The block with bounds from the price of each plan itself, where its plans are many."""
         if len(block) <= _FEW:
             return block
@@ -308,34 +308,34 @@ class _Search:
             "rest_bytes": bounds.unsharded_bytes(memory), "parameters_bytes": memory.parameters,
             "gradients_bytes": memory.gradients, "optimizer_bytes": memory.optimizer,
         }  # fmt: skip
-        block = Block(block.words, block.columns | held).where(held["rest_bytes"] <= self.room)
+        block = PlanBlock(block.words, block.columns | held).where(held["rest_bytes"] <= self.room)
         if not len(block):
             return block
         unsharded_s = bounds.unsharded_token_s(self.job, block, self.constants, self.memo)
         below, gathered = self._least_s(block.columns, unsharded_s)
         gathered = np.maximum(gathered, block.columns["gathered_s"])
-        block = Block(block.words, block.columns | {"below_s": below, "gathered_s": gathered})
+        block = PlanBlock(block.words, block.columns | {"below_s": below, "gathered_s": gathered})
         return block.where(self._possible(block, np.arange(len(block))))
 
-    def _possible(self, block: Block, rows: Column) -> Column:
+    def _possible(self, block: PlanBlock, rows: Column) -> Column:
         """The rows of a block that may still be shown."""
         below_s, gathered_s, kind = (block.columns[name][rows] for name in ("below_s", "gathered_s", "kind"))
         return rows[np.minimum(below_s, gathered_s) < self.marks(kind)]
 
-    def _still(self, block: Block) -> Block:
+    def _still(self, block: PlanBlock) -> PlanBlock:
         """The plans of a sharded block that may still be shown."""
         columns = block.columns
         least = np.where(columns["zero"] == 3, columns["gathered_s"], columns["below_s"])
         return block.where(least < self.marks(columns["kind"]))
 
-    def _with_room(self, block: Block) -> tuple[Block, Block]:
+    def _with_room(self, block: PlanBlock) -> tuple[PlanBlock, PlanBlock]:
         """(plans of a sharded block that may fit as they are, plans that may if they offload)."""
         if "rest_bytes" not in block.columns:
             return block, block.where(np.zeros(len(block), dtype=bool))
         least, as_it_is = bounds.state_bytes(block.columns)
         return block.where(as_it_is <= self.room), block.where((least <= self.room) & (as_it_is > self.room))
 
-    def _price(self, block: Block) -> Block:
+    def _price(self, block: PlanBlock) -> PlanBlock:
         """Price a block, and give back the plans that do not fit and would be shown if they did."""
         if not len(block):
             return block

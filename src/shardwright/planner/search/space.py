@@ -22,7 +22,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import STAGES_PER_RANK, chunks_per_rank
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import DEGREES, SHARING, Block, Column, Columns, Words, crossed, taken
+from shardwright.planner.search.plan_block import DEGREES, SHARING, Column, Columns, PlanBlock, Words, crossed, taken
 from shardwright.workload.query import SCHEDULE_NAMES
 
 SCHEDULES = (
@@ -146,7 +146,7 @@ def _allows_again(constraints: Constraints, again: Words) -> bool:
     return operators and all(constraints.allows(name, getattr(again, name)) for name in names)
 
 
-def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: Words) -> Block:
+def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: Words) -> PlanBlock:
     """The rows that admit the words, each with every number of virtual stages that they allow, and nothing sharded."""
     rows = taken(columns, admits(job, columns, words))
     pieces = STAGES_PER_RANK.get(words.schedule, 1)
@@ -169,7 +169,7 @@ def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: 
     for name in ("zero", "zero_ranks", "offload_optimizer"):
         rows[name] = np.zeros_like(rows["dp"])
     rows["offload_parameters"] = np.zeros(len(rows["dp"]), dtype=bool)
-    return Block(words, rows)
+    return PlanBlock(words, rows)
 
 
 def admits(job: JobSpec, columns: Columns, words: Words) -> Column:
@@ -208,7 +208,7 @@ def _admits_methods(job: JobSpec, columns: Columns, words: Words) -> Column:
     return mask
 
 
-def with_sharing(job: JobSpec, constraints: Constraints, block: Block) -> Block:
+def with_sharing(job: JobSpec, constraints: Constraints, block: PlanBlock) -> PlanBlock:
     """Each plan of a block with every ZeRO stage and hybrid sharding within a node, and as little offload as may be."""
     columns = {name: values for name, values in block.columns.items() if name not in SHARING}
     choices = _sharing_choices(constraints)
@@ -221,17 +221,17 @@ def with_sharing(job: JobSpec, constraints: Constraints, block: Block) -> Block:
     rows["offload_optimizer"] = np.full(len(zero), least[0])
     rows["offload_parameters"] = np.full(len(zero), least[1])
     is_legal = ~hybrid | ((zero > 0) & (size > 0) & np.repeat(block.schedule != _DUALPIPE, len(choices)))
-    return Block(block.words, taken(rows, is_legal & ((zero == 3) | ~rows["offload_parameters"])))
+    return PlanBlock(block.words, taken(rows, is_legal & ((zero == 3) | ~rows["offload_parameters"])))
 
 
-def with_offload(constraints: Constraints, block: Block) -> Block:
+def with_offload(constraints: Constraints, block: PlanBlock) -> PlanBlock:
     """Each plan of a block with everything that may be offloaded beside the least."""
     choices = _offload_choices(constraints)[1:]
     columns = {name: values for name, values in block.columns.items() if not name.startswith("offload")}
     shares = np.array([share for share, _ in choices], float)
     parameters = np.array([is_offloaded for _, is_offloaded in choices], bool)
     rows = crossed(columns, {"offload_optimizer": shares, "offload_parameters": parameters})
-    return Block(block.words, taken(rows, (rows["zero"] == 3) | ~rows["offload_parameters"]))
+    return PlanBlock(block.words, taken(rows, (rows["zero"] == 3) | ~rows["offload_parameters"]))
 
 
 def _sharing_choices(constraints: Constraints) -> list[tuple[int, bool]]:

@@ -16,8 +16,8 @@ from shardwright.cost.from_job import run_of
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
 from shardwright.planner.stages.piece_prices import seats
-from shardwright.planner.stages.pieces import Seat, Stages, stages_of
-from shardwright.sharding.stage_placement import Placement, in_line, placement_of
+from shardwright.planner.stages.pieces import PipelineSlot, Stages, stages_of
+from shardwright.sharding.stage_placement import StagePlacement, in_line, placement_of
 from shardwright.simulate.closed_form import step_time
 
 
@@ -76,7 +76,7 @@ def paying_layout(job: JobSpec, constants: Constants, least_gain: float) -> JobS
     return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages)
 
 
-def most_gain(even: Stages, mine: Sequence[Seat], placement: Placement) -> float:
+def most_gain(even: Stages, mine: Sequence[PipelineSlot], placement: StagePlacement) -> float:
     """What no layout gains more than, as a share of the slowest rank's microbatch, over layers spread evenly.
 
     No layout makes the slowest rank faster than the mean one, nor than one that holds its part of the layers, rounded
@@ -88,17 +88,17 @@ def most_gain(even: Stages, mine: Sequence[Seat], placement: Placement) -> float
     return max(even.rank_s) / least_s - 1
 
 
-def _placement(plan: PlanSpec) -> Placement:
+def _placement(plan: PlanSpec) -> StagePlacement:
     return placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
 
 
-def _even(job: JobSpec, mine: list[Seat], placement: Placement) -> Stages:
+def _even(job: JobSpec, mine: list[PipelineSlot], placement: StagePlacement) -> Stages:
     """The layout without a thought: layers spread evenly."""
     layers = job.plan.model_copy(update={"layout": []}).stage_layers(job.model.layers)
     return stages_of(layers, mine, placement, job.num_microbatches)
 
 
-def _best(job: JobSpec, mine: list[Seat], placement: Placement) -> Stages:
+def _best(job: JobSpec, mine: list[PipelineSlot], placement: StagePlacement) -> Stages:
     """NoFitError if none fits."""
     m = job.num_microbatches
     return best_stages(mine, m) if placement == in_line(job.plan.pp) else best_chunks(mine, placement, m)
@@ -143,7 +143,7 @@ def part_of_rank(plan: PlanSpec, parts: list[PartSpec]) -> list[int]:
     return [number for number, part in enumerate(parts) for _ in range(part.num_devices // stage)] or [0] * plan.pp
 
 
-def _fits(stages: Stages, mine: list[Seat]) -> bool:
+def _fits(stages: Stages, mine: list[PipelineSlot]) -> bool:
     return all(taken <= seat.memory_bytes for taken, seat in zip(stages.rank_bytes, mine, strict=True))
 
 

@@ -17,7 +17,7 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import Block, Column, taken
+from shardwright.planner.search.plan_block import Column, PlanBlock, taken
 from shardwright.planner.search.space import degrees, with_sharing, with_words, words_of
 from shardwright.planner.stages.best_layout import LaidOut, best_layout
 from shardwright.simulate.closed_form import step_time
@@ -66,7 +66,7 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
     stage = rows["dp"] * rows["cp"] * rows["tp"]
     whole = np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0)
     rows = taken(rows, whole)
-    found: list[tuple[float, int, Block]] = []
+    found: list[tuple[float, int, PlanBlock]] = []
     if len(rows["dp"]):
         for words in words_of(job, constraints, rows):
             block = with_words(job, constraints, rows, replace(words, schedule="1f1b"))
@@ -83,7 +83,7 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
             yield block.plan(index, job)
 
 
-def _ideal_s(job: JobSpec, block: Block, constants: Constants) -> Column:
+def _ideal_s(job: JobSpec, block: PlanBlock, constants: Constants) -> Column:
     """Seconds of a step whose layers are shared ideally, by plan; infinite where memory is much too small for that."""
     stage = block.columns["dp"] * block.columns["cp"] * block.columns["tp"]
     alone = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.planner.stages.pieces import Seat, Stages, may_be_empty, stages_of
+from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, stages_of
 from shardwright.sharding.stage_placement import in_line
 
 Floats = npt.NDArray[np.float64]
@@ -54,7 +54,7 @@ class _Tables:
     excess: list[Floats]
 
 
-def best_stages(seats: Sequence[Seat], num_microbatches: int) -> Stages:
+def best_stages(seats: Sequence[PipelineSlot], num_microbatches: int) -> Stages:
     """The fastest cut of the pieces into a stage a seat that fits all memories. NoFitError if there is none.
 
     ValueError if there are too few layers.
@@ -74,7 +74,7 @@ def best_stages(seats: Sequence[Seat], num_microbatches: int) -> Stages:
     return stages_of(_least(allowed, np.add)[1], seats, in_line(num_stages), num_microbatches)
 
 
-def _tables(seats: Sequence[Seat]) -> _Tables:
+def _tables(seats: Sequence[PipelineSlot]) -> _Tables:
     num_stages = len(seats)
     seconds, excess = [], []
     for stage, seat in enumerate(seats):

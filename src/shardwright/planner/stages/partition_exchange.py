@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.planner.stages.partition_dp import NoFitError, check_layers
-from shardwright.planner.stages.pieces import Seat, Stages, may_be_empty, stages_of
-from shardwright.sharding.stage_placement import Placement
+from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, stages_of
+from shardwright.sharding.stage_placement import StagePlacement
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -24,7 +24,7 @@ Integers = npt.NDArray[np.int64]
 _DIGITS = 9  # to which loads are compared, so that rounding is no progress
 
 
-def best_chunks(seats: Sequence[Seat], placement: Placement, num_microbatches: int) -> Stages:
+def best_chunks(seats: Sequence[PipelineSlot], placement: StagePlacement, num_microbatches: int) -> Stages:
     """A cut into the placement's stages whose slowest rank is fast, and that fits all memories.
 
     A seat for each pipeline rank. NoFitError if none was found, ValueError if there are too few layers.
@@ -63,7 +63,7 @@ class _Loads:
     memory_bytes: Floats  # by rank
 
     @classmethod
-    def of(cls, seats: Sequence[Seat], placement: Placement) -> "_Loads":
+    def of(cls, seats: Sequence[PipelineSlot], placement: StagePlacement) -> "_Loads":
         held = [(rank, stage) for rank in range(len(seats)) for stage in placement.stages_of(rank)]
         copies = placement.num_copies
         seconds, num_bytes = [], []

@@ -13,14 +13,14 @@ from shardwright.cost.calibration import Constants, constant, device_of
 from shardwright.cost.memory import Memory, rank_memory
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.cost.stage_time import Costing, PieceTime
-from shardwright.planner.stages.pieces import Piece, Seat
+from shardwright.planner.stages.pieces import Piece, PipelineSlot
 from shardwright.workload.query import Run
 from shardwright.workload.stage_contents import LayerKind, layer_kinds
 
 _ALL_LAYERS = 2**30  # more than any model has
 
 
-def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[Seat]:
+def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
     """The seat of each pipeline rank, were all of them on the run's device. KeyError says what is not known."""
     kinds = layer_kinds(run.shape, run.cut)
     costing = Costing.of(replace(run, cut=run.cut.as_arrays()), constants)
@@ -48,7 +48,7 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[Seat]:
         m = run.cut.num_microbatches
         alive = float(in_flight(plan.schedule, plan.pp, rank, m, plan.stages_per_rank, plan.extra_warmup))
         aside = context + (1 + lost) * (evenly[rank].working + alive * beside)
-        found.append(Seat(pieces, room - aside, alive))
+        found.append(PipelineSlot(pieces, room - aside, alive))
     return found
 
 

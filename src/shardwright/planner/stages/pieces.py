@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.sharding.stage_placement import Placement
+from shardwright.sharding.stage_placement import StagePlacement
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Seat:
+class PipelineSlot:
     """A pipeline rank: what the pieces cost on its device, how much memory they may take there, and how many
     microbatches are in flight there, in microbatches of all of the rank's layers."""
 
@@ -68,7 +68,7 @@ def pipeline_s(rank_s: Sequence[float], num_microbatches: int, chunks: int = 1) 
 
 
 def stages_of(
-    layout: Sequence[int], seats: Sequence[Seat], placement: Placement, num_microbatches: int
+    layout: Sequence[int], seats: Sequence[PipelineSlot], placement: StagePlacement, num_microbatches: int
 ) -> Stages:  # fmt: skip
     """What a layout costs; a seat for each pipeline rank. ValueError if it does not place all layers."""
     pieces = layout_pieces(layout, len(seats[0].pieces) - 2)

@@ -5,7 +5,7 @@ from typing import Any
 
 from shardwright.account.tensor_table import RegionLayout
 from shardwright.report.text_columns import aligned
-from shardwright.sharding.placements import Placement, TensorLayout
+from shardwright.sharding.placements import TensorLayout, TensorPlacement
 
 
 def layout_text(regions: Sequence[RegionLayout]) -> str:
@@ -37,7 +37,7 @@ def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
 
 def _alike(tensor: TensorLayout) -> list[list[str]]:
     """The states of a tensor, together where it lies the same in them."""
-    found: dict[tuple[Placement, ...], list[str]] = {}
+    found: dict[tuple[TensorPlacement, ...], list[str]] = {}
     for state, placements in tensor.states.items():
         found.setdefault(placements, []).append(state)
     return list(found.values())

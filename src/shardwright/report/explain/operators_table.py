@@ -6,7 +6,7 @@ from itertools import zip_longest
 from shardwright.config.units import bytes_text, flops_text, number_text, seconds_text
 from shardwright.explain.operator_passes import Collective, OperatorPass, PieceKind, PiecePass
 from shardwright.report.text_columns import aligned
-from shardwright.workload.operators import Product
+from shardwright.workload.operators import MatrixProduct
 
 
 def passes_text(passes: Iterable[PiecePass], backward: bool) -> str:
@@ -98,7 +98,7 @@ def _computed(of: OperatorPass) -> list[str]:
     return [f"reads and writes {bytes_text(int(of.moved_bytes))}"] if of.moved_bytes else [""]
 
 
-def _shape(p: Product) -> str:
+def _shape(p: MatrixProduct) -> str:
     one = f"{number_text(float(p.rows))} x {number_text(float(p.inner))} x {number_text(float(p.columns))}"
     return one if float(p.batch) == 1 else f"{number_text(float(p.batch))} of {one}"
 

@@ -28,7 +28,7 @@ from shardwright.report.timeline.study import Streams, Study, drawn_steps, numbe
 from shardwright.report.timeline.terminal import draw, palette_of
 from shardwright.report.timeline.trace import trace
 from shardwright.schedule.job_program import job_order, job_program, relative_costs
-from shardwright.schedule.registry import GENERATORS, Shape, size_faults
+from shardwright.schedule.registry import GENERATORS, PipelineShape, size_faults
 from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.bubbles import Work
 
@@ -112,7 +112,7 @@ class Request:
 
     def size_faults(self, name: str) -> list[str]:
         """What makes a named schedule of this shape too large to draw."""
-        shape = Shape(self.num_ranks, self.num_microbatches, self.virtual(name))
+        shape = PipelineShape(self.num_ranks, self.num_microbatches, self.virtual(name))
         return size_faults(name, shape, drawn_steps(name, self.num_steps))
 
     @property
@@ -157,7 +157,7 @@ def show_job(job: JobSpec, latency: float, num_steps: int, output: Output) -> No
     """The command `simulate`. PlanError for what is wrong."""
     faults = cost_faults("--communication", latency)
     faults += [] if num_steps >= 1 else [f"--steps is {num_steps}; use 1 or more"]
-    shape = Shape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
+    shape = PipelineShape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
     if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
         raise PlanError(f"job {job.name}", faults)
     unit = "the forward of one microbatch through the mean rank, by FLOPs"

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from shardwright.config.plan import ASYNCHRONOUS, Recompute
 from shardwright.config.units import counted
-from shardwright.schedule.registry import GENERATORS, Shape, shape_order, training_program
+from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_order, training_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, Times, play
 from shardwright.simulate.bubbles import Bubbles, Work, measure_and_play
@@ -79,7 +79,7 @@ def study_schedule(
         )  # fmt: skip
 
     def order(steps: int) -> Schedule:
-        shape = Shape(
+        shape = PipelineShape(
             num_ranks, num_microbatches, virtual_stages, num_steps=steps, most_alive=most_alive, costs=costs
         )  # fmt: skip
         return shape_order(name, shape, recompute, gathers)

@@ -36,7 +36,7 @@ from shardwright.schedule.solver.local_search import improve
 from shardwright.schedule.solver.lower_bound import Objective, placement_bound
 from shardwright.schedule.solver.problem import KINDS, NONE, TINY, Clock, I, Problem, Rows
 from shardwright.schedule.timing import Costs
-from shardwright.sharding.stage_placement import Placement
+from shardwright.sharding.stage_placement import StagePlacement
 
 _SIMULATED_OPERATIONS = 2_500_000  # in local search, at effort 1
 _MOST_SIMULATIONS = 1500
@@ -168,7 +168,7 @@ class _Contest:
             clocks.append(clock)
         return clocks
 
-    def _is_open(self, placement: Placement) -> bool:
+    def _is_open(self, placement: StagePlacement) -> bool:
         """Whether a placement can still win."""
         times = [entry.time for entry in self._entries] + ([self._named[0]] if self._named else [])
         return self._bounds[placement] < min(times, default=inf) * (1 - TINY)

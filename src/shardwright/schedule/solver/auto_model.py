@@ -21,7 +21,7 @@ from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.solver.lower_bound import Objective
 from shardwright.schedule.solver.problem import TINY, Problem
 from shardwright.schedule.timing import Costs, play
-from shardwright.sharding.stage_placement import Placement, in_line, looped, vee
+from shardwright.sharding.stage_placement import StagePlacement, in_line, looped, vee
 
 STEPS = 4  # that are played for a period; the last two of them show it
 
@@ -70,7 +70,7 @@ class Model:
             raise ValueError("; ".join(model._lacks(model._cuts()[0])) + "; allow more, or make microbatches smaller")
         return model
 
-    def _cuts(self) -> list[Placement]:
+    def _cuts(self) -> list[StagePlacement]:
         """All ways to lay equally long runs of pieces on the ranks."""
         p, pieces, found = self.num_ranks, len(self.sizes), []
         for v in range(1, pieces // p + 1):
@@ -78,7 +78,7 @@ class Model:
                 found += [in_line(p)] if v == 1 else [vee(p), looped(p, v)] if v == 2 else [looped(p, v)]
         return found
 
-    def _lacks(self, placement: Placement) -> list[str]:
+    def _lacks(self, placement: StagePlacement) -> list[str]:
         """Which ranks can't hold a single microbatch."""
         sizes = runs(self.sizes, placement.num_stages)
         needs = [sum(sizes[stage] for stage in placement.stages_of(rank)) for rank in range(self.num_ranks)]
@@ -88,11 +88,11 @@ class Model:
             if need > limit * (1 + TINY)
         ]
 
-    def placements(self) -> list[Placement]:
+    def placements(self) -> list[StagePlacement]:
         """The placements on which every rank can hold at least one microbatch."""
         return [placement for placement in self._cuts() if not self._lacks(placement)]
 
-    def problem(self, placement: Placement) -> Problem:
+    def problem(self, placement: StagePlacement) -> Problem:
         """The question on one placement."""
         num_stages = placement.num_stages
         costs, sizes = by_stage(self.costs, num_stages), runs(self.sizes, num_stages)

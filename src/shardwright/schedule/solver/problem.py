@@ -16,7 +16,7 @@ from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.dependencies import MAKES, NEEDS, TRAVELS, Need
 from shardwright.schedule.schedule import Order, Schedule
 from shardwright.schedule.timing import Costs
-from shardwright.sharding.stage_placement import Placement
+from shardwright.sharding.stage_placement import StagePlacement
 
 KINDS = (Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
 F, I, W = range(3)  # noqa: E741
@@ -41,8 +41,13 @@ class Problem:
     """Microbatches through a placement, with what its stages cost and keep, and what its ranks can hold."""
 
     def __init__(
-        self, placement: Placement, num_microbatches: int, costs: Costs, sizes: Sequence[float], limits: Sequence[float]
-    ) -> None:  # fmt: skip
+        self,
+        placement: StagePlacement,
+        num_microbatches: int,
+        costs: Costs,
+        sizes: Sequence[float],
+        limits: Sequence[float],
+    ) -> None:
         """Costs and sizes (of one microbatch's activations) by stage, limits by rank."""
         self.placement, self.costs, self.num_microbatches = placement, costs, num_microbatches
         self.num_ranks, self.num_stages = placement.num_ranks, placement.num_stages

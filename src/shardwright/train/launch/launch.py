@@ -25,9 +25,9 @@ from shardwright.sharding.mesh import MeshShape
 from shardwright.train.launch.ending import signal_name
 from shardwright.train.launch.fork_server import ServerEndedError
 from shardwright.train.launch.forking import Run
-from shardwright.train.launch.rank_environment import LOCALHOST, Seat
+from shardwright.train.launch.rank_environment import LOCALHOST, RankEnvironment
 from shardwright.train.launch.rank_life import Failure, Work, by_cause, choose_device, run_rank
-from shardwright.train.launch.rank_processes import ForkedRanks, Ranks, SpawnedRanks
+from shardwright.train.launch.rank_processes import ForkedRanks, RankProcesses, SpawnedRanks
 from shardwright.train.launch.run_folder import folder_faults
 
 RANKS_PER_CORE = 16
@@ -54,7 +54,7 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
     check_machine(job, folder)
     world = job.plan.world
     with _rendezvous(job.run.port) as port:
-        seats = [Seat(rank, rank, world, world, node=0, store_port=port) for rank in range(world)]
+        seats = [RankEnvironment(rank, rank, world, world, node=0, store_port=port) for rank in range(world)]
         runs = [partial(_live, seat, work, job, folder, num_threads) for seat in seats]
         try:
             end = run_ranks(runs, choose_device(job.run.device, 0).type == "cpu")
@@ -66,7 +66,7 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
 
 
 def _live(
-    seat: Seat, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
+    seat: RankEnvironment, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
 ) -> None:
     """A rank's life, in its process. It sends its result, or why there is none."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())  # its sockets too are for this machine alone
@@ -113,7 +113,7 @@ def run_ranks(runs: Sequence[Run], on_cpu: bool) -> _End:
     """Run one rank for each of `runs`, to the end of all or until one fails. Raises ServerEndedError."""
     # The server does not have the launching script itself, whose functions go by its name.
     can_fork = on_cpu and b"__main__" not in pickle.dumps(runs)
-    ranks: Ranks = ForkedRanks() if can_fork else SpawnedRanks()
+    ranks: RankProcesses = ForkedRanks() if can_fork else SpawnedRanks()
     try:
         ranks.start(runs)
         return _wait(ranks)
@@ -121,7 +121,7 @@ def run_ranks(runs: Sequence[Run], on_cpu: bool) -> _End:
         ranks.end()
 
 
-def _wait(ranks: Ranks) -> _End:
+def _wait(ranks: RankProcesses) -> _End:
     end = _End()
     speaking = {connection: rank for rank, connection in enumerate(ranks.connections)}
     failed_s = 0.0

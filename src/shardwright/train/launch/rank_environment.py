@@ -23,7 +23,7 @@ _NUMBERS = {
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankEnvironment:
     """Where a launcher put this rank, and the store in which all ranks meet.
 
     Either the store is up before the ranks are, or the first of them hosts it. `restart` counts how often all ranks
@@ -41,7 +41,7 @@ class Seat:
     restart: int = 0
 
     @classmethod
-    def from_environment(cls) -> "Seat | None":
+    def from_environment(cls) -> "RankEnvironment | None":
         """The seat of this process, or None if no launcher such as torchrun started it. Raises PlanError."""
         variables = os.environ
         if not variables.get("RANK", "").strip():

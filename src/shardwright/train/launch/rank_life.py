@@ -26,7 +26,7 @@ from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
 from shardwright.train.launch.full_disk import DiskFullError
 from shardwright.train.launch.out_of_memory import OutOfMemoryError, is_out_of_memory, room_bytes
-from shardwright.train.launch.rank_environment import Seat
+from shardwright.train.launch.rank_environment import RankEnvironment
 
 Work = Callable[[JobSpec, Mesh, Path], Any]
 
@@ -64,7 +64,7 @@ def by_cause(notes: Iterable[Failure]) -> list[Failure]:
 
 
 def run_rank(
-    seat: Seat, work: Work, job: JobSpec, folder: Path, tell: Callable[[Failure], None], num_threads: int = 0
+    seat: RankEnvironment, work: Work, job: JobSpec, folder: Path, tell: Callable[[Failure], None], num_threads: int = 0
 ) -> Any:
     """Join the other ranks, do the work, leave. If that fails, `tell` and end the process with status 1 or 2."""
     shape = MeshShape.of(job.plan)
@@ -138,7 +138,7 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     return device
 
 
-def _check_world(seat: Seat, job: JobSpec) -> None:
+def _check_world(seat: RankEnvironment, job: JobSpec) -> None:
     """PlanError if there are not as many ranks as the plan needs."""
     if seat.world != job.plan.world:
         plan = job.plan
@@ -152,7 +152,7 @@ def _check_world(seat: Seat, job: JobSpec) -> None:
         )
 
 
-def _join(seat: Seat, job: JobSpec, device: torch.device) -> None:
+def _join(seat: RankEnvironment, job: JobSpec, device: torch.device) -> None:
     """Enter the process group of all ranks. Where their store is not up yet, the first of them hosts it."""
     bound_s = 2 * job.run.timeout_s + 10  # the watch speaks first
     store = _store(seat, bound_s) if seat.store_is_up else None
@@ -161,7 +161,7 @@ def _join(seat: Seat, job: JobSpec, device: torch.device) -> None:
     dist.init_process_group(backend, timeout=timedelta(seconds=bound_s), **where)
 
 
-def _store(seat: Seat, timeout_s: float) -> dist.Store:
+def _store(seat: RankEnvironment, timeout_s: float) -> dist.Store:
     """A connection of its own to the rendezvous store: the watch must be able to speak while the main thread waits."""
     store = dist.TCPStore(seat.store_host, seat.store_port, is_master=False, timeout=timedelta(seconds=timeout_s))
     return dist.PrefixStore(f"shardwright/{seat.restart}", store)

@@ -22,7 +22,7 @@ START_S = 180.0
 CLOSING_S = 3.0
 
 
-class Ranks(Protocol):
+class RankProcesses(Protocol):
     """Processes of ranks, by number from 0."""
 
     connections: "list[Connection[Any, Any]]"
