@@ -1,0 +1,38 @@
+"""The examples run, and what the documents name is there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ranks import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"]
+SAYS = {"own_schedule": "bubble: 33% of 18", "which_zero": "ZeRO 3: state", "one_rank": "step 40: loss"}
+
+
+def test_every_example_is_run() -> None:
+    assert {file.stem for file in (ROOT / "examples").glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example(name: str) -> None:
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert SAYS[name] in done.stdout
+    if name == "one_rank":
+        losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+        assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_files_in_documents_exist(document: Path) -> None:
+    source = ROOT / "src" / "shardwright"
+    for path in re.findall(r"`((?:\.\./)?[\w.-]+(?:/[\w.-]+)+)`", document.read_text(encoding="utf-8")):
+        if re.search(r"\.(py|md|toml|csv|svg)$", path) or path.startswith(("src/", "tests/", "docs/", "benchmarks/")):
+            places = (ROOT / path, source / path, document.parent / path)
+            assert any(place.exists() for place in places), f"{document.name} names {path}"
