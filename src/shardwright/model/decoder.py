@@ -32,11 +32,10 @@ from shardwright.model.router_state import RouterState
 from shardwright.parallel.context.document_mask import counts
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool
-from shardwright.parallel.recompute.region import Operator, Results, chain, forget, run_again
+from shardwright.parallel.recompute.region import Chain, forget, run_again
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, materialise, name_parameters, placed_parameters
-from shardwright.parallel.tensor.recomputed_input import InputRecipe
 from shardwright.sharding.sequence import held_ranges
 
 
@@ -77,52 +76,45 @@ class Block(nn.Module):
 
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
         """[s, B, H] to [s, B, H]."""
-        if self.moe is not None:
-            return self._forward_experts(self.moe, x_sBH, run)
-        recipe: InputRecipe | None
         if LAYER in self.policy:
-            (x_sBH, inner_SBF), recipe = forget(lambda x: self._before_down(x, run), x_sBH, run.convoy)
-        else:
-            x_sBH = self._attention(x_sBH, run, self.policy)
-            inner_SBF, recipe = chain(self._mlp(), self.policy, x_sBH)
-        assert self.mlp is not None
-        return x_sBH + self.mlp_dropout(self.mlp.leave(inner_SBF, recipe), run)
-
-    def _forward_experts(self, moe: MixtureOfExperts, x_sBH: Tensor, run: ForwardPass) -> Tensor:
-        """The block with experts. It ends with a sum and not with a product, so all of it is computed again or none."""
-
-        def whole(x_sBH: Tensor, policy: Policy) -> Tensor:
-            x_sBH = self._attention(x_sBH, run, policy)
-            return x_sBH + self.mlp_dropout(moe(self.mlp_norm(x_sBH), run, policy), run)
-
-        if LAYER not in self.policy:
-            return whole(x_sBH, self.policy)
-        return run_again(partial(whole, policy=KEEP_ALL), x_sBH, run.convoy)
-
-    def _before_down(self, x_sBH: Tensor, run: ForwardPass) -> Results:
-        """The residual stream between attention and MLP, and the input of the down product."""
-        x_sBH = self._attention(x_sBH, run, KEEP_ALL)
-        return x_sBH, chain(self._mlp(), KEEP_ALL, x_sBH)[0]
+            return self._forward_forgotten(x_sBH, run)
+        x_sBH = x_sBH + self._attention(x_sBH, run, self.policy)
+        return x_sBH + self._mlp(x_sBH, run, self.policy)
 
     def _attention(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
-        """[s, B, H] to [s, B, H]: the first half of the block."""
+        """attention(norm(x)), whose operators are called one by one: some may be computed again."""
+        attention = self.attention
+        qkv = Chain(x_sBH, policy).then("norm", self.attention_norm).product("qkv", attention.project)
+        attended = qkv.then("attention", partial(attention.attend, run=run))
+        return self.attention_dropout(attended.into(attention.leave), run)
 
-        operators: tuple[tuple[str, Operator], ...] = (
-            ("norm", lambda x, _: self.attention_norm(x)),
-            ("qkv", self.attention.project),
-            ("attention", lambda x, _: self.attention.attend(x, run)),
-        )
-        attended_SBH, recipe = chain(operators, policy, x_sBH)
-        return x_sBH + self.attention_dropout(self.attention.leave(attended_SBH, recipe), run)
+    def _mlp(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
+        """mlp(norm(x)), or moe(norm(x))."""
+        if self.moe is not None:
+            return self.mlp_dropout(self.moe(self.mlp_norm(x_sBH), run, policy), run)
+        assert self.mlp is not None
+        return self.mlp_dropout(self.mlp.after(Chain(x_sBH, policy).then("norm", self.mlp_norm)), run)
 
-    def _mlp(self) -> tuple[tuple[str, Operator], ...]:
-        mlp = self.mlp
-        assert mlp is not None
-        return (
-            ("norm", lambda x, _: self.mlp_norm(x)),
-            ("up", mlp.rise),
-            ("activation", lambda x, _: mlp.activate(x)),
-        )
+    def _forward_forgotten(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
+        """The block where only its input is kept. All of it is computed again but the down product, which
+        takes part; a block with experts ends with a sum, and is computed again to its end."""
+
+        def halfway(x_sBH: Tensor) -> Tensor:
+            return x_sBH + self._attention(x_sBH, run, KEEP_ALL)
+
+        def whole(x_sBH: Tensor) -> Tensor:
+            x_sBH = halfway(x_sBH)
+            return x_sBH + self._mlp(x_sBH, run, KEEP_ALL)
+
+        def before_down(x_sBH: Tensor) -> tuple[Tensor, Tensor]:
+            x_sBH = halfway(x_sBH)
+            assert self.mlp is not None
+            return x_sBH, self.mlp.activate(self.mlp.rise(self.mlp_norm(x_sBH)))
+
+        if self.mlp is None:
+            return run_again(whole, x_sBH, run.convoy)
+        (x_sBH, inner_SBF), recipe = forget(before_down, x_sBH, run.convoy)
+        return x_sBH + self.mlp_dropout(self.mlp.leave(inner_SBF, recipe), run)
 
 
 # Computes a region of a stage, given its name; ZeRO has the region's parameters there meanwhile.

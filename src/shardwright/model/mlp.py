@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
 from shardwright.model.activation import activate, activate_gated
+from shardwright.parallel.recompute.region import Chain
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
 from shardwright.parallel.tensor.recomputed_input import InputRecipe
@@ -35,6 +36,10 @@ class MLP(nn.Module):
             cut,
             residual_std(spec.init_std, spec.layers),
         )
+
+    def after(self, chain: Chain) -> Tensor:
+        """[s, B, H] to [s, B, H], as the last operators of a chain."""
+        return chain.product("up", self.rise).then("activation", self.activate).into(self.leave)
 
     def rise(self, x_sBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
         """[s, B, H] to [S, B, F], or to [gate | up], [S, B, 2 F], if gated."""

@@ -26,7 +26,7 @@ from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.regions import copy_to, gather_from, reduce_from, scatter_to
 from shardwright.parallel.expert.dispatch import Routing, through_experts
 from shardwright.parallel.expert.grouped_linear import grouped_linear
-from shardwright.parallel.recompute.region import Operator, chain
+from shardwright.parallel.recompute.region import Chain
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import expert_matrix, whole
 from shardwright.sharding.stage_parameters import residual_std
@@ -48,12 +48,9 @@ class Experts(nn.Module):
     def forward(self, x_NH: Tensor, counts_e: Tensor, policy: Policy) -> Tensor:
         """[N, H], sorted by expert, to [N, H]: with expert_tp this rank's part of a sum."""
         deferred = self.cut.deferred
-        operators: tuple[tuple[str, Operator], ...] = (
-            ("up", lambda x, recipe: grouped_linear(x, self.up, counts_e, deferred, recipe)),
-            ("activation", lambda x, _: self._activate(x)),
-        )
-        inner_NF, recipe = chain(operators, policy, x_NH)
-        return grouped_linear(inner_NF, self.down, counts_e, deferred, recipe)
+        up = Chain(x_NH, policy).product("up", lambda x, recipe: grouped_linear(x, self.up, counts_e, deferred, recipe))
+        inner = up.then("activation", self._activate)
+        return inner.into(lambda x, recipe: grouped_linear(x, self.down, counts_e, deferred, recipe))
 
     def _activate(self, up_NF: Tensor) -> Tensor:
         return activate_gated(up_NF, self.activation) if self.gated else activate(up_NF, self.activation)
@@ -100,9 +97,4 @@ class MixtureOfExperts(nn.Module):
 
     @staticmethod
     def _shared(shared: MLP, x_sBH: Tensor, policy: Policy) -> Tensor:
-        operators: tuple[tuple[str, Operator], ...] = (
-            ("up", shared.rise),
-            ("activation", lambda x, _: shared.activate(x)),
-        )
-        inner_SBF, recipe = chain(operators, policy, x_sBH)
-        return shared.leave(inner_SBF, recipe)
+        return shared.after(Chain(x_sBH, policy))

@@ -13,7 +13,7 @@ The same operators run in the same order, so that every gradient has the same bi
 """
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,31 +117,39 @@ def run_again(run: Callable[[Tensor], Tensor], x: Tensor, convoy: Convoy | None 
     return _Again.apply(Region(lambda x: (run(x),), x, convoy), run, x)
 
 
-def chain(
-    operators: Sequence[tuple[str, Operator]], recomputed: frozenset[str], x: Tensor
-) -> tuple[Tensor, InputRecipe | None]:
-    """Operators one after the other, of which those named in `recomputed` are forgotten; neighbours are one region.
+class Chain:
+    """Operators one after the other, of which those named in `recomputed` are computed again: neighbours as one region.
 
-    Returns the last result, and its recipe if it is forgotten too.
+    `then` takes an operator, `product` one whose matrix product keeps its input as a recipe says. The last product is
+    `into`'s, and gives the chain's result. A region must end before a product.
     """
-    recipe: InputRecipe | None = None
-    numbered = enumerate(operators)
-    for is_recomputed, group in groupby(numbered, key=lambda entry: entry[1][0] in recomputed):
-        indices = [index for index, _ in group]
-        if is_recomputed:
-            first, end = indices[0], indices[-1] + 1
-            (x,), recipe = forget(_composed(operators[first:end]), x)
+
+    def __init__(self, x: Tensor, recomputed: frozenset[str]) -> None:
+        self._x, self._recomputed = x, recomputed
+        self._region: list[Operator] = []  # what is to be forgotten, and was not run yet
+
+    def then(self, name: str, operator: Callable[[Tensor], Tensor]) -> "Chain":
+        """Take an operator that is no matrix product. Returns itself."""
+        return self.product(name, lambda x, recipe: operator(x))
+
+    def product(self, name: str, operator: Operator) -> "Chain":
+        """Take a matrix product, which is given the recipe of its input. Returns itself."""
+        if name in self._recomputed:
+            self._region.append(operator)
         else:
-            for index in indices:
-                x = operators[index][1](x, recipe)
-                recipe = None
-    return x, recipe
+            self._x = self.into(operator)
+        return self
+
+    def into(self, operator: Operator) -> Tensor:
+        """The result of an operator that is kept, of all that came before."""
+        if not self._region:
+            return operator(self._x, None)
+        region, self._region = self._region, []
+        (x,), recipe = forget(partial(_one_after_the_other, region), self._x)
+        return operator(x, recipe)
 
 
-def _composed(operators: Sequence[tuple[str, Operator]]) -> Callable[[Tensor], Results]:
-    def run(x: Tensor) -> Results:
-        for _, operator in operators:
-            x = operator(x, None)
-        return (x,)
-
-    return run
+def _one_after_the_other(operators: Sequence[Operator], x: Tensor) -> Results:
+    for operator in operators:
+        x = operator(x, None)
+    return (x,)
