@@ -66,3 +66,16 @@ def test_what_was_ignored_stays_so() -> None:
     body = "os.kill(os.getpid(), signal.SIGHUP)\nprint('goes on')"
     done = subprocess.run([sys.executable, "-c", program, body], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ready\ngoes on\n", "")
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_a_signal_that_comes_again_at_once(turn: int) -> None:
+    """What was raised in a callback was dropped: the second attempt may come before Python has left the first."""
+    body = f"ending.AGAIN_S = 0.0\n{PLACES['in a callback, which can raise nothing']}"
+    command = [sys.executable, "-c", PROGRAM.format(name="SIGTERM"), body]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (1, "failed: SIGTERM ended this command and all that it had started\n")

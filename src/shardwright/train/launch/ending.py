@@ -86,22 +86,28 @@ def _raising() -> Iterator[None]:
     """Signals raise `Ended`, once. Whatever they did before, they do again afterwards."""
     heard, ours = os.pipe()
     os.set_blocking(ours, False)
+    dropped, again = os.pipe()
     told: list[signal.Signals] = []
+    in_hook: list[bool] = []
 
     def answer(number: int, _: FrameType | None) -> None:
-        if not told:  # a second one does not disturb the way out
+        if in_hook:  # where nothing can be raised either
+            os.write(again, bytes([number]))
+        elif not told:  # a second one does not disturb the way out
             told.append(signal.Signals(number))
             raise Ended(told[0])
 
     def try_again(unraisable: "sys.UnraisableHookArgs") -> None:
-        if isinstance(unraisable.exc_value, Ended):  # it came up in a callback, where Python drops what is raised
-            number = told.pop()
-            threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
-        else:
+        if not isinstance(unraisable.exc_value, Ended):
             hook_before(unraisable)
+            return
+        in_hook.append(True)
+        os.write(again, bytes([told.pop()]))  # it came up in a callback, where Python drops what is raised
+        in_hook.pop()
 
     hook_before, sys.unraisablehook = sys.unraisablehook, try_again
-    threading.Thread(target=_end_the_stuck, args=(heard,), name="signals", daemon=True).start()
+    for answering, pipe in ((_end_the_stuck, heard), (_send_again, dropped)):
+        threading.Thread(target=answering, args=(pipe,), name="signals", daemon=True).start()
     before: _Handlers = {number: signal.getsignal(number) for number in SIGNALS}
     handled = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]
     fd_before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
@@ -116,6 +122,15 @@ def _raising() -> Iterator[None]:
                 signal.signal(number, before[number])
             signal.set_wakeup_fd(fd_before)
             os.close(ours)
+            os.close(again)
+
+
+def _send_again(dropped: int) -> None:
+    """Send signals to this process once more, a moment after what they raised was dropped."""
+    while number := os.read(dropped, 1):
+        time.sleep(AGAIN_S)
+        os.kill(os.getpid(), number[0])
+    os.close(dropped)
 
 
 def _end_the_stuck(heard: int) -> None:
