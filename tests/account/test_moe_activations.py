@@ -30,20 +30,20 @@ def kept(mesh: Mesh, job: JobSpec) -> tuple[int, int, Rows]:
     torch.manual_seed(mesh.rank // job.plan.tp)
     x = stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
     run = stage.forward_pass(Microbatch(1, 0, 0))
-    trips: list[expert.Trip] = []
-    plan_trip = expert.plan_trip
+    trips: list[expert.DispatchPlan] = []
+    plan_dispatch = expert.plan_dispatch
 
-    def noted(*args: Any) -> expert.Trip:
-        trips.append(plan_trip(*args))
+    def noted(*args: Any) -> expert.DispatchPlan:
+        trips.append(plan_dispatch(*args))
         return trips[-1]
 
     buffers = [buffer for state in stage.routers().values() for buffer in state.buffers()]
     constants: list[Tensor] = [p.detach() for p in placed_parameters(stage).values()] + list(stage.angles or ())
-    expert.plan_trip = noted
+    expert.plan_dispatch = noted
     try:
         total = saved_bytes(lambda: stage.layers[str(LAYER)](x, run), constants + buffers)
     finally:
-        expert.plan_trip = plan_trip
+        expert.plan_dispatch = plan_dispatch
     (trip,) = trips
     indices = [t for t in (trip.choice_R, trip.row_TK, trip.arriving_N) if t is not None]
     rows = Rows(sum(trip.num_sent), sum(trip.num_received), trip.row_TK.shape[1])

@@ -79,7 +79,7 @@ def run_layer(mesh: Mesh, job: JobSpec, number: int) -> tuple[Sent, int]:
     x = stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
     run = stage.forward_pass(Microbatch(1, 0, 0))
     sent, rows = Sent(), []
-    plan_trip = expert.plan_trip
+    plan_dispatch = expert.plan_dispatch
 
     def noted(_: Ledger, kind: str, axis: str, num_bytes: int, __: Any) -> None:
         if kind == "all_to_all_v":  # of which the ledger has what goes to others
@@ -87,14 +87,14 @@ def run_layer(mesh: Mesh, job: JobSpec, number: int) -> tuple[Sent, int]:
         elif num_bytes >= ROUTER_BYTES * job.tokens_within * job.plan.microbatch_size:
             sent["ring" if kind == "exchange" else kind, axis] += num_bytes
 
-    def noted_trip(*args: Any) -> expert.Trip:
-        trip = plan_trip(*args)
+    def noted_plan(*args: Any) -> expert.DispatchPlan:
+        trip = plan_dispatch(*args)
         rows.append(sum(trip.num_sent))
         return trip
 
     with pytest.MonkeyPatch.context() as patch, Flops() as flops:
         patch.setattr(Ledger, "record", noted)
-        patch.setattr(expert, "plan_trip", noted_trip)
+        patch.setattr(expert, "plan_dispatch", noted_plan)
         stage.layers[str(number)](x, run).sum().backward()
     return sent, flops.total
 

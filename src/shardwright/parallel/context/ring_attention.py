@@ -49,12 +49,12 @@ def gathered_attention(
     return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, cp, is_causal, scale, _Gathered)
 
 
-class _Keys(Protocol):
+class _KeyValueExchange(Protocol):
     """How keys and values come to a rank, and their gradients back home. One for a forward, one for a backward."""
 
     def __init__(self, kv_KsBGD: Tensor, cp: Axis) -> None: ...
 
-    def visits(self) -> Iterator[tuple[int, Tensor]]:
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Whose keys and values are here now, and they, [2, s, B, G, D]: this rank's own, then the ranks before."""
         ...
 
@@ -62,7 +62,7 @@ class _Keys(Protocol):
         """Add to the gradients of some keys and values of `source`, which is visiting."""
         ...
 
-    def home(self) -> Tensor:
+    def own_gradients(self) -> Tensor:
         """The gradients of this rank's own, [2, s, B, G, D], float32, once all ranks have added theirs."""
         ...
 
@@ -78,7 +78,7 @@ class _Ring:
         self._own: Tensor | None = None
         self._travelling: tuple[Tensor, Tensor, Pending] | None = None
 
-    def visits(self) -> Iterator[tuple[int, Tensor]]:
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
         kv, cp = self._kv, self._cp
         for step in range(cp.size):
             pending: Pending | None = None
@@ -108,7 +108,7 @@ class _Ring:
         pending.wait()
         return arriving
 
-    def home(self) -> Tensor:
+    def own_gradients(self) -> Tensor:
         assert self._own is not None, "a rank visits itself"
         return self._own if self._travelling is None else self._own.add_(self._arrived())
 
@@ -120,7 +120,7 @@ class _Gathered:
         self._kv, self._cp = kv_KsBGD, cp
         self._sums: Tensor | None = None
 
-    def visits(self) -> Iterator[tuple[int, Tensor]]:
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
         all_PKsBGD = all_gather(self._kv, self._cp).unflatten(0, (self._cp.size, 2))
         for step in range(self._cp.size):
             source = (self._cp.index - step) % self._cp.size
@@ -133,7 +133,7 @@ class _Gathered:
         self._sums[source, 0, keys] += dk_sBGD
         self._sums[source, 1, keys] += dv_sBGD
 
-    def home(self) -> Tensor:
+    def own_gradients(self) -> Tensor:
         assert self._sums is not None, "a rank visits itself"
         return reduce_scatter(self._sums.flatten(0, 1), self._cp)
 
@@ -150,12 +150,13 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q_sBND: Tensor, k_sBGD: Tensor, v_sBGD: Tensor, documents_PBs: Tensor | None, cp: Axis,
-        is_causal: bool, scale: float | None, way: type[_Keys],
+        is_causal: bool, scale: float | None, way: type[_KeyValueExchange],
     ) -> Tensor:  # fmt: skip
         ctx.cp, ctx.is_causal, ctx.scale, ctx.way = cp, is_causal, scale, way
         q_BNsD = _heads_first(q_sBND)
         merged: Merged | None = None
-        for source, kv_KsBGD in way(torch.stack((k_sBGD, v_sBGD)), cp).visits():
+        exchange = way(torch.stack((k_sBGD, v_sBGD)), cp)
+        for source, kv_KsBGD in exchange.blocks():  # each block of keys and values that visits this rank
             block = block_of(cp.index, source, q_sBND.shape[0], is_causal)
             k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
             sight = _sight(block, cp.index, source, documents_PBs)
@@ -175,8 +176,8 @@ class _Attention(torch.autograd.Function):
         cp: Axis = ctx.cp
         q_BNsD, out_BNsD, dout_BNsD = (_heads_first(x) for x in (q_sBND, out_sBND, grads[0].contiguous()))
         dq_sBND = torch.zeros(q_sBND.shape, dtype=torch.float32, device=q_sBND.device)
-        keys: _Keys = ctx.way(torch.stack((k_sBGD, v_sBGD)), cp)
-        for source, kv_KsBGD in keys.visits():
+        exchange: _KeyValueExchange = ctx.way(torch.stack((k_sBGD, v_sBGD)), cp)
+        for source, kv_KsBGD in exchange.blocks():
             block = block_of(cp.index, source, q_sBND.shape[0], ctx.is_causal)
             here = (slice(None), slice(None), block.queries)
             k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
@@ -185,8 +186,8 @@ class _Attention(torch.autograd.Function):
                 dout_BNsD[here], q_BNsD[here], k_BGsD, v_BGsD, out_BNsD[here], lse_BNs[here], sight, ctx.scale
             )
             dq_sBND[block.queries] += dq_BNsD.permute(2, 0, 1, 3)
-            keys.add_gradients(source, block.keys, dk_BGsD.permute(2, 0, 1, 3), dv_BGsD.permute(2, 0, 1, 3))
-        dk_sBGD, dv_sBGD = keys.home().to(k_sBGD.dtype)
+            exchange.add_gradients(source, block.keys, dk_BGsD.permute(2, 0, 1, 3), dv_BGsD.permute(2, 0, 1, 3))
+        dk_sBGD, dv_sBGD = exchange.own_gradients().to(k_sBGD.dtype)
         return dq_sBND.to(q_sBND.dtype), dk_sBGD, dv_sBGD, None, None, None, None, None
 
 

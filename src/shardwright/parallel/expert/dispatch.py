@@ -55,7 +55,7 @@ class Routing:
 
 
 @dataclass(frozen=True)
-class Trip:
+class DispatchPlan:
     """Where the rows of one dispatch go, and where they came from.
 
     `choice_R` is the choice that each row is of, as an index into [T x K]; `row_TK` is the row of each choice, or R,
@@ -76,7 +76,7 @@ class Trip:
         return self.choice_R // self.row_TK.shape[1]
 
 
-def plan_trip(experts_TK: Tensor, num_experts: int, ep: Axis) -> Trip:
+def plan_dispatch(experts_TK: Tensor, num_experts: int, ep: Axis) -> DispatchPlan:
     """Where rows go if expert i of E is on index i // (E / P) of the axis.
 
     Moves the counts: one all-to-all of E numbers. The host waits for them, for they are the shapes of all that follows.
@@ -97,7 +97,7 @@ def plan_trip(experts_TK: Tensor, num_experts: int, ep: Axis) -> Trip:
     if ep.size > 1 and num_local > 1:
         local_e = torch.arange(num_local, device=counts_E.device).repeat(ep.size)
         arriving_N = torch.argsort(local_e.repeat_interleave(counts_Pe.flatten()), stable=True)
-    return Trip(
+    return DispatchPlan(
         choice_R, row_TK.view_as(experts_TK), num_sent, counts_Pe.sum(1).tolist(), arriving_N, counts_Pe.sum(0).cpu()
     )
 
@@ -110,9 +110,9 @@ def through_experts(x_TH: Tensor, routing: Routing, compute: Compute, num_expert
     """
     if ep.by_node is not None:
         return _through_nodes(x_TH, routing, compute, num_experts, ep.by_node)
-    trip = plan_trip(routing.experts_TK, num_experts, ep)
-    x_NH = _Dispatch.apply(x_TH, trip, ep)
-    return _Combine.apply(compute(x_NH, trip.counts_e), routing.weights_TK, trip, ep)
+    planned = plan_dispatch(routing.experts_TK, num_experts, ep)
+    x_NH = _Dispatch.apply(x_TH, planned, ep)
+    return _Combine.apply(compute(x_NH, planned.counts_e), routing.weights_TK, planned, ep)
 
 
 def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, nodes: NodeAxes) -> Tensor:
@@ -120,18 +120,18 @@ def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts
     routing = routing.as_wide_as_on(nodes.between)  # choices and weights travel by rows of one width
     num_local = num_experts // nodes.between.size
     node_TK = torch.where(routing.experts_TK < 0, -1, routing.experts_TK // num_local)
-    trip = plan_trip(each_once(node_TK), nodes.between.size, nodes.between)
-    token_R = trip.tokens
-    node_R = node_TK.flatten().index_select(0, trip.choice_R)
+    planned = plan_dispatch(each_once(node_TK), nodes.between.size, nodes.between)
+    token_R = planned.tokens
+    node_R = node_TK.flatten().index_select(0, planned.choice_R)
     expert_RK = routing.experts_TK.index_select(0, token_R)
     is_there_RK = node_TK.index_select(0, token_R) == node_R[:, None]
     local_RK = torch.where(is_there_RK, expert_RK - node_R[:, None] * num_local, -1)
-    x_MH = _Dispatch.apply(x_TH, trip, nodes.between)
+    x_MH = _Dispatch.apply(x_TH, planned, nodes.between)
     # All weights travel: those of choices elsewhere are not used there, and their gradient from there is 0.
-    weights_MK = _Dispatch.apply(routing.weights_TK, trip, nodes.between)
-    local_MK = _go(local_RK.int(), trip, nodes.between).long()
+    weights_MK = _Dispatch.apply(routing.weights_TK, planned, nodes.between)
+    local_MK = _dispatch(local_RK.int(), planned, nodes.between).long()
     y_MH = through_experts(x_MH, Routing(local_MK, weights_MK), compute, num_local, nodes.inside)
-    return _Combine.apply(y_MH, None, trip, nodes.between)
+    return _Combine.apply(y_MH, None, planned, nodes.between)
 
 
 def each_once(node_TK: Tensor) -> Tensor:
@@ -140,23 +140,23 @@ def each_once(node_TK: Tensor) -> Tensor:
     return node_TK.masked_fill(same_TKK.tril(-1).any(dim=2), -1)
 
 
-def _go(x_RH: Tensor, trip: Trip, ep: Axis) -> Tensor:
+def _dispatch(x_RH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
     """Rows to their experts: [R, H] to [N, H]."""
     if ep.size == 1:
         return x_RH
-    x_NH = x_RH.new_empty(sum(trip.num_received), x_RH.shape[1])
-    start_all_to_all_v(x_NH, x_RH, ep, trip.num_received, trip.num_sent).wait()
-    return x_NH if trip.arriving_N is None else x_NH.index_select(0, trip.arriving_N)
+    x_NH = x_RH.new_empty(sum(planned.num_received), x_RH.shape[1])
+    start_all_to_all_v(x_NH, x_RH, ep, planned.num_received, planned.num_sent).wait()
+    return x_NH if planned.arriving_N is None else x_NH.index_select(0, planned.arriving_N)
 
 
-def _return(y_NH: Tensor, trip: Trip, ep: Axis) -> Tensor:
+def _combine(y_NH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
     """Rows back from their experts: [N, H] to [R + 1, H]. The last row is 0: that of choices without an expert."""
-    num_rows = sum(trip.num_sent)
+    num_rows = sum(planned.num_sent)
     y_RH = y_NH.new_empty(num_rows + 1, y_NH.shape[1])
     y_RH[num_rows] = 0
-    if trip.arriving_N is not None:
-        y_NH = torch.empty_like(y_NH).index_copy_(0, trip.arriving_N, y_NH)
-    start_all_to_all_v(y_RH[:num_rows], y_NH, ep, trip.num_sent, trip.num_received).wait()
+    if planned.arriving_N is not None:
+        y_NH = torch.empty_like(y_NH).index_copy_(0, planned.arriving_N, y_NH)
+    start_all_to_all_v(y_RH[:num_rows], y_NH, ep, planned.num_sent, planned.num_received).wait()
     return y_RH
 
 
@@ -176,14 +176,14 @@ class _Dispatch(torch.autograd.Function):
     """Forward: an all-to-all of one row for each choice. Backward: the gradients of these rows come back."""
 
     @staticmethod
-    def forward(ctx: Any, x_TH: Tensor, trip: Trip, ep: Axis) -> Tensor:
-        ctx.trip, ctx.ep = trip, ep
-        return _go(x_TH.index_select(0, trip.tokens), trip, ep)
+    def forward(ctx: Any, x_TH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
+        ctx.planned, ctx.ep = planned, ep
+        return _dispatch(x_TH.index_select(0, planned.tokens), planned, ep)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        trip: Trip = ctx.trip
-        return _sum_choices(_return(grads[0], trip, ctx.ep), trip.row_TK, None), None, None
+        planned: DispatchPlan = ctx.planned
+        return _sum_choices(_combine(grads[0], planned, ctx.ep), planned.row_TK, None), None, None
 
 
 class _Combine(torch.autograd.Function):
@@ -191,23 +191,23 @@ class _Combine(torch.autograd.Function):
     kept for the gradient of the weights. Backward: an all-to-all of the gradients of the rows, as in a dispatch."""
 
     @staticmethod
-    def forward(ctx: Any, y_NH: Tensor, weights_TK: Tensor | None, trip: Trip, ep: Axis) -> Tensor:
-        y_RH = _return(y_NH, trip, ep)
-        ctx.trip, ctx.ep = trip, ep
+    def forward(ctx: Any, y_NH: Tensor, weights_TK: Tensor | None, planned: DispatchPlan, ep: Axis) -> Tensor:
+        y_RH = _combine(y_NH, planned, ep)
+        ctx.planned, ctx.ep = planned, ep
         ctx.save_for_backward(*(() if weights_TK is None else (y_RH, weights_TK)))
-        return _sum_choices(y_RH, trip.row_TK, weights_TK)
+        return _sum_choices(y_RH, planned.row_TK, weights_TK)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (dout_TH,) = grads
-        trip: Trip = ctx.trip
+        planned: DispatchPlan = ctx.planned
         ep: Axis = ctx.ep
-        dy_RH = dout_TH.index_select(0, trip.tokens)
+        dy_RH = dout_TH.index_select(0, planned.tokens)
         if not ctx.saved_tensors:
-            return _go(dy_RH, trip, ep), None, None, None
+            return _dispatch(dy_RH, planned, ep), None, None, None
         y_RH, weights_TK = ctx.saved_tensors
-        weight_R = weights_TK.flatten().index_select(0, trip.choice_R)
-        dy_NH = _go((dy_RH * weight_R[:, None]).to(y_RH.dtype), trip, ep)
+        weight_R = weights_TK.flatten().index_select(0, planned.choice_R)
+        dy_NH = _dispatch((dy_RH * weight_R[:, None]).to(y_RH.dtype), planned, ep)
         dout_TH = dout_TH.float()
-        dweights_KT = [(y_RH.index_select(0, row_T) * dout_TH).sum(1) for row_T in trip.row_TK.unbind(1)]
+        dweights_KT = [(y_RH.index_select(0, row_T) * dout_TH).sum(1) for row_T in planned.row_TK.unbind(1)]
         return dy_NH, torch.stack(dweights_KT, dim=1), None, None
