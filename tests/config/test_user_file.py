@@ -127,7 +127,7 @@ def test_values_are_bounded() -> None:
     [
         ("layers = 0x" + "f" * 6000, "layers is a number of 24000 bits, and TOML's have 64"),
         ("a = " + "[" * 300 + "]" * 300, "levels deep"),
-        ("a = " + "9" * 6000, "is not valid TOML"),
+        ("a = " + "9" * 6000, "has a number of thousands of digits"),
         ("[" * 50_000, "is not valid TOML"),
         ("a = " + "{a=" * 5000, "is not valid TOML"),
     ],

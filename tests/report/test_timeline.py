@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.cli.main import cli, main
+from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_flops import flops_per_token, stage_flops
@@ -502,3 +503,20 @@ def test_a_job_is_run_and_drawn_beside_its_simulation(tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "zb-h2, as it ran" in text
     assert text.count("<canvas") == 2
+
+
+def test_what_a_command_reads_is_not_written_over(tmp_path: Path) -> None:
+    """Only a file that the option wrote before is replaced."""
+    job, other = tmp_path / "j.toml", tmp_path / "other.svg"
+    job.write_text('name = "mine"\n')
+    for option in ("--svg", "--html", "--trace"):
+        done = CliRunner().invoke(cli, ["simulate", str(job), option, str(job)])
+        assert isinstance(done.exception, PlanError)
+        assert f"{option} {job} is there, and is no file that {option} wrote" in str(done.exception)
+    done = CliRunner().invoke(cli, ["layout", str(DOCS / "mixed.toml"), "--toml", str(job)])
+    assert isinstance(done.exception, PlanError)
+    assert job.read_text() == 'name = "mine"\n'
+    for _ in range(2):
+        assert CliRunner().invoke(cli, ["simulate", str(job), "--svg", str(other)]).exit_code == 0
+    done = CliRunner().invoke(cli, ["schedule", "1f1b", "--html", str(tmp_path / "a"), "--svg", str(tmp_path / "a")])
+    assert isinstance(done.exception, PlanError)

@@ -27,6 +27,8 @@ def read_toml(path: Path, hint: str = "save it as UTF-8") -> dict[str, Any]:
     except RecursionError as error:
         raise FileFault(f"{path} is not valid TOML: {error}; nest it less, at most {_MOST_DEEP} levels") from None
     except ValueError as error:
+        if "digits" in str(error):  # Python reads no longer whole numbers, and names an option of its own
+            raise FileFault(f"{path} has a number of thousands of digits; write one of at most 64 bits") from None
         raise FileFault(f"{path} is not valid TOML: {_first_line(error)}; mend that line") from None
     if faults := value_faults(fields):
         raise FileFault(f"{path}: {faults[0]}")

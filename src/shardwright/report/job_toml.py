@@ -12,7 +12,7 @@ from shardwright.report.output import write_output
 def write_toml(path: Path, job: JobSpec) -> None:
     """The job as a TOML file, which every command on a job reads: fields that are not the default."""
     fields = job.model_dump(exclude_defaults=True)
-    lines: list[str] = [f"name = {_toml(fields.pop('name', job.name))}"]
+    lines: list[str] = ["# A job that shardwright wrote", f"name = {_toml(fields.pop('name', job.name))}"]
     for section, values in fields.items():
         lines += ["", *_section(section, values)]
     write_output(path, "\n".join(lines) + "\n", "--toml")

@@ -6,18 +6,35 @@ from pathlib import Path
 from shardwright.config.base import PlanError
 from shardwright.config.user_file import reason_of, write_text
 
+_MARK = 24  # characters at the beginning that all files of a kind have
+
 # What has nothing to do with the name: the command did all it could, and failed.
 _FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 def write_output(path: Path, text: str, option: str) -> None:
-    """Write what a command found. PlanError if such a file can't be, OSError if the disk is full or fails."""
+    """Write what a command found. PlanError if such a file can't be, OSError if the disk is full or fails.
+
+    A file that is there is replaced only if it begins as such a file does: it may be the job that was read.
+    """
     try:
+        if path.is_file() and path.stat().st_size and _beginning(path) != text[:_MARK]:
+            raise PlanError(
+                "output",
+                [f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"],
+            )
         write_text(path, text)
     except OSError as error:
         if error.errno in _FAILURES:
             raise OSError(error.errno, error.strerror, str(path)) from None
         way_out = f"name another with {option}, or check the folder and its permissions"
         raise PlanError("output", [f"{option} {path} can't be written: {reason_of(error)}; {way_out}"]) from None
+    except PlanError:
+        raise
     except ValueError as error:  # a NUL in the name
         raise PlanError("output", [f"{option} {str(path)!r} is no name of a file: {error}; use another"]) from None
+
+
+def _beginning(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(4 * _MARK).decode("utf-8", "replace")[:_MARK]

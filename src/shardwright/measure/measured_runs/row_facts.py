@@ -104,7 +104,8 @@ def _amount_fault(name: str, text: str) -> str:
         return f"mfu is {_shown(text)}, and it is a share of the peak: write {number / 100:g} for {number:g} %"
     if number is not None and _LEAST_AMOUNT <= number <= _LARGEST_AMOUNT:
         return ""
-    return f"{name} is {_shown(text)}; give a number above 0, or leave it empty where it is not known"
+    span = f"from {_LEAST_AMOUNT:g} to {_LARGEST_AMOUNT:g}"
+    return f"{name} is {_shown(text)}; give a number {span}, or leave it empty where it is not known"
 
 
 _WORDS = {
