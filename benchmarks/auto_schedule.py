@@ -4,7 +4,7 @@
 
 Stages are unlike each other, F != I != W, messages take time. 50 models for each limit of memory; every schedule, named
 or built, is timed by the same clock. "Gain" is how much longer the best named schedule takes, "above bound" how
-much longer than auto_bound.py's lower bound the built one is. The same numbers come out on any machine, but for the
+much longer than lower_bound.py's lower bound the built one is. The same numbers come out on any machine, but for the
 last column. About six minutes on one core.
 """
 

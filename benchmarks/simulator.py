@@ -1,5 +1,5 @@
-"""Actions a second that are played on one core: by timing.py, from a program to all start and end times; by rounds.py,
-of ten plans in one order at once, from the order to the ends of steps.
+"""Actions a second that are played on one core: by timing.py, from a program to all start and end times; by
+batched_timing.py, of ten plans in one order at once, from the order to the ends of steps.
 
 python benchmarks/simulator.py
 """

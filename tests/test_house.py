@@ -59,3 +59,15 @@ def test_a_docstring_stands_by_itself(kind: type[ast.FunctionDef] | type[ast.Cla
         if isinstance(node, kind) and (text := ast.get_docstring(node)) and LEANING.match(text)
     ]
     assert leaning == []
+
+
+def test_files_that_the_source_names_exist() -> None:
+    """By their name alone, or from a folder of the package or of the project on."""
+    names, root = {file.name for file in FILES}, SOURCE.parent.parent
+    missing = [
+        f"{file.relative_to(SOURCE)} names {path}"
+        for file in FILES
+        for path in re.findall(r"(?<![\w/.-])((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)\b", file.read_text(encoding="utf-8"))
+        if path not in names and not any((place / path).exists() for place in (SOURCE, root))
+    ]
+    assert missing == []

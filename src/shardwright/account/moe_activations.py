@@ -1,4 +1,4 @@
-"""What a layer with experts keeps in place of an MLP, operator by operator: model/router.py and moe.py.
+"""What a layer with experts keeps in place of an MLP, operator by operator: model/router.py and moe_block.py.
 
 How many rows arrive at a rank's experts is the gate's choice: on average as many as leave it, which is top_k for each
 token. Given counts make it exact. What is kept of them is not divided by ep: tokens are traded, not removed.

@@ -152,7 +152,7 @@ class ModelSpec(Spec):
 
 def divisors(number: int) -> list[int]:
     """All divisors, ascending: the legal values of a degree that must divide `number`."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
 
 

@@ -186,10 +186,14 @@ class PlanSpec(Spec):
         return self.dp * self.cp * self.tp // (self.ep * self.expert_tp_size)
 
     @property
+    def num_copies(self) -> int:
+        """How often a pipeline holds each stage: DualPipe twice, for its two directions."""
+        return 2 if self.schedule == "dualpipe" else 1
+
+    @property
     def loses_gradients(self) -> bool:
         """Whether a step leaves out a part of the gradients: they are compressed, and summed over several ranks."""
-        copies = 2 if self.schedule == "dualpipe" else 1
-        return self.compress != "none" and copies * max(self.replicas, self.expert_replicas) > 1
+        return self.compress != "none" and self.num_copies * max(self.replicas, self.expert_replicas) > 1
 
     def sharing(self, is_expert: bool) -> tuple[int, int]:
         """(ranks that share one set of ZeRO's shards, ranks that hold the same shard), of one copy of a stage.
@@ -207,7 +211,7 @@ class PlanSpec(Spec):
         0 where no rank shares their state with another and there is nothing to shard; parameters in host memory are
         gathered from there even so.
         """
-        holders = self.sharing(is_expert)[0] * (2 if self.schedule == "dualpipe" else 1)
+        holders = self.sharing(is_expert)[0] * self.num_copies
         return self.zero if holders > 1 or self.offload_parameters else 0
 
     @property

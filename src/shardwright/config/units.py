@@ -3,8 +3,10 @@
 On the ground, because all write numbers: errors of the checks, predictions, and runs.
 """
 
-_SECONDS = ((172_800.0, 86_400.0, "days"), (7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"))  # from, unit
-_SHORT = ((1e-3, 1e-3, "ms"), (0.0, 1e-6, "us"))
+_SECONDS = (  # from how many on, a unit, its name
+    (172_800.0, 86_400.0, "days"), (7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"),
+    (0.0, 1e-6, "us"),
+)  # fmt: skip
 _FLOPS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0, "FLOP"))
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -13,7 +15,7 @@ def seconds_text(seconds: float) -> str:
     """ "0.8 us", "34.1 ms", "6.75 s", "12 min", "4.2 h", "93.8 days"; "0" is none at all."""
     if seconds == 0:
         return "0"
-    unit, name = next((unit, name) for least, unit, name in (*_SECONDS, *_SHORT) if seconds >= least)
+    unit, name = next((unit, name) for least, unit, name in _SECONDS if seconds >= least)
     value = seconds / unit
     if name == "days":
         return f"{value:,.1f} days"

@@ -1,4 +1,4 @@
-"""A job as the cost model sees it: its model and its plan (shape.py) on its cluster."""
+"""A job as the cost model sees it: its model and its plan (workload/query.py) on its cluster."""
 
 import math
 

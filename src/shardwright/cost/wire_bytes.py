@@ -1,6 +1,6 @@
 """Bytes that a rank sends in a collective, within its domain of fast links and out of it.
 
-By the algorithms whose seconds are in collectives.py: rings, and all-to-alls that send directly.
+By the algorithms whose seconds are in collective_time.py: rings, and all-to-alls that send directly.
 """
 
 from dataclasses import dataclass

@@ -48,6 +48,6 @@ def is_rounding(found: Verdict, moved: Sequence[Verdict], tolerance: float) -> b
     Never where that multiple is more than `MOST`: rounding would explain everything.
     """
     return all(
-        difference <= (bound := tolerance + LEEWAY * median(of)) and bound <= MOST
+        difference <= (bound := tolerance + LEEWAY * median(of)) and bound < MOST
         for difference, *of in zip(found.differences, *(run.differences for run in moved), strict=True)
     )

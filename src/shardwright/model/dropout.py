@@ -2,7 +2,7 @@
 
 Srivastava et al. 2014 (JMLR 15): set an element to zero with probability p, and scale the others by 1 / (1 - p).
 A mask is a hash of (seed, step, layer, branch, sample in the global batch, position, channel). So every plan drops what
-one rank drops, a recomputation drops it again, and neither masks nor generator states are kept (random_words.py).
+one rank drops, a recomputation drops it again, and neither masks nor generator states are kept (counter_rng.py).
 
 Shape suffixes: S sequence, B batch, H hidden, W = H / 4 rounded up, 64-bit words; s positions of this rank.
 """

@@ -1,6 +1,7 @@
 """A file that a command writes because the user named one."""
 
 import errno
+from contextlib import suppress
 from pathlib import Path
 
 from shardwright.config.base import PlanError
@@ -17,24 +18,24 @@ def write_output(path: Path, text: str, option: str) -> None:
 
     A file that is there is replaced only if it begins as such a file does: it may be the job that was read.
     """
+    if _is_of_another_kind(path, text):
+        lost = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
+        raise PlanError("output", [lost])
     try:
-        if path.is_file() and path.stat().st_size and _beginning(path) != text[:_MARK]:
-            raise PlanError(
-                "output",
-                [f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"],
-            )
         write_text(path, text)
     except OSError as error:
         if error.errno in _FAILURES:
             raise OSError(error.errno, error.strerror, str(path)) from None
         way_out = f"name another with {option}, or check the folder and its permissions"
         raise PlanError("output", [f"{option} {path} can't be written: {reason_of(error)}; {way_out}"]) from None
-    except PlanError:
-        raise
     except ValueError as error:  # a NUL in the name
         raise PlanError("output", [f"{option} {str(path)!r} is no name of a file: {error}; use another"]) from None
 
 
-def _beginning(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(4 * _MARK).decode("utf-8", "replace")[:_MARK]
+def _is_of_another_kind(path: Path, text: str) -> bool:
+    """Whether a file is there that does not begin as the text does. What can't be read is seen when it is written."""
+    with suppress(OSError, ValueError):
+        if path.is_file() and path.stat().st_size:
+            with path.open("rb") as file:
+                return file.read(4 * _MARK).decode("utf-8", "replace")[:_MARK] != text[:_MARK]
+    return False

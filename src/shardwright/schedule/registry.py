@@ -245,8 +245,8 @@ def training_program(
     """One optimizer step under a named schedule, all communication written out.
 
     An asynchronous schedule can write `num_steps` of them, with no flush between. With `recompute` stages keep their
-    inputs alone (recompute.py); with `gathers` their parameters are sharded (gather.py). ValueError says why a shape
-    is not admitted.
+    inputs alone (stage_recompute.py); with `gathers` their parameters are sharded (zero3_gathers.py). ValueError says
+    why a shape is not admitted.
     """
     shape = PipelineShape(
         num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs

@@ -143,6 +143,7 @@ _NOTHING, _STAYS, _LEAVES = range(3)
 _NEVER = inf  # when something is there that is not yet
 # Looked up for every action.
 _STEP, _RELEASE, _GATHER = Kind.STEP, Kind.RELEASE, Kind.GATHER
+# Products as plain numbers, by which lists are indexed.
 _MAKES, _RECEIVED = ({kind: int(product) for kind, product in of.items()} for of in (MAKES, RECEIVED))
 _SENT = {send: int(product) for product, (send, _) in MESSAGES.items()}
 

@@ -1,7 +1,8 @@
 """The model and the plan as the cost model sees them: shapes and degrees, nothing of how they are run.
 
-A job becomes a `Run` (run.py), and so does a row of published measurements: everything behind it reads only this. It
-can say more than our runtime executes (fp4, experts that compute in fp8), because plans of others are predicted too.
+A job becomes a `Run` (cost/from_job.py), and so does a row of published measurements: everything behind it reads only
+this. It can say more than our runtime executes (fp4, experts that compute in fp8), because plans of others are
+predicted too.
 """
 
 from collections.abc import Callable, Sequence
@@ -345,7 +346,7 @@ def _policies(job: JobSpec) -> tuple[str, ...]:
 
 
 def cut_of(job: JobSpec) -> PlanGrid:
-    """The plan of a job. If it had a budget for activations, that is met (run.py)."""
+    """The plan of a job. If it had a budget for activations, that is met (cost/from_job.py)."""
     p, precision, policies = job.plan, job.precision, _policies(job)
     is_uniform = len(set(policies)) == 1
     return PlanGrid(

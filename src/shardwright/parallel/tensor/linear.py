@@ -190,7 +190,7 @@ class _ColumnProduct(torch.autograd.Function):
         return dx_sBH, None, None, None
 
 
-# The backward of column-parallel products, piece by piece; columns.py has the same for several at once.
+# The backward of column-parallel products, piece by piece; column_products.py has the same for several at once.
 
 
 def start_gather_again(x_sBH: Tensor, cut: LayerSharding) -> tuple[Tensor, Pending | None]:

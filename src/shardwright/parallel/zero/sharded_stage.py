@@ -1,8 +1,8 @@
 """ZeRO: replicas share their optimizer state, gradients and parameters. Rajbhandari et al. 2020 (arXiv 1910.02054).
 
-One engine for all stages of it. What is held whole and what in shards is told in unit.py; here is when things move.
-Gradients are reduced while the backward still runs (Li et al. 2020, arXiv 2006.15704, section 3.2), unit after unit in
-the order in which they become complete. Nothing is reduced while microbatches accumulate.
+One engine for all stages of it. What is held whole and what in shards is told in flat_unit.py; here is when things
+move. Gradients are reduced while the backward still runs (Li et al. 2020, arXiv 2006.15704, section 3.2), unit after
+unit in the order in which they become complete. Nothing is reduced while microbatches accumulate.
 
 In stage 3 the values of a unit are gathered before they are used and let go after. Without a pipeline that goes layer
 by layer, forward and backward, the next one's on its way while one computes (Zhao et al. 2023, arXiv 2304.11277,

@@ -2,8 +2,9 @@
 
 They come in three levels, for a search to prune: how ranks stand and what each computes (`degrees`); the words of a
 plan and its virtual stages (`words_of`, `with_words`); and who holds which state (`with_sharing`). Legal is what
-`spec/check.job_faults` and `schedule/job.plan_faults` accept. Of plans that are the same in all but name one stands for
-all: a pipeline of one rank has no schedule, one rank of tp no sequence parallel, one of cp no method.
+`config.checks.check.job_faults` and `schedule.job_program.plan_faults` accept. Of plans that are the same in all but
+name one stands for all: a pipeline of one rank has no schedule, one rank of tp no sequence parallel, one of cp no
+method.
 
 Left out: schedules that change the numbers (pipedream, pipedream-2bw) or that a solver makes (auto); `extra_warmup`;
 layouts, which planner/stages/partition_dp.py finds for a plan; `budget` and `layers`, which choose what to compute
@@ -19,7 +20,7 @@ from itertools import product
 import numpy as np
 
 from shardwright.config.job import JobSpec
-from shardwright.config.model import ModelSpec
+from shardwright.config.model import ModelSpec, divisors
 from shardwright.config.plan import STAGES_PER_RANK, chunks_per_rank
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import DEGREES, SHARING, Column, Columns, PlanBlock, Words, crossed, taken
@@ -46,12 +47,6 @@ RECOMPUTE = (
     Words(recompute="full", offload_activations=True),
     Words(recompute="stage"),
 )
-
-
-def divisors(number: int) -> list[int]:
-    """All of them, ascending."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
 
 
 def degrees(job: JobSpec, constraints: Constraints) -> Columns:

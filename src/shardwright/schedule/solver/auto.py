@@ -6,8 +6,8 @@ heavier, where W is cheaper than I or messages take their time, its order is no 
 2405.15362) show how much less memory a V of two stages a rank needs. Here both placements compete:
 
 1. every named schedule that fits is timed;
-2. orders are built forward in time by several policies (auto_greedy.py);
-3. the best of both are improved by local search (auto_search.py);
+2. orders are built forward in time by several policies (greedy.py);
+3. the best of both are improved by local search (local_search.py);
 4. the best of all is returned, with I and W as one B wherever nobody waits for the I.
 
 So it is never worse than a named schedule in the same memory. How far it may be from the best there is, says
@@ -74,7 +74,7 @@ def lower_bound(
     most_alive: float | Sequence[float] | None = None, *, activations: Sequence[float] = (),
     stages_per_rank: int | None = None, objective: Objective = "makespan",
 ) -> float:  # fmt: skip
-    """No schedule on any of the placements is shorter. Arguments as for `auto`; auto_bound.py says why."""
+    """No schedule on any of the placements is shorter. Arguments as for `auto`; lower_bound.py says why."""
     model = Model.of(num_ranks, num_microbatches, costs, most_alive, activations, stages_per_rank)
     return min(placement_bound(model.problem(placement), objective) for placement in model.placements())
 
