@@ -21,8 +21,7 @@ from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import seeded
-from shardwright.parallel.zero.buffers import BufferPool
-from shardwright.parallel.zero.flat_unit import Sharding
+from shardwright.parallel.zero.flat_unit import Sharding, tensor_pool
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
@@ -51,12 +50,12 @@ def allocated(job: JobSpec, index: int) -> RankMemory:
     stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, 0), LayerSharding.of_tp(axis(1)))
     numbers = NUMBERS[job.precision.compute], NUMBERS[job.precision.gradient_number]
     sharding = Sharding(job.plan.zero, axis(job.plan.dp, index), axis(1), axis(1), *numbers, numbers[1])
-    pool = BufferPool(CPU)
+    pool = tensor_pool(CPU)
     regions = stage.prepare(CPU, numbers[0]).regions()
     shards = ShardedStage(regions, [], sharding, pool, job.plan.bucket_mib, seeded(job.run.seed))
     shards.make_optimizers(partial(make_adamw, job.optimizer))
     for unit in shards.units:
-        unit.masters.step(torch.zeros(unit.layout.shard_size), 1.0, 0.0, pool)
+        unit.masters.step(torch.zeros(unit.layout.shard_size), 1.0, 0.0)
     return measured_memory({0: shards}, {}, TiedEmbedding(None, None, axis(1)), pool)
 
 

@@ -15,8 +15,7 @@ from shardwright.account.rank_state import rank_state
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import name_parameters, seeded, sharded, whole
-from shardwright.parallel.zero.buffers import BufferPool
-from shardwright.parallel.zero.flat_unit import Sharding, Unit
+from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding, tensor_pool
 from shardwright.schedule.job_program import job_program
 
 
@@ -69,7 +68,7 @@ def sums_over_tp_and_dp(mesh: Mesh) -> list[tuple[int, float]]:
     module.first, module.second = (whole((rows, 5), "normal", 0.02, mesh.tp) for rows in (1, 2))
     name_parameters(module, torch.device("cpu"), torch.float32)
     parameters = [module.cut, module.first, module.second]
-    unit = Unit(parameters, Sharding(1, mesh.dp, mesh.cp, mesh.tp), BufferPool(torch.device("cpu")), seeded(0))
+    unit = FlatUnit(parameters, Sharding(1, mesh.dp, mesh.cp, mesh.tp), tensor_pool(torch.device("cpu")), seeded(0))
     for parameter in parameters:
         parameter.add_gradient(torch.full(parameter.shape, 1.0 + mesh.tp.index))
     unit.start_reduce()

@@ -2,7 +2,7 @@
 
 Parameters, gradients and optimizer state are exact to the byte, padding included (Rajbhandari et al. 2020, arXiv
 1910.02054, section 3.1: with 16-bit numbers and Adam 16 bytes a parameter, of which ZeRO shares some;
-parallel/zero/flat_unit.py says which). Activations are what autograd keeps of all microbatches in flight; what an
+sharding/zero_events.py says which). Activations are what autograd keeps of all microbatches in flight; what an
 operator needs while it runs is not counted.
 """
 

@@ -2,8 +2,8 @@
 
 Rajbhandari et al. 2020 (arXiv 1910.02054, section 7): with P the bytes of all parameters, an all-reduce of P without
 ZeRO, a reduce-scatter and an all-gather of P in stages 1 and 2, and in stage 3 one more all-gather, of which the
-engine here leaves out some (zero_replay.py). A stage's own numbers are zero_replay.py's; here is also the small
-all-reduce that each step ends with.
+engine here leaves out some (sharding/zero_events.py). A stage's own numbers are zero_replay.py's; here is also the
+small all-reduce that each step ends with.
 """
 
 from dataclasses import dataclass

@@ -10,9 +10,6 @@ from typing import TypeVar
 from shardwright.sharding.flat_buffer import FlatLayout, flat_layout, rows_of
 from shardwright.sharding.parameter_shard import Place
 
-# Reductions under way at once. Each holds a buffer, and in stages 2 and 3 that memory is what is being saved.
-MOST_REDUCING = 2
-
 T = TypeVar("T", bound=Hashable)
 
 

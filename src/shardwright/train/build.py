@@ -19,8 +19,7 @@ from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.recompute.offload import HostPool
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import Initial, PlacedParameter, placed_parameters, seeded
-from shardwright.parallel.zero.buffers import BufferPool
-from shardwright.parallel.zero.flat_unit import Sharding
+from shardwright.parallel.zero.flat_unit import Sharding, TensorPool, tensor_pool
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
@@ -57,7 +56,7 @@ class Replica:
     loss_scale: LossScale | None
     float8_states: list[Float8Linear]
     float8_reduce_max: ReduceMax
-    pool: BufferPool
+    pool: TensorPool
 
     def memory(self) -> RankMemory:
         """What this rank has allocated, by kind, after the first update; activations are not in it."""
@@ -110,7 +109,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would wait for each other for ever
     stages = _stages(job, mesh, program)
     tied = _tied(job, stages, mesh)
-    pool = BufferPool(mesh.device)
+    pool = tensor_pool(mesh.device)
     shards = {}
     float8_states: list[Float8Linear] = []
     for stage, module in stages.items():

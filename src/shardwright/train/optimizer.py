@@ -10,7 +10,7 @@ from shardwright.config.job import OptimizerSpec
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.zero.flat_unit import Sharding, Unit
+from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 
 
@@ -68,7 +68,7 @@ class GradientNorm:
         all_reduce_max(sizes, mesh.pp)
         starts = [0, *torch.cumsum(sizes, 0).tolist()]
         self._num_slots = starts[-1]
-        self._slots: list[tuple[int, Unit, PlacedParameter]] = [
+        self._slots: list[tuple[int, FlatUnit, PlacedParameter]] = [
             (starts[stage] + i, shards.unit_of(parameter), parameter)
             for stage, (shards, parameters) in counted.items()
             for i, parameter in enumerate(parameters)

@@ -1,14 +1,8 @@
 """A unit: parameters that are gathered, reduced and updated together, as flat buffers.
 
 Every parameter and every gradient is a view of its unit's buffers, so one collective moves them all, straight into
-and out of the memory that the layers compute with. Which buffers a rank holds whole and of which only its shard is
-what the stages of ZeRO differ in (Rajbhandari et al. 2020, arXiv 1910.02054, section 5):
-
-    stage   values           gradients                         optimizer state
-    0       whole            whole                             whole
-    1       whole            whole, its shard is reduced       shard
-    2       whole            shard; whole while they arrive    shard
-    3       shard; whole while they are used, by layer         shard
+and out of the memory that the layers compute with. When that happens, and which buffers a rank holds whole, is told in
+sharding/zero_events.py; here is what each event does to tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,10 +24,11 @@ from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.tensor.parameter import Initial, PlacedParameter, no_memory
-from shardwright.parallel.zero.buffers import BufferPool
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece, on_host
 from shardwright.sharding.buckets import in_unit_order, num_hosted, unit_layout
+from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.flat_buffer import rows_of
+from shardwright.sharding.zero_events import UnitEvents, UnitSizes
 
 
 @dataclass(frozen=True)
@@ -60,57 +55,76 @@ class Sharding:
         return self.shards.size if self.zero else 1
 
 
-class Unit:
-    """The flat buffers of some parameters, and what moves them."""
+TensorPool = BufferPool[Tensor]
+
+
+def tensor_pool(device: torch.device) -> TensorPool:
+    """A pool whose memory is tensors of bytes."""
+    return BufferPool(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device))
+
+
+def _lent(buffer: Loan[Tensor], size: int, dtype: torch.dtype) -> Tensor:
+    """A flat tensor of `size` elements in borrowed memory, whose values are whatever was there."""
+    return buffer.memory[: size * dtype.itemsize].view(dtype)
+
+
+class FlatUnit(UnitEvents[Tensor]):
+    """The flat buffers of some parameters, and what the events of ZeRO do to them."""
 
     def __init__(
         self,
         parameters: Sequence[PlacedParameter],
         sharding: Sharding,
-        pool: BufferPool,
+        pool: TensorPool,
         initial: Initial,
         make_compressor: Callable[[], Compressor] | None = None,
     ) -> None:
         """Gives the parameters their initial values, of which only what this rank holds is kept."""
         self.parameters = in_unit_order(parameters, lambda p: p.place)
         self.sharding = sharding
-        self._pool = pool
-        self.holds = 0  # how many stages want the values kept
-        self.missing = 0  # parameters whose gradient of the running backward has not arrived
         self.layout = unit_layout([p.place for p in self.parameters], sharding.num_shards)
+        sizes = UnitSizes(
+            zero=sharding.zero,
+            size=self.layout.size,
+            shard_size=self.layout.shard_size,
+            compute_bytes=sharding.compute.itemsize,
+            gradient_bytes=sharding.gradients.itemsize,
+            reduce_bytes=sharding.reduce.itemsize,
+            num_parameters=len(self.parameters),
+        )
+        super().__init__(sizes, pool)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
         first = (sharding.shards.index if sharding.zero else 0) * self.layout.shard_size
         self._mine = slice(first, first + self.layout.shard_size)
         self._followers: list[tuple[PlacedParameter, PlacedParameter]] = []
-        self._gathering: Pending | None = None
-        self._reducing: tuple[Pending | Reduction, Tensor, Tensor] | None = None
+        self._gathering: tuple[Pending, Tensor] | None = None  # and the memory that the values come to
+        self._summing: tuple[Pending | Reduction, Tensor] | None = None  # and the memory that the sum comes to
         self._compressor = make_compressor() if make_compressor is not None else None
-        self._has_sum = False
         self._make_buffers(initial)
 
     def _make_buffers(self, initial: Initial) -> None:
         sharding, size, shard_size = self.sharding, self.layout.size, self.layout.shard_size
         device = self.parameters[0].device
-        self._values: Tensor | None = None
+        self._shown: Tensor | None = None  # the values that the parameters show
         if sharding.zero < 3:
-            self._values = torch.zeros(size, dtype=sharding.compute, device=device)
-            self.value_shard = self._values[self._mine]
+            self._shown = torch.zeros(size, dtype=sharding.compute, device=device)
+            self.value_shard = self._shown[self._mine]
         elif sharding.host_values:
             self.value_shard = on_host(shard_size, sharding.compute, device)
         else:
             self.value_shard = torch.zeros(shard_size, dtype=sharding.compute, device=device)
         self.masters = Masters(self._pieces(), self.value_shard, device)
-        self._gradients: Tensor | None = None
+        self._added_up: Tensor | None = None  # the gradients that the parameters add to
         self._gradient_shard: Tensor | None = None
         if sharding.zero < 2:
-            self._set_gradients(torch.zeros(size, dtype=sharding.gradients, device=device))
+            self._add_up_in(torch.zeros(size, dtype=sharding.gradients, device=device))
         else:
             self._gradient_shard = torch.zeros(shard_size, dtype=sharding.gradients, device=device)
         for parameter in self.parameters:
             values = initial(parameter.place, device).view(-1)
             offset = self._offset[parameter]
-            if self._values is not None:
-                self._values[offset : offset + parameter.numel()] = values
+            if self._shown is not None:
+                self._shown[offset : offset + parameter.numel()] = values
             start, stop = self._overlap(parameter, self._mine)
             self.masters.set(start - self._mine.start, values[start - offset : stop - offset])
         self.masters.write_values(self.value_shard)
@@ -142,12 +156,12 @@ class Unit:
     def _show(self) -> None:
         """Make the parameters views of the values; or views of nothing, where these are not here."""
         for parameter in self.parameters:
-            if self._values is None:
+            if self._shown is None:
                 parameter.data = no_memory(parameter.shape, parameter.device, self.value_shard.dtype)
                 if parameter.float8 is not None:
                     parameter.float8.drop_weight()
             else:
-                parameter.data = self._view(self._values, parameter)
+                parameter.data = self._view(self._shown, parameter)
         for follower, leader in self._followers:
             follower.data = leader.data
 
@@ -155,42 +169,36 @@ class Unit:
         offset = self._offset[parameter]
         return buffer[offset : offset + parameter.numel()].view(parameter.shape)
 
-    def start_gather(self) -> None:
-        """Begin to gather the values, if they are not here or on their way. Moves one all-gather over the shards."""
-        if self._values is None and self._gathering is None:
-            self._arriving = self._pool.borrow(self.layout.size, self.value_shard.dtype)
-            mine = self.value_shard
+    def _start_gather(self, values: Loan[Tensor] | None) -> None:
+        mine, whole = self.value_shard, self._shown
+        if values is not None:
+            whole = _lent(values, self.layout.size, mine.dtype)
             if self.sharding.host_values:
-                mine = self._arriving[self._mine].copy_(mine, non_blocking=True)
-            self._gathering = start_all_gather(self._arriving, mine, self.sharding.shards)
+                mine = whole[self._mine].copy_(mine, non_blocking=True)
+        assert whole is not None
+        self._gathering = start_all_gather(whole, mine, self.sharding.shards), whole
 
-    def finish_gather(self) -> None:
-        """Wait until the values are here."""
-        if self._gathering is not None:
-            self._gathering.wait()
-            self._values, self._gathering = self._arriving, None
-            self._show()
+    def _finish_gather(self) -> None:
+        assert self._gathering is not None
+        pending, self._shown = self._gathering
+        self._gathering = None
+        pending.wait()
+        self._show()
 
-    def release(self) -> None:
-        """Let gathered values go. What is not sharded stays, and what a stage holds."""
-        if self.sharding.zero < 3 or self.holds:
-            return
-        self.finish_gather()
-        if self._values is not None:
-            gathered, self._values = self._values, None
-            self._show()
-            self._pool.give_back(gathered)
+    def _drop_values(self) -> None:
+        self._shown = None
+        self._show()
 
     # Versions of the values, for pipelines that update without draining. Only without ZeRO.
 
     def values(self) -> Tensor:
         """The values that the parameters show."""
-        assert self._values is not None
-        return self._values
+        assert self._shown is not None
+        return self._shown
 
     def show(self, values: Tensor) -> None:
         """Let the parameters show another version."""
-        self._values = values
+        self._shown = values
         self._show()
         for parameter in self.parameters:
             if parameter.float8 is not None:
@@ -203,9 +211,9 @@ class Unit:
 
     # Gradients.
 
-    def _set_gradients(self, gradients: Tensor | None) -> None:
+    def _add_up_in(self, gradients: Tensor | None) -> None:
         """Make the parameters' gradients views of this memory, which holds none yet."""
-        self._gradients = gradients
+        self._added_up = gradients
         end = 0
         for parameter in self.parameters:
             offset = self._offset[parameter]
@@ -218,30 +226,23 @@ class Unit:
         if gradients is not None:
             gradients[end:].zero_()
 
-    def open(self) -> None:
-        """Have memory for gradients that is not just being summed."""
-        if self._reducing is not None and self.sharding.zero >= 2:
-            self.finish_reduce()
-        if self._gradients is None:
-            self._set_gradients(self._pool.borrow(self.layout.size, self.sharding.gradients))
+    def _open_gradients(self, gradients: Loan[Tensor]) -> None:
+        self._add_up_in(_lent(gradients, self.layout.size, self.sharding.gradients))
 
     def zero(self) -> None:
         """Begin a step: there are no gradients yet."""
-        self._has_sum = False
+        super().zero()
         for parameter in self.parameters:
             parameter.has_gradient = False
 
-    def start_reduce(self) -> None:
+    def _start_reduce(self, cast: Loan[Tensor] | None, aside: Loan[Tensor] | None) -> None:
         """Begin to sum the gradients over the replicas.
 
         Moves one all-reduce without ZeRO, else one reduce-scatter over the shards, or what a compressor makes of it;
         before, where ranks of tp each saw a part of the tokens, an all-reduce of those gradients over tp.
         """
-        self.finish_reduce()
-        self.open()
-        gradients, sharding = self._gradients, self.sharding
+        gradients, sharding = self._added_up, self.sharding
         assert gradients is not None
-        assert sharding.zero >= 2 or not self._has_sum, "a second reduction in place would count the first sum again"
         for parameter in self.parameters:
             if not parameter.has_gradient:
                 assert parameter.gradient is not None
@@ -249,9 +250,11 @@ class Unit:
         for parts in self._partial_sums():
             self._sum_over_tp(parts)
         source = gradients
-        if sharding.reduce != gradients.dtype:
-            source = self._pool.borrow(gradients.numel(), sharding.reduce).copy_(gradients)
-        out = source if sharding.zero == 0 else self._place_of_sum(source)
+        if cast is not None:
+            source = _lent(cast, self.layout.size, sharding.reduce).copy_(gradients)
+        out = source if sharding.zero == 0 else self.summed_gradients()
+        if aside is not None:
+            out = _lent(aside, self.layout.shard_size, sharding.reduce)
         tensors = [self._view(source, parameter) for parameter in self.parameters]
         pending: Pending | Reduction
         if self._compressor is not None and sharding.zero == 0:
@@ -262,13 +265,7 @@ class Unit:
             pending = start_all_reduce(source, sharding.shards)
         else:
             pending = start_reduce_scatter(out, source, sharding.shards)
-        self._reducing = pending, source, out
-
-    def _place_of_sum(self, source: Tensor) -> Tensor:
-        """Where the sum of this rank's shard is to arrive: where it stays, or aside if it is to be added or rounded."""
-        if source is self._gradients and not (self._gradient_shard is not None and self._has_sum):
-            return self.summed_gradients()
-        return self._pool.borrow(self.layout.shard_size, source.dtype)
+        self._summing = pending, out
 
     def _partial_sums(self) -> list[list[PlacedParameter]]:
         """Parameters whose gradients are partial sums over tp, neighbours in the buffer together."""
@@ -277,48 +274,36 @@ class Unit:
 
     def _sum_over_tp(self, parameters: list[PlacedParameter]) -> None:
         """Sum the gradients of neighbours. Moves one all-reduce of as many elements on every rank of tp."""
-        assert self._gradients is not None
+        assert self._added_up is not None
         start, last = self._offset[parameters[0]], parameters[-1]
-        whole = self._gradients[start : self._offset[last] + last.numel()]
+        whole = self._added_up[start : self._offset[last] + last.numel()]
         if len(whole) == sum(p.numel() for p in parameters):
             all_reduce(whole, self.sharding.tp)
             return
         # A shard ends between them, where another rank's does not, for what else they hold is of another size.
-        views = [self._view(self._gradients, p) for p in parameters]
+        views = [self._view(self._added_up, p) for p in parameters]
         packed = pack(views, whole.dtype)
         all_reduce(packed, self.sharding.tp)
         unpack(packed, views)
 
-    def finish_reduce(self) -> None:
-        """Wait until the sum is there. Moves, if sharding is hybrid, an all-reduce of the shard over its copies."""
-        if self._reducing is None:
-            return
-        pending, source, out = self._reducing
-        self._reducing = None
+    def _finish_reduce(self, has_sum: bool) -> None:
+        assert self._summing is not None
+        (pending, out), summed = self._summing, self.summed_gradients()
+        self._summing = None
         pending.wait()
         all_reduce(out, self.sharding.copies)
-        gradients, summed = self._gradients, self.summed_gradients()
-        assert gradients is not None
         if out.data_ptr() != summed.data_ptr():
-            if self._has_sum:
-                summed.add_(out)
-            else:
-                summed.copy_(out)
-            if out is not source:
-                self._pool.give_back(out)
-        if source is not gradients:
-            self._pool.give_back(source)
-        if self._gradient_shard is not None:
-            self._pool.give_back(gradients)
-            self._set_gradients(None)
-        self._has_sum = True
+            summed.add_(out) if has_sum else summed.copy_(out)
+
+    def _drop_gradients(self) -> None:
+        self._add_up_in(None)
 
     def summed_gradients(self) -> Tensor:
         """This rank's shard of the sum, after `finish_reduce`."""
         if self._gradient_shard is not None:
             return self._gradient_shard
-        assert self._gradients is not None
-        return self._gradients[self._mine]
+        assert self._added_up is not None
+        return self._added_up[self._mine]
 
     def rows_of_gradient(self, parameter: PlacedParameter) -> Tensor:
         """The rows of a parameter's summed gradient that this rank holds, [rows, row]; there may be none."""
@@ -335,12 +320,12 @@ class Unit:
 
     def parameter_memory(self) -> list[Tensor]:
         """Tensors whose memory holds values for good: gathered ones are the pool's."""
-        values = [self._values] if self._values is not None and self.sharding.zero < 3 else []
+        values = [self._shown] if self._shown is not None and self.sharding.zero < 3 else []
         return [self.value_shard, *values]
 
     def gradient_memory(self) -> list[Tensor]:
         """Tensors whose memory holds gradients for good: where shards are kept, whole ones are the pool's."""
-        held = self._gradients if self._gradient_shard is None else self._gradient_shard
+        held = self._added_up if self._gradient_shard is None else self._gradient_shard
         return [held] if held is not None else []
 
     def kept_memory(self) -> list[Tensor]:
@@ -350,14 +335,7 @@ class Unit:
 
     # Update.
 
-    def update(self, factor: float, rate: float) -> None:
-        """Step with the summed gradients times `factor`, and begin to gather what the other replicas updated.
-
-        Moves, in stages 1 and 2, one all-gather over the shards.
-        """
-        self.masters.step(self.summed_gradients(), factor, rate, self._pool)
+    def _update(self, gradients: Loan[Tensor] | None, factor: float, rate: float) -> None:
+        exact = None if gradients is None else _lent(gradients, self.layout.shard_size, torch.float32)
+        self.masters.step(self.summed_gradients(), factor, rate, exact)
         self.masters.write_values(self.value_shard)
-        if self.sharding.zero in (1, 2):
-            assert self._values is not None
-            self._arriving = self._values
-            self._gathering = start_all_gather(self._values, self.value_shard, self.sharding.shards)

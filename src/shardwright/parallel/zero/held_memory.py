@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from shardwright.parallel.zero.buffers import BufferPool
+from shardwright.parallel.zero.flat_unit import TensorPool
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.parallel.zero.weight_stash import StashedWeights
@@ -12,7 +12,7 @@ from shardwright.sharding.memory_account import RankMemory
 
 
 def measured_memory(
-    shards: Mapping[int, ShardedStage], stashes: Mapping[int, StashedWeights], tied: TiedEmbedding, pool: BufferPool
+    shards: Mapping[int, ShardedStage], stashes: Mapping[int, StashedWeights], tied: TiedEmbedding, pool: TensorPool
 ) -> RankMemory:
     """The account of one rank, after its first update. Activations come and go and are not in it.
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwright.parallel.zero.buffers import BufferPool
-
 # Makes an optimizer of two lists of flat tensors: weights that decay, and weights that do not.
 MakeOptimizer = Callable[[list[Tensor], list[Tensor]], torch.optim.Optimizer]
 
@@ -81,18 +79,18 @@ class Masters:
             if same:
                 tensor.data = values[piece.start : piece.stop]
 
-    def step(self, gradients: Tensor, factor: float, rate: float, pool: BufferPool) -> None:
-        """Update with `gradients` times `factor`. The gradients may be overwritten."""
+    def step(self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None) -> None:
+        """Update with `gradients` times `factor`; where they are not float32, the product is put in `exact`.
+
+        The gradients may be overwritten.
+        """
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        borrowed = None
-        if gradients.dtype == torch.float32:
-            if factor != 1.0:
-                gradients.mul_(factor)
-        else:
-            borrowed = pool.borrow(gradients.numel(), torch.float32)
-            gradients = torch.mul(gradients, factor, out=borrowed)
+        if exact is not None:
+            gradients = torch.mul(gradients, factor, out=exact)
+        elif factor != 1.0:
+            gradients.mul_(factor)
         for i, (piece, tensor) in enumerate(zip(self._pieces, self.tensors, strict=True)):
             gradient = gradients[piece.start : piece.stop]
             if piece.on_host:
@@ -103,8 +101,6 @@ class Masters:
         self.optimizer.step()
         for tensor in self.tensors:
             tensor.grad = None
-        if borrowed is not None:
-            pool.give_back(borrowed)
 
     def write_values(self, values: Tensor) -> None:
         """Give the model the new weights, rounded to its number type."""

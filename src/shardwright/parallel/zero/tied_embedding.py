@@ -11,7 +11,7 @@ import torch
 
 from shardwright.parallel.comm.collectives import Axis, all_reduce
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.zero.flat_unit import Unit
+from shardwright.parallel.zero.flat_unit import FlatUnit
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TiedEmbedding:
         """Whether one memory serves both uses."""
         return self.table is not None and self.head is not None
 
-    def share_memory(self, unit: Unit) -> None:
+    def share_memory(self, unit: FlatUnit) -> None:
         """Let the head show the table's memory, which is in this unit; its gradient is its own."""
         assert self.table is not None and self.head is not None
         unit.follow(self.head, self.table)

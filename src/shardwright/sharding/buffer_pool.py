@@ -1,0 +1,55 @@
+"""Memory that many units borrow in turn: gathered parameters, gradients on their way, what reductions need.
+
+A buffer that is returned is lent again. Fresh memory of this size would cost the system a page fault for every 4 KiB
+on a CPU; and one set of buffers for all layers is what ZeRO-3 saves memory with. What the memory is says its owner: the
+runtime's pool has tensors, and that of a prediction nothing but sizes.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Memory = TypeVar("Memory")
+
+
+@dataclass(frozen=True, eq=False)
+class Loan(Generic[Memory]):
+    """A buffer that is lent: memory of `num_bytes`, which may be more than was asked for."""
+
+    num_bytes: int
+    memory: Memory
+
+
+class BufferPool(Generic[Memory]):
+    """Lends buffers. The smallest that is large enough is taken, and a new one is made where there is none.
+
+    `held_bytes` is the memory of all buffers, lent and free, and `peak_bytes` the most that it ever was.
+    """
+
+    def __init__(self, make: Callable[[int], Memory]) -> None:
+        """`make` makes memory of so many bytes."""
+        self._make = make
+        self._free: list[Loan[Memory]] = []  # smallest first
+        self._lock = threading.Lock()  # two passes side by side have a thread each
+        self.held_bytes = 0
+        self.peak_bytes = 0
+
+    def borrow(self, num_bytes: int) -> Loan[Memory]:
+        """A buffer of at least so many bytes, whose values are whatever was there."""
+        with self._lock:
+            for index, buffer in enumerate(self._free):
+                if buffer.num_bytes >= num_bytes:
+                    return self._free.pop(index)
+            # A free one that is too small is dropped, so that there are never more than were needed at once.
+            if self._free:
+                self.held_bytes -= self._free.pop(0).num_bytes
+            self.held_bytes += num_bytes
+            self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+            return Loan(num_bytes, self._make(num_bytes))
+
+    def give_back(self, buffer: Loan[Memory]) -> None:
+        """Return what was lent. Nobody may look at it any more."""
+        with self._lock:
+            self._free.append(buffer)
+            self._free.sort(key=lambda free: free.num_bytes)
