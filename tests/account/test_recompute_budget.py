@@ -1,10 +1,12 @@
 """plan.recompute = "budget": what is chosen fits its limit, on paper and as measured, and costs the least."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import shardwright
 from cases import by_one_rank, made_up_tokens, record, small_job
 from ranks import run_on_mesh
 from shardwright.account.activation_peak import activation_bytes, bytes_at, job_stages, moments, peak
@@ -189,3 +191,10 @@ def test_many_layers_and_ranks() -> None:
     fields: dict[str, Any] = {"pp": 16, "layers": 126, "batch": 64}
     job = budget_job(between(budget_job(**fields), 0.3), **fields)
     assert len(choices(job)) == 16
+
+
+def test_a_budget_is_met_in_one_place() -> None:
+    """Where a job is read: what comes behind sees the choice, never the wish."""
+    source = Path(shardwright.__file__).parent
+    calls = [path.relative_to(source) for path in source.rglob("*.py") if "meet_budget(" in path.read_text()]
+    assert sorted(map(str, calls)) == ["account/budget.py", "cli/job_options.py"]

@@ -9,7 +9,6 @@ operator needs while it runs is not counted.
 from collections.abc import Sequence
 
 from shardwright.account.activation_peak import activation_bytes
-from shardwright.account.budget import meet_budget
 from shardwright.account.persistent_buffers import kept_bytes
 from shardwright.account.rank_state import UnitState, rank_state
 from shardwright.account.zero_replay import replay, runs_on_cpu
@@ -46,7 +45,7 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
         gradients += gradient * (shard if zero >= 2 else whole)
         optimizer += on_device
         host += on_host + (values if is_hosted else 0)
-    activations = activation_bytes(meet_budget(job), program, pp_rank, tp_index)
+    activations = activation_bytes(job, program, pp_rank, tp_index)
     buffers = replay(job, program, pp_rank, held).buffers_bytes + kept_bytes(job, held)
     return RankMemory(parameters, gradients, optimizer, activations, buffers, host)
 

@@ -2,14 +2,12 @@
 
 import math
 
-from shardwright.account.budget import meet_budget
 from shardwright.config.job import JobSpec
 from shardwright.workload.query import Run, Topology, cut_of, shape_of
 
 
 def run_of(job: JobSpec) -> Run:
-    """A job on its cluster. PlanError if it has a budget for activations that can't be met."""
-    job = meet_budget(job)
+    """A job on its cluster; a budget for its activations has been met before (account/budget.py)."""
     cluster = job.cluster
     inner, outer, of = cluster.intra_node, cluster.inter_node, cluster.topology
     together = math.prod(of.torus) if of.torus else cluster.devices_per_node or job.plan.world

@@ -346,7 +346,7 @@ def _policies(job: JobSpec) -> tuple[str, ...]:
 
 
 def cut_of(job: JobSpec) -> PlanGrid:
-    """The plan of a job. If it had a budget for activations, that is met (cost/from_job.py)."""
+    """The plan of a job. A budget for activations has been met before (account/budget.py)."""
     p, precision, policies = job.plan, job.precision, _policies(job)
     is_uniform = len(set(policies)) == 1
     return PlanGrid(
