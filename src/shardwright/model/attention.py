@@ -17,7 +17,7 @@ from shardwright.model.rotary import rotate, split_and_rotate
 from shardwright.parallel.context.ring_attention import trade_for_heads, trade_for_tokens
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
-from shardwright.parallel.tensor.recomputed_input import InputRecipe
+from shardwright.parallel.tensor.recomputed_input import ProductInput
 from shardwright.sharding.stage_parameters import residual_std
 
 
@@ -50,9 +50,9 @@ class Attention(nn.Module):
         self.q_norm = Norm(spec, cut, self.head_dim, cut.tp) if spec.qk_norm else None
         self.k_norm = Norm(spec, cut, self.head_dim, cut.tp, bias_learns=is_turned) if spec.qk_norm else None
 
-    def project(self, x_sBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
+    def project(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to queries, keys and values, [S, B, G x (Q + 2) x D]."""
-        return self.qkv(x_sBH, recipe)
+        return self.qkv(x_sBH)
 
     def attend(self, qkv: Tensor, run: ForwardPass) -> Tensor:
         """[S, B, G x (Q + 2) x D] to [S, B, N x D]: biases, norms, rotary positions and
@@ -78,9 +78,9 @@ class Attention(nn.Module):
         out_SBE = out_SBND.reshape(S, B, -1)
         return trade_for_tokens(out_SBE, self.cut.cp) if self.cut.trades_heads else out_SBE
 
-    def leave(self, attended_SBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
+    def leave(self, attended_SBH: ProductInput) -> Tensor:
         """[S, B, N x D] to [s, B, H]."""
-        return self.out(attended_SBH, recipe)
+        return self.out(attended_SBH)
 
     def _bias(self, bias_GRD: Tensor) -> Tensor:
         if self.has_key_bias:

@@ -113,8 +113,8 @@ class Block(nn.Module):
 
         if self.mlp is None:
             return run_again(whole, x_sBH, run.convoy)
-        (x_sBH, inner_SBF), recipe = forget(before_down, x_sBH, run.convoy)
-        return x_sBH + self.mlp_dropout(self.mlp.leave(inner_SBF, recipe), run)
+        (x_sBH,), inner_SBF = forget(before_down, x_sBH, run.convoy)
+        return x_sBH + self.mlp_dropout(self.mlp.leave(inner_SBF), run)
 
 
 # Computes a region of a stage, given its name; ZeRO has the region's parameters there meanwhile.

@@ -22,7 +22,7 @@ from shardwright.model.norm import Norm
 from shardwright.model.rotary import turn
 from shardwright.parallel.tensor.column_products import Part, column_products
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, ReplicatedLinear, RowLinear, local_product
-from shardwright.parallel.tensor.recomputed_input import InputRecipe
+from shardwright.parallel.tensor.recomputed_input import ProductInput
 from shardwright.sharding.stage_parameters import residual_std
 
 
@@ -56,13 +56,13 @@ class LatentAttention(nn.Module):
             heads * latent.value_dim, spec.hidden, False, cut, residual_std(spec.init_std, spec.layers)
         )
 
-    def project(self, x_sBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
+    def project(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to latents, [s, B, L]; without low-rank queries to queries and latents, [S, B, N x D + L]."""
         if self.q_norm is not None:
-            return self.down(x_sBH, recipe)
-        hidden = x_sBH.shape[-1]
+            return self.down(x_sBH)
+        hidden = self.q_up.weight.shape[-1]
         parts = (Part(0, hidden, self.q_up.weight), Part(0, hidden, self.down.weight))
-        return torch.cat(column_products(x_sBH, parts, self.cut, recipe), dim=-1)
+        return torch.cat(column_products(x_sBH, parts, self.cut), dim=-1)
 
     def attend(self, projected: Tensor, run: ForwardPass) -> Tensor:
         """What `project` gave to [S, B, N x E]: norms, the products that make heads, rotary positions and softmax."""
@@ -76,9 +76,9 @@ class LatentAttention(nn.Module):
         )  # fmt: skip
         return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.scale, self.cut, run).reshape(S, B, -1)
 
-    def leave(self, attended: Tensor, recipe: InputRecipe | None = None) -> Tensor:
+    def leave(self, attended: ProductInput) -> Tensor:
         """[S, B, N x E] to [s, B, H]."""
-        return self.out(attended, recipe)
+        return self.out(attended)
 
     def _heads(self, projected: Tensor, run: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [S, B, N x D], keys without position and values [S, B, N x (D - P + E)], the rotary key [S, B, P]."""

@@ -10,7 +10,7 @@ from shardwright.model.activation import activate, activate_gated
 from shardwright.parallel.recompute.region import Chain
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
-from shardwright.parallel.tensor.recomputed_input import InputRecipe
+from shardwright.parallel.tensor.recomputed_input import ProductInput
 from shardwright.sharding.stage_parameters import residual_std
 
 
@@ -41,9 +41,9 @@ class MLP(nn.Module):
         """[s, B, H] to [s, B, H], as the last operators of a chain."""
         return chain.product("up", self.rise).then("activation", self.activate).into(self.leave)
 
-    def rise(self, x_sBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
+    def rise(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to [S, B, F], or to [gate | up], [S, B, 2 F], if gated."""
-        return self.up(x_sBH, recipe)
+        return self.up(x_sBH)
 
     def activate(self, up: Tensor) -> Tensor:
         """Bias, activation and gating: what `rise` gave to [S, B, F]."""
@@ -51,6 +51,6 @@ class MLP(nn.Module):
             up = up + self.up_bias.flatten()
         return activate_gated(up, self.activation) if self.gated else activate(up, self.activation)
 
-    def leave(self, inner_SBF: Tensor, recipe: InputRecipe | None = None) -> Tensor:
+    def leave(self, inner_SBF: ProductInput) -> Tensor:
         """[S, B, F] to [s, B, H]."""
-        return self.down(inner_SBF, recipe)
+        return self.down(inner_SBF)

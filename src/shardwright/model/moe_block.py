@@ -48,9 +48,8 @@ class Experts(nn.Module):
     def forward(self, x_NH: Tensor, counts_e: Tensor, policy: Policy) -> Tensor:
         """[N, H], sorted by expert, to [N, H]: with expert_tp this rank's part of a sum."""
         deferred = self.cut.deferred
-        up = Chain(x_NH, policy).product("up", lambda x, recipe: grouped_linear(x, self.up, counts_e, deferred, recipe))
-        inner = up.then("activation", self._activate)
-        return inner.into(lambda x, recipe: grouped_linear(x, self.down, counts_e, deferred, recipe))
+        up = Chain(x_NH, policy).product("up", lambda x: grouped_linear(x, self.up, counts_e, deferred))
+        return up.then("activation", self._activate).into(lambda x: grouped_linear(x, self.down, counts_e, deferred))
 
     def _activate(self, up_NF: Tensor) -> Tensor:
         return activate_gated(up_NF, self.activation) if self.gated else activate(up_NF, self.activation)

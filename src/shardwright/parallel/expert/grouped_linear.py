@@ -15,24 +15,25 @@ from torch.nn import functional
 
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.tensor.recomputed_input import InputRecipe, keep_input, kept_input
+from shardwright.parallel.tensor.recomputed_input import (
+    InputRecipe,
+    ProductInput,
+    keep_input,
+    kept_input,
+    values_and_recipe,
+)
 
 _KERNEL_ALIGNMENT_BYTES = 16  # of a row; the kernel refuses others
 
 
 def grouped_linear(
-    x_NH: Tensor,
-    weight: PlacedParameter,
-    counts_e: Tensor,
-    deferred: DeferredGradients,
-    recipe: InputRecipe | None = None,
+    x_NH: ProductInput, weight: PlacedParameter, counts_e: Tensor, deferred: DeferredGradients
 ) -> Tensor:
     """Row by row x W^T with the matrix of the row's expert: [N, H] to [N, O], for a weight of shape [e, ..., H].
 
-    `counts_e` are the rows of each expert, int64 in host memory. The weight's gradient may wait in `deferred`;
-    `recipe` makes x again for it.
+    `counts_e` are the rows of each expert, int64 in host memory. The weight's gradient may wait in `deferred`.
     """
-    return _GroupedProduct.apply(x_NH, weight, counts_e, deferred, recipe)
+    return _GroupedProduct.apply(*values_and_recipe(x_NH), weight, counts_e, deferred)
 
 
 def grouped_product(x_NA: Tensor, matrices_eAB: Tensor, counts_e: Tensor) -> Tensor:
@@ -68,10 +69,10 @@ class _GroupedProduct(torch.autograd.Function):
     def forward(
         ctx: Any,
         x_NH: Tensor,
+        recipe: InputRecipe | None,
         weight: PlacedParameter,
         counts_e: Tensor,
         deferred: DeferredGradients,
-        recipe: InputRecipe | None,
     ) -> Tensor:
         keep_input(ctx, x_NH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.

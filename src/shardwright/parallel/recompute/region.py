@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.recompute.offload import Convoy
-from shardwright.parallel.tensor.recomputed_input import InputRecipe
+from shardwright.parallel.tensor.recomputed_input import ProductInput, Remade
 
 Results = tuple[Tensor, ...]
-Operator = Callable[[Tensor, InputRecipe | None], Tensor]  # a product may get the recipe of its input
 
 
 class Region:
@@ -83,14 +82,14 @@ class _Forget(torch.autograd.Function):
         return None, None, ctx.region.pass_back(grads)
 
 
-def forget(run: Callable[[Tensor], Results], x: Tensor, convoy: Convoy | None = None) -> tuple[Results, InputRecipe]:
-    """Run a region and keep its input alone, or send that away with `convoy`. Returns its results, and the recipe of
-    the last one.
+def forget(run: Callable[[Tensor], Results], x: Tensor, convoy: Convoy | None = None) -> tuple[Results, Remade]:
+    """Run a region and keep its input alone, or send that away with `convoy`.
 
-    That one must go into a matrix product, together with the recipe, and nowhere else.
+    Returns all of its results but the last, and the last one, which must go into a matrix product and nowhere else.
     """
     region = Region(run, x, convoy)
-    return _Forget.apply(region, run, x), region
+    *others, last = _Forget.apply(region, run, x)
+    return tuple(others), Remade(last, region)
 
 
 class _Again(torch.autograd.Function):
@@ -120,36 +119,41 @@ def run_again(run: Callable[[Tensor], Tensor], x: Tensor, convoy: Convoy | None 
 class Chain:
     """Operators one after the other, of which those named in `recomputed` are computed again: neighbours as one region.
 
-    `then` takes an operator, `product` one whose matrix product keeps its input as a recipe says. The last product is
-    `into`'s, and gives the chain's result. A region must end before a product.
+    `then` takes an operator, `product` one that is a matrix product: a region must end before one of those. The last
+    product is `into`'s, and gives the chain's result.
     """
 
     def __init__(self, x: Tensor, recomputed: frozenset[str]) -> None:
         self._x, self._recomputed = x, recomputed
-        self._region: list[Operator] = []  # what is to be forgotten, and was not run yet
+        self._region: list[Callable[[Tensor], Tensor]] = []  # what is to be forgotten, and was not run yet
 
     def then(self, name: str, operator: Callable[[Tensor], Tensor]) -> "Chain":
         """Take an operator that is no matrix product. Returns itself."""
-        return self.product(name, lambda x, recipe: operator(x))
+        if name in self._recomputed:
+            self._region.append(operator)
+        else:
+            assert not self._region, f"a region ends before a matrix product, not before {name!r}"
+            self._x = operator(self._x)
+        return self
 
-    def product(self, name: str, operator: Operator) -> "Chain":
-        """Take a matrix product, which is given the recipe of its input. Returns itself."""
+    def product(self, name: str, operator: Callable[[ProductInput], Tensor]) -> "Chain":
+        """Take a matrix product. Returns itself."""
         if name in self._recomputed:
             self._region.append(operator)
         else:
             self._x = self.into(operator)
         return self
 
-    def into(self, operator: Operator) -> Tensor:
-        """The result of an operator that is kept, of all that came before."""
+    def into(self, operator: Callable[[ProductInput], Tensor]) -> Tensor:
+        """The result of a matrix product that is kept, of all that came before."""
         if not self._region:
-            return operator(self._x, None)
+            return operator(self._x)
         region, self._region = self._region, []
-        (x,), recipe = forget(partial(_one_after_the_other, region), self._x)
-        return operator(x, recipe)
+        _, x = forget(partial(_one_after_the_other, region), self._x)
+        return operator(x)
 
 
-def _one_after_the_other(operators: Sequence[Operator], x: Tensor) -> Results:
+def _one_after_the_other(operators: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Results:
     for operator in operators:
-        x = operator(x, None)
+        x = operator(x)
     return (x,)

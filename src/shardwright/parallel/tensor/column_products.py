@@ -24,7 +24,13 @@ from shardwright.parallel.tensor.linear import (
     start_sum,
 )
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.tensor.recomputed_input import InputRecipe, keep_input, kept_input
+from shardwright.parallel.tensor.recomputed_input import (
+    InputRecipe,
+    ProductInput,
+    keep_input,
+    kept_input,
+    values_and_recipe,
+)
 
 
 @dataclass(frozen=True)
@@ -36,15 +42,13 @@ class Part:
     weight: PlacedParameter | None = None
 
 
-def column_products(
-    x_sBH: Tensor, parts: Sequence[Part], cut: LayerSharding, recipe: InputRecipe | None = None
-) -> tuple[Tensor, ...]:
+def column_products(x_sBH: ProductInput, parts: Sequence[Part], cut: LayerSharding) -> tuple[Tensor, ...]:
     """[s, B, H] to what each part gives, [S, B, N]. Ranges may overlap; a part of x in none of them has no gradient.
 
-    `recipe` makes x again. Each rank's weights may be a range of a matrix, or a whole one
-    of whose result the rank uses a part of its own: either way its gradient of x is a part, and they are summed.
+    Each rank's weights may be a range of a matrix, or a whole one of whose result the rank uses a part of its own:
+    either way its gradient of x is a part, and they are summed.
     """
-    return _ColumnProducts.apply(x_sBH, tuple(parts), cut, recipe)
+    return _ColumnProducts.apply(*values_and_recipe(x_sBH), tuple(parts), cut)
 
 
 class _ColumnProducts(torch.autograd.Function):
@@ -57,7 +61,7 @@ class _ColumnProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_sBH: Tensor, parts: tuple[Part, ...], cut: LayerSharding, recipe: InputRecipe | None
+        ctx: Any, x_sBH: Tensor, recipe: InputRecipe | None, parts: tuple[Part, ...], cut: LayerSharding
     ) -> tuple[Tensor, ...]:
         keep_input(ctx, x_sBH, recipe)
         ctx.parts, ctx.cut = parts, cut

@@ -28,7 +28,13 @@ from shardwright.parallel.comm.collectives import (
 from shardwright.parallel.comm.regions import reduce_from, scatter_to
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whole
-from shardwright.parallel.tensor.recomputed_input import InputRecipe, keep_input, kept_input
+from shardwright.parallel.tensor.recomputed_input import (
+    InputRecipe,
+    ProductInput,
+    keep_input,
+    kept_input,
+    values_and_recipe,
+)
 from shardwright.precision.float8_linear import forward_product, input_gradient
 from shardwright.sharding.sequence import Ranges, held_ranges, share_of
 
@@ -93,9 +99,9 @@ class ColumnLinear(nn.Module):
         self.cut = cut
         self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std)
 
-    def forward(self, x_sBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
-        """[s, B, H] to [S, B, N / tp]. `recipe` makes x again."""
-        return _ColumnProduct.apply(x_sBH, self.weight, self.cut, recipe)
+    def forward(self, x_sBH: ProductInput) -> Tensor:
+        """[s, B, H] to [S, B, N / tp]."""
+        return _ColumnProduct.apply(*values_and_recipe(x_sBH), self.weight, self.cut)
 
 
 class RowLinear(nn.Module):
@@ -108,9 +114,9 @@ class RowLinear(nn.Module):
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
         self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
 
-    def forward(self, x_SBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
-        """[S, B, H / tp] to [s, B, N]. `recipe` makes x again."""
-        partial_SBN = local_product(x_SBH, self.weight, self.cut, recipe)
+    def forward(self, x_SBH: ProductInput) -> Tensor:
+        """[S, B, H / tp] to [s, B, N]."""
+        partial_SBN = local_product(x_SBH, self.weight, self.cut)
         leave = scatter_to if self.cut.shards_sequence else reduce_from
         y_sBN = leave(partial_SBN, self.cut.tp)
         return y_sBN if self.bias is None else y_sBN + self.bias
@@ -131,16 +137,14 @@ class ReplicatedLinear(nn.Module):
         axis = summed_over or cut.summed_over
         self.weight = whole((out_features, in_features), "normal", std, summed_over=axis)
 
-    def forward(self, x_SBH: Tensor, recipe: InputRecipe | None = None) -> Tensor:
-        """[s, B, H] to [s, B, N]; `recipe` makes x again."""
-        return local_product(x_SBH, self.weight, self.cut, recipe)
+    def forward(self, x_SBH: ProductInput) -> Tensor:
+        """[s, B, H] to [s, B, N]."""
+        return local_product(x_SBH, self.weight, self.cut)
 
 
-def local_product(
-    x_SBH: Tensor, weight: PlacedParameter, cut: LayerSharding, recipe: InputRecipe | None = None
-) -> Tensor:
+def local_product(x_SBH: ProductInput, weight: PlacedParameter, cut: LayerSharding) -> Tensor:
     """x W^T of this rank's tokens with its part of a matrix, [S, B, N]. Moves nothing, forward or backward."""
-    return _LocalProduct.apply(x_SBH, weight, cut, recipe)
+    return _LocalProduct.apply(*values_and_recipe(x_SBH), weight, cut)
 
 
 def product(x_SBH: Tensor, weight: PlacedParameter) -> Tensor:
@@ -169,7 +173,7 @@ class _ColumnProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_sBH: Tensor, weight: PlacedParameter, cut: LayerSharding, recipe: InputRecipe | None
+        ctx: Any, x_sBH: Tensor, recipe: InputRecipe | None, weight: PlacedParameter, cut: LayerSharding
     ) -> Tensor:
         keep_input(ctx, x_sBH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
@@ -233,7 +237,7 @@ class _LocalProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_SBH: Tensor, weight: PlacedParameter, cut: LayerSharding, recipe: InputRecipe | None
+        ctx: Any, x_SBH: Tensor, recipe: InputRecipe | None, weight: PlacedParameter, cut: LayerSharding
     ) -> Tensor:
         keep_input(ctx, x_SBH, recipe)
         ctx.weight, ctx.cut = weight, cut

@@ -1,11 +1,11 @@
 """How a matrix product gets its input back in the backward: it was kept, or it is made again.
 
 A product needs its input for the weight's gradient. Where that input is the result of a region that is recomputed,
-keeping it would give away most of what recomputation saves. Then the product keeps what its recipe says instead, and
-the recipe makes the input again.
+keeping it would give away most of what recomputation saves. Then the input comes with a recipe, the product keeps what
+that says instead, and the recipe makes the input again.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -20,6 +20,21 @@ class InputRecipe(Protocol):
     def make(self, kept: tuple[Tensor, ...]) -> Tensor:
         """The input, with the same bits as in the forward. Called once, in the backward."""
         ...
+
+
+class Remade(NamedTuple):
+    """The input of a matrix product that is not kept: its values now, and what makes them again in the backward."""
+
+    values: Tensor
+    recipe: InputRecipe
+
+
+ProductInput = Tensor | Remade
+
+
+def values_and_recipe(x: ProductInput) -> tuple[Tensor, InputRecipe | None]:
+    """The values of a product's input, and what makes them again if they are not kept."""
+    return x if isinstance(x, Remade) else (x, None)
 
 
 def keep_input(ctx: Any, x: Tensor, recipe: InputRecipe | None) -> None:
