@@ -169,140 +169,36 @@ class _Clock:
     """All ranks, which go on from step to step."""
 
     def __init__(self, schedule: Schedule, costs: Costs, ranks: list[_Rank]) -> None:
-        self._schedule, self._costs, self.ranks = schedule, costs, ranks
+        self.schedule, self.costs, self.ranks = schedule, costs, ranks
         both = [i + w for i, w in zip(costs.input_grad, costs.weight_grad, strict=True)]
-        self._seconds: dict[Kind, Sequence[float]] = {
-            Kind.FORWARD: costs.forward, Kind.RECOMPUTE: costs.forward, Kind.BACKWARD: both,
-            Kind.INPUT_GRAD: costs.input_grad, Kind.WEIGHT_GRAD: costs.weight_grad,
-        }  # fmt: skip
+        self.seconds: dict[Kind, Sequence[float]] = {
+            Kind.FORWARD: costs.forward,
+            Kind.RECOMPUTE: costs.forward,
+            Kind.BACKWARD: both,
+            Kind.INPUT_GRAD: costs.input_grad,
+            Kind.WEIGHT_GRAD: costs.weight_grad,
+        }
+        zeros = (0.0,) * schedule.num_stages
+        self.reduce_s, self.gather_s = costs.reduce or zeros, costs.gather or zeros
+        # By product: how far its taker's n is (`_Step`), and by stage the time that it occupies its link.
+        self.shift = [TRAVELS[product] * schedule.num_microbatches for product in Product]
+        transfer_s = costs.transfer or zeros
+        self.link_s = [[0.0] * max(0, -TRAVELS[product]) + list(transfer_s) for product in Product]
         sends = _NOTHING if isinstance(schedule, Program) else _LEAVES
-        self._ways = []  # by copy, product and stage
+        self.ways = []  # by copy, product and stage
         for row in schedule.placement.holders:
             borders = [_STAYS if here == there else sends for here, there in pairwise(row)]
             ahead_and_back = {1: [*borders, _NOTHING], -1: [_NOTHING, *borders]}
-            self._ways.append([ahead_and_back[TRAVELS[product]] for product in Product])
+            self.ways.append([ahead_and_back[TRAVELS[product]] for product in Product])
         # Where a stage is there twice, its reduction waits for the last addition on every rank that holds it.
-        self._last_added = _last_added(schedule) if schedule.placement.num_copies > 1 else {}
+        self.last_added = _last_added(schedule) if schedule.placement.num_copies > 1 else {}
 
     def run_step(self, starts: list[list[float]], ends: list[list[float]]) -> None:
         """Run all lists once more, and put the start and the end of each action into the empty lists of its rank."""
-        schedule, seconds, latency_s = self._schedule, self._seconds, self._costs.latency
-        transfer_s, reduce_s, gather_s = (
-            seconds or (0.0,) * schedule.num_stages
-            for seconds in (self._costs.transfer, self._costs.reduce, self._costs.gather)
-        )
-        m, copy_of, ways = schedule.num_microbatches, schedule.placement.copy_of, self._ways[0]
-        # By product, and n = stage x m + microbatch: when it was made, and when it left for and is at the stage of n.
-        num_pairs = schedule.num_stages * m
-        made, left, there = ([[_NEVER] * num_pairs for _ in Product] for _ in range(3))
-        there[Product.OUTPUT][:m] = there[Product.GRADIENT][-m:] = [0.0] * m  # tokens, and the loss
-        # By kind: when each product that it needs is there, and the name of that event less n; what it makes; whether
-        # it adds to gradients.
-        rules = {
-            kind: (
-                [((there if need.stage else made)[need.product], need.product * num_pairs) for need in needs],
-                _MAKES.get(kind),
-                kind in ADDS,
-            )
-            for kind, needs in NEEDS.items()
-        }
-        added = [_NEVER] * num_pairs  # when its gradients were
-        complete: dict[tuple[int, int], float] = {}  # (rank, stage): when a copy's gradients are
-        waiting: dict[object, int] = {}  # what a rank waits for: product x num_pairs + n, or (rank, stage)
-        runnable = list(range(len(self.ranks)))
-        lists = [iter(row) for row in schedule.ranks]
-        to_run: list[Iterator[Action]] = list(lists)  # the same, and before them the action that a rank waits at
-
-        # By product: how far its taker's n is, and by stage the time that it occupies its link.
-        shift = [TRAVELS[product] * m for product in Product]
-        link_s = [[0.0] * max(0, -TRAVELS[product]) + list(transfer_s) for product in Product]
-
-        def send(rank: _Rank, product: int, n: int, stage: int) -> tuple[float, float]:
-            taker = n + shift[product]
-            start, free = made[product][n], rank.links[product]
-            if free > start:
-                start = free
-            rank.links[product] = gone = left[product][taker] = start + link_s[product][stage]
-            there[product][taker] = gone + latency_s
-            event = product * num_pairs + taker
-            if event in waiting:
-                runnable.append(waiting.pop(event))
-            return start, gone
-
-        while runnable:
-            number = runnable.pop()
-            rank, add_start, add_end = self.ranks[number], starts[number].append, ends[number].append
-            now, gathered = rank.compute, rank.gathered
-            for action in to_run[number]:
-                kind, stage, microbatch, _, parts = action
-                n = stage * m + microbatch
-                awaited: object = None
-                if kind in seconds or parts:
-                    start = now
-                    for of, at, i, _, _ in parts or (action,):
-                        n = at * m + i
-                        for table, event in rules[of][0]:
-                            if table[n] > start:
-                                start, awaited = table[n], event + n
-                    if start == _NEVER:
-                        break
-                    if gathered:
-                        start = max([start, *(gathered.get(at, 0.0) for at in stages_needed(action))])
-                    now = start + (self._costs.compute(action) if parts else seconds[kind][stage])
-                    rank.computed = end = now
-                    for of, at, i, _, _ in parts or (action,):
-                        n = at * m + i
-                        if copy_of:
-                            ways = self._ways[copy_of[i]]
-                        _, product, adds = rules[of]
-                        if product is not None:
-                            made[product][n] = end
-                            way = ways[product][at]
-                            if way is _LEAVES:
-                                send(rank, product, n, at)
-                            elif way is _STAYS:
-                                there[product][n + shift[product]] = end
-                        if adds:
-                            added[n] = rank.added[at] = end
-                            if self._last_added.get((number, at)) == i:
-                                complete[number, at] = end
-                                runnable += [waiting.pop(key) for key in [(number, at)] if key in waiting]
-                elif kind in _SENT:
-                    start, end = send(rank, _SENT[kind], n, stage)
-                elif kind in _RECEIVED:
-                    taken = _RECEIVED[kind]
-                    start, end, awaited = left[taken][n], there[taken][n], taken * num_pairs + n
-                elif kind is _STEP:
-                    start = max(now, rank.reduced)
-                    now = end = start + self._costs.step
-                    rank.reduced = 0.0
-                elif kind is _RELEASE:
-                    start = end = rank.computed
-                elif kind is _GATHER:  # issued when the rank has ended what stands before it
-                    start = max(rank.queue, rank.computed)
-                    rank.queue = gathered[stage] = end = start + gather_s[stage]
-                else:
-                    if microbatch >= 0:  # after an update of an asynchronous schedule: its own microbatch's
-                        start = added[n]
-                    elif not self._last_added:
-                        start = rank.added.get(stage, _NEVER)
-                    else:  # once a step: the gradients of every copy of the stage must be complete
-                        copies = [(holder, stage) for holder in set(schedule.placement.replicas(stage))]
-                        awaited = next((copy for copy in copies if copy not in complete), None)
-                        start = max(complete.get(copy, _NEVER) for copy in copies)
-                    if start < _NEVER:
-                        start = max(rank.queue, start)
-                        rank.queue = rank.reduced = end = start + reduce_s[stage]
-                if start == _NEVER:
-                    break
-                add_start(start)
-                add_end(end)
-            else:
-                rank.compute = now
-                continue
-            rank.compute, to_run[number] = now, chain((action,), lists[number])
-            if awaited is not None:
-                waiting[awaited] = number
+        step = _Step(self)
+        while step.runnable:
+            number = step.runnable.pop()
+            step.run_rank(number, starts[number], ends[number])
         self._check_all_ran(list(map(len, ends)))
         for rank, ended in zip(self.ranks, ends, strict=True):
             rank.computed, rank.reduced = (ended[-1] if ended else 0.0), 0.0
@@ -312,11 +208,141 @@ class _Clock:
     def _check_all_ran(self, num_run: list[int]) -> None:
         waits = [
             f"rank {rank} waits at {row[index]} (its action {index})"
-            for rank, (row, index) in enumerate(zip(self._schedule.ranks, num_run, strict=True))
+            for rank, (row, index) in enumerate(zip(self.schedule.ranks, num_run, strict=True))
             if index < len(row)
         ]
         if waits:
-            raise ValueError(f"program {self._schedule.name} stops for ever: {', '.join(waits)}")
+            raise ValueError(f"program {self.schedule.name} stops for ever: {', '.join(waits)}")
+
+
+class _Step:
+    """One step of all ranks: which products are made and where, and who waits for what.
+
+    Lists are by product, and by n = stage x microbatches + microbatch of the computation that makes or takes it.
+    """
+
+    def __init__(self, clock: _Clock) -> None:
+        self._clock, schedule, m = clock, clock.schedule, clock.schedule.num_microbatches
+        self._num_pairs = num_pairs = schedule.num_stages * m
+        # When a product was made, and when it left for and is at the stage of n.
+        self._made, self._left, self._there = ([[_NEVER] * num_pairs for _ in Product] for _ in range(3))
+        self._there[Product.OUTPUT][:m] = self._there[Product.GRADIENT][-m:] = [0.0] * m  # tokens, and the loss
+        # By kind: when each product that it needs is there, and the name of that event less n; what it makes; whether
+        # it adds to gradients.
+        self._rules = {
+            kind: (
+                [((self._there if need.stage else self._made)[need.product], need.product * num_pairs) for need in of],
+                _MAKES.get(kind),
+                kind in ADDS,
+            )
+            for kind, of in NEEDS.items()
+        }
+        self._added = [_NEVER] * num_pairs  # when its gradients were
+        self._complete: dict[tuple[int, int], float] = {}  # (rank, stage): when a copy's gradients are
+        self._waiting: dict[object, int] = {}  # what a rank waits for: product x num_pairs + n, or (rank, stage)
+        self._lists = [iter(row) for row in schedule.ranks]
+        self._to_run: list[Iterator[Action]] = list(self._lists)  # and before them the action that a rank waits at
+        self.runnable = list(range(len(clock.ranks)))
+
+    def run_rank(self, number: int, starts: list[float], ends: list[float]) -> None:
+        """Run a rank's list until something is not there yet; then the rank goes on when another has made it."""
+        clock, rank, rules = self._clock, self._clock.ranks[number], self._rules
+        seconds, m, now = clock.seconds, clock.schedule.num_microbatches, rank.compute
+        for action in self._to_run[number]:
+            kind, stage, microbatch, _, parts = action
+            awaited: object = None
+            if kind in seconds or parts:
+                start = now
+                for of, at, i, _, _ in parts or (action,):
+                    n = at * m + i
+                    for table, event in rules[of][0]:
+                        if table[n] > start:
+                            start, awaited = table[n], event + n
+                if start != _NEVER:
+                    if rank.gathered:
+                        start = max([start, *(rank.gathered.get(at, 0.0) for at in stages_needed(action))])
+                    now = end = start + (clock.costs.compute(action) if parts else seconds[kind][stage])
+                    rank.computed = end
+                    for part in parts or (action,):
+                        self._leave(number, rank, part, end)
+            elif kind in _SENT:
+                start, end = self._send(rank, _SENT[kind], stage * m + microbatch, stage)
+            elif kind in _RECEIVED:
+                taken, n = _RECEIVED[kind], stage * m + microbatch
+                start, end, awaited = self._left[taken][n], self._there[taken][n], taken * self._num_pairs + n
+            elif kind is _STEP:
+                start = max(now, rank.reduced)
+                now = end = start + clock.costs.step
+                rank.reduced = 0.0
+            elif kind is _RELEASE:
+                start = end = rank.computed
+            elif kind is _GATHER:  # issued when the rank has ended what stands before it
+                start = max(rank.queue, rank.computed)
+                rank.queue = rank.gathered[stage] = end = start + clock.gather_s[stage]
+            else:
+                start, end, awaited = self._reduce(rank, stage, microbatch)
+            if start == _NEVER:
+                self._to_run[number] = chain((action,), self._lists[number])
+                if awaited is not None:
+                    self._waiting[awaited] = number
+                break
+            starts.append(start)
+            ends.append(end)
+        rank.compute = now
+
+    def _leave(self, number: int, rank: _Rank, part: Action, end: float) -> None:
+        """A computation ended: its product is made, and its gradients are added."""
+        kind, stage, i, _, _ = part
+        clock = self._clock
+        n = stage * clock.schedule.num_microbatches + i
+        _, product, adds = self._rules[kind]
+        if product is not None:
+            self._made[product][n] = end
+            copy_of = clock.schedule.placement.copy_of
+            way = clock.ways[copy_of[i] if copy_of else 0][product][stage]
+            if way is _LEAVES:
+                self._send(rank, product, n, stage)
+            elif way is _STAYS:
+                self._there[product][n + clock.shift[product]] = end
+        if adds:
+            self._added[n] = rank.added[stage] = end
+            if clock.last_added and clock.last_added.get((number, stage)) == i:
+                self._complete[number, stage] = end
+                self._wake((number, stage))
+
+    def _send(self, rank: _Rank, product: int, n: int, stage: int) -> tuple[float, float]:
+        """A product takes its link: (when it starts, when it has left)."""
+        clock = self._clock
+        taker = n + clock.shift[product]
+        start, free = self._made[product][n], rank.links[product]
+        if free > start:
+            start = free
+        rank.links[product] = left = self._left[product][taker] = start + clock.link_s[product][stage]
+        self._there[product][taker] = left + clock.costs.latency
+        self._wake(product * self._num_pairs + taker)
+        return start, left
+
+    def _reduce(self, rank: _Rank, stage: int, microbatch: int) -> tuple[float, float, object]:
+        """Start and end of a reduction, and what it waits for if its gradients are not there yet."""
+        clock, awaited = self._clock, None
+        if microbatch >= 0:  # after an update of an asynchronous schedule: its own microbatch's
+            start = self._added[stage * clock.schedule.num_microbatches + microbatch]
+        elif not clock.last_added:
+            start = rank.added.get(stage, _NEVER)
+        else:  # once a step: the gradients of every copy of the stage must be complete
+            copies = [(holder, stage) for holder in set(clock.schedule.placement.replicas(stage))]
+            awaited = next((copy for copy in copies if copy not in self._complete), None)
+            start = max(self._complete.get(copy, _NEVER) for copy in copies)
+        if start == _NEVER:
+            return start, start, awaited
+        start = max(rank.queue, start)
+        rank.queue = rank.reduced = start + clock.reduce_s[stage]
+        return start, rank.queue, awaited
+
+    def _wake(self, event: object) -> None:
+        """The rank that waits for an event can go on."""
+        if event in self._waiting:
+            self.runnable.append(self._waiting.pop(event))
 
 
 def _last_added(schedule: Schedule) -> dict[tuple[int, int], int]:
