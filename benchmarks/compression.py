@@ -16,12 +16,12 @@ from pathlib import Path
 from alternate import print_row, resized, run_two_ranks
 from curves import Curve, curves_picture
 
-from shardwright.account.compression import reduced_bucket, wire_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.parallel.comm.collectives import barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.sharding.compression import reduced_bucket, wire_bytes
 from shardwright.train.build import build
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens
 from shardwright.train.train_step import train_step

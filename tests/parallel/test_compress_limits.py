@@ -27,7 +27,6 @@ from compressed import (
     reduce_steps,
 )
 from ranks import run_on_mesh
-from shardwright.account.compression import BucketCollective, reduced_bucket, scattered_bucket, wire_bytes
 from shardwright.config.base import PlanError
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.collectives import Axis
@@ -37,6 +36,7 @@ from shardwright.parallel.compress.choose import make_compressor
 from shardwright.parallel.compress.powersgd import PowerSGD
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.compress.wire import Wire
+from shardwright.sharding.compression import BucketCollective, reduced_bucket, scattered_bucket, wire_bytes
 
 
 def at_full_rank(mesh: Mesh) -> tuple[torch.Tensor, torch.Tensor]:

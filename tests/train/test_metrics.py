@@ -9,7 +9,6 @@ import pytest
 
 from cases import small_job
 from ranks import run_on_mesh
-from shardwright.account.compression import reduced_bucket, wire_bytes
 from shardwright.config import catalog
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
@@ -17,6 +16,7 @@ from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.report.expert_use import read_use
+from shardwright.sharding.compression import reduced_bucket, wire_bytes
 from shardwright.train.build import build
 from shardwright.train.metrics import MetricsLog, Shares, job_peak_flops, measure_shares
 from shardwright.train.router_update import LayerRouting

@@ -7,9 +7,9 @@ float32, of the elements that a method compresses (parallel/compress/).
 import math
 from collections.abc import Mapping
 
-from shardwright.account.compression import BLOCK, compressed_shapes
 from shardwright.account.rank_state import StageState, UnitState
 from shardwright.config.job import JobSpec
+from shardwright.sharding.compression import compressed_shapes, whole_blocks
 from shardwright.sharding.parameter_shard import Place
 
 _FLOAT, _TILE = 4, 128
@@ -60,11 +60,7 @@ def _error_bytes(job: JobSpec, unit: UnitState) -> int:
         return 0
     if plan.compress == "int8":
         if unit.replicas.zero:  # a part for each rank; the sum itself is not quantised
-            return _FLOAT * ranks * _whole_blocks(unit.layout.shard_size)
-        return _FLOAT * (ranks + 1) * _whole_blocks(-(-num_elements // ranks))
+            return _FLOAT * ranks * int(whole_blocks(unit.layout.shard_size))
+        return _FLOAT * (ranks + 1) * int(whole_blocks(-(-num_elements // ranks)))
     queries = plan.compress_rank * sum(shape[-1] for shape in shapes) if plan.compress == "powersgd" else 0
     return _FLOAT * (num_elements + queries)
-
-
-def _whole_blocks(num_elements: int) -> int:
-    return -(-num_elements // BLOCK) * BLOCK

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shardwright.account.compression import reduced_bucket, scattered_bucket
 from shardwright.account.rank_state import StageState, UnitKey, UnitState
 from shardwright.config.job import JobSpec
 from shardwright.schedule.action import RECV, SEND, Action, Kind
@@ -18,6 +17,7 @@ from shardwright.schedule.dependencies import MAKES, MESSAGES, TRAVELS, Product
 from shardwright.schedule.lowering.reductions import before_reductions
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.buffer_pool import BufferPool, Loan
+from shardwright.sharding.compression import reduced_bucket, scattered_bucket
 from shardwright.sharding.parameter_shard import Place
 from shardwright.sharding.zero_events import StageEvents, UnitEvents, UnitSizes
 

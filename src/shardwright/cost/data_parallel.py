@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.account.compression import BucketCollective, scattered, summed
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates, known_host
 from shardwright.cost.collective_time import all_to_all_s, ring_s
@@ -12,6 +11,7 @@ from shardwright.cost.group_links import Groups
 from shardwright.cost.pipeline_bubble import num_reductions
 from shardwright.cost.stage_time import PieceTime, beside
 from shardwright.cost.topology import Group
+from shardwright.sharding.compression import BucketCollective, scattered, summed
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import chains
 from shardwright.workload.operators import FLOAT32

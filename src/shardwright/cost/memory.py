@@ -13,10 +13,10 @@ from functools import partial
 
 import numpy as np
 
-from shardwright.account.compression import KEEPS_ERROR
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, constant, device_of, software_under
 from shardwright.cost.pipeline_bubble import in_flight
+from shardwright.sharding.compression import KEEPS_ERROR
 from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
 from shardwright.workload.embedding_head import loss_bytes
 from shardwright.workload.layers import LAYERS, chains, kept_bytes, placeholder_elements, turn_bytes

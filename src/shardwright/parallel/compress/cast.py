@@ -26,10 +26,6 @@ class Cast:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def takes(self, shape: torch.Size) -> bool:
-        """Any."""
-        return True
-
     def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
         """All-to-all of shares, then all-gather of their sums."""
         d = wire.axis.size

@@ -1,6 +1,7 @@
 """The compressor that a plan asks for."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -10,6 +11,7 @@ from shardwright.parallel.compress.compressor import Compressor, Method
 from shardwright.parallel.compress.int8 import Int8
 from shardwright.parallel.compress.powersgd import PowerSGD
 from shardwright.parallel.compress.topk import TopK
+from shardwright.sharding.compression import is_compressed
 
 
 def make_compressor(plan: PlanSpec) -> Callable[[], Compressor] | None:
@@ -24,4 +26,4 @@ def make_compressor(plan: PlanSpec) -> Callable[[], Compressor] | None:
         "topk": lambda: TopK(plan.compress_share),
     }
     method = methods[plan.compress]
-    return lambda: Compressor(method(), plan.compress_least)
+    return lambda: Compressor(method(), partial(is_compressed, plan))

@@ -4,24 +4,19 @@ Large tensors go by a method; those that are too small, or whose shape the metho
 together in one all-reduce.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, Pending
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
-from shardwright.parallel.compress.wire import Wire, num_bytes_passed_on
+from shardwright.parallel.compress.wire import Wire, sent_bytes
 
 
 class Method(Protocol):
     """How large tensors are summed over an axis of two or more ranks. Yields each collective it has to wait for."""
-
-    def takes(self, shape: torch.Size) -> bool:
-        """Whether tensors of this shape are worth it."""
-        ...
 
     def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
         """Overwrite the tensors with their sums, the same bits on every rank."""
@@ -47,14 +42,14 @@ class Method(Protocol):
 class Compressor:
     """Sums one bucket over the replicas, approximately; one object a bucket, for it keeps what was lost.
 
-    `least` is the number of elements from which on a tensor is compressed. `bytes_saved` is what an uncompressed
+    `takes` says which shapes of tensors are compressed (sharding/compression.py). `bytes_saved` is what an uncompressed
     reduction would have put on the wire, all ranks of the axis together, minus what was put (see wire.py). It is
     negative where the method sends more.
     """
 
-    def __init__(self, method: Method, least: int) -> None:
+    def __init__(self, method: Method, takes: Callable[[Sequence[int]], bool]) -> None:
         self._method = method
-        self._least = least
+        self._takes = takes
         self.bytes_saved = 0
 
     def start(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Reduction:
@@ -98,7 +93,7 @@ class Compressor:
         if large:
             yield from self._method.sum_over(large, wire)
         yield from rest.finish()
-        self.bytes_saved += 2 * num_bytes_passed_on(flat, axis) - wire.num_bytes
+        self.bytes_saved += sent_bytes("all_reduce", flat, axis) - wire.num_bytes
 
     def _scatter(self, flat: Tensor, tensors: list[Tensor], axis: Axis, out: Tensor) -> Iterator[Pending]:
         if axis.size == 1:
@@ -118,15 +113,14 @@ class Compressor:
             first, last = max(offset, begin), min(offset + tensor.numel(), end)
             if first < last:
                 out[first - begin : last - begin] = flat[first:last]
-        self.bytes_saved += num_bytes_passed_on(flat, axis) - wire.num_bytes
+        self.bytes_saved += sent_bytes("reduce_scatter", flat, axis) - wire.num_bytes
 
     def _split(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """(tensors that are compressed, tensors that are not)."""
         large: list[Tensor] = []
         small: list[Tensor] = []
         for tensor in tensors:
-            fits = tensor.numel() >= self._least and self._method.takes(tensor.shape)
-            (large if fits else small).append(tensor)
+            (large if self._takes(tensor.shape) else small).append(tensor)
         return large, small
 
 

@@ -15,9 +15,7 @@ from shardwright.parallel.comm.collectives import Pending
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.wire import Wire
-
-BLOCK = 256  # elements that share a scale
-_SCALE_BYTES = 4
+from shardwright.sharding.compression import BLOCK, SCALE_BYTES, int8_bytes, whole_blocks
 
 # Shapes: d ranks of the axis; C elements of a rank's share, whole blocks; M bytes of its message: C codes, then scales.
 
@@ -29,14 +27,10 @@ class Int8:
         self._sent = ErrorFeedback()
         self._served = ErrorFeedback()
 
-    def takes(self, shape: torch.Size) -> bool:
-        """Any."""
-        return True
-
     def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
         """All-to-all of quantised shares, then all-gather of their quantised sums."""
         d = wire.axis.size
-        share = _whole_blocks(-(-sum(tensor.numel() for tensor in tensors) // d))
+        share = whole_blocks(-(-sum(tensor.numel() for tensor in tensors) // d))
         gradient_dC = pack(tensors, torch.float32, d * share).view(d, share)
         message_dM = _quantise_with_feedback(gradient_dC, self._sent)
         received_dM = torch.empty_like(message_dM)
@@ -48,7 +42,7 @@ class Int8:
     def scatter_over(self, flat: Tensor, tensors: list[Tensor], out: Tensor, wire: Wire) -> Iterator[Pending]:
         """All-to-all of quantised shares. The sum itself is not quantised."""
         d, length = wire.axis.size, out.numel()
-        gradient_dC = flat.new_zeros(d, _whole_blocks(length), dtype=torch.float32)
+        gradient_dC = flat.new_zeros(d, whole_blocks(length), dtype=torch.float32)
         gradient_dC[:, :length] = flat.view(d, length)
         message_dM = _quantise_with_feedback(gradient_dC, self._sent)
         received_dM = torch.empty_like(message_dM)
@@ -70,10 +64,6 @@ class Int8:
         self._served.load(state.get("served"))
 
 
-def _whole_blocks(num_elements: int) -> int:
-    return -(-num_elements // BLOCK) * BLOCK
-
-
 def _quantise_with_feedback(x_dC: Tensor, error: ErrorFeedback) -> Tensor:
     """The message; `x_dC` becomes the new error."""
     error.add_to(x_dC)
@@ -92,7 +82,7 @@ def _quantise(x_dC: Tensor) -> Tensor:
     scales = blocks.abs().amax(2) / 127
     # Division, for the inverse of the smallest scales is infinite; what they leave beyond 127 is an error like others.
     codes = (blocks / torch.where(scales > 0, scales, 1.0).unsqueeze(2)).round_().clamp_(-127, 127)
-    message_dM = torch.empty(d, share + share // BLOCK * _SCALE_BYTES, dtype=torch.uint8, device=x_dC.device)
+    message_dM = torch.empty(d, int8_bytes(share), dtype=torch.uint8, device=x_dC.device)
     message_dM[:, :share] = codes.nan_to_num_(0.0).to(torch.int8).view(d, share).view(torch.uint8)
     message_dM[:, share:] = scales.view(torch.uint8)
     return message_dM
@@ -101,7 +91,7 @@ def _quantise(x_dC: Tensor) -> Tensor:
 def _dequantise(message_dM: Tensor) -> Tensor:
     """[d, C] in float32."""
     d, length = message_dM.shape
-    share = length // (BLOCK + _SCALE_BYTES) * BLOCK
+    share = length // (BLOCK + SCALE_BYTES) * BLOCK
     codes = message_dM[:, :share].contiguous().view(torch.int8).view(d, -1, BLOCK)
     scales = message_dM[:, share:].contiguous().view(torch.float32)
     return (codes * scales.unsqueeze(2)).view(d, share)

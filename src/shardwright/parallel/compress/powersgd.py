@@ -27,13 +27,6 @@ class PowerSGD:
         self._error = ErrorFeedback()
         self._queries: list[Tensor] = []
 
-    def takes(self, shape: torch.Size) -> bool:
-        """Matrices of which P and Q together have fewer elements."""
-        if len(shape) < 2:
-            return False
-        rows, columns = shape[:-1].numel(), shape[-1]
-        return self._rank * (rows + columns) < rows * columns
-
     def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
         """Algorithm 1 on all matrices at once."""
         corrected = pack(tensors, torch.float32)

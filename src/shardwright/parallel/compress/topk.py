@@ -27,10 +27,6 @@ class TopK:
         self._share = share
         self._error = ErrorFeedback()
 
-    def takes(self, shape: torch.Size) -> bool:
-        """Any."""
-        return True
-
     def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
         """All-gather of indices and values, summed in the order of the ranks."""
         corrected = pack(tensors, torch.float32)

@@ -1,13 +1,12 @@
 """The collectives of one compressed reduction, with an account of what they put on the wire.
 
-Bytes on the wire are those that all ranks of the axis send together, in algorithms that waste nothing (a ring, say):
-each of the d ranks sends (d - 1) / d of the bytes of a gathered or exchanged tensor, and of a reduced one twice that
-(Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"). The sum over the ranks is a whole number.
+Bytes on the wire are those that all ranks of the axis send together (sharding/compression.py).
 """
 
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, Pending, start_all_gather, start_all_reduce, start_all_to_all
+from shardwright.sharding.compression import BucketCollective, wire_bytes
 
 
 class Wire:
@@ -19,20 +18,20 @@ class Wire:
 
     def all_reduce(self, x: Tensor) -> Pending:
         """Sum `x` in place."""
-        self.num_bytes += 2 * num_bytes_passed_on(x, self.axis)
+        self.num_bytes += sent_bytes("all_reduce", x, self.axis)
         return start_all_reduce(x, self.axis)
 
     def all_gather(self, out: Tensor, x: Tensor) -> Pending:
         """Concatenate each rank's `x` into `out`. Shapes [n, ...] and [n * size, ...]."""
-        self.num_bytes += num_bytes_passed_on(out, self.axis)
+        self.num_bytes += sent_bytes("all_gather", out, self.axis)
         return start_all_gather(out, x, self.axis)
 
     def all_to_all(self, out: Tensor, x: Tensor) -> Pending:
         """Exchange shares of dim 0. Both [n * size, ...]."""
-        self.num_bytes += num_bytes_passed_on(x, self.axis)
+        self.num_bytes += sent_bytes("all_to_all", x, self.axis)
         return start_all_to_all(out, x, self.axis)
 
 
-def num_bytes_passed_on(x: Tensor, axis: Axis) -> int:
-    """What all ranks together send where each part of `x` must reach every rank but the one that has it."""
-    return (axis.size - 1) * x.numel() * x.element_size()
+def sent_bytes(kind: str, x: Tensor, axis: Axis) -> int:
+    """What all ranks together send in a collective about the full tensor `x`."""
+    return int(wire_bytes((BucketCollective(kind, x.numel() * x.element_size()),), axis.size))

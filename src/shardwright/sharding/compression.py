@@ -1,4 +1,5 @@
-"""What one bucket of gradients communicates under each method of compression; parallel/compress is what runs.
+"""Which gradients a method of compression takes, and what one bucket of them communicates; parallel/compress is what
+runs.
 
 Bytes of a collective are counted as in the ledger of a run: the operand of an all-reduce or all-to-all, the result of
 an all-gather. Bytes on the wire are those that all d ranks of the axis send together (`wire_bytes`).
@@ -13,7 +14,8 @@ from shardwright.config.plan import PlanSpec
 
 _FLOAT32, _HALF, _INDEX = 4, 2, 4  # bytes
 KEEPS_ERROR = ("int8", "powersgd", "topk")  # methods that keep what was lost, in float32, by element
-BLOCK = 256  # elements of int8 that share a float32 scale
+BLOCK = 256  # elements of int8 that share a scale
+SCALE_BYTES = _FLOAT32  # of a block
 
 Shape = Sequence[int]
 
@@ -27,7 +29,7 @@ class BucketCollective:
 
 
 class Compression(Protocol):
-    """The fields of a plan that say how gradients are compressed."""
+    """The fields of a plan that say how gradients are summed in fewer bytes."""
 
     @property
     def compress(self) -> str: ...
@@ -79,9 +81,10 @@ def compressed_shapes(plan: PlanSpec, shapes: Sequence[Shape]) -> list[Shape]:
 
 
 def wire_bytes(collectives: Sequence[BucketCollective], num_ranks: Any) -> Any:
-    """Bytes that all ranks send together, by algorithms that waste nothing.
+    """Bytes that all ranks send together, by algorithms that waste nothing (a ring, say).
 
-    (d - 1) / d of the bytes from each of the d ranks, twice that for an all-reduce.
+    Each of the d ranks sends (d - 1) / d of the bytes of a gathered or exchanged tensor, and of a reduced one twice
+    that (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"). The sum is a whole number.
     """
     times = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
     return (num_ranks - 1) * sum(times[collective.kind] * collective.num_bytes for collective in collectives)
@@ -104,9 +107,7 @@ def summed(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ra
 def _shares(plan: Compression, num_elements: Any, num_ranks: Any) -> BucketCollective:
     """Each rank's share of the elements comes to it from all others, in 8 or 16 bits."""
     share = -(-num_elements // num_ranks)
-    return BucketCollective(
-        "all_to_all", num_ranks * (_int8_bytes(share) if plan.compress == "int8" else _HALF * share)
-    )
+    return BucketCollective("all_to_all", num_ranks * (int8_bytes(share) if plan.compress == "int8" else _HALF * share))
 
 
 def scattered(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[BucketCollective]:
@@ -121,18 +122,25 @@ def _as_they_are(small: list[Shape], itemsize: int) -> list[BucketCollective]:
     return [BucketCollective("all_reduce", itemsize * sum(map(math.prod, small)))] if small else []
 
 
-def _int8_bytes(num_elements: Any) -> Any:
-    """Whole blocks, each with its scale."""
-    return -(-num_elements // BLOCK) * (BLOCK + _FLOAT32)
+def whole_blocks(num_elements: Any) -> Any:
+    """Elements of the blocks of int8 that hold so many."""
+    return -(-num_elements // BLOCK) * BLOCK
+
+
+def int8_bytes(num_elements: Any) -> Any:
+    """Bytes of whole blocks of so many elements, each with its scale."""
+    return whole_blocks(num_elements) // BLOCK * (BLOCK + SCALE_BYTES)
 
 
 def _split(plan: PlanSpec, shapes: Sequence[Shape]) -> tuple[list[Shape], list[Shape]]:
     """(shapes that the method compresses, shapes that it does not)."""
-    large = [shape for shape in shapes if _is_compressed(plan, shape)]
-    return large, [shape for shape in shapes if not _is_compressed(plan, shape)]
+    large = [shape for shape in shapes if is_compressed(plan, shape)]
+    return large, [shape for shape in shapes if not is_compressed(plan, shape)]
 
 
-def _is_compressed(plan: PlanSpec, shape: Shape) -> bool:
+def is_compressed(plan: PlanSpec, shape: Shape) -> bool:
+    """Whether the method takes a tensor of this shape: one that is large enough; for PowerSGD a matrix, of which the
+    two factors together have fewer elements."""
     if math.prod(shape) < plan.compress_least:
         return False
     if plan.compress != "powersgd":
