@@ -19,10 +19,11 @@ from torch.utils.checkpoint import checkpoint
 from shardwright.account.activation_peak import job_stages, moments, peak
 from shardwright.account.activations import layer_of
 from shardwright.account.budget import meet_budget
-from shardwright.account.recompute_budget import GIB, choices
+from shardwright.account.recompute_budget import choices
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.recompute_policy import KEEP_ALL, OPERATORS, WHOLE_LAYER, Policy
+from shardwright.config.units import GIB
 from shardwright.measure.saved_tensors import LiveBytes, saved_bytes
 from shardwright.model.activation import activate_gated
 from shardwright.model.dropout import LEVELS, Mask

@@ -12,12 +12,13 @@ from ranks import run_on_mesh
 from shardwright.account.activation_peak import activation_bytes, bytes_at, job_stages, moments, peak
 from shardwright.account.activations import layer_of
 from shardwright.account.budget import meet_budget
-from shardwright.account.recompute_budget import GIB, choices, choose, ladder, options
+from shardwright.account.recompute_budget import choices, choose, ladder, options
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
+from shardwright.config.units import GIB
 from shardwright.measure.saved_tensors import LiveBytes
 from shardwright.measure.verdict import compare
 from shardwright.parallel.comm.process_groups import Mesh

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from shardwright.account.rank_state import StageState, UnitState
 from shardwright.config.job import JobSpec
+from shardwright.config.precision import FLOAT8_TILE
 from shardwright.sharding.compression import compressed_shapes, whole_blocks
 from shardwright.sharding.parameter_shard import Place
 
-_FLOAT, _TILE = 4, 128
+_FLOAT = 4
 # The layers that have fp8 products.
 _LINEAR = ("attention.qkv", "attention.q_up", "attention.kv_up", "attention.out", "mlp.up", "mlp.down")
 
@@ -42,7 +43,9 @@ def _is_cast(place: Place) -> bool:
 
 def _cast_bytes(place: Place, recipe: str) -> int:
     rows, columns = place.num_elements // place.shape[-1], place.shape[-1]
-    scales = {"rowwise": rows + columns, "blockwise": -(-rows // _TILE) * -(-columns // _TILE)}.get(recipe, 1)
+    scales = {"rowwise": rows + columns, "blockwise": -(-rows // FLOAT8_TILE) * -(-columns // FLOAT8_TILE)}.get(
+        recipe, 1
+    )
     return 2 * place.num_elements + _FLOAT * scales
 
 

@@ -20,10 +20,9 @@ from shardwright.account.activations import Layer, layer_of
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.recompute_policy import NEEDS, OPERATORS, WHOLE_LAYER, Policy
+from shardwright.config.units import GIB
 from shardwright.schedule.job_program import job_program
 from shardwright.workload.recompute_cost import Again
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)

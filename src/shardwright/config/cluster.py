@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.units import GIB
 
 
 def _zero_or_a_rate(value: float) -> float:
@@ -126,7 +127,7 @@ class DeviceSpec(Spec):
     @property
     def memory_bytes(self) -> float:
         """What it has."""
-        return self.memory_gib * 2**30
+        return self.memory_gib * GIB
 
     def peak_flops(self, number: str) -> float:
         """Dense peak rate of products in a number type such as "bf16" or "fp8", in FLOP/s; 0 where it is not known."""

@@ -12,6 +12,9 @@ Number = Literal["float32", "bf16", "fp16"]
 BYTES_PER_ELEMENT: dict[Number, int] = {"float32": 4, "bf16": 2, "fp16": 2}
 
 
+FLOAT8_TILE = 128  # elements of a row, or of a side of a block, that share a scale (DeepSeek-V3, section 3.3)
+
+
 class PrecisionSpec(Spec):
     """Number types. Weights that the optimizer updates are always float32."""
 

@@ -8,7 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from shardwright.config.user_file import MIB, FileFault, read_text
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, read_text
 
 MOST_BYTES = MIB
 _MOST_DEEP = 12  # plan.recompute_layers, in a section of a job, is 4 deep

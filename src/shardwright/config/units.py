@@ -3,6 +3,8 @@
 On the ground, because all write numbers: errors of the checks, predictions, and runs.
 """
 
+KIB, MIB, GIB = 2**10, 2**20, 2**30  # bytes
+
 _SECONDS = (  # from how many on, a unit, its name
     (172_800.0, 86_400.0, "days"), (7200.0, 3600.0, "h"), (120.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"),
     (0.0, 1e-6, "us"),
@@ -38,7 +40,7 @@ def bytes_text(num_bytes: int) -> str:
 
 def memory_text(num_bytes: int) -> str:
     """ "0.8 MiB", "75.4 GiB": memory of a device, to one decimal, so that a column of them is compared at a glance."""
-    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
+    return f"{num_bytes / MIB:,.1f} MiB" if num_bytes < GIB else f"{num_bytes / GIB:,.1f} GiB"
 
 
 def number_text(number: float) -> str:

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-
 # Folders whose files are not on any disk: what the kernel and its drivers say. /dev/shm is memory for files.
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 _OF_THE_KERNEL = "what the kernel shows of itself"

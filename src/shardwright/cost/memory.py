@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from shardwright.config.software import SoftwareSpec
+from shardwright.config.units import MIB
 from shardwright.cost.calibration import Constants, constant, device_of, software_under
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.sharding.compression import KEEPS_ERROR
@@ -28,7 +29,7 @@ from shardwright.workload.stage_contents import LayerKind, PipelineRanks, all_ra
 
 MOMENTS = 2 * FLOAT32
 _ONE_BY_ONE = ("none", "selective")  # policies whose operators run again one by one, and are used at once
-_WORKSPACE = 32 * 2**20  # bytes that NVIDIA advises for cuBLAS on Hopper and later
+_WORKSPACE = 32 * MIB  # bytes that NVIDIA advises for cuBLAS on Hopper and later
 
 
 @dataclass(frozen=True)

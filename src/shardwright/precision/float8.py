@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shardwright.config.precision import FLOAT8_TILE as TILE
+
 # What shares a scale: all elements, a row, 128 neighbours of a row, or a square of 128 x 128.
 Granularity = Literal["tensor", "row", "tile", "block"]
-TILE = 128
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 

@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from shardwright.config.base import PlanError
-from shardwright.config.units import bytes_text
-from shardwright.config.user_file import MIB, FileFault, read_text
+from shardwright.config.units import MIB, bytes_text
+from shardwright.config.user_file import FileFault, read_text
 from shardwright.report.heat import STYLE, heat_legend, heat_map
 from shardwright.report.output import write_output
 from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, px, text, x_axis

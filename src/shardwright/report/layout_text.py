@@ -3,7 +3,7 @@
 import textwrap
 from typing import Any
 
-from shardwright.config.units import counted
+from shardwright.config.units import GIB, counted
 from shardwright.planner.stages.best_layout import LaidOut
 from shardwright.report.plans_text import plan_words
 from shardwright.report.text_columns import aligned
@@ -36,7 +36,7 @@ def layout_text(found: LaidOut) -> str:
         mine = [str(stages.layout[stage]) for stage in placement.stages_of(rank)]
         rows.append(
             [str(rank), device, " + ".join(mine), f"{1e3 * stages.rank_s[rank]:.1f} ms",
-             f"{stages.rank_bytes[rank] / 2**30:.1f} GiB"]
+             f"{stages.rank_bytes[rank] / GIB:.1f} GiB"]
         )  # fmt: skip
     heading = (
         f"{job.name}: {counted(job.model.layers, 'layer')} on {counted(job.plan.num_stages, 'stage')}; "

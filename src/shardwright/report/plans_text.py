@@ -11,6 +11,7 @@ import click
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
+from shardwright.config.units import GIB
 from shardwright.cost.calibration import device_of
 from shardwright.planner.advice.advice import Advice, Own, PricedPlan
 from shardwright.report.prediction_notes import job_notes
@@ -21,7 +22,6 @@ if TYPE_CHECKING:  # they are there where a plan is explained
     from shardwright.planner.advice.repair import Misfit
 
 _WIDTH = 118
-_GIB = 2**30
 
 
 def show_plans(advice: Advice, as_json: bool) -> None:
@@ -198,7 +198,7 @@ def _rows(plans: list[PricedPlan]) -> Iterator[list[str]]:
         yield [
             str(number), f"{plan.time.total:.3f} s", f"{plan.cautious.total:.3f} s",
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
-            f"{plan.memory.process / _GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
+            f"{plan.memory.process / GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
         ]  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def _breakdown(plan: PricedPlan) -> Iterator[list[str]]:
         left = (
             [times[row][0], f"{times[row][1]:.3f} s", f"{times[row][1] / total:.1%}"] if row < len(times) else [""] * 3
         )
-        right = [kinds[row][0], f"{kinds[row][1] / _GIB:.2f} GiB"] if row < len(kinds) else [""] * 2
+        right = [kinds[row][0], f"{kinds[row][1] / GIB:.2f} GiB"] if row < len(kinds) else [""] * 2
         yield ["  " + left[0], *left[1:], "  " + right[0], right[1]]
 
 
@@ -239,7 +239,7 @@ def _own(own: Own, plans: list[PricedPlan]) -> Iterator[str]:
         off = float(found.time.total / found.job.tokens_per_step / best) - 1
         text += f", {off:.1%} more than the best" if off >= 0 else f", {-off:.1%} less than the best found"
     text += (
-        f", at {found.memory.process / _GIB:.1f} GiB. Of {stands.num_fit:,} plans that fit, among {stands.num_drawn:,} "
+        f", at {found.memory.process / GIB:.1f} GiB. Of {stands.num_fit:,} plans that fit, among {stands.num_drawn:,} "
         f"drawn from the space, {stands.share_faster:.1%} are faster."
     )
     if own.misfit is None and plans and stands.share_faster > 0.03:
@@ -262,21 +262,21 @@ def _changes(before: PlanSpec, after: PlanSpec) -> Iterator[str]:
 
 def _misfit(found: "Misfit", own: PricedPlan) -> str:
     kinds = ", ".join(
-        f"{name} {float(value) / _GIB:.1f}"
+        f"{name} {float(value) / GIB:.1f}"
         for name, value in found.memory.as_dict().items()
         if name != "total" and value
     )
     room = device_of(own.job.cluster.device).memory_gib
     if found.excess_bytes > 0:
         what = (
-            f"pp rank {found.rank} needs {found.memory.process / _GIB:.1f} GiB ({kinds}), and the device has {room:g}: "
-            f"{found.excess_bytes / _GIB:.1f} too much"
+            f"pp rank {found.rank} needs {found.memory.process / GIB:.1f} GiB ({kinds}), and the device has {room:g}: "
+            f"{found.excess_bytes / GIB:.1f} too much"
         )
     else:
         kept = float(found.memory.host)
         what = (
-            f"pp rank {found.rank} offloads {kept / _GIB:.1f} GiB, and its share of a node's host memory is "
-            f"{(kept - found.host_excess_bytes) / _GIB:.1f}: {found.host_excess_bytes / _GIB:.1f} too much; offload "
+            f"pp rank {found.rank} offloads {kept / GIB:.1f} GiB, and its share of a node's host memory is "
+            f"{(kept - found.host_excess_bytes) / GIB:.1f}: {found.host_excess_bytes / GIB:.1f} too much; offload "
             "less, or set cluster.host_memory_gib if a node has more"
         )
     lines = [
@@ -288,7 +288,7 @@ def _misfit(found: "Misfit", own: PricedPlan) -> str:
     ]
     lines += [
         _filled(
-            f"{' and '.join(near.changes)}: {near.price.memory.process / _GIB:.1f} GiB, {near.price.time.total:.3f} s",
+            f"{' and '.join(near.changes)}: {near.price.memory.process / GIB:.1f} GiB, {near.price.time.total:.3f} s",
             hang=6,
         )
         for near in found.nearest

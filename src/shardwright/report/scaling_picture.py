@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from shardwright.config.job import JobSpec
+from shardwright.config.units import GIB
 from shardwright.cost.calibration import device_of
 from shardwright.planner.scaling import Point, Scaling
 from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, text
@@ -42,7 +43,7 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
         ),
         *line_chart(
             f"memory of the fullest device, GiB (dotted: the {room:g} there are)", boxes[2],
-            lines(lambda _, p: p.peak_bytes / 2**30), room, room, ticks=ticks,
+            lines(lambda _, p: p.peak_bytes / GIB), room, room, ticks=ticks,
         ),
         *_price(boxes[3], drawn, lines, ticks),
     ]  # fmt: skip

@@ -4,6 +4,7 @@ import textwrap
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.units import GIB
 from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Scaling, devices_text
 from shardwright.report.plans_text import plan_words
@@ -96,7 +97,7 @@ def _rows(found: Scaling) -> list[list[str]]:
             [
                 f"{point.num_devices:,}", f"{point.job.batch.global_batch_size:,}", f"{point.step_s:.3g} s",
                 f"{point.tokens_per_s:,.0f}", f"{point.tokens_per_s_per_device:,.0f}", _percent(point.mfu),
-                _percent(found.efficiency(point)), f"{point.peak_bytes / 2**30:.1f}",
+                _percent(found.efficiency(point)), f"{point.peak_bytes / GIB:.1f}",
                 _percent(found.memory_efficiency(point)), "unknown" if usd is None else f"{usd:,.0f}",
                 "-".join(days),
             ]

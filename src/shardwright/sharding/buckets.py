@@ -7,6 +7,7 @@ alone by the same lines.
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from shardwright.config.units import MIB
 from shardwright.sharding.flat_buffer import FlatLayout, flat_layout, rows_of
 from shardwright.sharding.parameter_shard import Place
 
@@ -15,7 +16,7 @@ T = TypeVar("T", bound=Hashable)
 
 def bucket_elements(bucket_mib: float, element_bytes: int) -> int:
     """Elements at which a bucket of plan.bucket_mib is full, in the number type of the computation."""
-    return int(bucket_mib * 2**20 / element_bytes)
+    return int(bucket_mib * MIB / element_bytes)
 
 
 def unit_groups(

@@ -20,7 +20,7 @@ from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, Times, play_on, step_ends
 
 _PAIR = (Kind.OVERLAP, -1)
-_STEADY = 3  # steps after which each further one takes equally long
+STEADY_STEPS = 3  # steps after which each further one takes equally long
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,12 @@ def measure_and_play(
     kept: Schedule = program
     if program.weights == "current" or stream is None:
         later = None if stream is None else stream(1)
-        times, ends = play_on(program, costs, num_steps, max(num_steps, _STEADY + 1), later)
-        period = ends[_STEADY] - ends[_STEADY - 1]
+        times, ends = play_on(program, costs, num_steps, max(num_steps, STEADY_STEPS + 1), later)
+        period = ends[STEADY_STEPS] - ends[STEADY_STEPS - 1]
     else:
-        kept = stream(_STEADY)
+        kept = stream(STEADY_STEPS)
         times, ends = play_on(program, costs, num_steps, num_steps)
-        period = step_ends(stream(_STEADY + 1), costs, 1)[0] - step_ends(kept, costs, 1)[0]
+        period = step_ends(stream(STEADY_STEPS + 1), costs, 1)[0] - step_ends(kept, costs, 1)[0]
     return _bubbles(program, costs, times, ends[0], period, kept), times
 
 

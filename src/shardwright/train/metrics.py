@@ -19,6 +19,7 @@ from shardwright.config.base import RunError
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.model_flops import flops_per_token
+from shardwright.config.units import MIB
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.comm.ledger import BETWEEN, INSIDE
 from shardwright.parallel.comm.process_groups import Mesh
@@ -176,7 +177,7 @@ class MetricsLog:
                 + (f"grad {result.grad_norm:.3f}  " if result.grad_norm is not None else "")
                 + f"lr {result.learning_rate:.2e}  {_what_applies(metrics, result)}"
                 f"{rate_text}  compute {shares.compute:.0%} communication {shares.exposed_communication:.0%} "
-                f"idle {shares.pipeline_idle:.0%}  {shares.peak_memory_bytes / 2**20:,.0f} MiB  "
+                f"idle {shares.pipeline_idle:.0%}  {shares.peak_memory_bytes / MIB:,.0f} MiB  "
                 f"left {_minutes(left_s)}"
             )
 
@@ -226,9 +227,9 @@ def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
     if metrics.skipped:
         parts.append("skipped: gradients overflowed")
     if metrics.compression_bytes_saved:
-        parts.append(f"compression saved {metrics.compression_bytes_saved / 2**20:,.2f} MiB")
+        parts.append(f"compression saved {metrics.compression_bytes_saved / MIB:,.2f} MiB")
     if metrics.between_nodes_bytes:
-        parts.append(f"between nodes {metrics.between_nodes_bytes / 2**20:,.2f} MiB")
+        parts.append(f"between nodes {metrics.between_nodes_bytes / MIB:,.2f} MiB")
     if result.routing:
         parts.append(in_words(result.routing))
     return "".join(part + "  " for part in parts)

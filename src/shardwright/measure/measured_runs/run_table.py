@@ -8,7 +8,8 @@ from pathlib import Path
 
 from shardwright.config.base import PlanError
 from shardwright.config.catalog import did_you_mean
-from shardwright.config.user_file import MIB, FileFault, read_text
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, read_text
 
 Row = dict[str, str]
 NEEDED = ("id", "layers", "hidden", "gpu")  # columns without which nothing can be said of any row

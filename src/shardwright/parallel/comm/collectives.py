@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardwright.config.units import MIB
 from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.ledger import Ledger
@@ -27,7 +28,7 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 EXCHANGE_TAG = 2**30
 # Of two ranks that reduce no more than this, each gives the other all that it has, and both add: as many bytes as a
 # ring, and one message to wait for where Gloo's ring takes several. Larger tensors gain nothing by it.
-_SMALL_BYTES = 2**20
+_SMALL_BYTES = MIB
 _OPERATIONS: dict[Any, Callable[..., Tensor]] = {dist.ReduceOp.SUM: torch.add, dist.ReduceOp.MAX: torch.maximum}
 
 

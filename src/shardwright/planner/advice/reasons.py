@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
+from shardwright.config.units import GIB
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory
@@ -26,7 +27,6 @@ PARTS = {
     "optimizer": "optimizer", "host": "traffic with host memory", "other": "the rest",
 }  # fmt: skip
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
-GIB = 2**30
 _RIVAL = 1.25  # how much longer a step may be by closed forms and still be simulated
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.config.units import GIB
 from shardwright.cost.calibration import device_of
 from shardwright.workload.query import shape_of
 
@@ -57,7 +58,7 @@ def model_parallel_as_memory_asks(job: JobSpec) -> RuleOfThumb | None:
     return RuleOfThumb(
         "as little model parallelism as memory allows",
         f"tp x pp about {least}: 18 bytes x {shape_of(job).parameters / 1e9:.0f} G parameters = "
-        f"{state_bytes / 2**30:,.0f} GiB over devices of {memory_bytes / 2**30:.0f} GiB; fewer with ZeRO",
+        f"{state_bytes / GIB:,.0f} GiB over devices of {memory_bytes / GIB:.0f} GiB; fewer with ZeRO",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 2",
         share <= 2 * least,
     )

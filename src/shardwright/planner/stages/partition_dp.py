@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.config.units import GIB
 from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, stages_of
 from shardwright.sharding.stage_placement import in_line
 
@@ -31,7 +32,7 @@ class NoFitError(ValueError):
         self.rank, self.excess_bytes = rank, excess_bytes
         super().__init__(
             f"no cut of {num_layers} layers into {num_stages} stages fits: in the one that comes nearest, pipeline "
-            f"rank {rank} needs {excess_bytes / 2**30:.1f} GiB more than there is; recompute more, use a smaller "
+            f"rank {rank} needs {excess_bytes / GIB:.1f} GiB more than there is; recompute more, use a smaller "
             f"microbatch, or more tensor or pipeline parallelism"
         )
 

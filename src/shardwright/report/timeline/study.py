@@ -10,10 +10,8 @@ from shardwright.config.units import counted
 from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_order, training_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, Times, play
-from shardwright.simulate.bubbles import Bubbles, Work, measure_and_play
+from shardwright.simulate.bubbles import STEADY_STEPS, Bubbles, Work, measure_and_play
 from shardwright.simulate.timeline import Timeline, make_timeline
-
-_STEADY = 3  # steps after which each further one takes equally long
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def study_schedule(
 
 def drawn_steps(name: str, num_steps: int) -> int:
     """Steps that are laid out to draw some: of an asynchronous schedule so many that its pipeline fills."""
-    return max(num_steps, _STEADY + 1) if name in ASYNCHRONOUS else num_steps
+    return max(num_steps, STEADY_STEPS + 1) if name in ASYNCHRONOUS else num_steps
 
 
 @dataclass(frozen=True)

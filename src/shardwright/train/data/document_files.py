@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.config.job import DataSpec
-from shardwright.config.user_file import GIB, MIB, FileFault, kind_of, open_file
+from shardwright.config.units import GIB, MIB
+from shardwright.config.user_file import FileFault, kind_of, open_file
 from shardwright.train.data.file_search import STDLIB, list_paths, unreadable
 
 # Enough for a model that learns on a laptop, and read in a second.

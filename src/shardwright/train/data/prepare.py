@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from shardwright.config.base import PlanError
 from shardwright.config.job import DataSpec
 from shardwright.config.model import ModelSpec
-from shardwright.config.user_file import GIB, hole_bytes, open_file
+from shardwright.config.units import GIB
+from shardwright.config.user_file import hole_bytes, open_file
 from shardwright.train.data.document_files import SourceFile, find_files
 from shardwright.train.data.samples import Samples, TokenSpan, cut, num_tokens
 from shardwright.train.data.token_cache import (

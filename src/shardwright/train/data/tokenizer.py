@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import DataSpec
-from shardwright.config.user_file import MIB, FileFault, read_text
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.data.dropped_text import Dropped, may_drop
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardwright.config.base import RunError
+from shardwright.config.units import MIB
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -53,4 +54,4 @@ def _free(path: Path) -> str:
         usage = shutil.disk_usage(folder)
     except (OSError, StopIteration):
         return ""
-    return f" ({usage.free / 2**20:,.1f} MiB of {usage.total / 2**20:,.0f} MiB are free in {folder})"
+    return f" ({usage.free / MIB:,.1f} MiB of {usage.total / MIB:,.0f} MiB are free in {folder})"
