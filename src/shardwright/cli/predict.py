@@ -103,8 +103,15 @@ def schedule(
 
     work = Work(forward, input_grad, weight_grad, latency=communication, gather=gather or 0.0)
     request = Request(
-        stages, microbatches, virtual, steps, work, alive, "stage" if recompute else "none", gather
-    )  # fmt: skip
+        stages,
+        microbatches,
+        virtual,
+        steps,
+        work=work,
+        most_alive=alive,
+        recompute="stage" if recompute else "none",
+        gather=gather,
+    )
     show_schedule(name, request, compare, Output(**output))
 
 
@@ -284,7 +291,7 @@ def plan(
     if as_software:
         constraints = constraints.as_software(software_of(spec.cluster.software))
     try:
-        advice = best_plans(spec, constraints, shipped(), wanted, top, simulated)
+        advice = best_plans(spec, constraints, shipped(), wanted, num_shown=top, num_simulated=simulated)
         if not as_json:
             advice = explained(advice, spec if has_own else None, constraints, shipped())
     except KeyError as error:
@@ -330,7 +337,7 @@ def scale(
     spec, _ = load_to_plan(job, overrides)
     limits = batch_limits(spec, tokens or 0)
     try:
-        found = scaling(spec, sizes, limits, partial(best_plan, constraints=constraints), shipped())
+        found = scaling(spec, sizes, limits, partial(best_plan, constraints=constraints), constants=shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if svg:

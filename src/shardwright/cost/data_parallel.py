@@ -44,7 +44,7 @@ class DataParallel:
         cls, run: Run, software: SoftwareSpec, rates: Rates, groups: Groups, ranks: PipelineRanks, pace: PieceTime
     ) -> "DataParallel":
         """The replicas of plans in arrays."""
-        return cls(run, software, rates, groups, ranks, ranks.parameters(run.shape, run.cut), pace)
+        return cls(run, software, rates, groups, ranks=ranks, held=ranks.parameters(run.shape, run.cut), pace=pace)
 
     def exchanged_s(self) -> tuple[Numbers, Numbers, Numbers]:
         """Seconds of (reducing gradients, the last bucket of them, gathering parameters) by themselves, by rank."""

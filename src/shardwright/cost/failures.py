@@ -102,4 +102,4 @@ def goodput(job: Reliability, interval_s: Numbers) -> Goodput:
     m, d, r = job.between_failures_s, job.checkpoint_s, job.restart_s
     segment = m * np.exp(r / m) * np.expm1((interval_s + d) / m)
     training, checkpoints, restarts = interval_s / segment, d / segment, -np.expm1(-r / m)
-    return Goodput(training, checkpoints, restarts, 1 - training - checkpoints - restarts, interval_s)
+    return Goodput(training, checkpoints, restarts, 1 - training - checkpoints - restarts, interval_s=interval_s)

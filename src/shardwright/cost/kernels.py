@@ -85,7 +85,7 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
         rate = rates.flops_product if narrow else rates.flops
         r, i, c, batch = np.broadcast_arrays(p.rows, p.inner, p.columns, p.batch)
         # Y = X W, then dX = dY W' and dW = X' dY.
-        passes = product_s(rates, np.stack((r, r, i)), np.stack((i, c, r)), np.stack((c, i, c)), batch, rate)
+        passes = product_s(rates, np.stack((r, r, i)), np.stack((i, c, r)), np.stack((c, i, c)), batch=batch, rate=rate)
         forward, input_grad, weight_grad = forward + passes[0], input_grad + passes[1], weight_grad + passes[2]
         if p.weight:  # the gradient is added to what other microbatches made
             added = software.gradient_bytes * p.batch * p.inner * p.columns

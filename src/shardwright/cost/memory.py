@@ -66,7 +66,9 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
     """
     cut = run.cut.as_arrays()
     memo = memo or Memo()
-    memory = _on_ranks(replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo, memo.held(run.shape, cut))
+    memory = _on_ranks(
+        replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo, held=memo.held(run.shape, cut)
+    )
     most = np.argmax(memory.process, axis=0)
     memory = picked(memory, (most, np.arange(len(most))))
     return only(memory) if run.cut.is_single else memory
@@ -76,7 +78,7 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
     """Memory of each pipeline rank of one plan. KeyError says what is not known."""
     cut = run.cut.as_arrays()
     ranks = all_ranks(run.shape, cut)
-    memory = _on_ranks(replace(run, cut=cut), constants, ranks, Memo(), ranks.parameters(run.shape, cut))
+    memory = _on_ranks(replace(run, cut=cut), constants, ranks, Memo(), held=ranks.parameters(run.shape, cut))
     return [only(picked(memory, rank)) for rank in range(int(cut.pp[0]))]
 
 
@@ -105,7 +107,9 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         if np.any(cut.offload_activations):  # two layers' inputs are on their way there or back
             away = away + np.maximum(0, count - 2) * mine * cut.offload_activations
     p, m, v, extra_warmup = cut.pp, cut.num_microbatches, cut.virtual, cut.extra_warmup
-    alive = cut.by_schedule(lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v[at], extra_warmup[at]))
+    alive = cut.by_schedule(
+        lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
+    )
     activations = (kept - away) * alive + ranks.head * of_head
     working = np.maximum(working + stage_again, ranks.head * loss) + _libraries(software, ranks, placeholders)
     working = working + _gathered(run, software, sum(held), np.maximum(1, num_layers))
@@ -113,7 +117,9 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     lost = constant(constants, generation, "memory_lost") * (activations + working)
     overhead = constant(constants, generation, "context_bytes") + lost
     parameters, gradients, optimizer, host = _state(cut, software, held if shape.experts else held[:1])
-    return Memory(parameters, gradients, optimizer, activations, working, overhead, host + away * alive)
+    return Memory(
+        parameters, gradients, optimizer, activations, working=working, overhead=overhead, host=host + away * alive
+    )
 
 
 def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:

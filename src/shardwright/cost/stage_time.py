@@ -106,16 +106,23 @@ class OperatorTime:
     def ahead(self) -> "Forward":
         """The forward by itself."""
         tp, cp, ep = _by_axis(self.forward)
-        return Forward(self.kernels.forward, tp, cp, ep, self.operator.flops)
+        return Forward(self.kernels.forward, tp, cp, ep, flops=self.operator.flops)
 
     def as_piece(self) -> PieceTime:
         """The operator as a piece of its own, of which nothing is computed again."""
         k, first = self.kernels, self.ahead()
         tp, cp, ep = _by_axis(self.backward)
         return PieceTime(
-            k.forward, k.input_grad, k.weight_grad, 0.0, first.tensor + tp, first.context + cp, first.expert + ep,
-            exposed_forward=first.tensor + first.context + first.expert, flops=first.flops,
-        )  # fmt: skip
+            k.forward,
+            k.input_grad,
+            k.weight_grad,
+            0.0,
+            tensor=first.tensor + tp,
+            context=first.context + cp,
+            expert=first.expert + ep,
+            exposed_forward=first.tensor + first.context + first.expert,
+            flops=first.flops,
+        )
 
 
 def _by_axis(exchanges: tuple[ExchangeTime, ...]) -> tuple[Numbers, Numbers, Numbers]:
@@ -197,7 +204,7 @@ class Costing:
         exposed = constant(constants, device_of(run.device).generation, "tensor_exposed")
         left = np.where(software.tensor_overlap & np.asarray(cut.sequence_parallel), exposed, 1.0)
         is_narrow = cut.precision in ("fp8", "mxfp8", "nvfp4")
-        return cls(run, software, rates_of(run, constants), Groups(run), left, is_narrow)
+        return cls(run, software, rates_of(run, constants), Groups(run), tensor_exposed=left, is_narrow=is_narrow)
 
     @cached_property
     def chains(self) -> Mapping[str, Chain]:
@@ -232,7 +239,7 @@ class Costing:
             more = rates.imbalance if kind == "experts" and operator.name in _ROUTED else 1.0
             ahead = self._exposed(operator.forward, t.forward)
             behind = self._exposed(operator.backward, t.input_grad + t.weight_grad)
-            yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, behind)
+            yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, backward=behind)
 
     def gaps(self, kind: str, policy: str = "none") -> PieceTime:
         """Between the kernels of a piece."""

@@ -23,22 +23,27 @@ def portions(job: JobSpec) -> list[Portion]:
     replica = job.batch.global_batch_size // plan.dp
     micro = plan.microbatch_size
     found = [
-        Portion("step", 1, job.batch.global_batch_size, job.tokens_per_step, "batch.global_batch_size"),
-        Portion("replica", plan.dp, replica, replica * sequence, f"dp {plan.dp}: replicas take different sequences"),
+        Portion("step", 1, job.batch.global_batch_size, job.tokens_per_step, why="batch.global_batch_size"),
         Portion(
-            "microbatch", job.num_microbatches, micro, micro * sequence,
-            f"microbatch_size {micro}: one passes after the other, and gradients add up",
+            "replica", plan.dp, replica, replica * sequence, why=f"dp {plan.dp}: replicas take different sequences"
         ),
-    ]  # fmt: skip
+        Portion(
+            "microbatch",
+            job.num_microbatches,
+            micro,
+            micro * sequence,
+            why=f"microbatch_size {micro}: one passes after the other, and gradients add up",
+        ),
+    ]
     if plan.cp > 1:
         why = f"cp {plan.cp}: ranks share each sequence"
         if chunks_per_rank(plan.cp_method) == 2:
             why += ", each with a piece from its front and one from its back, for late tokens see more keys"
-        found.append(Portion("cp rank", plan.cp, micro, micro * job.tokens_within, why))
+        found.append(Portion("cp rank", plan.cp, micro, micro * job.tokens_within, why=why))
     if plan.tp > 1 and plan.sequence_parallel:
         why = f"tp {plan.tp} with sequence parallel: between products ranks share the tokens"
-        found.append(Portion("tp rank, between products", plan.tp, micro, micro * job.tokens_between, why))
+        found.append(Portion("tp rank, between products", plan.tp, micro, micro * job.tokens_between, why=why))
     if plan.tp > 1:
         why = f"tp {plan.tp}: in products all tokens, for 1/{plan.tp} of heads and inner width"
-        found.append(Portion("tp rank, in products", 1, micro, micro * job.tokens_within, why))
+        found.append(Portion("tp rank, in products", 1, micro, micro * job.tokens_within, why=why))
     return found

@@ -89,14 +89,14 @@ def tell(job: JobSpec) -> Story:
     told = _told(job, rank)
     memory = dict(zip(told, job_memory(job, told), strict=True))
     fullest = max(memory, key=lambda rank: memory[rank].total_bytes)
-    passes = piece_passes(job, run, software_under(run), costing, kinds)
+    passes = piece_passes(job, run, software_under(run), costing, kinds=kinds)
     return Story(
         job=job, program=program, order=rank_order(job), portions=portions(job), groups=groups,
         experts=_experts(job, groups), memory=memory,
         predicted=[] if priced is None else predicted_memory(run, shipped()), fullest=fullest,
         effects=effects(job, fullest, memory[fullest]),
         passes=passes, rank=rank, pieces=of_ranks[rank], times=times,
-        crossings=crossings(job, program, rank, of_ranks[rank], passes, groups, priced),
+        crossings=crossings(job, program, rank, of_ranks[rank], passes=passes, groups=groups, priced=priced),
         step=None if priced is None else priced.step, links=[] if costing is None else _links(run, costing),
         untimed=untimed, layouts=layouts(job, program.placement),
     )  # fmt: skip

@@ -105,7 +105,7 @@ def compare_measured(job: JobSpec, ranks: list[RankTimes]) -> Comparison:
     executed_s = statistics.median(max(times) for times in zip(*(rank.steps_s for rank in ranks), strict=True))
     per_position = job.plan.world // job.plan.pp
     performed = [ranks[position * per_position].performed for position in range(job.plan.pp)]
-    return Comparison(job.plan.schedule, costs, play(program, costs), executed_s, performed)
+    return Comparison(job.plan.schedule, costs, play(program, costs), executed_s, performed=performed)
 
 
 def measured_costs(job: JobSpec, ranks: list[RankTimes]) -> Costs:
@@ -143,7 +143,7 @@ def measure_rank(job: JobSpec, mesh: Mesh, folder: Path) -> RankTimes:
     stages: dict[int, list[tuple[float, ...]]] = {stage: [] for stage in replica.stages}
     performed: list[Performed] = []
     for _ in range(ROUNDS):
-        steps_s.append(_timed(lambda: train_step(job, replica, mesh, 0, tokens_BS), mesh))
+        steps_s.append(_timed(lambda: train_step(job, replica, mesh, 0, tokens_BS=tokens_BS), mesh))
         performed = replica.executor.performed
         for stage, module in replica.stages.items():
             stages[stage].append(_time_stage(module, microbatch_BS, mesh))
@@ -154,7 +154,7 @@ def measure_rank(job: JobSpec, mesh: Mesh, folder: Path) -> RankTimes:
         for stage, rounds in stages.items()
     }
     return RankTimes(
-        medians, statistics.median(messages_s[1:]), statistics.median(updates_s[1:]), steps_s[1:], performed
+        medians, statistics.median(messages_s[1:]), statistics.median(updates_s[1:]), steps_s[1:], performed=performed
     )
 
 

@@ -60,11 +60,11 @@ def predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
     for n, row in enumerate(rows):
         price, run = priced.get(n, row.reason), runs.get(n)
         if isinstance(price, str) or run is None:
-            found.append(Predicted(row, None, 0.0, None, str(price)))
+            found.append(Predicted(row, None, 0.0, None, reason=str(price)))
             continue
         memory = rank_memory(run, constants)[-1] if row.of_last_rank else price.memory
         seen = memory.process if row.sees_device else memory.total
-        found.append(Predicted(row, price.time, float(seen) / GB, fits[n], ""))
+        found.append(Predicted(row, price.time, float(seen) / GB, fits[n], reason=""))
     return found
 
 

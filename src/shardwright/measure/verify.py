@@ -28,7 +28,7 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
     samples = prepare_tokens(job.data, job.model, job.run.seed, data_folder).train_samples()
     replica = build(job, mesh, moved_weights(job, moved_by) if moved_by else None)
     steps = [
-        train_step(job, replica, mesh, step, my_share(samples, step * job.batch.global_batch_size, job, mesh))
+        train_step(job, replica, mesh, step, tokens_BS=my_share(samples, step * job.batch.global_batch_size, job, mesh))
         for step in range(num_steps)
     ]
     with replica.gathered():

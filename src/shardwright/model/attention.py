@@ -36,11 +36,11 @@ class Attention(nn.Module):
         self.queries_per_group = spec.heads // spec.num_kv_heads
         self.scale, self.cut = spec.softmax_scale, cut
         groups = (spec.num_kv_heads, self.queries_per_group + 2, self.head_dim)
-        self.qkv = ColumnLinear(spec.hidden, groups, 0, cut, spec.init_std)
+        self.qkv = ColumnLinear(spec.hidden, groups, 0, cut, std=spec.init_std)
         self.qkv_bias = sharded(groups, 0, cut.tp, "zeros") if spec.bias else None
         self.out = RowLinear(
             spec.heads * self.head_dim, spec.hidden, spec.bias, cut,
-            residual_std(spec.init_std, spec.layers),
+            std=residual_std(spec.init_std, spec.layers),
         )  # fmt: skip
         # What is added to the keys of all positions alike adds the same number to all scores of a query, and softmax
         # cancels it: a bias that no rotary follows, of the product if no norm follows either, or of the norm.
@@ -73,7 +73,12 @@ class Attention(nn.Module):
                     q_SBGQD, k_SBGD = rotate(q_SBGQD, *run.angles), rotate(k_SBGD, *run.angles)
         S = qkv_SBGRD.shape[0]
         out_SBND = dot_product_attention(
-            q_SBGQD.reshape(S, B, -1, self.head_dim), k_SBGD.squeeze(3), v_SBGD.squeeze(3), self.scale, self.cut, run
+            q_SBGQD.reshape(S, B, -1, self.head_dim),
+            k_SBGD.squeeze(3),
+            v_SBGD.squeeze(3),
+            self.scale,
+            cut=self.cut,
+            run=run,
         )
         out_SBE = out_SBND.reshape(S, B, -1)
         return trade_for_tokens(out_SBE, self.cut.cp) if self.cut.trades_heads else out_SBE

@@ -54,7 +54,7 @@ def stage_span(plan: PlanSpec, layers: int, stage: int) -> StageSpan:
     """The span of one stage of a plan."""
     counts = plan.stage_layers(layers)
     start = sum(counts[:stage])
-    return StageSpan(stage, start, start + counts[stage], stage == 0, stage == len(counts) - 1)
+    return StageSpan(stage, start, start + counts[stage], stage == 0, is_last=stage == len(counts) - 1)
 
 
 class Block(nn.Module):
@@ -150,7 +150,7 @@ class DecoderStage(nn.Module):
             }
         )
         self.norm = Norm(spec, cut) if span.is_last else None
-        self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, cut, spec.init_std) if span.is_last else None
+        self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, cut, std=spec.init_std) if span.is_last else None
         if self.head is not None and spec.tied_embeddings:
             # The same tensor by name: it starts from the same values wherever the last stage is.
             self.head.weight.place = replace(self.head.weight.place, name="embedding.weight")

@@ -25,7 +25,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.cut = cut
         self.first_row, self.end_row = split_evenly(spec.vocab, cut.tp.size, cut.tp.index)
-        self.weight = sharded((spec.vocab, spec.hidden), 0, cut.tp, "normal", spec.init_std)
+        self.weight = sharded((spec.vocab, spec.hidden), 0, cut.tp, "normal", std=spec.init_std)
 
     def forward(self, tokens_SB: Tensor) -> Tensor:
         """[S, B] to [s, B, H]."""

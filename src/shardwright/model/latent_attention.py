@@ -49,11 +49,11 @@ class LatentAttention(nn.Module):
         self.down = ReplicatedLinear(spec.hidden, sum(self.widths), cut, spec.init_std, summed_over=partial)
         self.q_norm = Norm(spec, cut, latent.q_rank) if latent.q_rank else None
         self.kv_norm = Norm(spec, cut, latent.kv_rank, summed_over=partial)
-        self.q_up = ColumnLinear(latent.q_rank or spec.hidden, (heads, self.query_width), 0, cut, spec.init_std)
+        self.q_up = ColumnLinear(latent.q_rank or spec.hidden, (heads, self.query_width), 0, cut, std=spec.init_std)
         made = (heads, latent.nope_dim + latent.value_dim)
-        self.kv_up = ColumnLinear(latent.kv_rank, made, 0, cut, spec.init_std)
+        self.kv_up = ColumnLinear(latent.kv_rank, made, 0, cut, std=spec.init_std)
         self.out = RowLinear(
-            heads * latent.value_dim, spec.hidden, False, cut, residual_std(spec.init_std, spec.layers)
+            heads * latent.value_dim, spec.hidden, False, cut, std=residual_std(spec.init_std, spec.layers)
         )
 
     def project(self, x_sBH: ProductInput) -> Tensor:
@@ -74,7 +74,7 @@ class LatentAttention(nn.Module):
             q.view(S, B, -1, self.query_width), kv.view(S, B, q.shape[-1] // self.query_width, -1), k_rope_SBP,
             cosine, sine,
         )  # fmt: skip
-        return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.scale, self.cut, run).reshape(S, B, -1)
+        return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.scale, cut=self.cut, run=run).reshape(S, B, -1)
 
     def leave(self, attended: ProductInput) -> Tensor:
         """[S, B, N x E] to [s, B, H]."""

@@ -27,14 +27,14 @@ class MLP(nn.Module):
         self.gated = spec.gated_mlp
         self.activation = spec.activation
         inner = (2, width) if self.gated else (1, width)
-        self.up = ColumnLinear(spec.hidden, inner, 1, cut, spec.init_std)
+        self.up = ColumnLinear(spec.hidden, inner, 1, cut, std=spec.init_std)
         self.up_bias = sharded(inner, 1, cut.tp, "zeros") if spec.bias else None
         self.down = RowLinear(
             width,
             spec.hidden,
             spec.bias,
             cut,
-            residual_std(spec.init_std, spec.layers),
+            std=residual_std(spec.init_std, spec.layers),
         )
 
     def after(self, chain: Chain) -> Tensor:

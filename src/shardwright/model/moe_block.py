@@ -41,9 +41,9 @@ class Experts(nn.Module):
         self.cut, self.gated, self.activation = cut, spec.gated_mlp, spec.activation
         count, width = spec.moe.experts, spec.moe.ffn_size(spec.ffn_size)
         inner = (2 if spec.gated_mlp else 1, width)
-        self.up = expert_matrix((count, *inner, spec.hidden), 2, cut.ep, cut.expert_tp, spec.init_std)
+        self.up = expert_matrix((count, *inner, spec.hidden), 2, cut.ep, cut.expert_tp, std=spec.init_std)
         std = residual_std(spec.init_std, spec.layers)
-        self.down = expert_matrix((count, spec.hidden, width), 2, cut.ep, cut.expert_tp, std)
+        self.down = expert_matrix((count, spec.hidden, width), 2, cut.ep, cut.expert_tp, std=std)
 
     def forward(self, x_NH: Tensor, counts_e: Tensor, policy: Policy) -> Tensor:
         """[N, H], sorted by expert, to [N, H]: with expert_tp this rank's part of a sum."""
@@ -89,7 +89,7 @@ class MixtureOfExperts(nn.Module):
             experts_TK = all_gather(routing.experts_TK, parts) if gathers else routing.experts_TK
             routing = replace(routing, experts_TK=experts_TK, weights_TK=enter(routing.weights_TK, parts))
         y_TH = through_experts(
-            x_TH, routing, lambda x_NH, counts_e: self.experts(x_NH, counts_e, policy), self.num_experts, self.cut.ep
+            x_TH, routing, lambda x_NH, counts_e: self.experts(x_NH, counts_e, policy), self.num_experts, ep=self.cut.ep
         )
         leave = scatter_to if gathers else reduce_from
         return leave(y_TH, parts).view(s, B, -1)

@@ -45,12 +45,12 @@ class Router(nn.Module):
         scores_TE = self.gate.score(logits_TE)
         positions_s = self._positions(x_sBH.device)
         with torch.no_grad():
-            asked, final = self._decide(logits_TE.detach(), scores_TE.detach(), positions_s, B, run)
+            asked, final = self._decide(logits_TE.detach(), scores_TE.detach(), positions_s, B, run=run)
         weights_TK = self.gate.weigh(logits_TE, scores_TE, final.experts_TK)
         # Of a pass that is made twice, the one that keeps a graph is counted.
         if run.microbatch is not None and torch.is_grad_enabled():
             likelihood_TE = add_to_one(scores_TE) if self.spec.gate == "sigmoid" else scores_TE
-            losses = self._losses(logits_TE, likelihood_TE, asked, B, run)
+            losses = self._losses(logits_TE, likelihood_TE, asked, B, run=run)
             self.state.observe(asked, final, likelihood_TE.detach(), *losses.detach())
             if losses.requires_grad:
                 # The factor of a rank's loss is for its part of the sequence, and these are parts of the whole.
@@ -116,7 +116,7 @@ class Router(nn.Module):
         if spec.aux_loss != "none":
             counts_BE = None if spec.aux_scope == "global" else self._counts(asked, batch, run)
             likelihood_sBE = likelihood_TE.unflatten(0, (-1, batch))
-            balance = balance_loss(likelihood_sBE, counts_BE, self.state.shares_E, self.sequence, spec)
+            balance = balance_loss(likelihood_sBE, counts_BE, self.state.shares_E, self.sequence, spec=spec)
         if spec.z_coefficient:
             z = z_loss(logits_TE, self.sequence * batch, spec)
         return torch.stack((balance, z))

@@ -121,7 +121,12 @@ def rescaled(job: JobSpec, times: float) -> Rescaled:
     beta1, beta2 = (beta if beta > 0 else None for beta in betas)
     root = math.sqrt(times)
     return Rescaled(
-        times, optimizer.learning_rate * root, beta1, beta2, optimizer.epsilon / root, optimizer.learning_rate * times
+        times,
+        optimizer.learning_rate * root,
+        beta1,
+        beta2,
+        epsilon=optimizer.epsilon / root,
+        sgd_learning_rate=optimizer.learning_rate * times,
     )
 
 

@@ -219,4 +219,4 @@ def _point(job: JobSpec, num_devices: int, constants: Constants) -> Point:
     run = run_of(job)
     time, memory = step_time(run, constants), peak_memory(run, constants)
     money = step_money(job.cluster, time.total, num_devices)
-    return Point(num_devices, job, time.total, time.mfu, memory.process, money)
+    return Point(num_devices, job, time.total, time.mfu, peak_bytes=memory.process, money=money)

@@ -177,7 +177,7 @@ def make_float8_state(
     """
     if recipe not in RECIPES:
         raise ValueError(f"there is no fp8 recipe {recipe!r}; use one of {', '.join(RECIPES)}")
-    return Float8Linear(RECIPES[recipe], cut, reduce_max, history, margin)
+    return Float8Linear(RECIPES[recipe], cut, reduce_max, history, margin=margin)
 
 
 def forward_product(state: Float8Linear, x_TK: Tensor, weight_NK: Tensor) -> Tensor:

@@ -111,9 +111,9 @@ def _layer_use(steps: Sequence[dict[str, Any]], place: int) -> LayerUse:
         [n["load"] for n in of_layer],
         [n["largest_load"] for n in of_layer],
         [n["dropped_share"] for n in of_layer],
-        [n["unserved_share"] for n in of_layer],
-        [n["entropy"] for n in of_layer],
-        counted[-1] if counted else None,
+        unserved_shares=[n["unserved_share"] for n in of_layer],
+        entropies=[n["entropy"] for n in of_layer],
+        together=counted[-1] if counted else None,
     )
 
 
@@ -208,7 +208,7 @@ def experts_picture(use: ExpertUse, name: str) -> str:
     if use.sent_bytes:
         parts += _bytes(use.sent_bytes, top)
         top += 30 + 26 * len(use.sent_bytes) + 10
-    return document(label, _WIDTH, top, parts, STYLE)
+    return document(label, _WIDTH, top, parts, style=STYLE)
 
 
 def _band(layer: LayerUse, steps: Sequence[int], top: float, has_pairs: bool) -> list[str]:
@@ -269,8 +269,8 @@ def _curves(use: ExpertUse, top: float) -> list[str]:
     entropies = _lines(use, [layer.entropies for layer in use.layers])
     dropped = _lines(use, [layer.dropped_shares for layer in use.layers])
     return [
-        *line_chart("busiest expert / mean (dotted: 1.5)", boxes[0], loads, 2.0, EVEN),
-        *line_chart("entropy of scores, nats (dotted: even)", boxes[1], entropies, most_entropy, most_entropy),
+        *line_chart("busiest expert / mean (dotted: 1.5)", boxes[0], loads, 2.0, mark=EVEN),
+        *line_chart("entropy of scores, nats (dotted: even)", boxes[1], entropies, most_entropy, mark=most_entropy),
         *line_chart("choices dropped", boxes[2], dropped, 0.01, form=_percent),
         *legend(56, top + 170 + 40, loads if len(loads) <= len(LINE_COLOURS) else [loads[0], loads[-1]]),
     ]

@@ -39,14 +39,24 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
         *legend(_LEFT, 76, [*faster[1:], ideal]),
         *line_chart("speed-up: tokens a second", boxes[0], faster, 1.0, form=_times, ticks=ticks),
         *line_chart(
-            "efficiency: tokens a second of a device", boxes[1], lines(Scaling.efficiency), 1.0, 1.0, _percent, ticks
+            "efficiency: tokens a second of a device",
+            boxes[1],
+            lines(Scaling.efficiency),
+            1.0,
+            mark=1.0,
+            form=_percent,
+            ticks=ticks,
         ),
         *line_chart(
-            f"memory of the fullest device, GiB (dotted: the {room:g} there are)", boxes[2],
-            lines(lambda _, p: p.peak_bytes / GIB), room, room, ticks=ticks,
+            f"memory of the fullest device, GiB (dotted: the {room:g} there are)",
+            boxes[2],
+            lines(lambda _, p: p.peak_bytes / GIB),
+            room,
+            mark=room,
+            ticks=ticks,
         ),
         *_price(boxes[3], drawn, lines, ticks),
-    ]  # fmt: skip
+    ]
     for box in boxes:
         parts.append(text(box.left + box.width / 2, box.bottom + 34, "devices", anchor="middle"))
     return document(label, _WIDTH, boxes[-1].bottom + 56, parts)

@@ -86,7 +86,7 @@ def lives(schedule: Schedule, rank: int) -> list[Life]:
             key = stage, microbatch
             for rule, since in ending[kind]:
                 if key in since:
-                    ended.append(Life(rule.buffer, stage, microbatch, since.pop(key), index, rule.taken))
+                    ended.append(Life(rule.buffer, stage, microbatch, since.pop(key), dies=index, taken=rule.taken))
             for rule, since in beginning[kind]:
                 if kind is not Kind.FORWARD or rule.of_recomputed == (key in recomputed):
                     since[key] = index

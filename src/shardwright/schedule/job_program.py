@@ -44,7 +44,7 @@ def job_order(job: JobSpec, num_steps: int = 1) -> Order:
     zero = max(plan.zero_stage(is_expert) for is_expert in {False, job.model.moe.experts > 0})
     # The only run of a rank with one stage of several ends with its last addition anyway.
     reduces_by_run = zero >= 2 and (plan.stages_per_rank > 1 or plan.pp == 1)
-    return Order(plan.schedule, shape, plan.recompute, zero == 3 and plan.gathers_stages, reduces_by_run)
+    return Order(plan.schedule, shape, plan.recompute, zero == 3 and plan.gathers_stages, reduces_by_run=reduces_by_run)
 
 
 def job_program(job: JobSpec, num_steps: int = 1) -> Program:

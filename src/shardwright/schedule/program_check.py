@@ -33,7 +33,7 @@ def program_faults(program: Program, most_alive: int | None = None, most_receive
         (Buffer.ACTIVATIONS, most_alive, "microbatches alive", "run backwards earlier"),
         (Buffer.MESSAGE, most_received, "received messages that nothing has used", "receive later, or compute earlier"),
     ):
-        faults += _limit_faults(program, buffer, limit, what, remedy) if limit is not None else []
+        faults += _limit_faults(program, buffer, limit, what, remedy=remedy) if limit is not None else []
     return faults
 
 

@@ -177,7 +177,14 @@ def schedule_faults(
 ) -> list[str]:  # fmt: skip
     """Why a schedule does not admit a shape, each with its arithmetic and a way out. Empty if it does."""
     shape = PipelineShape(
-        num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs
+        num_ranks,
+        num_microbatches,
+        virtual_stages,
+        extra_warmup,
+        group=group,
+        num_steps=num_steps,
+        most_alive=most_alive,
+        costs=costs,
     )
     return shape_faults(name, shape)
 
@@ -249,7 +256,14 @@ def training_program(
     why a shape is not admitted.
     """
     shape = PipelineShape(
-        num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps, most_alive, costs
+        num_ranks,
+        num_microbatches,
+        virtual_stages,
+        extra_warmup,
+        group=group,
+        num_steps=num_steps,
+        most_alive=most_alive,
+        costs=costs,
     )
     return shape_program(name, shape, recompute, gathers)
 

@@ -134,13 +134,13 @@ def measure_and_play(
     kept: Schedule = program
     if program.weights == "current" or stream is None:
         later = None if stream is None else stream(1)
-        times, ends = play_on(program, costs, num_steps, max(num_steps, STEADY_STEPS + 1), later)
+        times, ends = play_on(program, costs, num_steps, max(num_steps, STEADY_STEPS + 1), later=later)
         period = ends[STEADY_STEPS] - ends[STEADY_STEPS - 1]
     else:
         kept = stream(STEADY_STEPS)
         times, ends = play_on(program, costs, num_steps, num_steps)
         period = step_ends(stream(STEADY_STEPS + 1), costs, 1)[0] - step_ends(kept, costs, 1)[0]
-    return _bubbles(program, costs, times, ends[0], period, kept), times
+    return _bubbles(program, costs, times, ends[0], period=period, kept=kept), times
 
 
 def _bubbles(

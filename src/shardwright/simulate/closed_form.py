@@ -140,7 +140,7 @@ def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     slowest = np.argmax(by_rank, axis=0), np.arange(len(cut.pp))
     pace: Numbers = sum(count[slowest] * of for count, of in zip(counts, times, strict=True))
     whole = PieceTime(*_of_microbatch(run, times))
-    return _Steps(run, software_under(run), rates, ranks, Groups(run), PieceTime(*pace), whole)
+    return _Steps(run, software_under(run), rates, ranks, groups=Groups(run), pace=PieceTime(*pace), whole=whole)
 
 
 def _of_microbatch(run: Run, times: list[Array]) -> Numbers:
@@ -222,7 +222,7 @@ def _bubble(steps: _Steps) -> Numbers:
         forward, weight = forward / count, weight / count
         back = total / count - forward - weight
         if name not in _PLAYED:
-            return np.where(p > 1, bubble(name, p, m, v, forward, back, weight), 0.0)
+            return np.where(p > 1, bubble(name, p, m, v, f=forward, i=back, w=weight), 0.0)
         played = np.vectorize(_played, otypes=[float])
         times = (np.round(seconds, 9) for seconds in (forward, back, weight))
         return np.where(p > 1, played(name, p, m, v, *times) - step, 0.0)

@@ -119,7 +119,7 @@ class _Stages:
         run, num_stages = run_of(job), job.plan.num_stages
         cut = run.cut.as_arrays()
         kinds = layer_kinds(run.shape, cut)
-        held = held_by_rank(kinds, "1f1b", num_stages, 1, cut.layout)
+        held = held_by_rank(kinds, "1f1b", num_stages, 1, layout=cut.layout)
         stages = PipelineRanks.of(kinds, [held], np.zeros(1, np.int64))
         # What a stage gathers and scatters is played, and so not part of its seconds.
         costing = Costing.of(replace(run, cut=replace(cut, zero=0 * cut.zero)), constants)

@@ -89,7 +89,7 @@ class RankTimeline:
         """Every action with all that is known of it."""
         length = len(self.actions) // self.num_steps
         timed = zip(self.actions, self.starts.tolist(), self.ends.tolist(), strict=True)
-        return tuple(Span(a, t0, t1, _resource(a), n // length) for n, (a, t0, t1) in enumerate(timed))
+        return tuple(Span(a, t0, t1, _resource(a), step=n // length) for n, (a, t0, t1) in enumerate(timed))
 
     def work(self, scale: float) -> Iterator[tuple[Action, float, float]]:
         """Computations and updates that are seen with so many columns by unit of time, with their start and end."""
@@ -153,10 +153,28 @@ def make_timeline(program: Program, times: Times) -> Timeline:
         )
         idle, kept = (
             tuple(context.waits(rank)),
-            kept_on_rank(columns, program.trains, program.sizes, context.starts[rank], context.ends[rank], num_steps),
+            kept_on_rank(
+                columns,
+                program.trains,
+                program.sizes,
+                context.starts[rank],
+                ends=context.ends[rank],
+                num_steps=num_steps,
+            ),
         )
         starts, ends = context.starts[rank], context.ends[rank]
-        ranks.append(RankTimeline(times.rows[rank], starts, ends, num_steps, computations, updates, idle, kept))
+        ranks.append(
+            RankTimeline(
+                times.rows[rank],
+                starts,
+                ends,
+                num_steps,
+                computations=computations,
+                updates=updates,
+                idle=idle,
+                kept=kept,
+            )
+        )
     return Timeline(program, num_steps, times.makespan, tuple(ranks))
 
 

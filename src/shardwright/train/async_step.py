@@ -85,7 +85,7 @@ def train_stream(
         return shares[batch]
 
     losses = replica.executor.run(
-        program, stream, update, numbered(job, mesh, first_step, num_batches, mean),
+        program, stream, update, numbered(job, mesh, first_step, num_batches, loss_factor=mean),
         lambda i: mean / share(i // per_batch),
     )  # fmt: skip
     results = []

@@ -97,9 +97,16 @@ def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None 
     program = job_program(job)
     pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
     return make_mesh(
-        job.plan, rank, device, job.run.timeout_s, watch, job.model.tied_embeddings, program.placement, pairs,
-        job.cluster.devices_per_node,
-    )  # fmt: skip
+        job.plan,
+        rank,
+        device,
+        job.run.timeout_s,
+        watch=watch,
+        tied=job.model.tied_embeddings,
+        placement=program.placement,
+        side_by_side=pairs,
+        ranks_per_node=job.cluster.devices_per_node,
+    )
 
 
 def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
@@ -120,7 +127,14 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
         late = [p for held in regions.values() for p in held if p is tied.table or p is tied.head]
         sharding, of_experts = _shardings(job, mesh, stage, program.num_stages)
         shards[stage] = ShardedStage(
-            regions, late, sharding, pool, job.plan.bucket_mib, initial, make_compressor(job.plan), of_experts
+            regions,
+            late,
+            sharding,
+            pool,
+            bucket_mib=job.plan.bucket_mib,
+            initial=initial,
+            make_compressor=make_compressor(job.plan),
+            expert_sharding=of_experts,
         )
         shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
         module.through = shards[stage].through
@@ -140,7 +154,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     return Replica(
         stages=stages,
         shards=shards,
-        executor=PipelineExecutor(dict(stages), shards, mesh, stashes, job.data.separate_documents),
+        executor=PipelineExecutor(dict(stages), shards, mesh, stashes, separates_documents=job.data.separate_documents),
         program=program,
         evaluation=forward_of(program),
         stashes=stashes,
@@ -187,8 +201,15 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
     for stage in program.placement.stages_of(mesh.pp.index):
         span = stage_span(plan, job.model.layers, stage)
         # One for each stage: it keeps the weight gradients that wait.
-        cut = LayerSharding(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp, plan.sequence_parallel, cp_method=plan.cp_method)
-        made = DecoderStage(job.model, span, cut, policies, host)
+        cut = LayerSharding(
+            mesh.tp,
+            mesh.cp,
+            mesh.ep,
+            mesh.expert_tp,
+            sequence_parallel=plan.sequence_parallel,
+            cp_method=plan.cp_method,
+        )
+        made = DecoderStage(job.model, span, cut, policies, host=host)
         stages[stage] = made.prepare(mesh.device, NUMBERS[job.precision.compute])
     return stages
 

@@ -92,8 +92,8 @@ def measure_shares(mesh: Mesh, span_s: float, compression_bytes_saved: float = 0
     exposed, idle = exposed_s / total_s, idle_s / total_s
     inside, between, experts_inside, experts_between = map(round, sent)
     return Shares(
-        1.0 - exposed - idle, exposed, idle, int(peak), round(saved_bytes),
-        (inside, between, experts_inside, experts_between) if mesh.ledger.ranks_per_node else None,
+        1.0 - exposed - idle, exposed, idle, int(peak), compression_bytes_saved=round(saved_bytes),
+        sent_bytes=(inside, between, experts_inside, experts_between) if mesh.ledger.ranks_per_node else None,
     )  # fmt: skip
 
 
@@ -159,13 +159,26 @@ class MetricsLog:
         is_shown = step % self._job.run.log_every == 0 or step == total
         inside, between, experts_inside, experts_between = shares.sent_bytes or (None, None, None, None)
         metrics = StepMetrics(
-            step, result.loss, result.grad_norm, result.learning_rate, step_s, tokens_per_s, mfu,
-            shares.compute, shares.exposed_communication, shares.pipeline_idle, shares.peak_memory_bytes,
-            result.loss_scale, result.skipped,
-            None if self._job.plan.compress == "none" else shares.compression_bytes_saved,
-            inside, between, experts_inside, experts_between,
-            [layer.numbers(with_pairs=is_shown) for layer in result.routing] or None,
-        )  # fmt: skip
+            step,
+            result.loss,
+            result.grad_norm,
+            result.learning_rate,
+            step_s=step_s,
+            tokens_per_s=tokens_per_s,
+            mfu=mfu,
+            compute_share=shares.compute,
+            exposed_communication_share=shares.exposed_communication,
+            pipeline_idle_share=shares.pipeline_idle,
+            peak_memory_bytes=shares.peak_memory_bytes,
+            loss_scale=result.loss_scale,
+            skipped=result.skipped,
+            compression_bytes_saved=None if self._job.plan.compress == "none" else shares.compression_bytes_saved,
+            inside_nodes_bytes=inside,
+            between_nodes_bytes=between,
+            experts_inside_nodes_bytes=experts_inside,
+            experts_between_nodes_bytes=experts_between,
+            experts=[layer.numbers(with_pairs=is_shown) for layer in result.routing] or None,
+        )
         self._write(asdict(metrics))
         self._draw(step, {name: value for layer in result.routing for name, value in layer.scalars().items()})
         self._recent_s = [*self._recent_s[-19:], step_s]

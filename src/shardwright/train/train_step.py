@@ -98,9 +98,13 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
         numbered(job, mesh, step, loss_factor=mean * scale), lambda _: mean * scale / share,
     )  # fmt: skip
     return StepResult(
-        mean_loss(losses, job, mesh) / share, None if skipped else norm, rate,
-        scale if scaling is not None else None, skipped, end_routing_step(job, replica.stages, mesh, skipped),
-    )  # fmt: skip
+        mean_loss(losses, job, mesh) / share,
+        None if skipped else norm,
+        rate,
+        scale if scaling is not None else None,
+        skipped=skipped,
+        routing=end_routing_step(job, replica.stages, mesh, skipped),
+    )
 
 
 def counted_share(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> float:

@@ -76,7 +76,7 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory
         if mesh.watch is not None:
             mesh.watch.step(first + 1)
         with telling_what_is_held(replica.memory):
-            results = train_span(job, replica, mesh, first, num_steps, train_samples)
+            results = train_span(job, replica, mesh, first, num_steps=num_steps, samples=train_samples)
         step_s = (time.perf_counter() - start_of_span_s) / num_steps
         saved_before_bytes, saved_bytes = saved_bytes, replica.compression_bytes_saved()
         shares = measure_shares(mesh, step_s * num_steps, (saved_bytes - saved_before_bytes) / num_steps, num_steps)
@@ -99,8 +99,8 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory
     barrier(mesh.world)
     baseline = unigram_loss(tokens.train, tokens.validation, job.model.vocab) if log and tokens.validation else None
     run = RunResult(
-        len(losses), losses[0], losses[-1], validation_loss, baseline, sample, str(folder),
-        time.perf_counter() - start_s,
+        len(losses), losses[0], losses[-1], validation_loss, unigram_loss=baseline, sample=sample, folder=str(folder),
+        seconds=time.perf_counter() - start_s,
     )  # fmt: skip
     if log is not None:
         conclude(run, log)
@@ -143,8 +143,8 @@ def train_span(
         return my_share(samples, (first + step) * job.batch.global_batch_size, job, mesh)
 
     if replica.program.weights == "current":
-        return [train_step(job, replica, mesh, first, batch_of(0))]
-    return train_stream(job, replica, mesh, job_program(job, num_steps), first, batch_of)
+        return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0))]
+    return train_stream(job, replica, mesh, job_program(job, num_steps), first_step=first, batch_of=batch_of)
 
 
 def refuse_divergence(job: JobSpec, step: int, result: StepResult) -> None:
@@ -208,5 +208,7 @@ def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:
             return ""
         tokenizer = load_tokenizer(job.data)
         prompt = [int(i) for i in tokenizer.encode(job.run.sample_prompt)] or [0]
-        written = generate(replica.stages, replica.evaluation, mesh, prompt, job.run.sample_tokens, job.run.seed)
+        written = generate(
+            replica.stages, replica.evaluation, mesh, prompt, num_tokens=job.run.sample_tokens, seed=job.run.seed
+        )
         return tokenizer.decode(written) if mesh.dp.index == 0 else ""

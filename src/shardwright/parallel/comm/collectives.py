@@ -66,7 +66,7 @@ class Axis:
 
     def alone(self, name: str) -> "Axis":
         """An axis on which this rank is alone."""
-        return Axis(name, (self.ranks[self.index],), 0, None, self.ledger, self.watch, turns=self.turns)
+        return Axis(name, (self.ranks[self.index],), 0, None, ledger=self.ledger, watch=self.watch, turns=self.turns)
 
     @property
     def size(self) -> int:
@@ -131,7 +131,7 @@ def _start(
 ) -> Pending:
     axis.ledger.record(kind, axis.name, num_bytes, sent_bytes)
     peers = tuple(rank for i, rank in enumerate(axis.ranks) if i != axis.index) if peer is None else (peer,)
-    return Pending(work, axis, f"{kind} of {num_bytes} bytes", peers, finish)
+    return Pending(work, axis, f"{kind} of {num_bytes} bytes", peers, finish=finish)
 
 
 def _around_ring(axis: Axis, num_bytes: int) -> dict[int, int]:
@@ -145,7 +145,7 @@ def _to_each(axis: Axis, num_bytes: int) -> dict[int, int]:
 
 
 def _done(axis: Axis) -> Pending:
-    return Pending(None, axis, "", (), _nothing)
+    return Pending(None, axis, "", (), finish=_nothing)
 
 
 def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:

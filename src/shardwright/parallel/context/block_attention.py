@@ -48,7 +48,7 @@ def attend_block(
     is_causal = sight.is_causal and allowed_BST is None
     bias = None if allowed_BST is None else _bias(allowed_BST, q_BNSD.dtype)
     if q_BNSD.device.type == "cuda":
-        out_BNSD, lse_BNS = _attend_on_cuda(q_BNSD, k_BGTD, v_BGTD, bias, is_causal, scale)
+        out_BNSD, lse_BNS = _attend_on_cuda(q_BNSD, k_BGTD, v_BGTD, bias, is_causal=is_causal, scale=scale)
     else:
         out_BNSD, lse_BNS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q_BNSD, k_BGTD, v_BGTD, 0.0, is_causal, attn_mask=bias, scale=scale
@@ -73,7 +73,17 @@ def block_gradients(
         # Where no key is seen at all: -inf - -inf would be NaN, and exp(-inf - 0) is the 0 that it should be.
         lse_BNS = lse_BNS.masked_fill(lse_BNS == -math.inf, 0.0)
     if q_BNSD.device.type == "cuda":
-        return _gradients_on_cuda(dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD, lse_BNS, bias, is_causal, scale)
+        return _gradients_on_cuda(
+            dout_BNSD,
+            q_BNSD,
+            k_BGTD,
+            v_BGTD,
+            out_BNSD=out_BNSD,
+            lse_BNS=lse_BNS,
+            bias=bias,
+            is_causal=is_causal,
+            scale=scale,
+        )
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD, lse_BNS, 0.0, is_causal, attn_mask=bias, scale=scale
     )

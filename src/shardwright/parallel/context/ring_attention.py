@@ -160,7 +160,7 @@ class _Attention(torch.autograd.Function):
             block = block_of(cp.index, source, q_sBND.shape[0], is_causal)
             k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
             sight = _sight(block, cp.index, source, documents_PBs)
-            out_BNsD, lse_BNs = attend_block(q_BNsD[:, :, block.queries], k_BGsD, v_BGsD, sight, scale)
+            out_BNsD, lse_BNs = attend_block(q_BNsD[:, :, block.queries], k_BGsD, v_BGsD, sight, scale=scale)
             if merged is None:
                 merged = Merged(out_BNsD, lse_BNs)
             else:
@@ -183,7 +183,14 @@ class _Attention(torch.autograd.Function):
             k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
             sight = _sight(block, cp.index, source, documents_PBs)
             dq_BNsD, dk_BGsD, dv_BGsD = block_gradients(
-                dout_BNsD[here], q_BNsD[here], k_BGsD, v_BGsD, out_BNsD[here], lse_BNs[here], sight, ctx.scale
+                dout_BNsD[here],
+                q_BNsD[here],
+                k_BGsD,
+                v_BGsD,
+                out_BNSD=out_BNsD[here],
+                lse_BNS=lse_BNs[here],
+                sight=sight,
+                scale=ctx.scale,
             )
             dq_sBND[block.queries] += dq_BNsD.permute(2, 0, 1, 3)
             exchange.add_gradients(source, block.keys, dk_BGsD.permute(2, 0, 1, 3), dv_BGsD.permute(2, 0, 1, 3))

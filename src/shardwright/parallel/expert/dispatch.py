@@ -98,7 +98,12 @@ def plan_dispatch(experts_TK: Tensor, num_experts: int, ep: Axis) -> DispatchPla
         local_e = torch.arange(num_local, device=counts_E.device).repeat(ep.size)
         arriving_N = torch.argsort(local_e.repeat_interleave(counts_Pe.flatten()), stable=True)
     return DispatchPlan(
-        choice_R, row_TK.view_as(experts_TK), num_sent, counts_Pe.sum(1).tolist(), arriving_N, counts_Pe.sum(0).cpu()
+        choice_R,
+        row_TK.view_as(experts_TK),
+        num_sent,
+        counts_Pe.sum(1).tolist(),
+        arriving_N=arriving_N,
+        counts_e=counts_Pe.sum(0).cpu(),
     )
 
 
@@ -109,7 +114,7 @@ def through_experts(x_TH: Tensor, routing: Routing, compute: Compute, num_expert
     node-aware if the axis knows its nodes.
     """
     if ep.by_node is not None:
-        return _through_nodes(x_TH, routing, compute, num_experts, ep.by_node)
+        return _through_nodes(x_TH, routing, compute, num_experts, nodes=ep.by_node)
     planned = plan_dispatch(routing.experts_TK, num_experts, ep)
     x_NH = _Dispatch.apply(x_TH, planned, ep)
     return _Combine.apply(compute(x_NH, planned.counts_e), routing.weights_TK, planned, ep)
@@ -130,7 +135,7 @@ def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts
     # All weights travel: those of choices elsewhere are not used there, and their gradient from there is 0.
     weights_MK = _Dispatch.apply(routing.weights_TK, planned, nodes.between)
     local_MK = _dispatch(local_RK.int(), planned, nodes.between).long()
-    y_MH = through_experts(x_MH, Routing(local_MK, weights_MK), compute, num_local, nodes.inside)
+    y_MH = through_experts(x_MH, Routing(local_MK, weights_MK), compute, num_local, ep=nodes.inside)
     return _Combine.apply(y_MH, None, planned, nodes.between)
 
 
@@ -145,7 +150,7 @@ def _dispatch(x_RH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
     if ep.size == 1:
         return x_RH
     x_NH = x_RH.new_empty(sum(planned.num_received), x_RH.shape[1])
-    start_all_to_all_v(x_NH, x_RH, ep, planned.num_received, planned.num_sent).wait()
+    start_all_to_all_v(x_NH, x_RH, ep, planned.num_received, in_splits=planned.num_sent).wait()
     return x_NH if planned.arriving_N is None else x_NH.index_select(0, planned.arriving_N)
 
 
@@ -156,7 +161,7 @@ def _combine(y_NH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
     y_RH[num_rows] = 0
     if planned.arriving_N is not None:
         y_NH = torch.empty_like(y_NH).index_copy_(0, planned.arriving_N, y_NH)
-    start_all_to_all_v(y_RH[:num_rows], y_NH, ep, planned.num_sent, planned.num_received).wait()
+    start_all_to_all_v(y_RH[:num_rows], y_NH, ep, planned.num_sent, in_splits=planned.num_received).wait()
     return y_RH
 
 

@@ -158,7 +158,7 @@ class PipelineExecutor:
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
         stashed = program.weights != "current" and program.trains
-        run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factor)
+        run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factor=loss_factor)
         row = program.ranks[self._mesh.pp.index]
         for stage, stash in self._stashes.items() if stashed else ():
             stash.expect([version for (s, _), version in run.versions.items() if s == stage])

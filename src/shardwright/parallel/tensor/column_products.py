@@ -85,6 +85,6 @@ class _ColumnProducts(torch.autograd.Function):
         dx_sBH, reduced = start_sum(dx_SBH, x_sBH, cut)
         for part, dy_SBN in zip(ctx.parts, grads, strict=True):
             if part.weight is not None:
-                add_weight_gradient(part.weight, dy_SBN, x_SBH[..., part.start : part.stop], gathered, cut)
+                add_weight_gradient(part.weight, dy_SBN, x_SBH[..., part.start : part.stop], gathered, cut=cut)
         reduced.wait()
         return dx_sBH, None, None, None

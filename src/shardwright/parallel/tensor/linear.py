@@ -59,7 +59,7 @@ class LayerSharding:
     @classmethod
     def of_tp(cls, tp: Axis, sequence_parallel: bool = False) -> "LayerSharding":
         """A cut over tp alone."""
-        return cls(tp, tp.alone("cp"), tp.alone("ep"), tp, sequence_parallel)
+        return cls(tp, tp.alone("cp"), tp.alone("ep"), tp, sequence_parallel=sequence_parallel)
 
     @property
     def shards_sequence(self) -> bool:
@@ -97,7 +97,7 @@ class ColumnLinear(nn.Module):
     def __init__(self, in_features: int, out_shape: tuple[int, ...], dim: int, cut: LayerSharding, std: float) -> None:
         super().__init__()
         self.cut = cut
-        self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std)
+        self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std=std)
 
     def forward(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to [S, B, N / tp]."""
@@ -110,7 +110,7 @@ class RowLinear(nn.Module):
     def __init__(self, in_features: int, out_features: int, bias: bool, cut: LayerSharding, std: float) -> None:
         super().__init__()
         self.cut = cut
-        self.weight = sharded((out_features, in_features), 1, cut.tp, "normal", std)
+        self.weight = sharded((out_features, in_features), 1, cut.tp, "normal", std=std)
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
         self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
 
@@ -189,7 +189,7 @@ class _ColumnProduct(torch.autograd.Function):
         cut: LayerSharding = ctx.cut
         x_SBH, gathered = start_gather_again(x_sBH, cut)
         dx_sBH, reduced = start_sum(input_gradient_of(dy_SBN, weight), x_sBH, cut)
-        add_weight_gradient(weight, dy_SBN, x_SBH, gathered, cut)
+        add_weight_gradient(weight, dy_SBN, x_SBH, gathered, cut=cut)
         reduced.wait()
         return dx_sBH, None, None, None
 
@@ -249,5 +249,5 @@ class _LocalProduct(torch.autograd.Function):
         x_SBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         dx_SBH = input_gradient_of(dy_SBN, weight)
-        add_weight_gradient(weight, dy_SBN, x_SBH, None, ctx.cut)
+        add_weight_gradient(weight, dy_SBN, x_SBH, None, cut=ctx.cut)
         return dx_SBH, None, None, None

@@ -39,4 +39,6 @@ def measured_memory(
     gradients = new_bytes([*own, *(tensor for unit in units for tensor in unit.gradient_memory())])
     optimizer = new_bytes(tensor for unit in units for tensor in unit.masters.memory(on_host=False))
     kept = new_bytes(tensor for unit in units for tensor in unit.kept_memory())
-    return RankMemory(parameters + older, gradients, optimizer, 0, pool.peak_bytes + kept, hosted)
+    return RankMemory(
+        parameters + older, gradients, optimizer, 0, buffers_bytes=pool.peak_bytes + kept, host_bytes=hosted
+    )

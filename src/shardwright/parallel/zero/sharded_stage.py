@@ -44,8 +44,11 @@ class ShardedStage(StageEvents[FlatUnit]):
             return expert_sharding if place.is_expert and expert_sharding is not None else sharding
 
         most = bucket_elements(bucket_mib, sharding.compute.itemsize)
-        groups = unit_groups(regions, late, lambda p: sharding_of(p).zero == 3, most, lambda p: p.place)
-        units = [FlatUnit(group, sharding_of(group[0].place), pool, initial, make_compressor) for group in groups]
+        groups = unit_groups(regions, late, lambda p: sharding_of(p).zero == 3, most, place_of=lambda p: p.place)
+        units = [
+            FlatUnit(group, sharding_of(group[0].place), pool, initial, make_compressor=make_compressor)
+            for group in groups
+        ]
         self._unit_of = {parameter: unit for unit in units for parameter in unit.parameters}
         for parameter in self._unit_of:
             parameter.home = self

@@ -88,7 +88,9 @@ def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[PricedPlan]:
             raise KeyError(price if isinstance(price, str) else cautious)
         money = step_money(job.cluster, float(price.time.total), job.plan.world)
         fitting = bool(fits(job, price.memory, room_bytes(job)))
-        found.append(PricedPlan(job, price.time, price.time, cautious.time, price.memory, money, fitting))
+        found.append(
+            PricedPlan(job, price.time, price.time, cautious.time, memory=price.memory, money=money, fits=fitting)
+        )
     return found
 
 
@@ -101,7 +103,7 @@ def best_plans(
     The first `num_simulated` plans are simulated in full; None is as many as are simulated in a fraction of a second.
     The very first get uneven stages where that makes them 1 % faster, and all are ordered anew.
     """
-    on, found = best(job, constraints, constants, objective, num_shown)
+    on, found = best(job, constraints, constants, objective, num_shown=num_shown)
     plans = priced([candidate.job for candidate in found.candidates], constants)
     count = _num_affordable(plans) if num_simulated is None else num_simulated
     plans = _simulated(plans[:count], constants) + plans[count:]

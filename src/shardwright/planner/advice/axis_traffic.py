@@ -28,7 +28,7 @@ def traffic(job: JobSpec, axis: str) -> AxisTraffic:
     run = run_of(job)
     pieces = rank_pieces(run)[job.plan.pp // 2]
     sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}
-    passes = piece_passes(job, run, software_under(run), None, pieces)
+    passes = piece_passes(job, run, software_under(run), None, kinds=pieces)
     sent = sum(of.sent.total for of in layer_crossings(job, pieces, passes, sizes) if of.axis == axis)
     groups = Groups(run)
     group = groups.shard if axis == "dp" else getattr(groups, axis)

@@ -93,7 +93,15 @@ def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reas
         text = _inequality(job, near.job, mine, time)
     if excess > 0 and slower < 0:
         text += f"; it would be {-slower:.3g} s faster"
-    return Reason(near.field, _value(job, near.field), near.value, slower, max(0.0, excess), is_host, text)
+    return Reason(
+        near.field,
+        _value(job, near.field),
+        near.value,
+        slower,
+        excess_bytes=max(0.0, excess),
+        is_host=is_host,
+        text=text,
+    )
 
 
 def _value(job: JobSpec, field: str) -> object:

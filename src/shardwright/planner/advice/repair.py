@@ -58,7 +58,7 @@ def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_s
     if not fitting:
         fitting = _that_fit(_around(tried, schedules)[:_MOST_TRIED], room, constants)
     too_large = sum(not fits(job, memory, room) for memory in ranks)
-    return Misfit(most, too_large, ranks[most], excess, host_excess, fitting[:num_shown])
+    return Misfit(most, too_large, ranks[most], excess, host_excess_bytes=host_excess, nearest=fitting[:num_shown])
 
 
 def _around(

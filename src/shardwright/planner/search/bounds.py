@@ -52,7 +52,7 @@ def microbatch_s(
 
     The second is for schedules that hide tokens' way to experts. Both follow from `layer_columns`.
     """
-    time = _microbatch(job, plain(rows), words, constants, memo)
+    time = _microbatch(job, plain(rows), words, constants, memo=memo)
     paired = time.forward + time.input_grad + time.weight_grad + time.again + time.tensor + time.context
     return paired + time.expert, paired
 
@@ -70,7 +70,7 @@ def zero3_token_s(
     least_s = np.full(len(hybrid), np.inf)
     for over in (np.zeros_like(hybrid), hybrid):
         columns = plain(rows) | {"zero": np.full_like(hybrid, 3), "zero_ranks": over}
-        time = _microbatch(job, columns, words, constants, memo)
+        time = _microbatch(job, columns, words, constants, memo=memo)
         compute_s = time.forward + time.input_grad + time.weight_grad + time.again
         least_s = np.minimum(least_s, compute_s + time.tensor + time.context + time.shard)
     return mean_rank_token_s(job, rows, least_s)

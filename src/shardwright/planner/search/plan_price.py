@@ -46,4 +46,4 @@ def prices(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo | No
     time, memory = step_time(run, constants, memo), peak_memory(run, constants, memo)
     tokens = block.columns["global_batch_size"] * job.model.sequence
     fitting = np.broadcast_to(fits(job, memory, room_bytes(job)), tokens.shape)
-    return BlockPrices(block, time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fitting)
+    return BlockPrices(block, time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fits=fitting)

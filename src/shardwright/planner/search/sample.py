@@ -43,7 +43,7 @@ def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: 
     for index, how_often in zip(words.tolist(), times.tolist(), strict=True):
         block = with_words(job, constraints, rows, list(counts)[index])
         chosen = random.integers(0, len(block), 4 * _NUM_PLANS)
-        block = _drawn(job, constraints, block.where(chosen), random, _NUM_PLANS * how_often)
+        block = _drawn(job, constraints, block.where(chosen), random, count=_NUM_PLANS * how_often)
         found = prices(job, block, constants, memo)
         num_drawn += len(block)
         num_fit += int(found.fits.sum())

@@ -196,14 +196,14 @@ class _Search:
         left = taken(self.rows, is_left)
         hybrid = hybrid_ranks(self.job, self.constraints, left)
         columns = {
-            "exchange_s": bounds.exchange_token_s(self.job, left, hybrid, self.constants, self.memo),
+            "exchange_s": bounds.exchange_token_s(self.job, left, hybrid, self.constants, memo=self.memo),
             "turn_s": bounds.turn_token_s(self.job, left, self.rates), "hybrid": hybrid,
         }  # fmt: skip
         place = np.cumsum(is_left) - 1
         for method, method_rows in found.items():
             method_rows |= taken(columns, place[method_rows["row"]])
             method_rows["zero3_s"] = bounds.zero3_token_s(
-                self.job, method_rows, method, method_rows.pop("hybrid"), self.constants, self.memo
+                self.job, method_rows, method, method_rows.pop("hybrid"), constants=self.constants, memo=self.memo
             )
         return found
 
@@ -215,7 +215,7 @@ class _Search:
         is_used = np.zeros(len(self.layers["dp"]), dtype=bool)
         is_used[rows["layer"]] = True
         place = (np.cumsum(is_used) - 1)[rows["layer"]]
-        of_layers = bounds.microbatch_s(self.job, taken(self.layers, is_used), words, self.constants, self.memo)
+        of_layers = bounds.microbatch_s(self.job, taken(self.layers, is_used), words, self.constants, memo=self.memo)
         mean_s, paired_s = (bounds.mean_rank_token_s(self.job, rows, seconds[place]) for seconds in of_layers)
         return self._shown(rows | {"mean_s": mean_s, "paired_s": paired_s}, *self._least_s(rows, paired_s))
 
@@ -231,7 +231,7 @@ class _Search:
 
     def _least_s(self, rows: Columns, token_s: Column, factor: Column | float = 1.0) -> tuple[Column, Column]:
         """(below ZeRO-3, under ZeRO-3) the least seconds by token of a step."""
-        return bounds.step_token_s(self.job, rows, token_s, self.rates, factor)
+        return bounds.step_token_s(self.job, rows, token_s, self.rates, factor=factor)
 
     def _tasks(self, alike: list[Words], rows: Columns) -> list[tuple[float, list[tuple[Words, Columns]]]]:
         """The rows that words admit, with their bounds, and the least of these; of all words together, but apart where

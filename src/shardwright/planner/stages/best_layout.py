@@ -127,7 +127,7 @@ def _laid_out(job: JobSpec, parts: list[PartSpec], constants: Constants) -> Laid
     stages, even = _best(job, mine, placement), _even(job, mine, placement)
     laid = _with_layout(job, stages)
     devices = tuple(alone[part].cluster.device for part in where)
-    return LaidOut(laid, stages, devices, _step_s(laid, stages, constants), even if _fits(even, mine) else None)
+    return LaidOut(laid, stages, devices, _step_s(laid, stages, constants), even=even if _fits(even, mine) else None)
 
 
 def _alone(job: JobSpec) -> list[JobSpec]:

@@ -83,7 +83,7 @@ class _Loads:
 
         s, b = np.array(seconds), np.array(num_bytes)
         memory = np.array([seat.memory_bytes for seat in seats])
-        return cls(ranks, stages, sums(s), sums(b), ends(s), ends(b), memory)
+        return cls(ranks, stages, sums(s), sums(b), extra_s=ends(s), extra_bytes=ends(b), memory_bytes=memory)
 
     def seconds_and_excess(self, counts: Integers) -> tuple[Floats, Floats]:
         """[layout][rank]: seconds of a microbatch, and bytes above the memory, 0 where it fits."""

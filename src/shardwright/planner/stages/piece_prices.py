@@ -46,7 +46,9 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
     found = []
     for rank in range(plan.pp):
         m = run.cut.num_microbatches
-        alive = float(in_flight(plan.schedule, plan.pp, rank, m, plan.stages_per_rank, plan.extra_warmup))
+        alive = float(
+            in_flight(plan.schedule, plan.pp, rank, m, v=plan.stages_per_rank, extra_warmup=plan.extra_warmup)
+        )
         aside = context + (1 + lost) * (evenly[rank].working + alive * beside)
         found.append(PipelineSlot(pieces, room - aside, alive))
     return found

@@ -81,7 +81,7 @@ def stages_of(
         rank_s.append(sum(piece.seconds for piece in mine) / copies)
         rank_bytes.append(sum(p.held_bytes + seat.in_flight * p.kept_bytes for p in mine))
     total = pipeline_s(rank_s, num_microbatches, chunks)
-    return Stages(tuple(layout), stage_s, tuple(rank_s), tuple(rank_bytes), total)
+    return Stages(tuple(layout), stage_s, tuple(rank_s), tuple(rank_bytes), pipeline_s=total)
 
 
 def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:

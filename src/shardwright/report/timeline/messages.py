@@ -51,4 +51,4 @@ def messages(timeline: Timeline) -> Iterator[Message]:
             if action.kind in SEND:
                 backward = action.kind is Kind.SEND_BACKWARD
                 about = action.stage, action.microbatch, span.step
-                yield Message(rank, action.peer, backward, about, span, received[backward, about])
+                yield Message(rank, action.peer, backward, about, send=span, receive=received[backward, about])

@@ -51,7 +51,12 @@ class _Colours:
 def section_of(study: Study, note: str = "") -> Section:
     """The section of a study, with all its figures."""
     return Section(
-        study.name, note or study.shape, study.timeline, figures(study), idle_table(study), memory_table(study)
+        study.name,
+        note or study.shape,
+        study.timeline,
+        figures(study),
+        table=idle_table(study),
+        memory=memory_table(study),
     )
 
 

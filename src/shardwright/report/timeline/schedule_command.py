@@ -63,9 +63,16 @@ class Request:
             raise PlanError(f"schedule {name}", faults)
         limit = self.most_alive if name == "auto" else 0.0
         return study_schedule(
-            name, self.num_ranks, self.num_microbatches, self.work, self.virtual(name), self.num_steps, limit,
-            self.recompute, self.gather is not None,
-        )  # fmt: skip
+            name,
+            self.num_ranks,
+            self.num_microbatches,
+            self.work,
+            virtual_stages=self.virtual(name),
+            num_steps=self.num_steps,
+            most_alive=limit,
+            recompute=self.recompute,
+            gathers=self.gather is not None,
+        )
 
     def comparison_faults(self) -> list[str]:
         """Why all schedules together would take too long; a pipeline that none admits is theirs to refuse."""
@@ -197,7 +204,14 @@ def show_executed(job: JobSpec, run: Executed, output: Output) -> None:
     ran = replace(simulated, name=f"{simulated.name}, as it ran", times=run.times)
     sections = [
         section_of(simulated, verdict),
-        Section(ran.name, "The last of the steps that were run.", ran.timeline, (), idle_table(ran), memory_table(ran)),
+        Section(
+            ran.name,
+            "The last of the steps that were run.",
+            ran.timeline,
+            (),
+            table=idle_table(ran),
+            memory=memory_table(ran),
+        ),
     ]
     title = f"{job.name}: simulated and executed"
     if faults := _drawing_faults(output, [ran]):

@@ -110,10 +110,10 @@ def study(
     order = None if streams is None else streams.order
     if one.weights == "current" or streams is None or num_steps == 1:
         bubbles, times = measure_and_play(one, costs, num_steps, order)
-        return Study(name, one, times, bubbles, formula)
+        return Study(name, one, times, bubbles, formula=formula)
     bubbles, _ = measure_and_play(one, costs, 1, order)
     drawn = streams.program(num_steps)
-    return Study(name, drawn, play(drawn, costs), bubbles, formula)
+    return Study(name, drawn, play(drawn, costs), bubbles, formula=formula)
 
 
 def _formula(name: str, program: Program, num_microbatches: int, work: Work) -> Formula | None:

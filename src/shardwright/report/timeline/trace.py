@@ -36,10 +36,10 @@ def trace(timeline: Timeline, name: str, microseconds: float = 1000.0, unit: str
             events.append(_named("thread_name", rank, tid, lane))
             for span in spans:
                 threads[id(span)] = rank, tid
-                events.append(_slice(timeline.program, span, rank, tid, microseconds))
+                events.append(_slice(timeline.program, span, rank, tid, microseconds=microseconds))
         for buffer, kept in row.kept.items():
-            events += _counter(f"{buffer} alive", "alive", kept.count, rank, microseconds)
-            events += _counter(f"bytes of {buffer}", "bytes", kept.num_bytes or (), rank, microseconds)
+            events += _counter(f"{buffer} alive", "alive", kept.count, rank, microseconds=microseconds)
+            events += _counter(f"bytes of {buffer}", "bytes", kept.num_bytes or (), rank, microseconds=microseconds)
     for number, message in enumerate(messages(timeline)):
         shared = {"name": "backward" if message.backward else "forward", "cat": "message", "id": number}
         for phase, span, more in (("s", message.send, {}), ("f", message.receive, {"bp": "e"})):

@@ -214,7 +214,7 @@ def _fused(problem: Problem, rows: Rows, clock: Clock) -> Schedule:
             if (
                 kind == I
                 and after == op + num_stages * m
-                and _can_leave(problem, clock, op, clock.end[after], next_leaves)
+                and _can_leave(problem, clock, op, clock.end[after], next_leaves=next_leaves)
             ):
                 actions[-1] = Action(Kind.BACKWARD, stage, op % m)
             else:

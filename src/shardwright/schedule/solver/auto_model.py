@@ -65,7 +65,9 @@ class Model:
                 f"most_alive has {len(most_alive)} values; give one number, or one for each of {num_ranks}"
             )
         sizes = tuple(activations) or (num_ranks / pieces,) * pieces
-        model = cls(num_ranks, num_microbatches, costs, sizes, tuple(most_alive), stages_per_rank)
+        model = cls(
+            num_ranks, num_microbatches, costs, sizes, limits=tuple(most_alive), stages_per_rank=stages_per_rank
+        )
         if not model.placements():
             raise ValueError("; ".join(model._lacks(model._cuts()[0])) + "; allow more, or make microbatches smaller")
         return model
@@ -96,7 +98,7 @@ class Model:
         """The question on one placement."""
         num_stages = placement.num_stages
         costs, sizes = by_stage(self.costs, num_stages), runs(self.sizes, num_stages)
-        return Problem(placement, self.num_microbatches, costs, sizes, self.limits)
+        return Problem(placement, self.num_microbatches, costs, sizes, limits=self.limits)
 
 
 def by_stage(costs: Costs, num_stages: int) -> Costs:

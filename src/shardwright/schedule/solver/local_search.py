@@ -135,7 +135,7 @@ class _Search:
             rank = self._random.randrange(len(self._rows))
             row = self._rows[rank]
             first = self._random.randrange(len(row) - 1) if len(row) > 1 else 0
-            move = _Move(rank, first, row[first : first + 2][::-1], row[first], False)
+            move = _Move(rank, first, row[first : first + 2][::-1], row[first], sooner=False)
             if self._keeps_order(move):
                 made = self._make(move) or made
         if not made:
@@ -168,7 +168,7 @@ class _Search:
         row, moves = self._rows[rank], []
         for at in range(first, last):
             if at in (first, last - 1):
-                moves.append(_Move(rank, at, [row[at + 1], row[at]], row[at + 1], True))
+                moves.append(_Move(rank, at, [row[at + 1], row[at]], row[at + 1], sooner=True))
             else:
                 moves.append(self._later(rank, at, last))
         moves += [self._sooner(rank, first, at) for at in range(first + 2, last + 1)]
@@ -189,11 +189,11 @@ class _Search:
 
     def _sooner(self, rank: int, first: int, at: int) -> _Move:
         row = self._rows[rank]
-        return _Move(rank, first, [row[at], *row[first:at]], row[at], True)
+        return _Move(rank, first, [row[at], *row[first:at]], row[at], sooner=True)
 
     def _later(self, rank: int, at: int, last: int) -> _Move:
         row = self._rows[rank]
-        return _Move(rank, at, [*row[at + 1 : last + 1], row[at]], row[at], False)
+        return _Move(rank, at, [*row[at + 1 : last + 1], row[at]], row[at], sooner=False)
 
     def _keeps_order(self, move: _Move) -> bool:
         """Whether each line keeps the order of its microbatches, and nothing runs before what it needs."""

@@ -30,7 +30,7 @@ def placement_bound(problem: Problem, objective: Objective = "makespan") -> floa
     if pair < 1.0:
         cheap = [tuple(pair * time for time in times) for times in problem.times]
         costs: Costs = replace(problem.costs, forward=cheap[F], input_grad=cheap[I], weight_grad=cheap[W], pair=1.0)
-        problem = Problem(problem.placement, problem.num_microbatches, costs, problem.sizes, problem.limits)
+        problem = Problem(problem.placement, problem.num_microbatches, costs, problem.sizes, limits=problem.limits)
     spans = [_span(problem, rank, objective) for rank in range(problem.num_ranks)]
     return max(spans) if objective == "period" else max(_alone(problem), *spans)
 

@@ -146,7 +146,7 @@ class Problem:
         if len(order) < sum(map(len, rows)):
             return None
         free = [self._after_step(rank, now, end) for rank, now in enumerate(free)]
-        return Clock(end, arrival, order, free, links)
+        return Clock(end, arrival, order, free, links=links)
 
     def _after_step(self, rank: int, now: float, end: list[float]) -> float:
         """When a rank is done: gradients reduced, in the order in which they are complete, and the step taken."""

@@ -76,7 +76,7 @@ def find_files(data: DataSpec, faults: list[str]) -> list[SourceFile]:
             continue
         format_ = _FORMATS.get(path.suffix.lower(), "text") if data.format == "auto" else data.format
         name = path.relative_to(root).as_posix()
-        files.append(SourceFile(path.absolute(), name, status.st_size, status.st_mtime_ns, format_))
+        files.append(SourceFile(path.absolute(), name, status.st_size, status.st_mtime_ns, format=format_))
     if data.path == STDLIB:
         files = _pick(files, _STDLIB_MOST_BYTES)
     if files and not any(file.size_bytes for file in files):

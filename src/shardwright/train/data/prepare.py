@@ -103,7 +103,7 @@ def prepare_tokens(data: DataSpec, model: ModelSpec, seed: int, folder: Path) ->
         summary = _summarize(spans, data, model.vocab, folder / f"{key}.json")
         sides: Sides = (tuple(spans), ())
     else:
-        summary = tokenize(files, data, tokenizer, folder, key)
+        summary = tokenize(files, data, tokenizer, folder, key=key)
         sides = cached_spans(summary, folder, key)
     return _split(summary, sides, data, model, seed)
 

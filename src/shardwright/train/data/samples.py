@@ -39,7 +39,7 @@ class TokenSpan:
         """Tokens [start, stop) of this span."""
         item_bytes = np.dtype(self.dtype).itemsize
         offset_bytes, first_token = self.offset_bytes + start * item_bytes, self.first_token + start
-        return TokenSpan(self.path, self.dtype, offset_bytes, stop - start, self.starts, first_token)
+        return TokenSpan(self.path, self.dtype, offset_bytes, stop - start, starts=self.starts, first_token=first_token)
 
     def open(self) -> NDArray[np.integer]:
         """The ids, [num_tokens], mapped from the file and not read yet. Raises OSError."""

@@ -94,7 +94,7 @@ def cached_spans(summary: Summary, folder: Path, key: str) -> Sides:
     """Where the token files of text are, train and held out; an empty one is no span."""
     root = folder.absolute()
     train, held_out = (
-        (TokenSpan(root / f"{key}.{side}.bin", summary.dtype, 0, number, root / f"{key}.{side}.starts.bin"),)
+        (TokenSpan(root / f"{key}.{side}.bin", summary.dtype, 0, number, starts=root / f"{key}.{side}.starts.bin"),)
         if number
         else ()
         for side, number in zip(_SIDES, (summary.num_train_tokens, summary.num_held_out_tokens), strict=True)
