@@ -40,7 +40,7 @@ def streamed(mesh: Mesh, job: JobSpec) -> tuple[dict, dict, int, list[float], li
     program = job_program(job, BATCHES)
     results = train_stream(job, replica, mesh, program, 0, lambda n: made_up_tokens(job, n)[mine])
     held = {p.place.name: p.detach().clone() for s in replica.stages.values() for p in placed_parameters(s).values()}
-    alive = max(stash.most_alive for stash in replica.stashes.values())
+    alive = max(weight_stash.most_alive for weight_stash in replica.weight_stashes.values())
     performed = [str(entry.action) for entry in replica.executor.performed]
     return held, replica.executor.versions_seen, alive, [r.loss for r in results], performed
 

@@ -69,7 +69,7 @@ def train_stream(
         if replica.tied.are_both_here:  # on one rank alone; between two, the plan is refused
             replica.tied.sum_gradients()
         shards.reduce_late()
-        replica.stashes[stage].before_update()
+        replica.weight_stashes[stage].before_update()
         shards.update(1.0, learning_rate(job.optimizer, first_step + action.microbatch // per_batch))
         shards.zero()
 

@@ -23,7 +23,7 @@ from shardwright.parallel.zero.flat_unit import Sharding, TensorPool, tensor_poo
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
-from shardwright.parallel.zero.weight_stash import StashedWeights
+from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, end_step, make_float8_state
 from shardwright.precision.loss_scale import LossScale
 from shardwright.schedule.action import Kind
@@ -41,8 +41,8 @@ NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 class Replica:
     """One rank's part of a job, ready to run.
 
-    `stashes` is empty unless the program needs several versions of the weights. `float8_states` are what the linear
-    layers with fp8 products remember for them.
+    `weight_stashes` is empty unless the program needs several versions of the weights. `float8_states` are what the
+    linear layers with fp8 products remember for them.
     """
 
     stages: dict[int, DecoderStage]
@@ -50,7 +50,7 @@ class Replica:
     executor: PipelineExecutor
     program: Program
     evaluation: Program
-    stashes: dict[int, StashedWeights]
+    weight_stashes: dict[int, WeightStash]
     gradient_norm: GradientNorm
     tied: TiedEmbedding
     loss_scale: LossScale | None
@@ -60,7 +60,7 @@ class Replica:
 
     def memory(self) -> RankMemory:
         """What this rank has allocated, by kind, after the first update; activations are not in it."""
-        return measured_memory(self.shards, self.stashes, self.tied, self.pool)
+        return measured_memory(self.shards, self.weight_stashes, self.tied, self.pool)
 
     def compression_bytes_saved(self) -> float:
         """This rank's part of the bytes that compressed gradients kept off the wire so far; all ranks sum to the job's.
@@ -148,16 +148,18 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
         stage: (shards[stage], [p for p in placed_parameters(module).values() if p is not tied.head])
         for stage, module in stages.items()
     }
-    stashes = {}
+    weight_stashes = {}
     if program.weights != "current":
-        stashes = {stage: StashedWeights(held) for stage, held in shards.items()}
+        weight_stashes = {stage: WeightStash(held) for stage, held in shards.items()}
     return Replica(
         stages=stages,
         shards=shards,
-        executor=PipelineExecutor(dict(stages), shards, mesh, stashes, separates_documents=job.data.separate_documents),
+        executor=PipelineExecutor(
+            dict(stages), shards, mesh, weight_stashes, separates_documents=job.data.separate_documents
+        ),
         program=program,
         evaluation=forward_of(program),
-        stashes=stashes,
+        weight_stashes=weight_stashes,
         gradient_norm=GradientNorm(counted, program.num_stages, mesh),
         tied=tied,
         loss_scale=LossScale(job.precision.loss_scale, job.precision.loss_scale_growth_steps)

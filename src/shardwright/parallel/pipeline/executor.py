@@ -24,7 +24,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import document_numbers, without_marks
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
-from shardwright.parallel.zero.weight_stash import StashedWeights
+from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.lowering.overlap_pairs import sends_of_parts
 from shardwright.schedule.lowering.reductions import before_reductions
@@ -130,7 +130,7 @@ class PipelineExecutor:
 
     def __init__(
         self, stages: dict[int, Stage], held: Mapping[int, Held], mesh: Mesh,
-        stashes: dict[int, StashedWeights] | None = None, separates_documents: bool = False,
+        weight_stashes: dict[int, WeightStash] | None = None, separates_documents: bool = False,
     ) -> None:  # fmt: skip
         """Takes the stages of this rank. With `separates_documents`, tokens have marks
         (parallel/context/document_mask.py)."""
@@ -138,7 +138,7 @@ class PipelineExecutor:
         self._separates_documents = separates_documents
         self._held = held
         self._mesh = mesh
-        self._stashes = stashes or {}
+        self._weight_stashes = weight_stashes or {}
         self._side: ThreadPoolExecutor | None = None
         self._began_s = 0.0
         self.performed: list[Performed] = []
@@ -160,8 +160,8 @@ class PipelineExecutor:
         stashed = program.weights != "current" and program.trains
         run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factor=loss_factor)
         row = program.ranks[self._mesh.pp.index]
-        for stage, stash in self._stashes.items() if stashed else ():
-            stash.expect([version for (s, _), version in run.versions.items() if s == stage])
+        for stage, weight_stash in self._weight_stashes.items() if stashed else ():
+            weight_stash.expect([version for (s, _), version in run.versions.items() if s == stage])
         if self._mesh.device.type == "cpu":
             run.leaves_with = sends_of_parts(row)
         armings = before_reductions(row)
@@ -187,8 +187,8 @@ class PipelineExecutor:
                 self.peak_inputs = max(self.peak_inputs, len(run.kept))
         for _, pending in run.sends:
             pending.wait()
-        for stash in self._stashes.values() if stashed else ():
-            stash.load(stash.newest)
+        for weight_stash in self._weight_stashes.values() if stashed else ():
+            weight_stash.load(weight_stash.newest)
         return run.losses
 
     def _do(self, action: Action, run: _Run) -> None:
@@ -253,7 +253,7 @@ class PipelineExecutor:
 
     def _load_weights(self, key: Key, run: _Run) -> None:
         if run.versions:
-            self._stashes[key[0]].load(run.versions[key])
+            self._weight_stashes[key[0]].load(run.versions[key])
 
     def _pass(self, key: Key, x: Tensor, run: _Run) -> Tensor:
         """The output of a stage, detached; where gradients are on, all is kept that its backward needs."""
@@ -290,7 +290,7 @@ class PipelineExecutor:
         if not split:
             run.alive.discard(key)
         if run.versions:
-            self._stashes[stage].release(run.versions[key])
+            self._weight_stashes[stage].release(run.versions[key])
         if stage > 0:
             dx = run.leaves.pop(key).grad
             assert dx is not None, "the input of a stage has a gradient"

@@ -7,12 +7,12 @@ from torch import Tensor
 from shardwright.parallel.zero.flat_unit import TensorPool
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
-from shardwright.parallel.zero.weight_stash import StashedWeights
+from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.sharding.memory_account import RankMemory
 
 
 def measured_memory(
-    shards: Mapping[int, ShardedStage], stashes: Mapping[int, StashedWeights], tied: TiedEmbedding, pool: TensorPool
+    shards: Mapping[int, ShardedStage], weight_stashes: Mapping[int, WeightStash], tied: TiedEmbedding, pool: TensorPool
 ) -> RankMemory:
     """The account of one rank, after its first update. Activations come and go and are not in it.
 
@@ -35,7 +35,7 @@ def measured_memory(
     in_host = [unit.value_shard for unit in units if unit.sharding.host_values]
     hosted = new_bytes([*in_host, *(tensor for unit in units for tensor in unit.masters.memory(on_host=True))])
     parameters = new_bytes(tensor for unit in units for tensor in unit.parameter_memory())
-    older = sum(stash.most_older_bytes for stash in stashes.values())
+    older = sum(weight_stash.most_older_bytes for weight_stash in weight_stashes.values())
     gradients = new_bytes([*own, *(tensor for unit in units for tensor in unit.gradient_memory())])
     optimizer = new_bytes(tensor for unit in units for tensor in unit.masters.memory(on_host=False))
     kept = new_bytes(tensor for unit in units for tensor in unit.kept_memory())

@@ -16,7 +16,7 @@ from torch import Tensor
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 
 
-class StashedWeights:
+class WeightStash:
     """The versions of one stage's weights that some microbatch may still need."""
 
     def __init__(self, stage: ShardedStage) -> None:
