@@ -16,7 +16,16 @@ import shardwright
 from mesh_lines import by_first, expert_array, lines, mesh_array
 from shardwright.config.plan import PlanSpec, ScheduleName
 from shardwright.sharding import groups, mesh
-from shardwright.sharding.groups import GroupKind, axis_groups, ends, layout, num_replicas, zero_stage
+from shardwright.sharding.groups import (
+    AxisGroups,
+    GroupKind,
+    axis_groups,
+    ends,
+    is_hybrid,
+    layout,
+    num_replicas,
+    zero_stage,
+)
 from shardwright.sharding.stage_placement import placement_of
 from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid, stacked
 
@@ -44,7 +53,7 @@ def plans(draw: st.DrawFn) -> PlanSpec:
     return PlanSpec(
         dp=dp, cp=cp, tp=tp, pp=draw(st.sampled_from([2, 4] if is_mirrored else [1, 2, 3, 4])),
         schedule="dualpipe" if is_mirrored else "1f1b", zero=zero, expert_tp=expert_tp,
-        zero_ranks=0 if is_mirrored or zero == 0 else draw(st.just(0) | divisors(dp * cp)),
+        zero_ranks=0 if is_mirrored else draw(st.just(0) | divisors(dp * cp)),
         ep=draw(divisors(dp * cp * (tp if expert_tp == 1 else 1))),
     )  # fmt: skip
 
@@ -79,18 +88,20 @@ def expected(plan: PlanSpec, kind: str) -> list[list[int]]:
 
 
 @settings(deadline=None)
-@given(plans(), st.sampled_from(sorted(KINDS)))
-def test_lines_are_those_that_are_cut_from_the_mesh(plan: PlanSpec, kind: str) -> None:
-    found = axis_groups(plan, KINDS[kind])
-    assert found.lines() == expected(plan, kind)
-    assert sorted(rank for line in found.lines() for rank in line) == list(range(plan.world))
-    assert {len(line) for line in found.lines()} == {found.size} and len(found.lines()) == found.num_groups
-    for line in found.lines():
-        assert found.line(line[0]) == line
-        assert found.nodes(line[0], 3) == [rank // 3 for rank in line]
-    assert set(found.nodes(0, 0)) == {0}
-    if found.size > 1 and not found.is_mirrored:
-        assert {line[1] - line[0] for line in found.lines()} == {found.layout.stride}
+@given(plans())
+def test_lines_are_those_that_are_cut_from_the_mesh(plan: PlanSpec) -> None:
+    for name, kind in KINDS.items():
+        found = axis_groups(plan, kind)
+        rows = found.lines()
+        assert rows == expected(plan, name)
+        assert sorted(rank for line in rows for rank in line) == list(range(plan.world))
+        assert {len(line) for line in rows} == {found.size} and len(rows) == found.num_groups
+        for line in rows:
+            assert found.line(line[0]) == line
+            assert found.nodes(line[0], 3) == [rank // 3 for rank in line]
+        assert set(found.nodes(0, 0)) == {0}
+        if found.size > 1 and not found.is_mirrored:
+            assert {line[1] - line[0] for line in rows} == {found.layout.stride}
 
 
 @settings(deadline=None)
@@ -105,13 +116,14 @@ def test_a_line_is_split_at_the_borders_of_nodes(plan: PlanSpec, data: st.DataOb
 
 
 @pytest.mark.parametrize("order", [*permutations(mesh.AXES)])
-@given(plans(), st.sampled_from(["tp", "cp", "dp", "pp", "world", "replicas"]))
-def test_strides_follow_from_the_one_order(order: tuple[str, ...], plan: PlanSpec, kind: str) -> None:
+@given(plans())
+def test_strides_follow_from_the_one_order(order: tuple[str, ...], plan: PlanSpec) -> None:
     """Were axes laid over ranks otherwise, so were all groups; replicas apart are two dims."""
     along = {"tp": (TP,), "cp": (CP,), "dp": (DP,), "pp": (PP,), "world": (PP, DP, CP, TP), "replicas": (DP, CP)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mesh, "AXES", order)
-        assert axis_groups(plan, KINDS[kind]).lines() == lines(mesh_array(plan, order), *along[kind])
+        for name, dims in along.items():
+            assert axis_groups(plan, KINDS[name]).lines() == lines(mesh_array(plan, order), *dims)
 
 
 def grid_of(plan: PlanSpec) -> PlanGrid:
@@ -160,12 +172,23 @@ def test_axes_have_the_names_of_the_ledger(fields: dict[str, Any], names: dict[s
 
 
 @settings(deadline=None)
-@given(plans(), st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(KINDS)))
-def test_groups_of_one_name_are_one(plan: PlanSpec, one: str, other: str) -> None:
-    """A rank makes one communicator for both; a mirrored line has the name of a line, and communicators of its own."""
-    found, more = axis_groups(plan, KINDS[one]), axis_groups(plan, KINDS[other])
-    if found.axis == more.axis and found.is_mirrored == more.is_mirrored:
-        assert found == more and found.lines() == more.lines()
+@given(plans())
+def test_groups_of_one_name_are_one(plan: PlanSpec) -> None:
+    """A rank makes one communicator for all; a mirrored line has the name of a line, and communicators of its own."""
+    by_name: dict[tuple[str, bool], AxisGroups] = {}
+    for kind in KINDS.values():
+        found = axis_groups(plan, kind)
+        alike = by_name.setdefault((found.axis, found.is_mirrored), found)
+        assert found == alike and hash(found) == hash(alike)
+
+
+def test_hybrid_sharding_cuts_replicas_evenly_or_not_at_all() -> None:
+    assert [is_hybrid(zero_ranks, 4) for zero_ranks in range(6)] == [False, True, True, False, False, False]
+
+
+def test_a_published_run_may_have_more_experts_apart_than_ranks() -> None:
+    """Tables of runs leave out what they do not know; a row counts at least one rank for each expert."""
+    assert layout(PlanGrid(dp=2, ep=4, zero=1), groups.SHARDS[True]).size == 1
 
 
 @pytest.mark.parametrize("schedule", get_args(ScheduleName))
