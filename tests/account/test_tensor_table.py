@@ -20,7 +20,6 @@ from shardwright.model.decoder import Block
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor import linear as tensor_parallel
 from shardwright.parallel.tensor.parameter import placed_parameters
-from shardwright.schedule.job_program import job_program
 from shardwright.sharding.placements import BUFFER, TensorLayout
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
@@ -98,7 +97,7 @@ def seen(mesh: Mesh, job: JobSpec) -> tuple[Arrays, dict[str, tuple[int, ...]], 
 
 
 def regions_of(job: JobSpec) -> dict[str, RegionLayout]:
-    return {region.name: region for region in layouts(job, job_program(job).placement)}
+    return {region.name: region for region in layouts(job)}
 
 
 def tensor(regions: dict[str, RegionLayout], name: str) -> TensorLayout:

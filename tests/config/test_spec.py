@@ -27,6 +27,7 @@ from shardwright.config.model_flops import flops_per_token, matrix_parameters
 from shardwright.config.plan import PlanSpec, split_evenly
 from shardwright.config.precision import PrecisionSpec
 from shardwright.report.job_toml import write_toml
+from shardwright.sharding.groups import EP, REPLICAS, TP, axis_groups
 from shardwright.sharding.mesh import AXES, MeshShape
 
 
@@ -337,19 +338,6 @@ def test_the_mesh_is_a_range_reshaped(shape: MeshShape) -> None:
     assert all(list(shape.coordinates(rank)) == list(AXES) for rank in range(ranks.size))
 
 
-@given(MESHES, st.lists(st.sampled_from(AXES), unique=True))
-def test_lines_part_the_ranks(shape: MeshShape, along: list[str]) -> None:
-    lines = shape.lines(*along)
-    ranks = as_array(shape)
-    assert sorted(rank for line in lines for rank in line) == list(range(ranks.size))
-    # The same, of an array whose last axes are those along which the lines run.
-    order = [i for i, axis in enumerate(AXES) if axis not in along] + [
-        i for i, axis in enumerate(AXES) if axis in along
-    ]
-    length = int(np.prod([shape.sizes[axis] for axis in along]))
-    assert lines == ranks.transpose(order).reshape(-1, length).tolist()
-
-
 @given(MESHES, st.booleans(), st.data())
 def test_experts_fold_the_ranks_of_a_stage(shape: MeshShape, are_cut: bool, data: st.DataObject) -> None:
     """Ranks of an ep line have other tokens or another part of them, and what they exchange stays in their stage."""
@@ -357,19 +345,17 @@ def test_experts_fold_the_ranks_of_a_stage(shape: MeshShape, are_cut: bool, data
     ranks = sizes["dp"] * sizes["cp"] * (1 if are_cut else sizes["tp"])
     ep = data.draw(st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]))
     plan = PlanSpec(**sizes, ep=ep, expert_tp=0 if are_cut else 1)
-    experts = MeshShape.of_experts(plan)
-    for line, replicas in zip(experts.lines("ep"), experts.lines("edp"), strict=False):
+    for line in axis_groups(plan, EP).lines():
         places = [shape.coordinates(rank) for rank in line]
         assert len({place["pp"] for place in places}) == 1
         assert len({place["tp"] for place in places}) == 1 or not are_cut
-        assert len(replicas) == plan.expert_replicas == ranks // ep
-    assert len(experts.lines("ep")[0]) == ep
-    assert sorted(r for line in experts.lines("ep", "edp") for r in line) == list(range(plan.world))
+        assert len(line) == ep
+    assert axis_groups(plan, REPLICAS[True]).size == ranks // ep
 
 
 @given(MESHES)
 def test_ranks_of_a_tensor_parallel_group_are_neighbours(shape: MeshShape) -> None:
-    for line in shape.lines("tp"):
+    for line in axis_groups(PlanSpec(**shape.sizes), TP).lines():
         assert line == list(range(line[0], line[0] + shape.sizes["tp"]))
 
 

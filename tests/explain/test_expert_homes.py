@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert_traffic import ExpertRanks, sent_direct, sent_node_aware
+from mesh_lines import expert_array, lines
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.explain.expert_homes import expected_nodes
-from shardwright.sharding.mesh import MeshShape
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
@@ -44,7 +44,7 @@ def test_nodes_cut_ep_lines_evenly_or_are_refused(ep: int, tp: int, edp: int, ra
     plan = PlanSpec(dp=ep * edp, tp=tp, ep=ep)
     parts = {
         tuple(sum(rank // ranks_per_node == node for rank in line) for node in {r // ranks_per_node for r in line})
-        for line in MeshShape.of_experts(plan).lines("ep")
+        for line in lines(expert_array(plan), 2)
     }
     sizes = {size for part in parts for size in part}
     try:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cases import EXPERTS, KINDS, context_bytes, made_up_tokens, ring_bytes, small_job
 from expert_traffic import ExpertRanks, sent_direct
+from mesh_lines import expert_array, lines, mesh_array
 from ranks import run_on_mesh
 from shardwright.account.budget import meet_budget
 from shardwright.account.replica_traffic import replica_traffic
@@ -211,11 +212,11 @@ def test_groups_are_those_of_the_mesh(dp: int, tp: int, pp: int, cp: int, ep: in
     except PlanError:
         return
     for group in groups_of_rank_0(job, job_program(job).placement):
-        of_experts = group.axis in ("ep", "edp")
-        shape = MeshShape.of_experts(job.plan) if of_experts else MeshShape.of(job.plan)
-        lines = shape.lines(*group.axis.split(" "))
-        assert list(group.ranks) == next(line for line in lines if 0 in line)
-        assert group.num_groups == len(lines)
+        names = ["pp", "edp", "ep", "etp"] if group.axis in ("ep", "edp") else ["pp", "dp", "cp", "tp"]
+        ranks = mesh_array(job.plan) if "dp" in names else expert_array(job.plan)
+        of_axis = lines(ranks, *map(names.index, group.axis.split(" ")))
+        assert list(group.ranks) == next(line for line in of_axis if 0 in line)
+        assert group.num_groups == len(of_axis)
     order = rank_order(job).removeprefix("rank = ")
     for rank in range(job.plan.world):
         assert eval(order.replace("x", "*"), dict(MeshShape.of(job.plan).coordinates(rank))) == rank
@@ -224,7 +225,7 @@ def test_groups_are_those_of_the_mesh(dp: int, tp: int, pp: int, cp: int, ep: in
 def test_groups_of_a_pipeline_that_holds_stages_twice() -> None:
     job = small_job(dp=2, pp=2, schedule="dualpipe", batch=8)
     (replicas,) = (g for g in groups_of_rank_0(job, job_program(job).placement) if g.axis == "dp")
-    assert sorted(replicas.ranks) == MeshShape.of(job.plan).mirrored("dp")[0]
+    assert replicas.ranks == (0, 1, 2, 3) and replicas.num_groups == 1
 
 
 @given(degrees, degrees, st.sampled_from([1, 2]), degrees, st.booleans())

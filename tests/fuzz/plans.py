@@ -41,6 +41,7 @@ from shardwright.measure.rounding import HALF_UNIT, LEEWAY, moved_weights
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.job_program import job_program, plan_faults
+from shardwright.sharding.groups import loses_gradients, zero_stage
 from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.parameter_shard import Place
 from shardwright.train.async_step import train_stream
@@ -129,7 +130,7 @@ def reference_job(job: JobSpec) -> JobSpec:
 def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[list[Trace]]) -> Outcome:
     """Hold every number of every rank against the reference; the largest share of its bound is told."""
     found = Outcome("equal")
-    is_lossy = job.plan.loses_gradients
+    is_lossy = loses_gradients(job.plan)
 
     def hold(where: str, difference: float, sensitivity: float, size: float) -> None:
         bound = LEEWAY * sensitivity + 8 * SINGLE * size
@@ -165,7 +166,7 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
             # the last one: so what they hold alike lies at other places in their buffers. The last few elements of a
             # buffer are not updated by vectors, and rounded otherwise.
             at = mesh.coordinates(number)
-            copy = place.name, place.box, at["tp"], at["pp"] if job.plan.zero_stage() == 3 else 0
+            copy = place.name, place.box, at["tp"], at["pp"] if zero_stage(job.plan) == 3 else 0
             if not torch.equal(first.setdefault(copy, box), box):
                 hold(f"copies of {place.name}", math.inf, 0.0, 1.0)
             if is_lossy:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.config.job import JobSpec
+from shardwright.config.plan import PlanSpec
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_groups, unit_layout
 from shardwright.sharding.flat_buffer import FlatLayout
+from shardwright.sharding.groups import COPIES, SHARDS, axis_groups, zero_stage
 from shardwright.sharding.parameter_shard import Place
 from shardwright.sharding.stage_parameters import stage_parameters
-from shardwright.sharding.stage_placement import StagePlacement
 
 UnitKey = tuple[int, int]  # (stage, number of the unit in it)
 
@@ -75,27 +76,16 @@ class StageState:
         return sum(unit.layout.size for unit in self.units)
 
 
-def replicas_of(job: JobSpec, placement: StagePlacement, is_expert: bool = False) -> Replicas:
-    """Who shares the state of a stage, or of its experts. A bidirectional pipeline holds each stage twice, and both
-    share it."""
-    plan = job.plan
-    num_ranks, num_copies = plan.sharing(is_expert)
-    is_folded = plan.ep > 1 or plan.expert_tp_size != plan.tp
-    axis = "edp" if is_expert and is_folded else "dp" if plan.cp == 1 else "dp cp"
-    num_ranks *= placement.num_copies
-    return Replicas(
-        zero=plan.zero_stage(is_expert),
-        num_ranks=num_ranks,
-        num_copies=num_copies,
-        shards_axis=axis if num_copies == 1 else f"{axis} shards",
-        copies_axis=f"{axis} copies",
-    )
+def replicas_of(plan: PlanSpec, is_expert: bool = False) -> Replicas:
+    """Who shares the state of a stage, or of its experts."""
+    shards, copies = (axis_groups(plan, kind[is_expert]) for kind in (SHARDS, COPIES))
+    return Replicas(zero_stage(plan, is_expert), shards.size, copies.size, shards.axis, copies.axis)
 
 
 def rank_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> dict[int, StageState]:
     """What a pipeline rank holds, by stage, on one rank of its tensor-parallel group."""
     stages = program.placement.stages_of(pp_rank)
-    replicas = {is_expert: replicas_of(job, program.placement, is_expert) for is_expert in (False, True)}
+    replicas = {is_expert: replicas_of(job.plan, is_expert) for is_expert in (False, True)}
     # A tied table and head on one rank are one memory, with two gradients.
     shares = job.model.tied_embeddings and {0, program.num_stages - 1} <= set(stages)
     held = {stage: _stage_state(job, stage, replicas, tp_index, shares) for stage in stages}

@@ -12,6 +12,7 @@ from shardwright.account.rank_state import rank_state
 from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
 from shardwright.schedule.schedule import Program
+from shardwright.sharding.groups import DP, REPLICAS, axis_groups
 
 _NUMBER = 8  # bytes of a float64 or an int64
 
@@ -31,16 +32,16 @@ class Traffic:
 def replica_traffic(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> dict[str, Traffic]:
     """All collectives of a step on the axes of data parallel, by "collective axis" as in the ledger's table.
 
-    For schedules that drain. The axes are "dp", or "dp cp" where cp is not 1, and "edp" for experts; where sharding is
-    hybrid "dp shards" and "dp copies" and so on.
+    For schedules that drain. Axes are named as in sharding/groups.py.
     """
     assert program.weights == "current", "a schedule that does not drain has no single step"
     held = rank_state(job, program, pp_rank, tp_index)
     found = replay(job, program, pp_rank, held)
     moved = {key: (found.calls[key], num_bytes) for key, num_bytes in found.moved_bytes.items()}
-    small = ["dp" if job.plan.cp == 1 else "dp cp"] if job.plan.replicas > 1 else []  # the loss
-    small += ["dp"] if job.plan.dp > 1 and job.data.separate_documents else []  # how many targets have one
-    for axis in small:
-        calls, before = moved.get(("all_reduce", axis), (0, 0))
-        moved["all_reduce", axis] = calls + 1, before + _NUMBER
+    small = [axis_groups(job.plan, REPLICAS[False])]  # the loss
+    small += [axis_groups(job.plan, DP)] if job.data.separate_documents else []  # how many targets have one
+    for groups in small:
+        if groups.size > 1:
+            calls, before = moved.get(("all_reduce", groups.axis), (0, 0))
+            moved["all_reduce", groups.axis] = calls + 1, before + _NUMBER
     return {f"{kind} {axis}": Traffic(*moved[kind, axis]) for kind, axis in sorted(moved)}

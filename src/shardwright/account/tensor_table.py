@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from shardwright.account.rank_state import Replicas, replicas_of
 from shardwright.config.job import JobSpec
+from shardwright.sharding.mesh import expert_axis_sizes
 from shardwright.sharding.parameter_shard import Place
 from shardwright.sharding.placements import BUFFER, Placements, TensorLayout, placements
 from shardwright.sharding.stage_parameters import stage_parameters
-from shardwright.sharding.stage_placement import StagePlacement
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,10 @@ class RegionLayout:
     activations: tuple[TensorLayout, ...]
 
 
-def layouts(job: JobSpec, placement: StagePlacement) -> list[RegionLayout]:
-    """Each kind of piece once, in the order of the model. Shapes of activations are of one microbatch of all replicas.
-
-    `placement` is that of the job's schedule: one that holds each stage twice has twice as many replicas.
-    """
+def layouts(job: JobSpec) -> list[RegionLayout]:
+    """Each kind of piece once, in the order of the model. Activations are of one microbatch of all replicas."""
     plan, model = job.plan, job.model
-    replicas = {is_expert: replicas_of(job, placement, is_expert) for is_expert in (False, True)}
+    replicas = {is_expert: replicas_of(plan, is_expert) for is_expert in (False, True)}
     found: dict[str, RegionLayout] = {}
     for stage in range(plan.num_stages):
         boxes = [stage_parameters(model, plan, stage, *at) for at in ((0, 0), (min(1, plan.tp - 1), 0))]
@@ -250,8 +247,8 @@ class _Activations:
         sending = (rows, model.hidden)
         # tp ranks that share an expert all send the same rows, and each has a part of their gradient.
         yield self._routed("rows to send", sending, self._axes, by_token, gradient_sums=("tp",) if etp > 1 else ())
-        folded = {"edp": plan.expert_replicas, "ep": plan.ep, "etp": etp}
-        by_expert = {"ep": 0, "edp": 0}
+        folded = {axis: size for axis, size in expert_axis_sizes(plan).items() if axis != "pp"}
+        by_expert = {axis: 0 for axis in folded if axis != "etp"}
         gates = 2 if model.gated_mlp else 1
         yield self._routed("dispatched rows", sending, folded, by_expert, gradient_sums=("etp",))
         yield self._routed("expert up", (rows, gates, inner), folded, by_expert | {"etp": 2})

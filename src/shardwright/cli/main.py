@@ -19,6 +19,7 @@ from shardwright import __version__
 from shardwright.cli.job_options import JobCommand, job_options, load_to_run
 from shardwright.cli.predict import COMMANDS
 from shardwright.config import largest
+from shardwright.sharding.groups import loses_gradients
 from shardwright.train.launch.ending import die_of_signals, telling_of_signals
 
 # What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
@@ -154,7 +155,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
             + ("" if verdict.bitwise or rounded else f" to a tolerance of {tolerance:g}")
             + " to rounding" * rounded
             + (f"\n  {_MOVED.format(max(max(run.differences) for run in moved))}" if moved else "")
-            + (f"\n  {_LOSSY.format(spec.plan.compress)}" if spec.plan.loses_gradients and not passed else "")
+            + (f"\n  {_LOSSY.format(spec.plan.compress)}" if loses_gradients(spec.plan) and not passed else "")
         )
     if not passed:
         sys.exit(1)

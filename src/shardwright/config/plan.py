@@ -41,6 +41,9 @@ STAGES_PER_RANK = {
     "dualpipev": 2,
 }
 
+# How often a pipeline holds each stage, where that is not once: in two directions.
+STAGE_COPIES = {"dualpipe": 2}
+
 # Schedules that update weights while the pipeline is full.
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 
@@ -160,9 +163,14 @@ class PlanSpec(Spec):
     )
 
     @property
+    def stage_ranks(self) -> int:
+        """Ranks that share the work of one stage."""
+        return self.dp * self.cp * self.tp
+
+    @property
     def world(self) -> int:
         """Number of ranks."""
-        return self.dp * self.cp * self.tp * self.pp
+        return self.stage_ranks * self.pp
 
     @property
     def degrees(self) -> str:
@@ -181,38 +189,9 @@ class PlanSpec(Spec):
         return self.expert_tp or self.tp
 
     @property
-    def expert_replicas(self) -> int:
-        """Ranks that hold the same part of the same experts."""
-        return self.dp * self.cp * self.tp // (self.ep * self.expert_tp_size)
-
-    @property
     def num_copies(self) -> int:
         """How often a pipeline holds each stage: DualPipe twice, for its two directions."""
-        return 2 if self.schedule == "dualpipe" else 1
-
-    @property
-    def loses_gradients(self) -> bool:
-        """Whether a step leaves out a part of the gradients: they are compressed, and summed over several ranks."""
-        return self.compress != "none" and self.num_copies * max(self.replicas, self.expert_replicas) > 1
-
-    def sharing(self, is_expert: bool) -> tuple[int, int]:
-        """(ranks that share one set of ZeRO's shards, ranks that hold the same shard), of one copy of a stage.
-
-        Hybrid sharding applies to the experts where plan.zero_ranks divides the number of their replicas.
-        """
-        replicas = self.expert_replicas if is_expert else self.replicas
-        if 0 < self.zero_ranks < replicas and replicas % self.zero_ranks == 0:
-            return self.zero_ranks, replicas // self.zero_ranks
-        return replicas, 1
-
-    def zero_stage(self, is_expert: bool = False) -> int:
-        """The stage of ZeRO that takes effect on a stage's parameters, or on its experts'.
-
-        0 where no rank shares their state with another and there is nothing to shard; parameters in host memory are
-        gathered from there even so.
-        """
-        holders = self.sharing(is_expert)[0] * self.num_copies
-        return self.zero if holders > 1 or self.offload_parameters else 0
+        return STAGE_COPIES.get(self.schedule, 1)
 
     @property
     def gathers_stages(self) -> bool:

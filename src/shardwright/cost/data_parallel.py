@@ -133,8 +133,8 @@ class DataParallel:
 
         The host's copies of one unit run while it updates another (Ren et al. 2021, arXiv 2101.06840, section 4.2).
         """
-        cut, rates = self.run.cut, self.rates
-        ranks = cut.shard_ranks, cut.expert_shard_ranks
+        cut, rates, groups = self.run.cut, self.rates, self.groups
+        ranks = groups.shard.size, groups.expert_shard.size
         shares = (of / np.where(cut.zero > 0, by, 1) for of, by in zip(self.held, ranks, strict=True))
         mine = np.max(sum(shares), axis=0)
         device_s = mine * (1 - cut.offload_optimizer) * _UPDATE_BYTES / rates.memory

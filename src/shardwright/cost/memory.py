@@ -18,6 +18,7 @@ from shardwright.config.units import MIB
 from shardwright.cost.calibration import Constants, constant, device_of, software_under
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.sharding.compression import KEEPS_ERROR
+from shardwright.sharding.groups import SHARDS, layout
 from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
 from shardwright.workload.embedding_head import loss_bytes
 from shardwright.workload.layers import LAYERS, chains, kept_bytes, placeholder_elements, turn_bytes
@@ -163,7 +164,8 @@ def _state(cut: PlanGrid, software: SoftwareSpec, held: tuple[Array, ...]) -> tu
     stage = cut.zero
     element = cut.element_bytes if software.masters else FLOAT32
     copy = FLOAT32 if element < FLOAT32 else 0
-    for elements, ranks in zip(held, (cut.shard_ranks, cut.expert_shard_ranks), strict=False):
+    for elements, kind in zip(held, SHARDS.values(), strict=False):
+        ranks = layout(cut, kind).size
         # Bytes by element.
         share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
         own = np.where(stage == 3, FLOAT32 * share, element)

@@ -128,7 +128,7 @@ def _replicas(
         if axis in by_axis:
             phase = "parameters" if kind == "all_gather" and job.plan.zero else "gradients"
             found.append(_of_group(phase, kind, by_axis[axis], moved.calls, float(moved.payload_bytes), priced))
-    if "ends" in by_axis and rank * job.plan.dp * job.plan.cp * job.plan.tp in by_axis["ends"].ranks:
+    if "ends" in by_axis and by_axis["pp"].ranks[rank] in by_axis["ends"].ranks:
         size = float(job.precision.reduce_bytes * -(-job.model.vocab // job.plan.tp) * job.model.hidden)
         found.append(_of_group("gradients", "all_reduce", by_axis["ends"], 1, size, priced))
     if priced is None:

@@ -98,7 +98,7 @@ def tell(job: JobSpec) -> Story:
         passes=passes, rank=rank, pieces=of_ranks[rank], times=times,
         crossings=crossings(job, program, rank, of_ranks[rank], passes=passes, groups=groups, priced=priced),
         step=None if priced is None else priced.step, links=[] if costing is None else _links(run, costing),
-        untimed=untimed, layouts=layouts(job, program.placement),
+        untimed=untimed, layouts=layouts(job),
     )  # fmt: skip
 
 

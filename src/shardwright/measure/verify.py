@@ -11,6 +11,7 @@ from shardwright.measure.rounding import MOVES, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.sharding.groups import loses_gradients
 from shardwright.train.build import build
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.launch.full_disk import telling_of_full_disk
@@ -60,7 +61,7 @@ def verify(job: JobSpec, num_steps: int, tolerance: float) -> tuple[Verdict, lis
 
         ranks, (one,) = run(job, "plan"), run(job.as_one_rank(), "one")
         verdict = compare(ranks, one)
-        if verdict.within(tolerance) or math.inf in verdict.differences or job.plan.loses_gradients:
+        if verdict.within(tolerance) or math.inf in verdict.differences or loses_gradients(job.plan):
             return verdict, []
         return verdict, [compare(run(job.as_one_rank(), f"moved{number}", number), one) for number in MOVES]
 

@@ -41,7 +41,7 @@ def _device_notes(job: JobSpec) -> list[str]:
     told, plan = job.cluster.told_devices, job.plan
     if told in (0, plan.world):
         return []
-    rest = plan.tp * plan.pp * plan.cp
+    rest = plan.world // plan.dp
     way_out = (
         f"dp {told // rest} would use them all"
         if told % rest == 0

@@ -10,6 +10,7 @@ from shardwright.schedule.message_sizes import job_sizes
 from shardwright.schedule.registry import PipelineShape, schedule_faults, shape_order, shape_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs
+from shardwright.sharding.groups import zero_stage
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def job_order(job: JobSpec, num_steps: int = 1) -> Order:
         plan.pp, job.num_microbatches, plan.virtual_stages, plan.extra_warmup, num_steps=num_steps,
         most_alive=_limit(job), costs=costs,
     )  # fmt: skip
-    zero = max(plan.zero_stage(is_expert) for is_expert in {False, job.model.moe.experts > 0})
+    zero = max(zero_stage(plan, is_expert) for is_expert in {False, job.model.moe.experts > 0})
     # The only run of a rank with one stage of several ends with its last addition anyway.
     reduces_by_run = zero >= 2 and (plan.stages_per_rank > 1 or plan.pp == 1)
     return Order(plan.schedule, shape, plan.recompute, zero == 3 and plan.gathers_stages, reduces_by_run=reduces_by_run)

@@ -7,6 +7,7 @@ reduction, the result of a gather, the message of a send. What an algorithm puts
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.sharding.groups import num_replicas
 from shardwright.sharding.stage_parameters import stage_parameters
 from shardwright.sharding.stage_placement import StagePlacement
 
@@ -49,7 +50,7 @@ def job_sizes(job: JobSpec, placement: StagePlacement, tp_index: int = 0) -> Siz
     if model.tied_embeddings and placement.holders[0][0] == placement.holders[0][-1]:
         held[-1].pop()  # one memory for both uses, whose gradients are summed before they travel
     # What a single replica holds for itself, such as an expert that no other rank has, is neither summed nor gathered.
-    shared = {False: plan.replicas * placement.num_copies > 1, True: plan.expert_replicas * placement.num_copies > 1}
+    shared = {is_expert: num_replicas(plan, is_expert) > 1 for is_expert in (False, True)}
     elements = [sum(place.num_elements for place in places if shared[place.is_expert]) for places in held]
     numbers = job.precision
     return Sizes(

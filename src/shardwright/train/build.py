@@ -31,6 +31,7 @@ from shardwright.schedule.job_program import job_program
 from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program
+from shardwright.sharding.groups import ends, zero_stage
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
@@ -102,8 +103,7 @@ def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None 
         device,
         job.run.timeout_s,
         watch=watch,
-        tied=job.model.tied_embeddings,
-        placement=program.placement,
+        ends=ends(job.plan, program.placement) if job.model.tied_embeddings else None,
         side_by_side=pairs,
         ranks_per_node=job.cluster.devices_per_node,
     )
@@ -220,8 +220,8 @@ def _shardings(job: JobSpec, mesh: Mesh, stage: int, num_stages: int) -> tuple[S
     """How replicas share the state of a stage: (all but its experts, its experts)."""
     plan = job.plan
     dense, experts = (of.sharing(stage, num_stages) for of in (mesh.replicas, mesh.expert_replicas))
-    return _sharding(job, mesh, *dense, plan.zero_stage()), _sharding(
-        job, mesh, *experts, plan.zero_stage(is_expert=True)
+    return _sharding(job, mesh, *dense, zero_stage(plan)), _sharding(
+        job, mesh, *experts, zero_stage(plan, is_expert=True)
     )
 
 

@@ -14,12 +14,14 @@ from typing import Any, get_args
 import numpy as np
 
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import ScheduleName, layer_policies
+from shardwright.config.plan import STAGE_COPIES, ScheduleName, layer_policies
 from shardwright.config.recompute_policy import WHOLE_LAYER, Policy
+from shardwright.sharding.groups import REPLICAS, WORLD, layout
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.model_blocks import ExpertShape, LatentShape
 
 SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
+_COPIES = np.array([STAGE_COPIES.get(name, 1) for name in SCHEDULE_NAMES])
 
 
 @dataclass(frozen=True)
@@ -162,17 +164,17 @@ class PlanGrid:
     @cached_property
     def world(self) -> Numbers:
         """Number of ranks."""
-        return self.dp * self.tp * self.pp * self.cp
+        return layout(self, WORLD).size
 
     @cached_property
     def replicas(self) -> Numbers:
-        """Ranks that sum the same gradients."""
-        return self.dp * self.cp
+        """Ranks that hold the same part of a layer and see different tokens."""
+        return layout(self, REPLICAS[False]).size
 
-    @cached_property
-    def expert_replicas(self) -> Numbers:
-        """Ranks that hold the same part of the same experts."""
-        return np.maximum(1, self.replicas * self.tp // (self.ep * self.expert_tp))
+    @property
+    def expert_tp_size(self) -> Numbers:
+        """Ranks that share each expert's matrices: here `expert_tp` says it itself."""
+        return self.expert_tp
 
     @cached_property
     def schedules(self) -> tuple[tuple[str, Any], ...]:
@@ -198,26 +200,15 @@ class PlanGrid:
 
     @cached_property
     def num_copies(self) -> Numbers:
-        """How often a pipeline holds each stage: a bidirectional one twice."""
-        names = [name for name, _ in self.schedules]
-        if "dualpipe" not in names or len(names) == 1:
-            return 2 if "dualpipe" in names else 1
-        return np.where(self.schedule_number == SCHEDULE_NAMES.index("dualpipe"), 2, 1)
+        """How often a pipeline holds each stage."""
+        if len(self.schedules) == 1:
+            return STAGE_COPIES.get(self.schedules[0][0], 1)
+        return _COPIES[self.schedule_number]
 
     @property
     def is_paired(self) -> bool:
         """Whether another microbatch computes while tokens travel to experts and back."""
         return all(name.startswith("dualpipe") for name, _ in self.schedules)
-
-    @cached_property
-    def shard_ranks(self) -> Numbers:
-        """Ranks that share one set of ZeRO's shards, those of both copies of a stage."""
-        return _sharing(self, self.replicas) * self.num_copies
-
-    @cached_property
-    def expert_shard_ranks(self) -> Numbers:
-        """Ranks that share one set of shards of experts."""
-        return _sharing(self, self.expert_replicas) * self.num_copies
 
     @cached_property
     def num_microbatches(self) -> Numbers:
@@ -267,13 +258,6 @@ def stacked(cuts: Sequence[PlanGrid]) -> PlanGrid:
     """Single plans that differ in numbers alone, as one of arrays."""
     numbers: dict[str, Any] = {name: np.array([getattr(cut, name) for cut in cuts]) for name in _NUMBERS}
     return replace(cuts[0], **numbers)
-
-
-def _sharing(cut: PlanGrid, replicas: Numbers) -> Numbers:
-    """Ranks that share one set of shards, among those that hold the same; plan.sharing says it of one plan."""
-    is_hybrid = (cut.zero > 0) & (cut.zero_ranks > 0) & (cut.zero_ranks < replicas)
-    is_hybrid = is_hybrid & (replicas % np.maximum(1, cut.zero_ranks) == 0)
-    return np.where(is_hybrid, cut.zero_ranks, replicas)
 
 
 @dataclass(frozen=True)

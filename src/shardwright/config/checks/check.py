@@ -173,7 +173,7 @@ def _fold_faults(job: JobSpec) -> list[str]:
             f"plan.expert_tp {plan.expert_tp} is neither 1 nor plan.tp {plan.tp}; experts are cut over tp like the "
             f"other matrices, or not at all: use 1 or {plan.tp}"
         ]
-    ranks = plan.dp * plan.cp * plan.tp // plan.expert_tp_size
+    ranks = plan.stage_ranks // plan.expert_tp_size
     if ranks % plan.ep:
         axes = f"dp {plan.dp} x cp {plan.cp}" + (f" x tp {plan.tp}" if plan.expert_tp_size < plan.tp else "")
         faults.append(
@@ -228,7 +228,7 @@ def _cluster_faults(job: JobSpec) -> list[str]:
     if cluster.device != "unknown":
         faults += entry_faults("cluster.device", "devices", cluster.device, DeviceSpec)
     if cluster.num_devices and plan.world != cluster.num_devices:
-        rest = plan.tp * plan.pp * plan.cp
+        rest = plan.world // plan.dp
         way_out = (
             f"use dp {cluster.num_devices // rest}"
             if cluster.num_devices % rest == 0

@@ -23,7 +23,7 @@ def part_faults(job: JobSpec) -> list[str]:
             f"cluster.nodes {cluster.nodes} x devices_per_node {cluster.devices_per_node} = {alone} devices, and "
             f"cluster.parts has {parts} = {cluster.num_devices}; leave cluster.nodes and devices_per_node out"
         )
-    stage = plan.dp * plan.cp * plan.tp
+    stage = plan.stage_ranks
     for number, part in enumerate(cluster.parts):
         where = f"cluster.parts[{number}]"
         faults += entry_faults(f"{where}.device", "devices", part.device, DeviceSpec)

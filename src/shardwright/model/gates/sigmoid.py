@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import Choice, Known, add_to_one, all_hold, largest
-from shardwright.model.gates.groups import within_groups
+from shardwright.model.gates.within_groups import within_groups
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The mesh of process groups: this rank's line along each axis of sharding/mesh.py."""
+"""The mesh of process groups: this rank's line along each axis of sharding/groups.py."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -11,8 +11,9 @@ from shardwright.parallel.comm.collectives import Axis, NodeAxes
 from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.ledger import Ledger
-from shardwright.sharding.mesh import AXES, MeshShape
-from shardwright.sharding.stage_placement import StagePlacement, in_line
+from shardwright.sharding import groups
+from shardwright.sharding.groups import AxisGroups, GroupKind, axis_groups
+from shardwright.sharding.mesh import MeshShape
 
 
 @dataclass(frozen=True)
@@ -81,48 +82,35 @@ class Mesh:
 
 def make_mesh(
     plan: PlanSpec, rank: int, device: torch.device, timeout_s: float, watch: Watch | None = None,
-    tied: bool = False, placement: StagePlacement | None = None, side_by_side: bool = False, ranks_per_node: int = 0,
+    ends: AxisGroups | None = None, side_by_side: bool = False, ranks_per_node: int = 0,
 ) -> Mesh:  # fmt: skip
     """Create the process groups of every axis. All ranks of an initialised default group must call this.
 
-    `tied` asks for the group of the pipeline's two ends. `placement` says where they are, and how many copies of the
-    stages there are; `side_by_side`, that a forward and a backward pass may run at once. `ranks_per_node` neighbouring
-    ranks share a node, if it is not 0.
+    `ends` are the ends of pipelines that share a tied table; `side_by_side` says that a forward and a backward pass may
+    run at once. `ranks_per_node` neighbouring ranks share a node, if it is not 0.
     """
-    shape, experts = MeshShape.of(plan), MeshShape.of_experts(plan)
     ledger, turns = Ledger(device, rank, ranks_per_node), Turns()
-    placement = placement or in_line(plan.pp)
     # The watch speaks first; this bound only ends a rank whose watch could not.
-    maker = _AxisMaker(rank, ledger, watch, turns, timedelta(seconds=2 * timeout_s + 10))
+    maker = _AxisMaker(plan, rank, ledger, watch, turns, timedelta(seconds=2 * timeout_s + 10))
     twice = side_by_side and device.type == "cpu"  # on CUDA one thread issues both passes
-    pipelines = shape.lines("pp")
-    pp = maker.axis("pp", pipelines)
-    dp = maker.axis("dp", shape.lines("dp"))
-    dp_cp = maker.axis("dp cp", shape.lines("dp", "cp")) if plan.cp > 1 else dp
-    tp = maker.axis("tp", shape.lines("tp"), twice)
-    dense = maker.replicas(plan, placement, dp_cp, shape, ("dp", "cp"))
-    is_folded = plan.ep > 1 or plan.expert_tp_size != plan.tp
+    pp = maker.along(groups.PP)
     own_directions = device.type == "cuda"  # Gloo tells messages apart by their tags
-    first, last = placement.holders[0][0], placement.holders[0][-1]
-    has_ends = tied and placement.num_copies == 1 and first != last
     return Mesh(
         rank=rank,
-        shape=shape,
-        world=maker.axis("world", shape.lines(*AXES)),
+        shape=MeshShape.of(plan),
+        world=maker.along(groups.WORLD),
         pp=pp,
-        dp=dp,
-        cp=maker.axis("cp", shape.lines("cp"), twice),
-        tp=tp,
-        dp_cp=dp_cp,
-        ep=maker.expert_axis(plan, experts, ranks_per_node, twice),
-        expert_tp=tp if plan.expert_tp_size == plan.tp else tp.alone("etp"),
-        forward=maker.axis("pp", pipelines) if own_directions else pp,
-        backward=maker.axis("pp", pipelines) if own_directions else pp,
-        ends=maker.axis("ends", [[line[first], line[last]] for line in pipelines] if has_ends else []),
-        replicas=dense,
-        expert_replicas=maker.replicas(plan, placement, maker.axis("edp", experts.lines("edp")), experts, ("edp",))
-        if is_folded
-        else dense,
+        dp=maker.along(groups.DP),
+        cp=maker.along(groups.CP, twice),
+        tp=maker.along(groups.TP, twice),
+        dp_cp=maker.along(groups.REPLICAS[False]),
+        ep=maker.expert_axis(ranks_per_node, twice),
+        expert_tp=maker.along(groups.ETP, twice),
+        forward=maker.along(groups.PP, number=1) if own_directions else pp,
+        backward=maker.along(groups.PP, number=2) if own_directions else pp,
+        ends=pp.alone("ends") if ends is None else maker.axis(ends),
+        replicas=maker.replicas(is_expert=False),
+        expert_replicas=maker.replicas(is_expert=True),
         device=device,
         ledger=ledger,
         turns=turns,
@@ -132,21 +120,34 @@ def make_mesh(
 
 @dataclass(frozen=True)
 class _AxisMaker:
-    """Makes the axes of one rank. All ranks must make the same ones in the same order."""
+    """Makes the axes of one rank, each once. All ranks must make the same ones in the same order."""
 
+    plan: PlanSpec
     rank: int
     ledger: Ledger
     watch: Watch | None
     turns: Turns
     timeout: timedelta
+    made: dict[tuple[AxisGroups, int], Axis] = field(default_factory=dict)
 
-    def axis(self, name: str, lines: list[list[int]], twice: bool = False) -> Axis:
-        """This rank's line; `twice` if a forward and a backward pass on threads of their own use it side by side."""
-        mine = next((line for line in lines if self.rank in line), [self.rank])
-        backward = self._group(lines) if twice else None
-        return Axis(
-            name, tuple(mine), mine.index(self.rank), self._group(lines), self.ledger, self.watch, backward, self.turns
-        )
+    def along(self, kind: GroupKind, twice: bool = False, number: int = 0) -> Axis:
+        """This rank's line of a kind of groups."""
+        return self.axis(axis_groups(self.plan, kind), twice, number)
+
+    def axis(self, lies: AxisGroups, twice: bool = False, number: int = 0) -> Axis:
+        """This rank's line; `twice` if a forward and a backward pass on threads of their own use it side by side.
+
+        Each `number` of the same groups has communicators of its own.
+        """
+        if (lies, number) not in self.made:
+            lines = lies.lines()
+            mine = next((line for line in lines if self.rank in line), [self.rank])
+            backward = self._group(lines) if twice else None
+            self.made[lies, number] = Axis(
+                lies.axis, tuple(mine), mine.index(self.rank), self._group(lines), self.ledger, self.watch, backward,
+                self.turns,
+            )  # fmt: skip
+        return self.made[lies, number]
 
     def _group(self, lines: list[list[int]]) -> dist.ProcessGroup | None:
         mine = None
@@ -156,32 +157,17 @@ class _AxisMaker:
                 mine = made if self.rank in ranks else mine
         return mine
 
-    def replicas(
-        self, plan: PlanSpec, placement: StagePlacement, line: Axis, shape: MeshShape, along: tuple[str, ...]
-    ) -> ReplicaAxes:
-        """The ranks that sum gradients with this one: `line`, which runs `along` some axes of a mesh, or parts of it
-        under hybrid sharding, or two lines of a pipeline that holds each stage twice."""
-        if placement.num_copies == 2:
-            lines = shape.mirrored(*along)
-            return ReplicaAxes(
-                (self.axis(line.name, lines), self.axis(line.name, lines)), line.alone(f"{line.name} copies")
-            )
-        num_shards, num_copies = plan.sharing(is_expert=along == ("edp",))
-        if num_copies == 1:
-            return ReplicaAxes((line, line), line.alone(f"{line.name} copies"))
-        lines = shape.lines(*along)
-        inner = [ranks[i : i + num_shards] for ranks in lines for i in range(0, len(ranks), num_shards)]
-        outer = [ranks[i::num_shards] for ranks in lines for i in range(num_shards)]
-        shards = self.axis(f"{line.name} shards", inner)
-        return ReplicaAxes((shards, shards), self.axis(f"{line.name} copies", outer))
+    def replicas(self, is_expert: bool) -> ReplicaAxes:
+        """The ranks that sum gradients with this one."""
+        shards = axis_groups(self.plan, groups.SHARDS[is_expert])
+        second_half = self.axis(shards, number=int(shards.is_mirrored))
+        return ReplicaAxes((self.axis(shards), second_half), self.along(groups.COPIES[is_expert]))
 
-    def expert_axis(self, plan: PlanSpec, experts: MeshShape, ranks_per_node: int, twice: bool) -> Axis:
+    def expert_axis(self, ranks_per_node: int, twice: bool) -> Axis:
         """The ranks that hold different experts, with its nodes where dispatch is node-aware."""
-        lines = experts.lines("ep")
-        whole = self.axis("ep", lines, twice)
+        whole, plan = self.along(groups.EP, twice), self.plan
         here = ep_ranks_of_node(plan, ranks_per_node) if plan.dispatch == "node-aware" else 0
         if here in (0, plan.ep):
             return whole
-        between = self.axis("ep", [line[i::here] for line in lines for i in range(here)], twice)
-        nodes = [line[i : i + here] for line in lines for i in range(0, plan.ep, here)]
-        return replace(whole, by_node=NodeAxes(between, self.axis("ep", nodes, twice)))
+        inside, between = axis_groups(plan, groups.EP).split(here)
+        return replace(whole, by_node=NodeAxes(self.axis(between, twice, 1), self.axis(inside, twice, 1)))

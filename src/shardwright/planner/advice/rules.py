@@ -73,7 +73,7 @@ def pipeline_across_nodes(job: JobSpec) -> RuleOfThumb | None:
         "pipeline across nodes, once tp fills one",
         f"tp {node} before pp, where the model needs both",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 1",
-        plan.tp >= min(node, job.model.num_kv_heads) or plan.tp * plan.dp * plan.cp >= node,
+        plan.tp >= min(node, job.model.num_kv_heads) or plan.stage_ranks >= node,
     )
 
 

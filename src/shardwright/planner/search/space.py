@@ -24,6 +24,7 @@ from shardwright.config.model import ModelSpec, divisors
 from shardwright.config.plan import STAGES_PER_RANK, chunks_per_rank
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import DEGREES, SHARING, Column, Columns, PlanBlock, Words, crossed, taken
+from shardwright.sharding.groups import is_hybrid
 from shardwright.workload.query import SCHEDULE_NAMES
 
 SCHEDULES = (
@@ -252,7 +253,7 @@ def hybrid_ranks(job: JobSpec, constraints: Constraints, rows: Columns) -> Colum
     kept = constraints.keep.get("zero_ranks", 0)
     size = np.full_like(rows["tp"], kept) if kept else job.cluster.devices_per_node // rows["tp"]
     replicas = rows["dp"] * rows["cp"]
-    return np.where((size > 1) & (size < replicas) & (replicas % np.maximum(size, 1) == 0), size, 0)
+    return np.where((size > 1) & is_hybrid(size, replicas), size, 0)
 
 
 def count_by_words(job: JobSpec, constraints: Constraints, columns: Columns) -> dict[Words, int]:

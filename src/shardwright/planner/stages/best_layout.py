@@ -139,8 +139,8 @@ def _alone(job: JobSpec) -> list[JobSpec]:
 def part_of_rank(plan: PlanSpec, parts: list[PartSpec]) -> list[int]:
     """The part of the cluster whose devices each pipeline rank has. Parts hold whole stages
     (config/checks/check_parts.py)."""
-    stage = plan.dp * plan.cp * plan.tp
-    return [number for number, part in enumerate(parts) for _ in range(part.num_devices // stage)] or [0] * plan.pp
+    ranks = [number for number, part in enumerate(parts) for _ in range(part.num_devices // plan.stage_ranks)]
+    return ranks or [0] * plan.pp
 
 
 def _fits(stages: Stages, mine: list[PipelineSlot]) -> bool:

@@ -19,6 +19,7 @@ from shardwright.report.explain.operators_table import passes_text, piece_name, 
 from shardwright.report.explain.story_dict import story_dict
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
+from shardwright.sharding.groups import REPLICAS, axis_groups, num_replicas
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
 
 _WIDTH = 110
@@ -249,10 +250,10 @@ def _update(story: Story) -> Iterator[str]:
             f"summed, {number_text(data[0].full_bytes)} bytes in one {data[0].kind}."
         )
     else:
-        num_replicas = plan.replicas * story.program.placement.num_copies
         yield _says(
-            f"{num_replicas:,} ranks hold the same part of a layer and have seen different tokens: their gradients are "
-            f"summed, in buckets of {plan.bucket_mib:g} MiB of weights or one tensor" + _reduction(plan.zero) + ".",
+            f"{num_replicas(plan):,} ranks hold the same part of a layer and have seen different tokens: their "
+            f"gradients are summed, in buckets of {plan.bucket_mib:g} MiB of weights or one tensor"
+            + f"{_reduction(plan.zero)}.",
             f"Gradients travel in {job.precision.reduce_number}."
             if plan.compress == "none"
             else f"Gradients are compressed on their way: {plan.compress}.",
@@ -271,9 +272,10 @@ def _update(story: Story) -> Iterator[str]:
 def _expert_replicas(job: JobSpec) -> str:
     if not job.model.moe.experts:
         return ""
-    if job.plan.expert_replicas == 1:
+    count = axis_groups(job.plan, REPLICAS[True]).size
+    if count == 1:
         return "Each part of an expert is on one rank alone, and its gradients with it."
-    return f"Each part of an expert is on {job.plan.expert_replicas:,} ranks, and they sum its gradients."
+    return f"Each part of an expert is on {count:,} ranks, and they sum its gradients."
 
 
 def _reduction(zero: int) -> str:

@@ -171,9 +171,7 @@ def show_job(job: JobSpec, latency: float, num_steps: int, output: Output) -> No
     wire = f"a message takes {number(latency)}" if latency else "messages take no time"
     plan = job.plan
     devices = f"tp {plan.tp}" if plan.cp == 1 else f"cp {plan.cp} x tp {plan.tp}"
-    drawn = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (
-        plan.dp * plan.cp * plan.tp > 1
-    )
+    drawn = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (plan.stage_ranks > 1)
     note = (
         f"{drawn}Times are relative: 1 is {unit}; input and weight gradients take as long as the forward, and {wire}. "
         f"Seconds need a calibration of the device."
