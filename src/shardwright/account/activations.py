@@ -15,6 +15,7 @@ from shardwright.account.attention_activations import attention_of, stream_sizes
 from shardwright.account.kept_tensors import BOOL, FLOAT32, INT32, INT64, Chain, KeptTensors, Share
 from shardwright.account.moe_activations import Rows, experts_of
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import split_evenly
 from shardwright.config.recompute_policy import LAYER, Policy
 
@@ -114,7 +115,7 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     model, element = job.model, share.element
     tokens = share.tokens
     inner = model.ffn_size // share.tp
-    up_width = (2 if model.gated_mlp else 1) * inner
+    up_width = shape_of(model).gates * inner
     sizes = stream_sizes(share) | {
         "up": element * tokens * up_width,
         "biased up": element * tokens * up_width,

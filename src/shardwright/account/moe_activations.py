@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from shardwright.account.kept_tensors import FLOAT32, INT64, Chain, KeptTensors, Share
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.moe import MoeSpec
 
 
@@ -46,7 +47,7 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, int], 
     rows = rows or expected_rows(job)
     element, tokens, sent_tokens = share.element, share.tokens_here, _tokens_sent(job)
     inner = moe.ffn_size(model.ffn_size) // job.plan.expert_tp_size
-    up_width = (2 if model.gated_mlp else 1) * inner
+    up_width = shape_of(model).gates * inner
     is_moved = job.plan.ep > 1 and moe.experts > job.plan.ep
     sizes = _router_sizes(moe, tokens, job.plan.microbatch_size, rows.choices) | {
         "weights": FLOAT32 * sent_tokens * rows.choices,
@@ -104,7 +105,7 @@ def _shared(job: JobSpec, share: Share) -> tuple[dict[str, int], Chain]:
     inner = moe.shared_size(model.ffn_size) // share.tp
     if not inner:
         return {}, ()
-    up_width = (2 if model.gated_mlp else 1) * inner
+    up_width = shape_of(model).gates * inner
     sizes = {
         "shared up": element * share.tokens * up_width,
         "biased shared up": element * share.tokens * up_width,

@@ -175,7 +175,7 @@ def _state(cut: PlanGrid, software: SoftwareSpec, held: tuple[Array, ...]) -> tu
 def _gathered(run: Run, software: SoftwareSpec, held: Numbers, num_layers: Numbers) -> Numbers:
     """ZeRO-3: parameters and gradients of the layers that are there in full at once: two, and the tables."""
     shape, cut = run.shape, run.cut
-    tables = (1 if shape.tied else 2) * shape.vocab * shape.hidden / cut.tp
+    tables = shape.num_tables * shape.table_elements / cut.tp
     layer = np.maximum(0.0, held - tables) / num_layers
     there = (2 * layer + tables) * cut.element_bytes + layer * software.reduce_bytes
     return np.where((cut.zero == 3) & (cut.replicas > 1), there, 0.0)

@@ -328,7 +328,7 @@ class Costing:
         Shards that are kept on the host come from there before each gather.
         """
         shape, cut, rates, groups = self.run.shape, self.run.cut, self.rates, self.groups
-        common, routed = shape.vocab * shape.hidden, 0
+        common, routed = shape.table_elements, 0
         if kind in LAYERS:
             common, routed = shape.kind_parameters(kind)
         gather, scatter = 0.0, 0.0

@@ -3,6 +3,7 @@
 Letters and units are those of operators.py.
 """
 
+from shardwright.config.model_shape import ModelShape
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import HALF, Context, Exchange, MatrixProduct, Operator
 
@@ -17,9 +18,14 @@ def embed(c: Context) -> Operator:
 def loss_bytes(c: Context) -> Numbers:
     """What the loss and the backward of the head need at once: the logits in some forms, the product's input, whole
     again under sequence parallel, and its gradient, and a placeholder of the weight's gradient."""
-    weight = c.shape.padded_vocab(c.cut.tp) // c.cut.tp * c.shape.hidden
+    weight = padded_vocab(c.shape, c.cut.tp) // c.cut.tp * c.shape.hidden
     products = (c.whole + c.gathered) * c.cut.element_bytes / HALF
     return logits(c) * c.software.logit_peak + products + c.software.placeholder_bytes * weight
+
+
+def padded_vocab(shape: ModelShape, tp: Numbers) -> Numbers:
+    """Rows of the table with those that make each tp rank's part a multiple of 128, as all frameworks pad it."""
+    return -(-shape.vocab // (128 * tp)) * 128 * tp
 
 
 def logits(c: Context) -> Numbers:
@@ -30,7 +36,7 @@ def logits(c: Context) -> Numbers:
 def head(c: Context) -> Operator:
     """The product with the vocabulary and the cross entropy over it, cut by vocabulary."""
     s, w = c.shape, c.software
-    columns = s.padded_vocab(c.cut.tp) // c.cut.tp
+    columns = padded_vocab(s, c.cut.tp) // c.cut.tp
     n = logits(c)
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
     return Operator(

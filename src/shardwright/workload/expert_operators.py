@@ -21,7 +21,7 @@ def route(c: Context) -> Operator:
     # Where experts are whole tp ranks share the tokens, be the residual stream sharded or not.
     rows = c.tokens / np.where((c.cut.expert_tp == 1) | np.asarray(c.cut.sequence_parallel), c.cut.tp, 1)
     traffic = rows * of.num * FLOAT32 * 8
-    product = MatrixProduct(rows, c.shape.hidden, of.num)
+    product = MatrixProduct.of(rows, c.shape.gate_matrices[0], 1)
     return Operator("router", (product,), None, traffic, traffic, kept=c.stream + traffic / 4)
 
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.workload import embedding_head as ends
 from shardwright.workload import expert_operators as routed
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.operators import HALF, Context, Operator
-from shardwright.workload.query import ModelShape, PlanGrid
+from shardwright.workload.query import PlanGrid
 
 Chain = tuple[Operator, ...]
 LAYERS = ("dense", "experts")  # kinds of pieces that are layers

@@ -14,9 +14,10 @@ from typing import Literal
 
 import numpy as np
 
+from shardwright.config.model_shape import Matrix, ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.query import ModelShape, PlanGrid
+from shardwright.workload.query import PlanGrid
 
 HALF, FLOAT32 = 2, 4
 
@@ -33,6 +34,11 @@ class MatrixProduct:
     columns: Numbers
     batch: Numbers = 1
     weight: bool = True
+
+    @classmethod
+    def of(cls, rows: Numbers, matrix: Matrix, tp: Numbers, batch: Numbers = 1) -> "MatrixProduct":
+        """Rows times the part of a weight that each of `tp` ranks has."""
+        return cls(rows, *matrix.on_rank(tp), batch)
 
     @property
     def flops(self) -> Numbers:
@@ -219,10 +225,9 @@ def leave(c: Context, name: str) -> Operator:
 
 def queries_keys_values(c: Context) -> Operator:
     """One product for query, key and value; keeps what it gives."""
-    s, t = c.shape, c.cut.tp
-    columns = s.head_dim * (s.heads + 2 * s.kv_heads) // t
-    kept = HALF * c.tokens * columns
-    product = MatrixProduct(c.tokens, s.hidden, columns)
+    qkv, _ = c.shape.attention_matrices
+    product = MatrixProduct.of(c.tokens, qkv, c.cut.tp)
+    kept = HALF * c.tokens * product.columns
     return Operator("qkv", (product,), kept=kept, kept_result=kept, given=kept, inside=c.gathered)
 
 
@@ -231,13 +236,15 @@ def latents(c: Context) -> Operator:
 
     Without low-rank queries the same gather brings the rows for the queries, and each rank makes the latents of all.
     """
-    s, t, m = c.shape, c.cut.tp, c.shape.latent
+    m, (down, q_up, *_) = c.shape.latent, c.shape.attention_matrices
     assert m is not None, "only latent attention has latents"
-    low = m.query_rank + m.key_rank + m.rotary
     rows = c.own if m.query_rank else c.tokens
-    columns = m.query_rank or s.heads * (m.plain + m.rotary) // t
-    products = (MatrixProduct(rows, s.hidden, columns), MatrixProduct(rows, s.hidden, m.key_rank + m.rotary))
-    kept, given = HALF * rows * low, HALF * rows * (columns + m.key_rank + m.rotary)
+    of_keys = MatrixProduct(rows, down.inner, down.columns - m.query_rank)
+    of_queries = MatrixProduct.of(rows, q_up, c.cut.tp)
+    if m.query_rank:
+        of_queries = MatrixProduct(rows, down.inner, m.query_rank)
+    products = (of_queries, of_keys)
+    kept, given = HALF * rows * down.columns, HALF * rows * (of_queries.columns + of_keys.columns)
     inside = 0.0 if m.query_rank else c.gathered
     return Operator("qkv", products, kept=kept, kept_result=kept, given=given, inside=inside)
 
@@ -250,13 +257,12 @@ def heads_of_latents(c: Context) -> Operator:
     """
     s, t, m = c.shape, c.cut.tp, c.shape.latent
     assert m is not None, "only latent attention has latents"
-    widths = m.plain + m.rotary
-    queries = (MatrixProduct(c.tokens, m.query_rank, s.heads * widths // t),) if m.query_rank else ()
-    products = (*queries, MatrixProduct(c.tokens, m.key_rank, s.heads * (m.plain + m.value) // t))
+    _, q_up, kv_up, _ = s.attention_matrices
+    products = tuple(MatrixProduct.of(c.tokens, of, t) for of in ((q_up, kv_up) if m.query_rank else (kv_up,)))
     rows = c.own if m.query_rank else c.tokens
     low = m.query_rank + m.key_rank
     traffic = rows * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
-    given = HALF * c.tokens * (s.heads // t) * (2 * widths + m.value)
+    given = HALF * c.tokens * (s.heads // t) * (2 * s.query_width + s.value_width)
     kept = HALF * rows * low + given
     narrow = (low + m.rotary) / s.hidden if m.query_rank else 0.0
     forward, backward = _gathered(c, narrow)
@@ -270,7 +276,7 @@ def rotate(c: Context) -> Operator:
     s, w = c.shape, c.software
     width = s.head_dim * (s.heads + 2 * s.kv_heads)
     if s.latent:
-        width = s.heads * (2 * (s.latent.plain + s.latent.rotary) + s.latent.value)
+        width = s.heads * (2 * s.query_width + s.value_width)
     n = c.tokens * width / c.cut.tp
     return Operator("rotary", (), None, n * w.rotary[0], n * w.rotary[1], kept=n * w.rotary_kept, given=HALF * n)
 
@@ -282,8 +288,7 @@ def attention(c: Context) -> Operator:
     """
     s, cut, w = c.shape, c.cut, c.software
     heads = np.maximum(1, s.heads // cut.tp)
-    per_query = s.latent.plain + s.latent.rotary if s.latent else s.head_dim
-    per_value = s.latent.value if s.latent else s.head_dim
+    per_query, per_value = s.query_width, s.value_width
     queries = s.sequence // cut.cp
     given = HALF * c.tokens * heads * per_value
     ahead, back = _keys_to_queries(c, heads, per_query)
@@ -336,9 +341,7 @@ def _keys_to_queries(c: Context, heads: Numbers, width: int) -> tuple[tuple[Exch
 
 def output(c: Context) -> Operator:
     """The product that joins the heads; its input is what attention keeps."""
-    s = c.shape
-    width = s.heads * (s.latent.value if s.latent else s.head_dim) // c.cut.tp
-    return Operator("out", (MatrixProduct(c.tokens, width, s.hidden),), given=c.whole)
+    return Operator("out", (MatrixProduct.of(c.tokens, c.shape.attention_matrices[-1], c.cut.tp),), given=c.whole)
 
 
 def join(c: Context, name: str) -> Operator:
@@ -354,19 +357,19 @@ def mlp(
     """Up (and gate), activation, down. `rows` tokens by each of `batch` experts, where it is not T by one."""
     s, w, t = c.shape, c.software, c.cut.tp if tp is None else tp
     is_dense = rows is None
-    rows, width, gates = c.tokens if rows is None else rows, ffn // t, 2 if s.gated else 1
-    n = rows * batch * width
-    up_kept = HALF * gates * n
+    rows = c.tokens if rows is None else rows
+    up, down = (MatrixProduct.of(rows, matrix, t, batch) for matrix in s.mlp_matrices(ffn))
+    n = rows * batch * down.inner
+    up_kept = HALF * s.gates * n
     # The bytes of an activation are of one with a gate: without, one tensor less is read, and one less written.
     plain = 1.0 if s.gated else 2 / 3
     return [
         Operator(
-            "up", (MatrixProduct(rows, s.hidden, gates * width, batch),), kept=up_kept, kept_result=up_kept,
-            given=up_kept, inside=c.gathered if is_dense else 0.0,
+            "up", (up,), kept=up_kept, kept_result=up_kept, given=up_kept, inside=c.gathered if is_dense else 0.0,
         ),
         Operator(
             "activation", (), None, plain * n * (w.activation[0] + HALF), plain * n * (w.activation[1] + HALF),
             kept=n * (HALF + w.activation_kept), given=HALF * n,
         ),
-        Operator("down", (MatrixProduct(rows, width, s.hidden, batch),), given=HALF * rows * batch * s.hidden),
+        Operator("down", (down,), given=HALF * rows * batch * s.hidden),
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from shardwright.config.recompute_policy import LAYER, Policy
 from shardwright.config.software import software_of
 from shardwright.workload.layers import Chain, chains, share_run_again
 from shardwright.workload.operators import Operator
-from shardwright.workload.query import cut_of, policy_name, shape_of
+from shardwright.workload.query import cut_of, policy_name, predicted_shape
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Again:
     def of(cls, job: JobSpec, layer: int = 0, prices: LayerPrices | None = None) -> "Again":
         """The costs of a layer of a job, by its number in the model, with kernels of the cluster's software."""
         kept = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
-        shape, cut = shape_of(kept), cut_of(kept)
+        shape, cut = predicted_shape(kept), cut_of(kept)
         kind = "dense" if shape.is_dense(layer) else "experts"
         chain = chains(shape, cut, software_of(job.cluster.software))[kind]
         return cls(chain, cut.element_bytes, prices or LayerPrices())
