@@ -119,6 +119,18 @@ class ModelShape:
         return self.latent.value if self.latent else self.head_dim
 
     @property
+    def mixture(self) -> ExpertShape:
+        """The experts of a model that has some."""
+        assert self.experts is not None, "this model has no experts"
+        return self.experts
+
+    @property
+    def low_ranks(self) -> LatentShape:
+        """The widths of latent attention, of a model that has it."""
+        assert self.latent is not None, "this model has no latent attention"
+        return self.latent
+
+    @property
     def gates(self) -> int:
         """How many matrices of an MLP lie side by side before its activation: gate and up, or up alone."""
         return 2 if self.gated else 1
@@ -152,10 +164,8 @@ class ModelShape:
     @cached_property
     def gate_matrices(self) -> tuple[Matrix, ...]:
         """Weights that are multiplied in float32 in a layer with experts: (router,), or (router, shared gate)."""
-        of = self.experts
-        assert of is not None, "only a mixture of experts has a router"
-        router = Matrix("router", (of.num,), self.hidden)
-        return (router, Matrix("shared_gate", (1,), self.hidden)) if of.shared_gate else (router,)
+        router = Matrix("router", (self.mixture.num,), self.hidden)
+        return (router, Matrix("shared_gate", (1,), self.hidden)) if self.mixture.shared_gate else (router,)
 
     def matrices(self, kind: str) -> tuple[Matrix, ...]:
         """All weight matrices of a layer of a kind."""

@@ -121,7 +121,7 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     what its backward needs besides; and placeholders of dense layers, of those with experts, and of both."""
     software = software_under(run)
     pieces, context = chains(run.shape, run.cut, software), Context(run.shape, run.cut, software)
-    values = [context.residual, loss_bytes(context), kept_bytes(pieces["head"], "none")]
+    values = [context.sizes["input"], loss_bytes(context), kept_bytes(pieces["head"], "none")]
     for kind, policy in kinds:
         values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none"), turn_bytes(pieces[kind], policy)]
     layers = [pieces[kind] for kind in LAYERS if kind in pieces]

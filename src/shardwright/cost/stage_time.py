@@ -171,7 +171,7 @@ def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
     return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
 
 
-_ROUTED = ("up", "activation", "down")
+_MLP = ("up", "activation", "down")  # parts of a layer
 
 
 def _first_of_experts(chain: Chain) -> int:
@@ -229,7 +229,7 @@ class Costing:
         rates = self.rates
         for operator in chain:
             t = operator_s(rates, self.software, operator, self.is_narrow and kind in LAYERS)
-            more = rates.imbalance if kind == "experts" and operator.name in _ROUTED else 1.0
+            more = rates.imbalance if kind == "experts" and operator.of.part in _MLP else 1.0
             ahead = self._exposed(operator.forward, t.forward)
             behind = self._exposed(operator.backward, t.input_grad + t.weight_grad)
             yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, behind)

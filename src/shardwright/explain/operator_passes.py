@@ -120,18 +120,6 @@ def piece_passes(
     return [of.piece(*kind) for kind in kinds]
 
 
-def _told_apart(operators: tuple[OperatorPass, ...]) -> tuple[OperatorPass, ...]:
-    """The MLP between dispatch and combine is the experts', one after them that of the shared experts."""
-    found, whose = [], ""
-    for of in operators:
-        whose = {"dispatch": "expert ", "combine": "", "shared enter": "shared ", "shared leave": ""}.get(
-            of.name, whose
-        )
-        is_inner = of.name in ("up", "activation", "down")
-        found.append(replace(of, name=whose + of.name) if is_inner else of)
-    return tuple(found)
-
-
 @dataclass(frozen=True)
 class _Passes:
     job: JobSpec
@@ -141,10 +129,6 @@ class _Passes:
     groups: Groups
 
     def piece(self, kind: str, policy: str) -> PiecePass:
-        found = self._piece(kind, policy)
-        return replace(found, operators=_told_apart(found.operators)) if kind == "experts" else found
-
-    def _piece(self, kind: str, policy: str) -> PiecePass:
         if self.costing is None:
             of_kind = chains(self.run.shape, self.run.cut, self.software)[kind]
             return PiecePass(kind, policy, tuple(self._untimed(o, policy) for o in of_kind), None, None, None)

@@ -84,9 +84,7 @@ class _Cut:
 
     def _experts(self, name: str) -> list[Place]:
         """Router, experts and shared experts of a layer."""
-        of = self.shape.experts
-        assert of is not None, "a layer of experts needs some"
-        router, *gate = self.shape.gate_matrices
+        of, (router, *gate) = self.shape.mixture, self.shape.gate_matrices
         # A layer's own parameters are listed before those of its parts.
         found = [self._weight(f"{name}.shared_gate", matrix) for matrix in gate]
         found.append(self._weight(f"{name}.router.weight", router))

@@ -5,14 +5,14 @@ Letters and units are those of operators.py.
 
 from shardwright.config.model_shape import ModelShape
 from shardwright.workload.arrays import Numbers
+from shardwright.workload.layer_operators import LayerOperator
 from shardwright.workload.operators import HALF, Context, Exchange, MatrixProduct, Operator
 
 
-def embed(c: Context) -> Operator:
+def embed(c: Context, o: LayerOperator) -> Operator:
     """The lookup, and the sum over tp of a table cut by its vocabulary."""
-    size = HALF * c.tokens * c.shape.hidden
     sums = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
-    return Operator("embedding", (), None, 3 * size, 3 * size, sums)
+    return Operator(o, (), None, 3 * c.whole, 3 * c.whole, sums)
 
 
 def loss_bytes(c: Context) -> Numbers:
@@ -33,12 +33,10 @@ def logits(c: Context) -> Numbers:
     return c.tokens * c.shape.vocab / (c.cut.tp if c.software.head_parallel else 1)
 
 
-def head(c: Context) -> Operator:
+def head(c: Context, o: LayerOperator) -> Operator:
     """The product with the vocabulary and the cross entropy over it, cut by vocabulary."""
     s, w = c.shape, c.software
     columns = padded_vocab(s, c.cut.tp) // c.cut.tp
     n = logits(c)
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
-    return Operator(
-        "head", (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
-    )  # fmt: skip
+    return Operator(o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered)

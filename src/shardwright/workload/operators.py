@@ -1,7 +1,8 @@
 """The operators of one training step on one rank: shapes, FLOPs, bytes moved and kept, collectives by axis.
 
-One function an operator, each for one microbatch on one rank. A layer is a list of them (layers.py). What the kernels
-of a generation of software read and write comes from its description (config/software.py).
+Which operators there are and what they take and give says layer_operators.py; here is a function for each kind, for
+one microbatch on one rank. What the kernels of a generation of software read, write and keep comes from its description
+(config/software.py).
 
 Letters: T tokens of a microbatch on a rank (sequence / cp x microbatch size), H hidden, t tensor-parallel degree, N and
 G query and key/value heads, D head width, F inner width of the MLP, V vocabulary. Sizes are bytes. Every number may be
@@ -17,7 +18,9 @@ import numpy as np
 from shardwright.config.model_shape import Matrix, ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.workload.arrays import Numbers
+from shardwright.workload.layer_operators import LayerOperator
 from shardwright.workload.query import PlanGrid
+from shardwright.workload.tensor_sizes import TensorSizes
 
 HALF, FLOAT32 = 2, 4
 
@@ -88,15 +91,17 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator. `forward_bytes` and `backward_bytes` are elementwise traffic; products' and scores' is their own.
+    """What an operator costs. `forward_bytes` and `backward_bytes` are elementwise traffic; products' and scores' is
+    their own.
 
-    `kept` is what it keeps for its backward, and `kept_result` the part of it that a policy which keeps what products
-    and attention give (`matmul`) still keeps. `given` is its result, and `inside` what its backward needs beside what
-    was kept and the gradients of its result and of what it takes. Of what it kept, its result is for the backward of
-    the operator behind it, unless its own needs it (`needs_kept`).
+    `kept` is what it keeps for its backward, of the tensor that it gives or, if it `keeps_input`, takes; `kept_result`
+    the part of it that a policy which keeps what products and attention give (`matmul`) still keeps. `given` is its
+    result, and `inside` what its backward needs beside what was kept and the gradients of its result and of what it
+    takes. Of what it kept, its result is for the backward of the operator behind it, unless its own needs it
+    (`needs_kept`).
     """
 
-    name: str
+    of: LayerOperator
     products: tuple[MatrixProduct, ...] = ()
     scores: Scores | None = None
     forward_bytes: Numbers = 0.0
@@ -108,6 +113,17 @@ class Operator:
     given: Numbers = 0.0
     inside: Numbers = 0.0
     needs_kept: bool = False
+    keeps_input: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in the list."""
+        return self.of.name
+
+    @property
+    def kept_tensor(self) -> str:
+        """The tensor that it keeps."""
+        return self.of.takes if self.keeps_input else self.of.gives
 
     @property
     def freed(self) -> Numbers:
@@ -145,28 +161,35 @@ class Context:
         return self.shape.sequence / self.cut.cp * self.cut.microbatch
 
     @cached_property
-    def residual(self) -> Numbers:
-        """Elements of the residual stream on a rank."""
-        return self.tokens * self.shape.hidden / np.where(self.cut.sequence_parallel, self.cut.tp, 1)
-
-    @cached_property
-    def own(self) -> Numbers:
+    def tokens_here(self) -> Numbers:
         """Tokens of the residual stream on a rank."""
         return self.tokens / np.where(self.cut.sequence_parallel, self.cut.tp, 1)
 
     @cached_property
-    def stream(self) -> Numbers:
-        """Bytes of the residual stream on a rank."""
-        return HALF * self.residual
+    def sizes(self) -> TensorSizes:
+        """Elements of tensors. Experts get tokens evenly, so as many rows come to a rank's as leave it."""
+        shape, cut = self.shape, self.cut
+        found = TensorSizes(shape, cut.tp, cut.expert_tp, self.tokens, self.tokens_here)
+        if shape.experts is None:
+            return found
+        # Where experts are whole tp ranks share the tokens, be the residual stream sharded or not.
+        is_shared = (cut.expert_tp == 1) | np.asarray(cut.sequence_parallel)
+        sent = self.tokens * cut.expert_tp / cut.tp * shape.experts.topk
+        rows, held = sent * cut.ep / shape.experts.num, np.maximum(1, shape.experts.num // cut.ep)
+        return replace(found, routed=self.tokens / np.where(is_shared, cut.tp, 1), sent=sent, arrived=rows * held)
+
+    def bytes_of(self, tensor: str) -> Numbers:
+        """Bytes of a tensor of 16 bits an element."""
+        return HALF * self.sizes[tensor]
 
     @cached_property
     def whole(self) -> Numbers:
         """Bytes of the residual stream as products read it, whole along what tp ranks share of the sequence."""
-        return HALF * self.tokens * self.shape.hidden
+        return HALF * self.sizes.whole
 
     @cached_property
     def gathered(self) -> Numbers:
-        """Bytes of the same where it is gathered for a product and again for its weight gradient."""
+        """Bytes of that where it is gathered for a product and again for its weight gradient."""
         return self.whole * (self.scattered > 0)
 
     @cached_property
@@ -184,28 +207,28 @@ class Context:
         return self.whole * (self.cut.tp > 1)
 
 
-def norm(c: Context, name: str) -> Operator:
+def norm(c: Context, o: LayerOperator) -> Operator:
     """Layernorm or RMSNorm of the residual stream."""
-    n, s = c.residual, c.software
-    return Operator(name, (), None, n * s.norm[0], n * s.norm[1], kept=n * s.norm_kept, given=c.stream, needs_kept=True)
+    n, s = c.sizes[o.takes], c.software
+    return Operator(
+        o, forward_bytes=n * s.norm[0], backward_bytes=n * s.norm[1], kept=n * s.norm_kept, given=c.bytes_of(o.gives),
+        needs_kept=True, keeps_input=True,
+    )  # fmt: skip
 
 
-def enter(c: Context, name: str) -> Operator:
+def enter(c: Context, o: LayerOperator) -> Operator:
     """The sharded rows come together before a column-parallel product: f of Megatron-LM, or its gather under sp.
 
     Backward: the sum of the input gradients, or its scatter; under sp also the gather of the saved input again
-    (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). What is kept is the product's input.
+    (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). What is kept is the product's input; that of shared
+    experts is the router's, which keeps it. Nothing comes together where each rank makes the product of its own rows.
     """
-    forward, backward = _gathered(c, 1.0)
-    return Operator(name, forward=forward, backward=backward, kept=c.stream, given=c.whole)
+    forward, backward = ((), ()) if o.gives == o.takes else gathered(c, 1.0)
+    kept = 0.0 if o.name == "shared enter" else c.bytes_of(o.takes)
+    return Operator(o, forward=forward, backward=backward, kept=kept, given=c.bytes_of(o.gives), keeps_input=True)
 
 
-def enter_alone(c: Context, name: str) -> Operator:
-    """What enters a product that each rank makes of its own rows: nothing comes together."""
-    return Operator(name, kept=c.stream, given=c.stream)
-
-
-def _gathered(c: Context, share: float) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+def gathered(c: Context, share: Numbers) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
     """What tp ranks exchange around column-parallel products, forward and backward, if the input has a `share` of the
     residual stream's width."""
     whole, parts = (
@@ -216,104 +239,105 @@ def _gathered(c: Context, share: float) -> tuple[tuple[Exchange, ...], tuple[Exc
     return (Exchange("all_gather", "tp", share * c.scattered),), (whole, parts, again)
 
 
-def leave(c: Context, name: str) -> Operator:
+def leave(c: Context, o: LayerOperator, share: Numbers = 1) -> Operator:
     """The partial sums of a row-parallel product come together: g of Megatron-LM, or its scatter under sp."""
-    whole, parts = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
-    back = Exchange("all_gather", "tp", c.scattered)
-    return Operator(name, forward=(whole, parts), backward=(back,), given=c.stream)
+    sums = Exchange("all_reduce", "tp", share * c.summed), Exchange("reduce_scatter", "tp", share * c.scattered)
+    back = Exchange("all_gather", "tp", share * c.scattered)
+    return Operator(o, forward=sums, backward=(back,), given=c.bytes_of(o.gives))
 
 
-def queries_keys_values(c: Context) -> Operator:
-    """One product for query, key and value; keeps what it gives."""
-    qkv, _ = c.shape.attention_matrices
-    product = MatrixProduct.of(c.tokens, qkv, c.cut.tp)
-    kept = HALF * c.tokens * product.columns
-    return Operator("qkv", (product,), kept=kept, kept_result=kept, given=kept, inside=c.gathered)
+def _product(c: Context, o: LayerOperator) -> MatrixProduct:
+    """The product of all tokens with a weight, or of the rows that come to experts, evenly, with theirs."""
+    (of,) = o.products
+    if not of.matrix.experts:
+        return MatrixProduct.of(c.tokens, of.matrix, c.cut.tp)
+    held = np.maximum(1, of.matrix.experts // c.cut.ep)
+    return MatrixProduct.of(c.sizes.sent * c.cut.ep / of.matrix.experts, of.matrix, c.cut.expert_tp, held)
 
 
-def latents(c: Context) -> Operator:
-    """The small vectors that heads are made from, by each tp rank for its own rows.
+def rise(c: Context, o: LayerOperator) -> Operator:
+    """The product for query, key and value, and that into an MLP; keeps what it gives."""
+    product, kept = _product(c, o), c.bytes_of(o.gives)
+    inside = 0.0 if o.products[0].matrix.experts else c.gathered
+    return Operator(o, (product,), kept=kept, kept_result=kept, given=kept, inside=inside)
+
+
+def fall(c: Context, o: LayerOperator) -> Operator:
+    """The product that joins the heads, and that out of an MLP; its input is what the operator before keeps."""
+    return Operator(o, (_product(c, o),), given=c.bytes_of(o.gives))
+
+
+def project(c: Context, o: LayerOperator) -> Operator:
+    """What heads are made from: query, key and value themselves, or latents by each tp rank for its own rows.
 
     Without low-rank queries the same gather brings the rows for the queries, and each rank makes the latents of all.
     """
-    m, (down, q_up, *_) = c.shape.latent, c.shape.attention_matrices
-    assert m is not None, "only latent attention has latents"
-    rows = c.own if m.query_rank else c.tokens
-    of_keys = MatrixProduct(rows, down.inner, down.columns - m.query_rank)
+    if c.shape.latent is None:
+        return rise(c, o)
+    m, (down, q_up, *_), rows = c.shape.latent, c.shape.attention_matrices, c.sizes.latent_tokens
     of_queries = MatrixProduct.of(rows, q_up, c.cut.tp)
     if m.query_rank:
         of_queries = MatrixProduct(rows, down.inner, m.query_rank)
-    products = (of_queries, of_keys)
-    kept, given = HALF * rows * down.columns, HALF * rows * (of_queries.columns + of_keys.columns)
-    inside = 0.0 if m.query_rank else c.gathered
-    return Operator("qkv", products, kept=kept, kept_result=kept, given=given, inside=inside)
+    products = of_queries, MatrixProduct(rows, down.inner, down.columns - m.query_rank)
+    kept, inside = c.bytes_of("latents"), 0.0 if m.query_rank else c.gathered
+    return Operator(o, products, kept=kept, kept_result=kept, given=c.bytes_of(o.gives), inside=inside)
 
 
-def heads_of_latents(c: Context) -> Operator:
+def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
     """Norms of the latents, and the products that make query, key and value of a rank's heads.
 
     With low-rank queries the latents are what tp ranks gather, and whose gradients they sum (model/latent_attention.py;
     so does Megatron-core, whose down projections are duplicated).
     """
-    s, t, m = c.shape, c.cut.tp, c.shape.latent
-    assert m is not None, "only latent attention has latents"
-    _, q_up, kv_up, _ = s.attention_matrices
-    products = tuple(MatrixProduct.of(c.tokens, of, t) for of in ((q_up, kv_up) if m.query_rank else (kv_up,)))
-    rows = c.own if m.query_rank else c.tokens
+    s, m, rows = c.shape, c.shape.low_ranks, c.sizes.latent_tokens
+    products = tuple(MatrixProduct.of(c.tokens, of.matrix, c.cut.tp) for of in o.products)
     low = m.query_rank + m.key_rank
     traffic = rows * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
-    given = HALF * c.tokens * (s.heads // t) * (2 * s.query_width + s.value_width)
+    given = c.bytes_of(o.gives)
     kept = HALF * rows * low + given
     narrow = (low + m.rotary) / s.hidden if m.query_rank else 0.0
-    forward, backward = _gathered(c, narrow)
+    forward, backward = gathered(c, narrow)
     return Operator(
-        "heads", products, None, traffic, 2 * traffic, forward, backward, kept, kept, given, narrow * c.gathered
+        o, products, None, traffic, 2 * traffic, forward, backward, kept, kept, given, narrow * c.gathered
     )  # fmt: skip
 
 
-def rotate(c: Context) -> Operator:
+def rotate(c: Context, o: LayerOperator) -> Operator:
     """Rotary positions, and the copies that bring heads into their order."""
-    s, w = c.shape, c.software
-    width = s.head_dim * (s.heads + 2 * s.kv_heads)
-    if s.latent:
-        width = s.heads * (2 * s.query_width + s.value_width)
-    n = c.tokens * width / c.cut.tp
-    return Operator("rotary", (), None, n * w.rotary[0], n * w.rotary[1], kept=n * w.rotary_kept, given=HALF * n)
+    n, w = c.sizes[o.gives], c.software
+    return Operator(o, (), None, n * w.rotary[0], n * w.rotary[1], kept=n * w.rotary_kept, given=HALF * n)
 
 
-def attention(c: Context) -> Operator:
+def attention(c: Context, o: LayerOperator) -> Operator:
     """The attention core: one kernel, or two products with a softmax between that keeps the scores.
 
     Under cp with "ulysses" a rank has a share of the heads for all tokens, else all of them for a share of the queries.
     """
-    s, cut, w = c.shape, c.cut, c.software
-    heads = np.maximum(1, s.heads // cut.tp)
-    per_query, per_value = s.query_width, s.value_width
-    queries = s.sequence // cut.cp
-    given = HALF * c.tokens * heads * per_value
-    ahead, back = _keys_to_queries(c, heads, per_query)
+    s, cut, w, heads = c.shape, c.cut, c.software, c.sizes.heads
+    queries, given = s.sequence // cut.cp, c.bytes_of(o.gives)
+    ahead, back = _keys_to_queries(c, heads, s.query_width)
     if w.attention in ("torch", "softmax"):
         batch, n = heads * cut.microbatch, 1.0 * heads * cut.microbatch * queries * s.sequence
         if cut.cp_method == "ulysses":
             batch, queries = np.maximum(1, batch // cut.cp), s.sequence
         products = (
-            MatrixProduct(queries, per_query, s.sequence, batch, weight=False),
-            MatrixProduct(queries, s.sequence, per_value, batch, weight=False),
+            MatrixProduct(queries, s.query_width, s.sequence, batch, weight=False),
+            MatrixProduct(queries, s.sequence, s.value_width, batch, weight=False),
         )
         # What the softmax gives, and with torch's, which computes in float32, its copy in 16 bits; with dropout the
         # mask and what it leaves. Backward: the gradients on both sides of the softmax.
         per_score = 5 if w.dropout else HALF if w.attention == "softmax" else FLOAT32 + HALF
         inside = 2 * n * (HALF if w.attention == "softmax" else FLOAT32)
         return Operator(
-            "attention", products, None, n * w.softmax[0], n * w.softmax[1], ahead, back, n * per_score + given, given,
-            given, inside,
+            o, products, None, n * w.softmax[0], n * w.softmax[1], ahead, back, n * per_score + given, given, given,
+            inside,
         )  # fmt: skip
     seen = 0.5 if w.causal else 1.0
     pairs = seen * heads * c.tokens * s.sequence
-    scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, per_query + per_value)
-    kept = given + FLOAT32 * c.tokens * heads
-    inside = FLOAT32 * c.tokens * heads * per_query  # the gradient of queries is added up in float32
-    return Operator("attention", (), scores, 0.0, 0.0, ahead, back, kept, kept, given, inside, needs_kept=True)
+    scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, s.query_width + s.value_width)
+    sums = FLOAT32 * c.sizes["log-sum-exp"]
+    inside = sums * s.query_width  # the gradient of queries is added up in float32
+    return Operator(o, (), scores, 0.0, 0.0, ahead, back, given + sums, given + sums, given, inside, needs_kept=True)
 
 
 def _keys_to_queries(c: Context, heads: Numbers, width: int) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
@@ -339,37 +363,21 @@ def _keys_to_queries(c: Context, heads: Numbers, width: int) -> tuple[tuple[Exch
     return (there, back), (back, there)
 
 
-def output(c: Context) -> Operator:
-    """The product that joins the heads; its input is what attention keeps."""
-    return Operator("out", (MatrixProduct.of(c.tokens, c.shape.attention_matrices[-1], c.cut.tp),), given=c.whole)
-
-
-def join(c: Context, name: str) -> Operator:
+def join(c: Context, o: LayerOperator) -> Operator:
     """Bias, dropout and the sum with the residual stream."""
-    n, w = c.residual, c.software
+    n, w = c.sizes[o.gives], c.software
     kept = n if w.dropout else 0.0
-    return Operator(name, (), None, n * w.residual[0], n * w.residual[1], kept=kept, given=c.stream, needs_kept=True)
+    return Operator(
+        o, (), None, n * w.residual[0], n * w.residual[1], kept=kept, given=c.bytes_of(o.gives), needs_kept=True
+    )
 
 
-def mlp(
-    c: Context, ffn: int, rows: Numbers | None = None, batch: Numbers = 1, tp: Numbers | None = None
-) -> list[Operator]:
-    """Up (and gate), activation, down. `rows` tokens by each of `batch` experts, where it is not T by one."""
-    s, w, t = c.shape, c.software, c.cut.tp if tp is None else tp
-    is_dense = rows is None
-    rows = c.tokens if rows is None else rows
-    up, down = (MatrixProduct.of(rows, matrix, t, batch) for matrix in s.mlp_matrices(ffn))
-    n = rows * batch * down.inner
-    up_kept = HALF * s.gates * n
+def activate(c: Context, o: LayerOperator) -> Operator:
+    """The activation of an MLP, and the product with its gate."""
+    n, w = c.sizes[o.gives], c.software
     # The bytes of an activation are of one with a gate: without, one tensor less is read, and one less written.
-    plain = 1.0 if s.gated else 2 / 3
-    return [
-        Operator(
-            "up", (up,), kept=up_kept, kept_result=up_kept, given=up_kept, inside=c.gathered if is_dense else 0.0,
-        ),
-        Operator(
-            "activation", (), None, plain * n * (w.activation[0] + HALF), plain * n * (w.activation[1] + HALF),
-            kept=n * (HALF + w.activation_kept), given=HALF * n,
-        ),
-        Operator("down", (down,), given=HALF * rows * batch * s.hidden),
-    ]  # fmt: skip
+    plain = 1.0 if c.shape.gated else 2 / 3
+    return Operator(
+        o, (), None, plain * n * (w.activation[0] + HALF), plain * n * (w.activation[1] + HALF),
+        kept=n * (HALF + w.activation_kept), given=HALF * n,
+    )  # fmt: skip

@@ -53,7 +53,7 @@ class Again:
     def operators(self, policy: Policy) -> list[tuple[Operator, float]]:
         """What is computed again, and what share of it."""
         names = [operator.name for operator in self.chain]
-        end = names.index("down") if LAYER in policy and "router" not in names else len(names)
+        end = names.index("down") if LAYER in policy and "down" in names else len(names)
         shares = [(operator, share_run_again(operator, policy_name(policy))) for operator in self.chain[:end]]
         return [(operator, share) for operator, share in shares if share]
 
