@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
-from cases import ATTENTIONS, EXPERTS, KINDS, small_job
+from cases import ATTENTIONS, EXPERTS, KINDS
+from shardwright.config.job import JobSpec
 from shardwright.config.latent import LatentSpec
+from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.moe import MoeSpec
@@ -24,9 +26,17 @@ from shardwright.sharding.stage_parameters import num_parameters
 SOURCE = Path(shardwright.__file__).parent
 
 
+def job_of(kind: str) -> JobSpec:
+    """A small job of a kind, on one rank."""
+    kinds = KINDS | ATTENTIONS | EXPERTS
+    return make_job(
+        {"model": {"layers": 2, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | kinds[kind], "plan": {}}
+    )
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS, *EXPERTS])
 def test_the_runtime_has_these_matrices(kind: str) -> None:
-    job, cpu = small_job(kind), torch.device("cpu")
+    job, cpu = job_of(kind), torch.device("cpu")
     alone = LayerSharding.of_tp(Axis("tp", (0,), 0, None, Ledger(cpu), None), False)
     regions = DecoderStage(job.model, stage_span(job.plan, job.model.layers, 0), alone).prepare(cpu, torch.float32)
     shape, num_matrices = shape_of(job.model), 0

@@ -147,10 +147,8 @@ def embedding_kept(job: JobSpec) -> dict[str, int]:
 
 def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
     """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's."""
-    model, plan = job.model, job.plan
-    share = Share.of(job)
-    tokens = job.tokens_within * plan.microbatch_size
-    first, end = split_evenly(model.vocab, plan.tp, tp_index)
+    share, (first, end) = Share.of(job), split_evenly(job.model.vocab, job.plan.tp, tp_index)
+    tokens = share.tensors.tokens
     masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
     return masked | {
         "final input": share["final input"], "final statistics": share.statistics(share.tensors.tokens_here),
@@ -162,6 +160,5 @@ def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
 
 def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> int:
     """What the head keeps from I to W: its input, and the gradient of the logits."""
-    first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
-    tokens, element = job.tokens_within * job.plan.microbatch_size, job.precision.compute_bytes
-    return element * tokens * (job.model.hidden + end - first)
+    share, (first, end) = Share.of(job), split_evenly(job.model.vocab, job.plan.tp, tp_index)
+    return share["whole final normal"] + share.element * int(share.tensors.tokens) * (end - first)

@@ -54,7 +54,7 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, int], 
         "weights": FLOAT32 * choices,
         "trip": INT64 * (2 * choices + (rows.arrived if is_moved else 0)),
         # A last row of zeros is that of dropped choices.
-        "returned": share.element * (rows.sent + 1) * job.model.hidden,
+        "returned": share["rows to send"] + share.element * job.model.hidden,
     }
     if shared:
         sizes |= {

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from shardwright.config.model import ModelSpec
+from shardwright.config.moe import is_routed
 
 
 @dataclass(frozen=True)
@@ -189,10 +190,8 @@ class ModelShape:
 
     def is_dense(self, layer: int) -> bool:
         """Whether a layer has one MLP for all tokens."""
-        if self.experts is None:
-            return True
-        behind = layer - self.experts.dense_layers
-        return behind < 0 or behind % self.experts.every != self.experts.every - 1
+        of = self.experts
+        return of is None or not is_routed(layer, of.dense_layers, of.every)
 
     @cached_property
     def num_dense(self) -> int:
@@ -220,8 +219,8 @@ class ModelShape:
         return {kind: common + routed * topk // num for kind, (common, routed) in self._elements.items()}
 
     def kind_parameters(self, kind: str) -> tuple[int, int]:
-        """(elements that all tokens use, elements of the routed experts) of a layer of a kind: its matrices and its two
-        norms. Biases and norms inside of attention, which published rows do not say, are not counted."""
+        """(elements that all tokens use, elements of the routed experts) of a layer of a kind: its matrices and two
+        norms. Biases, and norms inside of attention, are not counted: published rows do not say them."""
         common, routed = self._elements[kind]
         return common + 2 * self.hidden, routed
 
@@ -233,14 +232,13 @@ class ModelShape:
         positions = self.sequence * self.hidden if self.learned_positions else 0
         return layers + self.num_tables * self.table_elements + self.hidden + positions
 
-    @property
+    @cached_property
     def matrix_parameters(self) -> int:
         """Elements of the matrices that each token is multiplied with: all layers and the head, no lookups.
 
         Of experts those that a token chooses, which is their average where experts choose tokens.
         """
-        experts = (self.layers - self.num_dense) * self._met["experts"]
-        return self.num_dense * self._met["dense"] + experts + self.table_elements
+        return self._of_layers(range(self.layers), self._met) + self.table_elements
 
     @property
     def _attended(self) -> int:

@@ -7,6 +7,7 @@ adds them up.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from shardwright.account.kept_tensors import Share
 from shardwright.account.moe_activations import expected_rows
 from shardwright.config.job import JobSpec
 from shardwright.config.software import SoftwareSpec
@@ -174,7 +175,7 @@ class _Passes:
         """Bytes of the full tensor of a collective. Of tokens on their way to experts a row for each choice, as our
         runtime sends them; where tp shares the experts' matrices, each of its ranks sends the rows of all."""
         if exchange.axis == "ep" and exchange.size:
-            return float(expected_rows(self.job).sent * self.job.model.hidden * self.job.precision.compute_bytes)
+            return float(Share.of(self.job, expected_rows(self.job).sent)["rows to send"])
         return float(exchange.size)
 
     def _sent(self, exchange: Exchange, full_bytes: float) -> SentBytes:

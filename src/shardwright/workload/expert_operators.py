@@ -59,7 +59,7 @@ def combine(c: Context, o: LayerOperator) -> Operator:
 
 def _travel(c: Context) -> tuple[Numbers, Numbers, Exchange, Exchange]:
     """Elements that a rank sends, bytes that permutations move, and the exchanges to experts and back."""
-    is_sent, n = c.cut.ep > 1, c.sizes.sent * c.shape.hidden
+    is_sent, n = c.cut.ep > 1, c.sizes["rows to send"]
     there, back = (
         Exchange("all_to_all", "ep", size * n * is_sent) for size in (c.software.dispatch_bytes, HALF)
     )  # fmt: skip

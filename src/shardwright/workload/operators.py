@@ -161,22 +161,27 @@ class Context:
         return self.shape.sequence / self.cut.cp * self.cut.microbatch
 
     @cached_property
-    def tokens_here(self) -> Numbers:
-        """Tokens of the residual stream on a rank."""
-        return self.tokens / np.where(self.cut.sequence_parallel, self.cut.tp, 1)
-
-    @cached_property
     def sizes(self) -> TensorSizes:
-        """Elements of tensors. Experts get tokens evenly, so as many rows come to a rank's as leave it."""
-        shape, cut = self.shape, self.cut
-        found = TensorSizes(shape, cut.tp, cut.expert_tp, self.tokens, self.tokens_here)
+        """Elements of tensors."""
+        shape, cut, here = self.shape, self.cut, np.where(self.cut.sequence_parallel, self.cut.tp, 1)
+        found = TensorSizes(shape, cut.tp, cut.expert_tp, self.tokens, self.tokens / here)
         if shape.experts is None:
             return found
         # Where experts are whole tp ranks share the tokens, be the residual stream sharded or not.
-        is_shared = (cut.expert_tp == 1) | np.asarray(cut.sequence_parallel)
-        sent = self.tokens * cut.expert_tp / cut.tp * shape.experts.topk
-        rows, held = sent * cut.ep / shape.experts.num, np.maximum(1, shape.experts.num // cut.ep)
-        return replace(found, routed=self.tokens / np.where(is_shared, cut.tp, 1), sent=sent, arrived=rows * held)
+        routed = self.tokens / np.where(cut.expert_tp == 1, cut.tp, here)
+        rows, held = self.expert_rows
+        return replace(found, routed=routed, sent=self.sent, arrived=rows * held)
+
+    @cached_property
+    def sent(self) -> Numbers:
+        """Rows that a rank sends to experts."""
+        return self.tokens * self.cut.expert_tp / self.cut.tp * self.shape.mixture.topk
+
+    @cached_property
+    def expert_rows(self) -> tuple[Numbers, Numbers]:
+        """(rows of each expert, how many a rank holds): all get as many."""
+        num = self.shape.mixture.num
+        return self.sent * self.cut.ep / num, np.maximum(1, num // self.cut.ep)
 
     def bytes_of(self, tensor: str) -> Numbers:
         """Bytes of a tensor of 16 bits an element."""
@@ -247,12 +252,12 @@ def leave(c: Context, o: LayerOperator, share: Numbers = 1) -> Operator:
 
 
 def _product(c: Context, o: LayerOperator) -> MatrixProduct:
-    """The product of all tokens with a weight, or of the rows that come to experts, evenly, with theirs."""
+    """The product of all tokens with a weight, or of the rows that come to experts with theirs."""
     (of,) = o.products
     if not of.matrix.experts:
         return MatrixProduct.of(c.tokens, of.matrix, c.cut.tp)
-    held = np.maximum(1, of.matrix.experts // c.cut.ep)
-    return MatrixProduct.of(c.sizes.sent * c.cut.ep / of.matrix.experts, of.matrix, c.cut.expert_tp, held)
+    rows, held = c.expert_rows
+    return MatrixProduct.of(rows, of.matrix, c.cut.expert_tp, held)
 
 
 def rise(c: Context, o: LayerOperator) -> Operator:

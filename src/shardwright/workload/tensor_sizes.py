@@ -104,6 +104,7 @@ _ELEMENTS: dict[str, Callable[[TensorSizes], Any]] = {
     # Experts.
     "logits": lambda of: of.routed * of.shape.gate_matrices[0].columns,
     "weights": lambda of: of.sent,
+    "rows to send": lambda of: of.sent * of.shape.hidden,
     "dispatched": lambda of: of.arrived * of.shape.hidden,
     "expert up": lambda of: of.up(of.arrived, of.shape.mixture.ffn, of.expert_tp),
     "expert inner": lambda of: of.arrived * of.inner(of.shape.mixture.ffn, of.expert_tp),
