@@ -39,12 +39,12 @@ class Matrix:
         """Elements of all experts' together."""
         return math.prod(self.full_shape)
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Width of what a product with it gives."""
         return math.prod(self.outputs)
 
-    @property
+    @cached_property
     def is_row_parallel(self) -> bool:
         """Whether ranks share its inputs, so that they sum what it gives, and not its outputs."""
         return self.cut == len(self.outputs)
@@ -55,7 +55,10 @@ class Matrix:
             return self.inner, self.columns
         if self.is_row_parallel:
             return self.inner // tp, self.columns
-        return self.inner, math.prod(self.outputs[: self.cut]) * (math.prod(self.outputs[self.cut :]) // tp)
+        if self.cut == 0:
+            return self.inner, self.columns // tp
+        before = self.outputs[0]  # gate and up lie side by side, and each is cut
+        return self.inner, before * (self.columns // before // tp)
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,22 @@ class ModelShape:
             out,
         )
 
-    def mlp_matrices(self, ffn: int, experts: int = 0) -> tuple[Matrix, Matrix]:
-        """Weights of an MLP, or of so many experts: (up, down)."""
+    @cached_property
+    def mlp_matrices(self) -> tuple[Matrix, Matrix]:
+        """Weights of a dense layer's MLP: (up, down)."""
+        return self._mlp(self.ffn)
+
+    @cached_property
+    def routed_matrices(self) -> tuple[Matrix, Matrix]:
+        """Weights of the experts: (up, down)."""
+        return self._mlp(self.mixture.ffn, self.mixture.num)
+
+    @cached_property
+    def shared_matrices(self) -> tuple[Matrix, Matrix]:
+        """Weights of the experts that all tokens meet: (up, down)."""
+        return self._mlp(self.mixture.shared_ffn)
+
+    def _mlp(self, ffn: int, experts: int = 0) -> tuple[Matrix, Matrix]:
         up = Matrix("up", (self.gates, ffn), self.hidden, cut=1, experts=experts)
         return up, Matrix("down", (self.hidden,), ffn, cut=1, experts=experts)
 
@@ -171,10 +188,9 @@ class ModelShape:
     def matrices(self, kind: str) -> tuple[Matrix, ...]:
         """All weight matrices of a layer of a kind."""
         if kind == "dense" or self.experts is None:
-            return self.attention_matrices + self.mlp_matrices(self.ffn)
-        of = self.experts
-        shared = self.mlp_matrices(of.shared_ffn) if of.shared_ffn else ()
-        return self.attention_matrices + self.gate_matrices + self.mlp_matrices(of.ffn, of.num) + shared
+            return self.attention_matrices + self.mlp_matrices
+        shared = self.shared_matrices if self.experts.shared_ffn else ()
+        return self.attention_matrices + self.gate_matrices + self.routed_matrices + shared
 
     @property
     def table_elements(self) -> int:

@@ -78,19 +78,19 @@ class _Cut:
     def layer(self, number: int) -> list[Place]:
         model, name = self.model, f"layers.{number}"
         attention = (self._latent_attention if model.is_latent else self._attention)(f"{name}.attention")
-        mlp = self.shape.mlp_matrices(self.shape.ffn)
-        inner = self._experts(f"{name}.moe") if model.moe.has_experts(number) else self._pair(f"{name}.mlp", *mlp)
+        is_dense, mlp = self.shape.is_dense(number), self.shape.mlp_matrices
+        inner = self._pair(f"{name}.mlp", *mlp) if is_dense else self._experts(f"{name}.moe")
         return [*self._norm(f"{name}.attention_norm"), *attention, *self._norm(f"{name}.mlp_norm"), *inner]
 
     def _experts(self, name: str) -> list[Place]:
         """Router, experts and shared experts of a layer."""
-        of, (router, *gate) = self.shape.mixture, self.shape.gate_matrices
+        router, *gate = self.shape.gate_matrices
         # A layer's own parameters are listed before those of its parts.
         found = [self._weight(f"{name}.shared_gate", matrix) for matrix in gate]
         found.append(self._weight(f"{name}.router.weight", router))
-        found += [self._of_experts(f"{name}.experts", matrix) for matrix in self.shape.mlp_matrices(of.ffn, of.num)]
-        shared = self.shape.mlp_matrices(of.shared_ffn)
-        return found + (self._pair(f"{name}.shared", *shared) if of.shared_ffn else [])
+        found += [self._of_experts(f"{name}.experts", matrix) for matrix in self.shape.routed_matrices]
+        shared = self.shape.shared_matrices
+        return found + (self._pair(f"{name}.shared", *shared) if self.shape.mixture.shared_ffn else [])
 
     def _of_experts(self, name: str, matrix: Matrix) -> Place:
         """Matrices of experts, cut over ep by expert, and each over the ranks that share it."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.layer_operators import LayerOperator
-from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, MatrixProduct, Operator, gathered, leave
+from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, MatrixProduct, Operator, gathered, summed
 
 
 def route(c: Context, o: LayerOperator) -> Operator:
@@ -31,7 +31,8 @@ def assemble(c: Context, o: LayerOperator) -> Operator:
 
 def total(c: Context, o: LayerOperator) -> Operator:
     """The sum over tp of what parts of experts gave."""
-    return leave(c, o, _is_cut(c))
+    forward, backward = summed(c, _is_cut(c))
+    return Operator(o, forward=forward, backward=backward, given=c.bytes_of(o.gives))
 
 
 def _is_cut(c: Context) -> Numbers:

@@ -97,7 +97,7 @@ def mlp_operators(shape: ModelShape) -> Operators:
     return (
         LayerOperator("mlp norm", "norm", "middle", "mlp normal"),
         LayerOperator("mlp enter", "up", "mlp normal", "whole mlp normal"),
-        *_mlp("", shape.mlp_matrices(shape.ffn), "whole mlp normal", "whole output"),
+        *_mlp("", shape.mlp_matrices, "whole mlp normal", "whole output"),
         LayerOperator("mlp leave", "down", "whole output", "mlp output"),
     )
 
@@ -108,14 +108,13 @@ def routed_operators(shape: ModelShape) -> Operators:
 
     No policy names its norm, whose result several operators need.
     """
-    of = shape.mixture
     choice = WeightProduct(shape.gate_matrices[0], "mlp normal", "logits")
     return (
         LayerOperator("norm before experts", "norm before experts", "middle", "mlp normal"),
         LayerOperator("router", "router", "mlp normal", "weights", (choice,)),
         LayerOperator("experts enter", "dispatch", "mlp normal", "mlp normal"),
         LayerOperator("dispatch", "dispatch", "mlp normal", "dispatched"),
-        *_mlp("expert ", shape.mlp_matrices(of.ffn, of.num), "dispatched", "expert output"),
+        *_mlp("expert ", shape.routed_matrices, "dispatched", "expert output"),
         LayerOperator("combine", "combine", "expert output", "routed output"),
         LayerOperator("experts leave", "combine", "routed output", "routed output"),
     )
@@ -133,7 +132,7 @@ def shared_operators(shape: ModelShape) -> Operators:
     )
     return (
         LayerOperator("shared enter", "up", "mlp normal", "whole mlp normal"),
-        *_mlp("shared ", shape.mlp_matrices(of.shared_ffn), "whole mlp normal", "whole shared output"),
+        *_mlp("shared ", shape.shared_matrices, "whole mlp normal", "whole shared output"),
         LayerOperator("shared leave", "down", "whole shared output", "shared output"),
         *gate,
     )

@@ -89,6 +89,9 @@ class Exchange:
         return float(self.size * ((num_ranks - 1) / num_ranks if self.kind == "ring" else 1))
 
 
+Exchanges = tuple[tuple[Exchange, ...], tuple[Exchange, ...]]  # in the forward, in the backward
+
+
 @dataclass(frozen=True)
 class Operator:
     """What an operator costs. `forward_bytes` and `backward_bytes` are elementwise traffic; products' and scores' is
@@ -208,6 +211,16 @@ class Context:
         return self._between * np.asarray(self.cut.sequence_parallel)
 
     @cached_property
+    def entering(self) -> Exchanges:
+        """What tp ranks exchange before a column-parallel product, and in its backward."""
+        return gathered(self, 1.0)
+
+    @cached_property
+    def leaving(self) -> Exchanges:
+        """What tp ranks exchange behind a row-parallel product, and in its backward."""
+        return summed(self, 1.0)
+
+    @cached_property
     def _between(self) -> Numbers:
         return self.whole * (self.cut.tp > 1)
 
@@ -228,12 +241,12 @@ def enter(c: Context, o: LayerOperator) -> Operator:
     (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). What is kept is the product's input; that of shared
     experts is the router's, which keeps it. Nothing comes together where each rank makes the product of its own rows.
     """
-    forward, backward = ((), ()) if o.gives == o.takes else gathered(c, 1.0)
+    forward, backward = ((), ()) if o.gives == o.takes else c.entering
     kept = 0.0 if o.name == "shared enter" else c.bytes_of(o.takes)
     return Operator(o, forward=forward, backward=backward, kept=kept, given=c.bytes_of(o.gives), keeps_input=True)
 
 
-def gathered(c: Context, share: Numbers) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+def gathered(c: Context, share: Numbers) -> Exchanges:
     """What tp ranks exchange around column-parallel products, forward and backward, if the input has a `share` of the
     residual stream's width."""
     whole, parts = (
@@ -244,11 +257,16 @@ def gathered(c: Context, share: Numbers) -> tuple[tuple[Exchange, ...], tuple[Ex
     return (Exchange("all_gather", "tp", share * c.scattered),), (whole, parts, again)
 
 
-def leave(c: Context, o: LayerOperator, share: Numbers = 1) -> Operator:
+def leave(c: Context, o: LayerOperator) -> Operator:
     """The partial sums of a row-parallel product come together: g of Megatron-LM, or its scatter under sp."""
+    forward, backward = c.leaving
+    return Operator(o, forward=forward, backward=backward, given=c.bytes_of(o.gives))
+
+
+def summed(c: Context, share: Numbers) -> Exchanges:
+    """What tp ranks exchange behind row-parallel products, forward and backward, if a `share` of it is a sum."""
     sums = Exchange("all_reduce", "tp", share * c.summed), Exchange("reduce_scatter", "tp", share * c.scattered)
-    back = Exchange("all_gather", "tp", share * c.scattered)
-    return Operator(o, forward=sums, backward=(back,), given=c.bytes_of(o.gives))
+    return sums, (Exchange("all_gather", "tp", share * c.scattered),)
 
 
 def _product(c: Context, o: LayerOperator) -> MatrixProduct:
@@ -345,7 +363,7 @@ def attention(c: Context, o: LayerOperator) -> Operator:
     return Operator(o, (), scores, 0.0, 0.0, ahead, back, given + sums, given + sums, given, inside, needs_kept=True)
 
 
-def _keys_to_queries(c: Context, heads: Numbers, width: int) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
     """What cp ranks exchange around attention, forward and backward.
 
     ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, in the backward with their gradients.

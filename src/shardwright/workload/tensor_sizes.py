@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shardwright.config.model_shape import ModelShape
+from shardwright.config.model_shape import Matrix, ModelShape
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,22 @@ class TensorSizes:
         """Width on a rank of what the product with one of attention's matrices gives."""
         return self.shape.attention_matrices[matrix].on_rank(self.tp)[1]
 
-    def inner(self, ffn: int, tp: Any) -> Any:
-        """F of an MLP of width `ffn` that `tp` ranks share."""
-        return self.shape.mlp_matrices(ffn)[1].on_rank(tp)[0]
-
-    def up(self, rows: Any, ffn: int, tp: Any) -> Any:
-        """What goes into its activation: F, or F of a gate beside it."""
-        return rows * self.shape.mlp_matrices(ffn)[0].on_rank(tp)[1]
-
 
 def _heads_of(of: TensorSizes) -> Any:
     """Query, key and value: T (N + 2 G) D, or of latent attention, whose heads all have keys, T N (2 D + E)."""
     if of.shape.latent is None:
         return of.tokens * of.columns(0)
     return of.tokens * (of.shape.heads * (2 * of.shape.query_width + of.shape.value_width) // of.tp)
+
+
+def _into_activation(matrices: tuple[Matrix, Matrix], tp: Any) -> Any:
+    """Width of what goes into the activation of an MLP that `tp` ranks share: F, or 2 F with a gate."""
+    return matrices[0].on_rank(tp)[1]
+
+
+def _out_of_it(matrices: tuple[Matrix, Matrix], tp: Any) -> Any:
+    """Width of what comes out of it: F."""
+    return matrices[1].on_rank(tp)[0]
 
 
 _STREAM = (
@@ -99,17 +101,17 @@ _ELEMENTS: dict[str, Callable[[TensorSizes], Any]] = {
     "normal keys' latent": lambda of: of.tokens * of.shape.attention_matrices[2].inner,
     "made keys and values": lambda of: of.tokens * of.columns(2),
     # MLP.
-    "up": lambda of: of.up(of.tokens, of.shape.ffn, of.tp),
-    "inner": lambda of: of.tokens * of.inner(of.shape.ffn, of.tp),
+    "up": lambda of: of.tokens * _into_activation(of.shape.mlp_matrices, of.tp),
+    "inner": lambda of: of.tokens * _out_of_it(of.shape.mlp_matrices, of.tp),
     # Experts.
     "logits": lambda of: of.routed * of.shape.gate_matrices[0].columns,
     "weights": lambda of: of.sent,
     "rows to send": lambda of: of.sent * of.shape.hidden,
     "dispatched": lambda of: of.arrived * of.shape.hidden,
-    "expert up": lambda of: of.up(of.arrived, of.shape.mixture.ffn, of.expert_tp),
-    "expert inner": lambda of: of.arrived * of.inner(of.shape.mixture.ffn, of.expert_tp),
+    "expert up": lambda of: of.arrived * _into_activation(of.shape.routed_matrices, of.expert_tp),
+    "expert inner": lambda of: of.arrived * _out_of_it(of.shape.routed_matrices, of.expert_tp),
     "expert output": lambda of: of.arrived * of.shape.hidden,
-    "shared up": lambda of: of.up(of.tokens, of.shape.mixture.shared_ffn, of.tp),
-    "shared inner": lambda of: of.tokens * of.inner(of.shape.mixture.shared_ffn, of.tp),
+    "shared up": lambda of: of.tokens * _into_activation(of.shape.shared_matrices, of.tp),
+    "shared inner": lambda of: of.tokens * _out_of_it(of.shape.shared_matrices, of.tp),
     "shared gate logits": lambda of: of.tokens_here,
 }
