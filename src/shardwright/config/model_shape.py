@@ -49,16 +49,16 @@ class Matrix:
         """Whether ranks share its inputs, so that they sum what it gives, and not its outputs."""
         return self.cut == len(self.outputs)
 
-    def on_rank(self, tp: Any) -> tuple[Any, Any]:
-        """(inner, columns) of the part of it that each of `tp` ranks has, a number or an array of them."""
-        if self.cut is None:
-            return self.inner, self.columns
-        if self.is_row_parallel:
-            return self.inner // tp, self.columns
-        if self.cut == 0:
-            return self.inner, self.columns // tp
-        before = self.outputs[0]  # gate and up lie side by side, and each is cut
-        return self.inner, before * (self.columns // before // tp)
+    def columns_on(self, tp: Any) -> Any:
+        """Width of what a product gives on each of `tp` ranks, a number or an array of them."""
+        if self.cut is None or self.is_row_parallel:
+            return self.columns
+        side_by_side = self.outputs[0] if self.cut else 1  # gate and up, of which each is cut
+        return side_by_side * (self.columns // side_by_side // tp)
+
+    def inner_on(self, tp: Any) -> Any:
+        """Width of what a product takes on each of `tp` ranks, a number or an array of them."""
+        return self.inner // tp if self.is_row_parallel else self.inner
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.layer_operators import LayerOperator
-from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, MatrixProduct, Operator, gathered, summed
+from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, MatrixProduct, Operator, entering, leaving
 
 
 def route(c: Context, o: LayerOperator) -> Operator:
@@ -25,13 +25,13 @@ def route(c: Context, o: LayerOperator) -> Operator:
 def assemble(c: Context, o: LayerOperator) -> Operator:
     """All tokens of the tp line come together on each of its ranks, whose experts are cut; in the backward their
     gradients are summed. The rows that are sent to experts are kept, and not what they are taken from."""
-    forward, (sums, parts, _) = gathered(c, _is_cut(c))
+    forward, (sums, parts, _) = entering(c, _is_cut(c))
     return Operator(o, forward=forward, backward=(sums, parts), given=c.bytes_of(o.gives))
 
 
 def total(c: Context, o: LayerOperator) -> Operator:
     """The sum over tp of what parts of experts gave."""
-    forward, backward = summed(c, _is_cut(c))
+    forward, backward = leaving(c, _is_cut(c))
     return Operator(o, forward=forward, backward=backward, given=c.bytes_of(o.gives))
 
 

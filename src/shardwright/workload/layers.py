@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
+from shardwright.workload import attention_operators as heads
 from shardwright.workload import embedding_head as ends
 from shardwright.workload import expert_operators as routed
 from shardwright.workload import operators as op
@@ -28,10 +29,10 @@ _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
     **dict.fromkeys(("up", "expert up", "shared up"), op.rise),
     **dict.fromkeys(("activation", "expert activation", "shared activation"), op.activate),
     **dict.fromkeys(("out", "down", "expert down", "shared down"), op.fall),
-    "qkv": op.project,
-    "heads": op.heads_of_latents,
-    "rotary": op.rotate,
-    "attention": op.attention,
+    "qkv": heads.project,
+    "heads": heads.heads_of_latents,
+    "rotary": heads.rotate,
+    "attention": heads.attention,
     "router": routed.route,
     "experts enter": routed.assemble,
     "dispatch": routed.dispatch,

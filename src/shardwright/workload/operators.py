@@ -1,8 +1,8 @@
 """The operators of one training step on one rank: shapes, FLOPs, bytes moved and kept, collectives by axis.
 
 Which operators there are and what they take and give says layer_operators.py; here is a function for each kind, for
-one microbatch on one rank. What the kernels of a generation of software read, write and keep comes from its description
-(config/software.py).
+one microbatch on one rank; attention_operators.py, expert_operators.py and embedding_head.py have those of these parts.
+What the kernels of a generation of software read, write and keep comes from its description (config/software.py).
 
 Letters: T tokens of a microbatch on a rank (sequence / cp x microbatch size), H hidden, t tensor-parallel degree, N and
 G query and key/value heads, D head width, F inner width of the MLP, V vocabulary. Sizes are bytes. Every number may be
@@ -41,7 +41,7 @@ class MatrixProduct:
     @classmethod
     def of(cls, rows: Numbers, matrix: Matrix, tp: Numbers, batch: Numbers = 1) -> "MatrixProduct":
         """Rows times the part of a weight that each of `tp` ranks has."""
-        return cls(rows, *matrix.on_rank(tp), batch)
+        return cls(rows, matrix.inner_on(tp), matrix.columns_on(tp), batch)
 
     @property
     def flops(self) -> Numbers:
@@ -98,10 +98,9 @@ class Operator:
     their own.
 
     `kept` is what it keeps for its backward, of the tensor that it gives or, if it `keeps_input`, takes; `kept_result`
-    the part of it that a policy which keeps what products and attention give (`matmul`) still keeps. `given` is its
-    result, and `inside` what its backward needs beside what was kept and the gradients of its result and of what it
-    takes. Of what it kept, its result is for the backward of the operator behind it, unless its own needs it
-    (`needs_kept`).
+    the part of attention's that policies which drop its scores still keep. `given` is its result, and `inside` what its
+    backward needs beside what was kept and the gradients of its result and of what it takes. Of what it kept, its
+    result is for the backward of the operator behind it, unless its own needs it (`needs_kept`).
     """
 
     of: LayerOperator
@@ -212,13 +211,13 @@ class Context:
 
     @cached_property
     def entering(self) -> Exchanges:
-        """What tp ranks exchange before a column-parallel product, and in its backward."""
-        return gathered(self, 1.0)
+        """What tp ranks exchange around a column-parallel product of the residual stream."""
+        return entering(self, 1.0)
 
     @cached_property
     def leaving(self) -> Exchanges:
-        """What tp ranks exchange behind a row-parallel product, and in its backward."""
-        return summed(self, 1.0)
+        """What tp ranks exchange around a row-parallel product that gives the residual stream."""
+        return leaving(self, 1.0)
 
     @cached_property
     def _between(self) -> Numbers:
@@ -246,7 +245,7 @@ def enter(c: Context, o: LayerOperator) -> Operator:
     return Operator(o, forward=forward, backward=backward, kept=kept, given=c.bytes_of(o.gives), keeps_input=True)
 
 
-def gathered(c: Context, share: Numbers) -> Exchanges:
+def entering(c: Context, share: Numbers) -> Exchanges:
     """What tp ranks exchange around column-parallel products, forward and backward, if the input has a `share` of the
     residual stream's width."""
     whole, parts = (
@@ -263,13 +262,13 @@ def leave(c: Context, o: LayerOperator) -> Operator:
     return Operator(o, forward=forward, backward=backward, given=c.bytes_of(o.gives))
 
 
-def summed(c: Context, share: Numbers) -> Exchanges:
+def leaving(c: Context, share: Numbers) -> Exchanges:
     """What tp ranks exchange behind row-parallel products, forward and backward, if a `share` of it is a sum."""
     sums = Exchange("all_reduce", "tp", share * c.summed), Exchange("reduce_scatter", "tp", share * c.scattered)
     return sums, (Exchange("all_gather", "tp", share * c.scattered),)
 
 
-def _product(c: Context, o: LayerOperator) -> MatrixProduct:
+def product(c: Context, o: LayerOperator) -> MatrixProduct:
     """The product of all tokens with a weight, or of the rows that come to experts with theirs."""
     (of,) = o.products
     if not of.matrix.experts:
@@ -280,110 +279,14 @@ def _product(c: Context, o: LayerOperator) -> MatrixProduct:
 
 def rise(c: Context, o: LayerOperator) -> Operator:
     """The product for query, key and value, and that into an MLP; keeps what it gives."""
-    product, kept = _product(c, o), c.bytes_of(o.gives)
+    kept = c.bytes_of(o.gives)
     inside = 0.0 if o.products[0].matrix.experts else c.gathered
-    return Operator(o, (product,), kept=kept, kept_result=kept, given=kept, inside=inside)
+    return Operator(o, (product(c, o),), kept=kept, given=kept, inside=inside)
 
 
 def fall(c: Context, o: LayerOperator) -> Operator:
     """The product that joins the heads, and that out of an MLP; its input is what the operator before keeps."""
-    return Operator(o, (_product(c, o),), given=c.bytes_of(o.gives))
-
-
-def project(c: Context, o: LayerOperator) -> Operator:
-    """What heads are made from: query, key and value themselves, or latents by each tp rank for its own rows.
-
-    Without low-rank queries the same gather brings the rows for the queries, and each rank makes the latents of all.
-    """
-    if c.shape.latent is None:
-        return rise(c, o)
-    m, (down, q_up, *_), rows = c.shape.latent, c.shape.attention_matrices, c.sizes.latent_tokens
-    of_queries = MatrixProduct.of(rows, q_up, c.cut.tp)
-    if m.query_rank:
-        of_queries = MatrixProduct(rows, down.inner, m.query_rank)
-    products = of_queries, MatrixProduct(rows, down.inner, down.columns - m.query_rank)
-    kept, inside = c.bytes_of("latents"), 0.0 if m.query_rank else c.gathered
-    return Operator(o, products, kept=kept, kept_result=kept, given=c.bytes_of(o.gives), inside=inside)
-
-
-def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
-    """Norms of the latents, and the products that make query, key and value of a rank's heads.
-
-    With low-rank queries the latents are what tp ranks gather, and whose gradients they sum (model/latent_attention.py;
-    so does Megatron-core, whose down projections are duplicated).
-    """
-    s, m, rows = c.shape, c.shape.low_ranks, c.sizes.latent_tokens
-    products = tuple(MatrixProduct.of(c.tokens, of.matrix, c.cut.tp) for of in o.products)
-    low = m.query_rank + m.key_rank
-    traffic = rows * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
-    given = c.bytes_of(o.gives)
-    kept = HALF * rows * low + given
-    narrow = (low + m.rotary) / s.hidden if m.query_rank else 0.0
-    forward, backward = gathered(c, narrow)
-    return Operator(
-        o, products, None, traffic, 2 * traffic, forward, backward, kept, kept, given, narrow * c.gathered
-    )  # fmt: skip
-
-
-def rotate(c: Context, o: LayerOperator) -> Operator:
-    """Rotary positions, and the copies that bring heads into their order."""
-    n, w = c.sizes[o.gives], c.software
-    return Operator(o, (), None, n * w.rotary[0], n * w.rotary[1], kept=n * w.rotary_kept, given=HALF * n)
-
-
-def attention(c: Context, o: LayerOperator) -> Operator:
-    """The attention core: one kernel, or two products with a softmax between that keeps the scores.
-
-    Under cp with "ulysses" a rank has a share of the heads for all tokens, else all of them for a share of the queries.
-    """
-    s, cut, w, heads = c.shape, c.cut, c.software, c.sizes.heads
-    queries, given = s.sequence // cut.cp, c.bytes_of(o.gives)
-    ahead, back = _keys_to_queries(c, heads, s.query_width)
-    if w.attention in ("torch", "softmax"):
-        batch, n = heads * cut.microbatch, 1.0 * heads * cut.microbatch * queries * s.sequence
-        if cut.cp_method == "ulysses":
-            batch, queries = np.maximum(1, batch // cut.cp), s.sequence
-        products = (
-            MatrixProduct(queries, s.query_width, s.sequence, batch, weight=False),
-            MatrixProduct(queries, s.sequence, s.value_width, batch, weight=False),
-        )
-        # What the softmax gives, and with torch's, which computes in float32, its copy in 16 bits; with dropout the
-        # mask and what it leaves. Backward: the gradients on both sides of the softmax.
-        per_score = 5 if w.dropout else HALF if w.attention == "softmax" else FLOAT32 + HALF
-        inside = 2 * n * (HALF if w.attention == "softmax" else FLOAT32)
-        return Operator(
-            o, products, None, n * w.softmax[0], n * w.softmax[1], ahead, back, n * per_score + given, given, given,
-            inside,
-        )  # fmt: skip
-    seen = 0.5 if w.causal else 1.0
-    pairs = seen * heads * c.tokens * s.sequence
-    scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, s.query_width + s.value_width)
-    sums = FLOAT32 * c.sizes["log-sum-exp"]
-    inside = sums * s.query_width  # the gradient of queries is added up in float32
-    return Operator(o, (), scores, 0.0, 0.0, ahead, back, given + sums, given + sums, given, inside, needs_kept=True)
-
-
-def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
-    """What cp ranks exchange around attention, forward and backward.
-
-    ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, in the backward with their gradients.
-    all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward again, and their
-    gradients scattered. ulysses (Jacobs et al. 2023, arXiv 2309.14509): tokens are traded for heads and back; fewer
-    key/value heads than cp ranks are repeated. A latent's values travel as wide as its keys, `width` elements, for
-    kernels have them padded.
-    """
-    s, cut = c.shape, c.cut
-    kv_heads, is_cut = np.maximum(1, s.kv_heads // cut.tp), cut.cp > 1
-    kv = HALF * c.tokens * kv_heads * 2 * width * cut.cp * is_cut
-    if cut.cp_method == "ring":
-        return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", 2 * kv),)
-    if cut.cp_method == "all-gather":
-        gather = Exchange("all_gather", "cp", kv)
-        return (gather,), (gather, Exchange("reduce_scatter", "cp", kv))
-    per_token = (heads + 2 * np.maximum(kv_heads, cut.cp)) * width
-    there = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
-    back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * width * is_cut)
-    return (there, back), (back, there)
+    return Operator(o, (product(c, o),), given=c.bytes_of(o.gives))
 
 
 def join(c: Context, o: LayerOperator) -> Operator:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from shardwright.config.model_shape import Matrix, ModelShape
+from shardwright.config.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TensorSizes:
 
     def columns(self, matrix: int) -> Any:
         """Width on a rank of what the product with one of attention's matrices gives."""
-        return self.shape.attention_matrices[matrix].on_rank(self.tp)[1]
+        return self.shape.attention_matrices[matrix].columns_on(self.tp)
 
 
 def _heads_of(of: TensorSizes) -> Any:
@@ -68,16 +68,6 @@ def _heads_of(of: TensorSizes) -> Any:
     if of.shape.latent is None:
         return of.tokens * of.columns(0)
     return of.tokens * (of.shape.heads * (2 * of.shape.query_width + of.shape.value_width) // of.tp)
-
-
-def _into_activation(matrices: tuple[Matrix, Matrix], tp: Any) -> Any:
-    """Width of what goes into the activation of an MLP that `tp` ranks share: F, or 2 F with a gate."""
-    return matrices[0].on_rank(tp)[1]
-
-
-def _out_of_it(matrices: tuple[Matrix, Matrix], tp: Any) -> Any:
-    """Width of what comes out of it: F."""
-    return matrices[1].on_rank(tp)[0]
 
 
 _STREAM = (
@@ -101,17 +91,17 @@ _ELEMENTS: dict[str, Callable[[TensorSizes], Any]] = {
     "normal keys' latent": lambda of: of.tokens * of.shape.attention_matrices[2].inner,
     "made keys and values": lambda of: of.tokens * of.columns(2),
     # MLP.
-    "up": lambda of: of.tokens * _into_activation(of.shape.mlp_matrices, of.tp),
-    "inner": lambda of: of.tokens * _out_of_it(of.shape.mlp_matrices, of.tp),
+    "up": lambda of: of.tokens * of.shape.mlp_matrices[0].columns_on(of.tp),
+    "inner": lambda of: of.tokens * of.shape.mlp_matrices[1].inner_on(of.tp),
     # Experts.
     "logits": lambda of: of.routed * of.shape.gate_matrices[0].columns,
     "weights": lambda of: of.sent,
     "rows to send": lambda of: of.sent * of.shape.hidden,
     "dispatched": lambda of: of.arrived * of.shape.hidden,
-    "expert up": lambda of: of.arrived * _into_activation(of.shape.routed_matrices, of.expert_tp),
-    "expert inner": lambda of: of.arrived * _out_of_it(of.shape.routed_matrices, of.expert_tp),
+    "expert up": lambda of: of.arrived * of.shape.routed_matrices[0].columns_on(of.expert_tp),
+    "expert inner": lambda of: of.arrived * of.shape.routed_matrices[1].inner_on(of.expert_tp),
     "expert output": lambda of: of.arrived * of.shape.hidden,
-    "shared up": lambda of: of.tokens * _into_activation(of.shape.shared_matrices, of.tp),
-    "shared inner": lambda of: of.tokens * _out_of_it(of.shape.shared_matrices, of.tp),
+    "shared up": lambda of: of.tokens * of.shape.shared_matrices[0].columns_on(of.tp),
+    "shared inner": lambda of: of.tokens * of.shape.shared_matrices[1].inner_on(of.tp),
     "shared gate logits": lambda of: of.tokens_here,
 }
