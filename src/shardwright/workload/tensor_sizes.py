@@ -50,7 +50,7 @@ class TensorSizes:
     def heads(self) -> Any:
         """N; one where there are more ranks than heads."""
         heads = self.shape.heads // self.tp
-        return heads + (heads == 0)
+        return heads + (heads == 0)  # of numbers and of arrays
 
     @cached_property
     def latent_tokens(self) -> Any:
