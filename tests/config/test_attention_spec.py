@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.config.latent import LatentSpec
 from shardwright.config.model import ModelSpec
-from shardwright.config.model_flops import attention_parameters, flops_per_token, matrix_parameters
+from shardwright.config.model_shape import shape_of
 from shardwright.config.yarn import YarnSpec
 from shardwright.sharding.stage_parameters import num_parameters
 
@@ -44,9 +44,10 @@ def test_hidden_need_not_split_into_heads_whose_widths_are_given() -> None:
 def test_matrices_of_latent_attention_are_all_its_parameters_but_norms(q_rank: int) -> None:
     model = ModelSpec(hidden=64, heads=8, latent=LatentSpec(**LATENT | {"q_rank": q_rank}), layers=3)
     norms = 3 * (2 * 64 + 12 + q_rank) + 64
-    assert num_parameters(model) == matrix_parameters(model) + model.vocab * 64 + norms
+    shape = shape_of(model)
+    assert num_parameters(model) == shape.matrix_parameters + model.vocab * 64 + norms
     keys, values = 8 * (4 + 4), 8 * 6
-    assert flops_per_token(model) == 6 * matrix_parameters(model) + 6 * 3 * (keys + values) * model.sequence
+    assert shape.flops_per_token() == 6 * shape.matrix_parameters + 6 * 3 * (keys + values) * model.sequence
 
 
 def test_deepseek_v3_attention_by_hand() -> None:
@@ -54,7 +55,8 @@ def test_deepseek_v3_attention_by_hand() -> None:
     latent = LatentSpec(kv_rank=512, q_rank=1536)
     model = ModelSpec(hidden=7168, heads=128, latent=latent)
     down, out = 7168 * (1536 + 512 + 64), 128 * 128 * 7168
-    assert attention_parameters(model) == down + 1536 * 128 * 192 + 512 * 128 * 256 + out == 187_105_280
+    attention = sum(matrix.num_elements for matrix in shape_of(model).attention_matrices)
+    assert attention == down + 1536 * 128 * 192 + 512 * 128 * 256 + out == 187_105_280
 
 
 def test_a_longer_context_cools_the_softmax() -> None:

@@ -23,7 +23,7 @@ from shardwright.config.model import (
     divisors,
     nearest_divisors,
 )
-from shardwright.config.model_flops import flops_per_token, matrix_parameters
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import PlanSpec, split_evenly
 from shardwright.config.precision import PrecisionSpec
 from shardwright.report.job_toml import write_toml
@@ -215,19 +215,19 @@ def test_flops_of_gpt2_by_hand() -> None:
     model = catalog_model("gpt2")
     # Per layer: query, key, value and output 4 x 768 x 768, MLP 2 x 768 x 3072. The head: 50257 x 768.
     per_layer, head = 2_359_296 + 4_718_592, 38_597_376
-    assert matrix_parameters(model) == 12 * per_layer + head == 123_532_032
+    assert shape_of(model).matrix_parameters == 12 * per_layer + head == 123_532_032
     # Scores and their use, 2 FLOPs an element each, forward once and backward twice: 12 x layers x hidden x sequence.
     attention = 12 * 12 * 768 * 1024
-    assert flops_per_token(model) == 6 * 123_532_032 + attention == 854_438_400
+    assert shape_of(model).flops_per_token() == 6 * 123_532_032 + attention == 854_438_400
     # With positions, biases and norms these are the 124,439,808 parameters of the released checkpoint.
     biases, norms = 12 * (3 * 768 + 768 + 3072 + 768), 12 * 4 * 768 + 2 * 768
-    assert matrix_parameters(model) + 1024 * 768 + biases + norms == 124_439_808
+    assert shape_of(model).matrix_parameters + 1024 * 768 + biases + norms == 124_439_808
 
 
 def test_matrix_parameters_of_llama3_8b() -> None:
     model = catalog_model("llama3-8b")
     embedding, norms = 128_256 * 4096, 65 * 4096
-    assert matrix_parameters(model) + embedding + norms == 8_030_261_248  # as released
+    assert shape_of(model).matrix_parameters + embedding + norms == 8_030_261_248  # as released
 
 
 @given(st.integers(1, 5000))

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
 from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.cost.calibration import shipped
 from shardwright.cost.memory import peak_memory, rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.arrays import distinct
-from shardwright.workload.model_blocks import ExpertShape, LatentShape
-from shardwright.workload.query import SCHEDULE_NAMES, ModelShape, PlanGrid, Run, stacked
+from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid, Run, stacked
 from shardwright.workload.stage_contents import all_ranks, different_ranks
 
 CONSTANTS = shipped()
@@ -127,7 +127,7 @@ def test_tables_lie_where_the_first_and_the_last_stage_do() -> None:
         layers = sum(count[:, 0].sum() for count in ranks.layers)
         assert layers == GPT.layers * (2 if schedule == "dualpipe" else 1)
         elements = ranks.parameters(GPT, PlanGrid(pp=4).as_arrays())[0][0, 0]
-        of_layers = ranks.layers[0][0, 0] * GPT.layer_parameters(0)[0]
+        of_layers = ranks.layers[0][0, 0] * GPT.kind_parameters("dense")[0]
         assert elements - of_layers == GPT.vocab * GPT.hidden
         assert bool(ranks.are_tables_apart[0]) == (schedule == "1f1b")
     assert tables["1f1b"] == ([1, 0, 0, 0], [0, 0, 0, 1])

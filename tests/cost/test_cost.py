@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shardwright.config import catalog
 from shardwright.config.load import load_job
+from shardwright.config.model_shape import ExpertShape, ModelShape
 from shardwright.cost.calibration import device_of, rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_s
 from shardwright.cost.from_job import run_of
@@ -17,8 +18,7 @@ from shardwright.cost.kernels import fill
 from shardwright.cost.memory import rank_memory
 from shardwright.cost.topology import Group, group_of
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.model_blocks import ExpertShape
-from shardwright.workload.query import ModelShape, PlanGrid, Run
+from shardwright.workload.query import PlanGrid, Run
 
 CONSTANTS = shipped()
 LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

@@ -11,6 +11,7 @@ from shardwright.account.activations import layer_of
 from shardwright.account.budget import meet_budget
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.model_shape import ExpertShape, ModelShape
 from shardwright.config.plan import PlanSpec
 from shardwright.config.precision import PrecisionSpec
 from shardwright.config.recompute_policy import NEEDS, OPERATORS
@@ -20,8 +21,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.simulate.closed_form import StepTime, step_time
 from shardwright.workload.layers import chains, kept_bytes, share_run_again
-from shardwright.workload.model_blocks import ExpertShape
-from shardwright.workload.query import ModelShape, PlanGrid, Run, cut_of
+from shardwright.workload.query import PlanGrid, Run, cut_of
 
 CONSTANTS = shipped()
 LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.model_shape import ModelShape
 from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s, ring_pass_s, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import Group, group_of
 from shardwright.simulate.closed_form import step_time
-from shardwright.workload.query import ModelShape, PlanGrid, Run, Topology
+from shardwright.workload.query import PlanGrid, Run, Topology
 
 CONSTANTS = shipped()
 LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)

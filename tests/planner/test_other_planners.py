@@ -118,7 +118,7 @@ def test_rows_reach_the_planners_with_the_whole_world_and_batch(adapters: Any) -
             model = llm_analysis.model_of(run)
             # Both matrices of its MLP hold what the row's two or three hold.
             mlp = 2 * model["hidden_dim"] * model["ffn_embed_dim"]
-            assert mlp == pytest.approx(run.shape.mlp_parameters(run.shape.ffn), rel=1e-3)
+            assert mlp == pytest.approx(sum(m.num_elements for m in run.shape.mlp_matrices), rel=1e-3)
             taken += 1
         if not simumax.faults_of(run):
             said = simumax.strategy_of(run)

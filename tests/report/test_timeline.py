@@ -16,7 +16,7 @@ from shardwright.cli.main import cli, main
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
 from shardwright.config.model import ModelSpec
-from shardwright.config.model_flops import flops_per_token, stage_flops
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.units import bytes_text
 from shardwright.report.timeline.memory_table import memory_table
@@ -252,8 +252,8 @@ def test_formulas_read_like_a_book() -> None:
 @pytest.mark.parametrize("model", [ModelSpec(), ModelSpec(layers=6, kv_heads=2, gated_mlp=False, vocab=1000)])
 def test_stages_together_cost_what_the_model_does(model: ModelSpec) -> None:
     layers = [1, model.layers - 3, 2]
-    flops = stage_flops(model, layers, 5)
-    assert 3 * sum(flops) == flops_per_token(model) * 5 * model.sequence
+    flops = shape_of(model).stage_flops(layers, 5)
+    assert 3 * sum(flops) == shape_of(model).flops_per_token() * 5 * model.sequence
     assert flops[1] == flops[0] * layers[1]
 
 

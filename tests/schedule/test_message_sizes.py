@@ -1,14 +1,14 @@
 """What a program moves, in bytes, by arithmetic on the job."""
 
 from cases import small_job
-from shardwright.config.model_flops import matrix_parameters
+from shardwright.config.model_shape import shape_of
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.stage_parameters import num_parameters
 
 
 def test_one_stage_is_the_matrices_the_table_and_the_norms() -> None:
     model = small_job(layers=4).model
-    assert num_parameters(model) == matrix_parameters(model) + model.vocab * model.hidden + 9 * model.hidden
+    assert num_parameters(model) == shape_of(model).matrix_parameters + model.vocab * model.hidden + 9 * model.hidden
 
 
 def test_a_message_is_a_hidden_state() -> None:

@@ -9,7 +9,7 @@ import torch
 from cases import ATTENTIONS, EXPERTS, KINDS, small_job
 from shardwright.config import catalog
 from shardwright.config.model import ModelSpec
-from shardwright.config.model_flops import matrix_parameters
+from shardwright.config.model_shape import shape_of
 from shardwright.config.moe import MoeSpec
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.collectives import Axis
@@ -80,7 +80,7 @@ def test_active_parameters_by_hand() -> None:
     assert num_parameters(mixtral) == 46_702_792_704
     assert num_active_parameters(mixtral) == 12_879_925_248
     # Matrices alone: neither the embedding nor 65 norms.
-    assert matrix_parameters(mixtral) == 12_879_925_248 - 32000 * 4096 - 65 * 4096
+    assert shape_of(mixtral).matrix_parameters == 12_879_925_248 - 32000 * 4096 - 65 * 4096
 
 
 def test_head_width_that_is_not_hidden_over_heads() -> None:

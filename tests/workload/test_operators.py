@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from shardwright.config import catalog
 from shardwright.config.load import load_job, make_job
-from shardwright.config.model_flops import flops_per_token
+from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape, shape_of
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import rank_memory
 from shardwright.sharding.stage_parameters import num_parameters
 from shardwright.workload.layers import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
-from shardwright.workload.model_blocks import ExpertShape, LatentShape
-from shardwright.workload.query import ModelShape, PlanGrid, Run, shape_of
+from shardwright.workload.query import PlanGrid, Run
 
 GPT = ModelShape(4, 1024, 16, 16, 64, 4096, False, 51200, 512)
 LLAMA = ModelShape(4, 1024, 16, 4, 64, 2816, True, 51200, 512)
@@ -151,9 +150,9 @@ def test_a_job_is_a_run() -> None:
 def test_a_job_is_predicted_as_the_model_that_runs(name: str) -> None:
     """Parameters and FLOPs of the predicted shape are those of the model; norms, biases and gates aside."""
     job = make_job({"model": catalog.read("models", name) | {"name": name}})
-    shape = shape_of(job)
+    shape = shape_of(job.model)
     assert shape.parameters == pytest.approx(num_parameters(job.model), rel=1e-2)
-    assert shape.flops_per_token() == pytest.approx(flops_per_token(job.model), rel=1e-6)
+    assert shape.flops_per_token() == pytest.approx(shape_of(job.model).flops_per_token(), rel=1e-6)
 
 
 def test_recomputed_latent_attention_keeps_its_latents_alone() -> None:

@@ -179,7 +179,7 @@ def job_stages(
                 )
                 for index, policy in enumerate(policies[first : first + counts[stage]])
             ),
-            input_bytes=Share.of(job).stream if stage else 0,
+            input_bytes=Share.of(job)["input"] if stage else 0,
             documents_bytes=sum(documents_kept(job).values()),
             embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
             head_bytes=sum(head_kept(job, tp_index).values()) if is_last else 0,

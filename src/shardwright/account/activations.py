@@ -11,14 +11,13 @@ vocabulary, t tensor-parallel degree. Sizes are bytes on one rank.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwright.account.attention_activations import attention_of, stream_sizes
-from shardwright.account.kept_tensors import BOOL, FLOAT32, INT32, INT64, Chain, KeptTensors, Share
+from shardwright.account.attention_activations import attention_of
+from shardwright.account.kept_tensors import BOOL, FLOAT32, INT32, INT64, Chain, KeptTensors, Share, kept_chain
 from shardwright.account.moe_activations import Rows, experts_of
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import split_evenly
 from shardwright.config.recompute_policy import LAYER, Policy
-
-Region = Chain
+from shardwright.workload.layer_operators import mlp_operators
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,13 @@ class Layer:
     """
 
     sizes: Mapping[str, int]
-    attention: Region
-    mlp: Region
-    shared: Region = ()
+    attention: Chain
+    mlp: Chain
+    shared: Chain = ()
     has_experts: bool = False
 
     @property
-    def chains(self) -> tuple[Region, ...]:
+    def chains(self) -> tuple[Chain, ...]:
         """All of them."""
         return (self.attention, self.mlp, self.shared) if self.shared else (self.attention, self.mlp)
 
@@ -65,7 +64,7 @@ class Layer:
             sizes += [self._made_bytes(run) - gone for run in _runs(chain, policy) if run[0].name in policy]
         return max(sizes)
 
-    def _made_bytes(self, region: Region) -> int:
+    def _made_bytes(self, region: Chain) -> int:
         made = {name for operator in region for name in operator.keeps} | {region[-1].gives}
         return sum(self.sizes[name] for name in made - {region[0].takes})
 
@@ -74,7 +73,7 @@ class Layer:
         return sum(self.sizes[name] for chain in self.chains for operator in chain for name in operator.waits)
 
 
-def _kept_names(chain: Region, policy: Policy) -> dict[str, None]:
+def _kept_names(chain: Chain, policy: Policy) -> dict[str, None]:
     """The tensors that a chain keeps, in order."""
     names: dict[str, None] = {}
     follows_region = False
@@ -90,7 +89,7 @@ def _kept_names(chain: Region, policy: Policy) -> dict[str, None]:
     return names
 
 
-def _runs(chain: Region, policy: Policy) -> Iterator[Region]:
+def _runs(chain: Chain, policy: Policy) -> Iterator[Chain]:
     """The chain, cut where recomputed and kept operators meet."""
     run: list[KeptTensors] = []
     for operator in chain:
@@ -106,30 +105,17 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
 
     Layers are all alike, but for those with experts. There `rows` says how many the gate sends here, if that is known.
     """
-    share = Share.of(job)
     attention_sizes, attention = attention_of(job)
     if job.model.moe.has_experts(layer):
         sizes, experts, shared = experts_of(job, rows)
-        return Layer(stream_sizes(share) | attention_sizes | sizes, attention, experts, shared, has_experts=True)
-    model, element = job.model, share.element
-    tokens = share.tokens
-    inner = model.ffn_size // share.tp
-    up_width = (2 if model.gated_mlp else 1) * inner
-    sizes = stream_sizes(share) | {
-        "up": element * tokens * up_width,
-        "biased up": element * tokens * up_width,
-        "inner": element * tokens * inner,
-    }
-    return Layer(
-        sizes | attention_sizes,
-        attention=attention,
-        mlp=(
-            KeptTensors("norm", "middle", ("middle", "mlp statistics"), "mlp normal"),
-            KeptTensors("up", "mlp normal", ("mlp normal",), "up", ("whole mlp normal", "up")),
-            KeptTensors("activation", "up", ("biased up" if model.bias else "up",), "inner"),
-            KeptTensors("down", "inner", ("inner",), "output", ("inner", "whole output")),
-        ),
-    )
+        return Layer(attention_sizes | sizes, attention, experts, shared, has_experts=True)
+    share = Share.of(job)
+    operators = mlp_operators(share.tensors.shape)
+    sizes = share.sizes(operators) | {
+        "biased up": share["up"], "mlp statistics": share.statistics(share.tensors.tokens_here)
+    }  # fmt: skip
+    keeps = {"norm": ("middle", "mlp statistics")} | ({"activation": ("biased up",)} if job.model.bias else {})
+    return Layer(attention_sizes | sizes, attention, kept_chain(operators, keeps))
 
 
 def documents_kept(job: JobSpec) -> dict[str, int]:
@@ -161,14 +147,12 @@ def embedding_kept(job: JobSpec) -> dict[str, int]:
 
 def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
     """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's."""
-    model, plan = job.model, job.plan
-    layer = layer_of(job)
-    tokens = job.tokens_within * plan.microbatch_size
-    first, end = split_evenly(model.vocab, plan.tp, tp_index)
+    share, (first, end) = Share.of(job), split_evenly(job.model.vocab, job.plan.tp, tp_index)
+    tokens = share.tensors.tokens
     masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
     return masked | {
-        "final input": layer.sizes["input"], "final statistics": layer.sizes["attention statistics"],
-        "final normal": layer.sizes["attention normal"],
+        "final input": share["final input"], "final statistics": share.statistics(share.tensors.tokens_here),
+        "final normal": share["final normal"],
         "softmax": FLOAT32 * tokens * (end - first),
         "targets": INT64 * tokens, "targets elsewhere": BOOL * tokens,
     }  # fmt: skip
@@ -176,6 +160,5 @@ def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
 
 def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> int:
     """What the head keeps from I to W: its input, and the gradient of the logits."""
-    first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
-    tokens, element = job.tokens_within * job.plan.microbatch_size, job.precision.compute_bytes
-    return element * tokens * (job.model.hidden + end - first)
+    share, (first, end) = Share.of(job), split_evenly(job.model.vocab, job.plan.tp, tp_index)
+    return share["whole final normal"] + share.element * int(share.tensors.tokens) * (end - first)

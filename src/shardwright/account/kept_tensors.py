@@ -1,16 +1,22 @@
-"""An operator of a layer of our runtime as data: which tensors it takes, keeps and gives. What it costs is in
-operators.py."""
+"""What our runtime keeps of a layer's operators, laid over the one list of them (workload/layer_operators.py).
 
+Sizes are bytes on one rank, whole numbers, exact.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
+from shardwright.workload.layer_operators import LayerOperator, by_part
+from shardwright.workload.tensor_sizes import TensorSizes
 
 FLOAT32, INT32, INT64, BOOL = 4, 4, 8, 1
 
 
 @dataclass(frozen=True)
 class KeptTensors:
-    """One operator of a layer: the tensors it takes, keeps for its backward and gives.
+    """A part of a layer, which runs again as a whole or not: the tensors it takes, keeps for its backward and gives.
 
     `waits` are those that its weight gradients are made from, and so stay from I to W where the backward is split.
     """
@@ -25,37 +31,42 @@ class KeptTensors:
 Chain = tuple[KeptTensors, ...]
 
 
+def kept_chain(operators: Iterable[LayerOperator], keeps: Mapping[str, tuple[str, ...]]) -> Chain:
+    """The parts of a chain of operators. Each keeps what it takes, if `keeps` does not name other tensors; weight
+    gradients are made from what products take, and from the gradients of what they give."""
+    chain = []
+    for part, some in by_part(operators):
+        waits = dict.fromkeys(name for o in some for product in o.products for name in (product.takes, product.gives))
+        kept = keeps.get(part, (some[0].takes,))
+        chain.append(KeptTensors(part, some[0].takes, kept, some[-1].gives, tuple(waits)))
+    return tuple(chain)
+
+
 @dataclass(frozen=True)
 class Share:
-    """What one rank has of a microbatch: `element` bytes of a number; `tokens` within the layers, and `tokens_here`
-    between them, where the sequence may be sharded over tp."""
+    """What one rank has of a microbatch: `element` bytes of a number, and how many there are in each tensor."""
 
     element: int
-    tp: int
-    hidden: int
-    tokens: int
-    tokens_here: int
     is_rmsnorm: bool
+    tensors: TensorSizes
 
     @classmethod
-    def of(cls, job: JobSpec) -> "Share":
-        """That of any rank of a job."""
-        tokens, tp = job.tokens_within * job.plan.microbatch_size, job.plan.tp
-        is_sharded = job.plan.sequence_parallel and tp > 1
-        return cls(
-            element=job.precision.compute_bytes, tp=tp, hidden=job.model.hidden, tokens=tokens,
-            tokens_here=tokens // tp if is_sharded else tokens, is_rmsnorm=job.model.norm == "rmsnorm",
-        )  # fmt: skip
+    def of(cls, job: JobSpec, sent: int = 0, arrived: int = 0) -> "Share":
+        """That of any rank of a job, whose rows for experts are so many."""
+        plan, tokens = job.plan, job.tokens_within * job.plan.microbatch_size
+        here = tokens // plan.tp if plan.sequence_parallel else tokens
+        tensors = TensorSizes(
+            shape_of(job.model), plan.tp, plan.expert_tp_size, tokens, here, routed=here, sent=sent, arrived=arrived
+        )
+        return cls(job.precision.compute_bytes, job.model.norm == "rmsnorm", tensors)
 
-    @property
-    def stream(self) -> int:
-        """Bytes of the residual stream between the layers."""
-        return self.element * self.tokens_here * self.hidden
+    def __getitem__(self, tensor: str) -> int:
+        """Bytes of a tensor of the list, in the number type of the model."""
+        return int(self.element * self.tensors[tensor])
 
-    @property
-    def whole_stream(self) -> int:
-        """Bytes of the residual stream within the layers, whole along what tp shares of the sequence."""
-        return self.element * self.tokens * self.hidden
+    def sizes(self, operators: Iterable[LayerOperator]) -> dict[str, int]:
+        """Bytes of all tensors that operators take and give."""
+        return {name: self[name] for operator in operators for name in operator.tensors}
 
     def statistics(self, rows: int) -> int:
         """What a norm of so many vectors keeps besides its input.

@@ -9,9 +9,10 @@ the rank, N rows that arrive, H hidden, F inner width of an expert on this rank.
 
 from dataclasses import dataclass
 
-from shardwright.account.kept_tensors import FLOAT32, INT64, Chain, KeptTensors, Share
+from shardwright.account.kept_tensors import FLOAT32, INT64, Chain, Share, kept_chain
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
+from shardwright.workload.layer_operators import routed_operators, shared_operators
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Rows:
 
 def expected_rows(job: JobSpec) -> Rows:
     """On average, if no choice of a gate is taken back: a gate of GShard takes some, and capacity may."""
-    moe, tokens = job.model.moe, _tokens_sent(job)
+    moe, tokens = job.model.moe, _tokens_sent(job, Share.of(job))
     sent = tokens * moe.num_chosen
     capacity = moe.capacity(job.model.sequence * job.plan.microbatch_size)
     if capacity is not None:
@@ -35,47 +36,46 @@ def expected_rows(job: JobSpec) -> Rows:
     return Rows(sent, sent, moe.num_chosen)
 
 
-def _tokens_sent(job: JobSpec) -> int:
-    share = Share.of(job)
-    return share.tokens if job.plan.expert_tp_size == job.plan.tp else share.tokens_here
+def _tokens_sent(job: JobSpec, share: Share) -> int:
+    tokens = share.tensors.tokens if job.plan.expert_tp_size == job.plan.tp else share.tensors.tokens_here
+    return int(tokens)
 
 
 def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, int], Chain, Chain]:
     """Sizes of the tensors of any layer with experts, its operators, and those of its shared experts."""
-    share, moe, model = Share.of(job), job.model.moe, job.model
-    rows = rows or expected_rows(job)
-    element, tokens, sent_tokens = share.element, share.tokens_here, _tokens_sent(job)
-    inner = moe.ffn_size(model.ffn_size) // job.plan.expert_tp_size
-    up_width = (2 if model.gated_mlp else 1) * inner
-    is_moved = job.plan.ep > 1 and moe.experts > job.plan.ep
-    sizes = _router_sizes(moe, tokens, job.plan.microbatch_size, rows.choices) | {
-        "weights": FLOAT32 * sent_tokens * rows.choices,
-        "trip": INT64 * (2 * sent_tokens * rows.choices + (rows.arrived if is_moved else 0)),
-        "dispatched": element * rows.arrived * share.hidden,
-        "expert up": element * rows.arrived * up_width,
-        "expert inner": element * rows.arrived * inner,
-        "expert output": element * rows.arrived * share.hidden,
-        "returned": element * (rows.sent + 1) * share.hidden,  # a last row of zeros is that of dropped choices
+    rows, moe, plan = rows or expected_rows(job), job.model.moe, job.plan
+    share = Share.of(job, rows.sent, rows.arrived)
+    routed, shared = routed_operators(share.tensors.shape), shared_operators(share.tensors.shape)
+    here, choices = share.tensors.tokens_here, _tokens_sent(job, share) * rows.choices
+    is_moved = plan.ep > 1 and moe.experts > plan.ep
+    sizes = share.sizes((*routed, *shared)) | _router_sizes(moe, share, plan.microbatch_size, rows.choices)
+    sizes |= {
+        "mlp statistics": share.statistics(here),
+        "weights": FLOAT32 * choices,
+        "trip": INT64 * (2 * choices + (rows.arrived if is_moved else 0)),
+        # A last row of zeros is that of dropped choices.
+        "returned": share["rows to send"] + share.element * job.model.hidden,
     }
-    kept = _router_keeps(moe)
-    chain = (
-        # By names of their own: a policy's "norm" is not this one, whose result several operators need.
-        KeptTensors("norm before experts", "middle", ("middle", "mlp statistics"), "mlp normal"),
-        KeptTensors("router", "mlp normal", ("mlp normal", *kept), "weights", ("mlp normal", "logits")),
-        KeptTensors("dispatch", "mlp normal", ("trip",), "dispatched"),
-        KeptTensors("up", "dispatched", ("dispatched",), "expert up", ("dispatched", "expert up")),
-        KeptTensors("activation", "expert up", ("expert up",), "expert inner"),
-        KeptTensors("down", "expert inner", ("expert inner",), "expert output", ("expert inner", "expert output")),
-        KeptTensors("combine", "expert output", ("returned", "weights"), "output"),
-    )
-    shared_sizes, shared = _shared(job, share)
-    return sizes | shared_sizes, chain, shared
+    if shared:
+        sizes |= {
+            "biased shared up": share["shared up"],
+            "shared gate": (share.element + (FLOAT32 if share.element != FLOAT32 else 0)) * here,
+            "shared gate logits": FLOAT32 * here,
+        }
+    keeps = {
+        "norm before experts": ("middle", "mlp statistics"), "router": ("mlp normal", *_router_keeps(moe)),
+        "dispatch": ("trip",), "combine": ("returned", "weights"),
+        "gate": ("mlp normal", "shared output", "shared gate"),
+    }  # fmt: skip
+    biased = {"activation": ("biased shared up",)} if job.model.bias else {}
+    return sizes, kept_chain(routed, keeps), kept_chain(shared, keeps | biased)
 
 
-def _router_sizes(moe: MoeSpec, tokens: int, batch: int, choices: int) -> dict[str, int]:
+def _router_sizes(moe: MoeSpec, share: Share, batch: int, choices: int) -> dict[str, int]:
+    tokens, logits = share.tensors.tokens_here, FLOAT32 * share.tensors["logits"]
     return {
-        "logits": FLOAT32 * tokens * moe.experts,
-        "scores": FLOAT32 * tokens * moe.experts,
+        "logits": logits,
+        "scores": logits,
         "sum of scores": FLOAT32 * tokens,
         "log-sum-exp of logits": FLOAT32 * tokens,
         "choices": INT64 * tokens * choices,
@@ -96,33 +96,3 @@ def _router_keeps(moe: MoeSpec) -> tuple[str, ...]:
     if has_balance:
         names += ["shares"] + (["sum of scores"] if moe.gate == "sigmoid" else [])
     return tuple(names + (["logits", "log-sum-exp of logits"] if moe.z_coefficient else []))
-
-
-def _shared(job: JobSpec, share: Share) -> tuple[dict[str, int], Chain]:
-    """The shared experts, an MLP whose input is the router's too."""
-    model, moe, element = job.model, job.model.moe, share.element
-    inner = moe.shared_size(model.ffn_size) // share.tp
-    if not inner:
-        return {}, ()
-    up_width = (2 if model.gated_mlp else 1) * inner
-    sizes = {
-        "shared up": element * share.tokens * up_width,
-        "biased shared up": element * share.tokens * up_width,
-        "shared inner": element * share.tokens * inner,
-        "shared output": share.stream,
-        "shared gate": (element + (FLOAT32 if element != FLOAT32 else 0)) * share.tokens_here,
-        "shared gate logits": FLOAT32 * share.tokens_here,
-    }
-    chain = [
-        KeptTensors("up", "mlp normal", ("mlp normal",), "shared up", ("whole mlp normal", "shared up")),
-        KeptTensors("activation", "shared up", ("biased shared up" if model.bias else "shared up",), "shared inner"),
-        KeptTensors("down", "shared inner", ("shared inner",), "shared output", ("shared inner", "whole output")),
-    ]
-    if moe.shared_gate:
-        chain.append(
-            KeptTensors(
-                "gate", "shared output", ("mlp normal", "shared output", "shared gate"), "output",
-                ("mlp normal", "shared gate logits"),
-            )
-        )  # fmt: skip
-    return sizes, tuple(chain)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from shardwright.account.rank_state import Replicas, replicas_of
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.sharding.mesh import expert_axis_sizes
 from shardwright.sharding.parameter_shard import Place
 from shardwright.sharding.placements import BUFFER, Placements, TensorLayout, placements
@@ -229,7 +230,7 @@ class _Activations:
         inner = width or model.ffn_size
         if not prefix:
             yield from self._entering("mlp normal")
-        up = self._sizes(**{"gate,_up": 2 if model.gated_mlp else 1}, inner=inner)
+        up = self._sizes(**{"gate,_up": shape_of(model).gates}, inner=inner)
         yield self._tensor(f"{prefix}up", up, tp="inner")
         yield self._tensor(f"{prefix}inner", self._sizes(inner=inner), tp="inner")
         yield self._leaving(f"{prefix}down product")
@@ -249,7 +250,7 @@ class _Activations:
         yield self._routed("rows to send", sending, self._axes, by_token, gradient_sums=("tp",) if etp > 1 else ())
         folded = {axis: size for axis, size in expert_axis_sizes(plan).items() if axis != "pp"}
         by_expert = {axis: 0 for axis in folded if axis != "etp"}
-        gates = 2 if model.gated_mlp else 1
+        gates = shape_of(model).gates
         yield self._routed("dispatched rows", sending, folded, by_expert, gradient_sums=("etp",))
         yield self._routed("expert up", (rows, gates, inner), folded, by_expert | {"etp": 2})
         yield self._routed("expert inner", (rows, inner), folded, by_expert | {"etp": 1})

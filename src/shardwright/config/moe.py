@@ -15,6 +15,12 @@ AuxLoss = Literal["none", "switch", "gshard"]
 Scope = Literal["microbatch", "sequence", "global"]
 
 
+def is_routed(layer: int, first_dense: int, every: int) -> bool:
+    """Whether a layer of a model with experts has some: of those after the first dense ones the last of every few."""
+    rest = layer - first_dense
+    return rest >= 0 and rest % every == every - 1
+
+
 class MoeSpec(Spec):
     """The experts of a model, who chooses them and what keeps them evenly used. Without experts a model is dense."""
 
@@ -119,8 +125,7 @@ class MoeSpec(Spec):
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer, counted from 0 in the whole model, has experts."""
-        rest = layer - self.first_dense
-        return self.experts > 0 and rest >= 0 and rest % self.every == self.every - 1
+        return self.experts > 0 and is_routed(layer, self.first_dense, self.every)
 
     def layers_with_experts(self, layers: int) -> list[int]:
         """The layers that have experts, in a model of so many layers."""

@@ -124,7 +124,7 @@ class DataParallel:
     def _tied_s(self) -> Numbers:
         """The two gradients of a table that the first and the last rank share are summed."""
         run, cut = self.run, self.run.cut
-        size = self.software.reduce_bytes * run.shape.vocab * run.shape.hidden / cut.tp
+        size = self.software.reduce_bytes * run.shape.table_elements / cut.tp
         pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
         return ring_s(self.rates, pair, size * (run.shape.tied & self.ranks.are_tables_apart), 2)
 

@@ -129,7 +129,7 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     what its backward needs besides; and placeholders of dense layers, of those with experts, and of both."""
     software = software_under(run)
     pieces, context = chains(run.shape, run.cut, software), Context(run.shape, run.cut, software)
-    values = [context.residual, loss_bytes(context), kept_bytes(pieces["head"], "none")]
+    values = [context.sizes["input"], loss_bytes(context), kept_bytes(pieces["head"], "none")]
     for kind, policy in kinds:
         values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none"), turn_bytes(pieces[kind], policy)]
     layers = [pieces[kind] for kind in LAYERS if kind in pieces]
@@ -184,7 +184,7 @@ def _state(cut: PlanGrid, software: SoftwareSpec, held: tuple[Array, ...]) -> tu
 def _gathered(run: Run, software: SoftwareSpec, held: Numbers, num_layers: Numbers) -> Numbers:
     """ZeRO-3: parameters and gradients of the layers that are there in full at once: two, and the tables."""
     shape, cut = run.shape, run.cut
-    tables = (1 if shape.tied else 2) * shape.vocab * shape.hidden / cut.tp
+    tables = shape.num_tables * shape.table_elements / cut.tp
     layer = np.maximum(0.0, held - tables) / num_layers
     there = (2 * layer + tables) * cut.element_bytes + layer * software.reduce_bytes
     return np.where((cut.zero == 3) & (cut.replicas > 1), there, 0.0)

@@ -178,7 +178,7 @@ def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
     return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
 
 
-_ROUTED = ("up", "activation", "down")
+_MLP = ("up", "activation", "down")  # parts of a layer
 
 
 def _first_of_experts(chain: Chain) -> int:
@@ -236,7 +236,7 @@ class Costing:
         rates = self.rates
         for operator in chain:
             t = operator_s(rates, self.software, operator, self.is_narrow and kind in LAYERS)
-            more = rates.imbalance if kind == "experts" and operator.name in _ROUTED else 1.0
+            more = rates.imbalance if kind == "experts" and operator.of.part in _MLP else 1.0
             ahead = self._exposed(operator.forward, t.forward)
             behind = self._exposed(operator.backward, t.input_grad + t.weight_grad)
             yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, backward=behind)
@@ -335,7 +335,7 @@ class Costing:
         Shards that are kept on the host come from there before each gather.
         """
         shape, cut, rates, groups = self.run.shape, self.run.cut, self.rates, self.groups
-        common, routed = shape.vocab * shape.hidden, 0
+        common, routed = shape.table_elements, 0
         if kind in LAYERS:
             common, routed = shape.kind_parameters(kind)
         gather, scatter = 0.0, 0.0

@@ -7,6 +7,7 @@ adds them up.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from shardwright.account.kept_tensors import Share
 from shardwright.account.moe_activations import expected_rows
 from shardwright.config.job import JobSpec
 from shardwright.config.software import SoftwareSpec
@@ -120,18 +121,6 @@ def piece_passes(
     return [of.piece(*kind) for kind in kinds]
 
 
-def _told_apart(operators: tuple[OperatorPass, ...]) -> tuple[OperatorPass, ...]:
-    """The MLP between dispatch and combine is the experts', one after them that of the shared experts."""
-    found, whose = [], ""
-    for of in operators:
-        whose = {"dispatch": "expert ", "combine": "", "shared enter": "shared ", "shared leave": ""}.get(
-            of.name, whose
-        )
-        is_inner = of.name in ("up", "activation", "down")
-        found.append(replace(of, name=whose + of.name) if is_inner else of)
-    return tuple(found)
-
-
 @dataclass(frozen=True)
 class _Passes:
     job: JobSpec
@@ -141,10 +130,6 @@ class _Passes:
     groups: Groups
 
     def piece(self, kind: str, policy: str) -> PiecePass:
-        found = self._piece(kind, policy)
-        return replace(found, operators=_told_apart(found.operators)) if kind == "experts" else found
-
-    def _piece(self, kind: str, policy: str) -> PiecePass:
         if self.costing is None:
             of_kind = chains(self.run.shape, self.run.cut, self.software)[kind]
             return PiecePass(kind, policy, tuple(self._untimed(o, policy) for o in of_kind), None, None, None)
@@ -190,7 +175,7 @@ class _Passes:
         """Bytes of the full tensor of a collective. Of tokens on their way to experts a row for each choice, as our
         runtime sends them; where tp shares the experts' matrices, each of its ranks sends the rows of all."""
         if exchange.axis == "ep" and exchange.size:
-            return float(expected_rows(self.job).sent * self.job.model.hidden * self.job.precision.compute_bytes)
+            return float(Share.of(self.job, expected_rows(self.job).sent)["rows to send"])
         return float(exchange.size)
 
     def _sent(self, exchange: Exchange, full_bytes: float) -> SentBytes:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.sharding.stage_parameters import num_active_parameters
 
 # Kaplan et al. 2020: equation 1.4, in tokens; equation 1.6 with the values of table 3, in nats a
@@ -163,6 +164,6 @@ def batch_limits(job: JobSpec, total_tokens: int = 0) -> BatchLimits:
     batch = job.tokens_per_step
     total = total_tokens or job.optimizer.steps * batch
     model = job.model
-    tables = (1 if model.tied_embeddings else 2) * model.vocab * model.hidden
-    computing = max(1, num_active_parameters(model) - tables)
+    shape = shape_of(model)
+    computing = max(1, num_active_parameters(model) - shape.num_tables * shape.table_elements)
     return BatchLimits(batch, max(1, round(total / batch)), total, critical_batch(computing, total, batch))

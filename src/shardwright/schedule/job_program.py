@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from shardwright.config.job import JobSpec
-from shardwright.config.model_flops import stage_flops
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import ASYNCHRONOUS, Recompute
 from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
 from shardwright.schedule.message_sizes import job_sizes
@@ -68,7 +68,7 @@ def relative_costs(job: JobSpec, latency: float = 0.0) -> Costs:
     each rank keeps; it is not enough for seconds.
     """
     plan = job.plan
-    flops = stage_flops(job.model, plan.stage_layers(job.model.layers), plan.microbatch_size)
+    flops = shape_of(job.model).stage_flops(plan.stage_layers(job.model.layers), plan.microbatch_size)
     mean = sum(flops) / plan.pp
     forward = tuple(of_stage / mean for of_stage in flops)
     return Costs(forward, forward, forward, latency=latency)

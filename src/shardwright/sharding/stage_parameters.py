@@ -1,13 +1,14 @@
 """The parameters of a stage of the model, without making any: names, shapes and places, as the runtime has them.
 
-model/ builds the same list with torch, and a test holds the two equal: name, full shape, box, init, and over which
-axes a tensor is cut or its gradient summed.
+Full shapes of matrices are those of config/model_shape.py. model/ builds the same list with torch, and a test holds the
+two equal: name, full shape, box, init, and over which axes a tensor is cut or its gradient summed.
 """
 
 import math
 from dataclasses import dataclass
 
 from shardwright.config.model import ModelSpec
+from shardwright.config.model_shape import Matrix, ModelShape, shape_of
 from shardwright.config.plan import PlanSpec, split_evenly
 from shardwright.sharding.parameter_shard import Place
 
@@ -21,7 +22,7 @@ def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int
     """
     counts = plan.stage_layers(model.layers)
     first = sum(counts[:stage])
-    cut = _Cut(model, plan, tp_index, ep_index)
+    cut = _Cut(model, shape_of(model), plan, tp_index, ep_index)
     regions: Regions = {}
     if stage == 0:
         regions["embedding"] = cut.embedding()
@@ -61,6 +62,7 @@ class _Cut:
     """The model as one tensor-parallel rank sees it."""
 
     model: ModelSpec
+    shape: ModelShape
     plan: PlanSpec
     index: int
     ep_index: int
@@ -76,62 +78,50 @@ class _Cut:
     def layer(self, number: int) -> list[Place]:
         model, name = self.model, f"layers.{number}"
         attention = (self._latent_attention if model.is_latent else self._attention)(f"{name}.attention")
-        inner = self._experts(name) if model.moe.has_experts(number) else self._mlp(f"{name}.mlp", model.ffn_size)
+        is_dense, mlp = self.shape.is_dense(number), self.shape.mlp_matrices
+        inner = self._pair(f"{name}.mlp", *mlp) if is_dense else self._experts(f"{name}.moe")
         return [*self._norm(f"{name}.attention_norm"), *attention, *self._norm(f"{name}.mlp_norm"), *inner]
 
-    def _mlp(self, name: str, width: int) -> list[Place]:
-        return self._pair(name, "up", "down", (2 if self.model.gated_mlp else 1, width), 1, width)
-
-    def _experts(self, layer: str) -> list[Place]:
+    def _experts(self, name: str) -> list[Place]:
         """Router, experts and shared experts of a layer."""
-        model, name = self.model, f"{layer}.moe"
-        moe, hidden, std = model.moe, model.hidden, model.init_std
-        found = [self._whole(f"{name}.shared_gate", (1, hidden), "normal", std)] if moe.shared_gate else []
-        width = moe.ffn_size(model.ffn_size)
-        rising = (moe.experts, 2 if model.gated_mlp else 1, width, hidden)
-        found += [
-            self._whole(f"{name}.router.weight", (moe.experts, hidden), "normal", std),
-            self._of_experts(f"{name}.experts.up", rising, std),
-            self._of_experts(f"{name}.experts.down", (moe.experts, hidden, width), residual_std(std, model.layers)),
-        ]
-        shared = moe.shared_size(model.ffn_size)
-        return found + (self._mlp(f"{name}.shared", shared) if shared else [])
+        router, *gate = self.shape.gate_matrices
+        # A layer's own parameters are listed before those of its parts.
+        found = [self._weight(f"{name}.shared_gate", matrix) for matrix in gate]
+        found.append(self._weight(f"{name}.router.weight", router))
+        found += [self._of_experts(f"{name}.experts", matrix) for matrix in self.shape.routed_matrices]
+        shared = self.shape.shared_matrices
+        return found + (self._pair(f"{name}.shared", *shared) if self.shape.mixture.shared_ffn else [])
 
-    def _of_experts(self, name: str, shape: tuple[int, ...], std: float) -> Place:
-        """Matrices [E, ..., F, H] or [E, H, F]: dim 2 is cut over the ranks that share an expert."""
-        plan, box = self.plan, [(0, size) for size in shape]
-        expert_tp = plan.expert_tp_size
+    def _of_experts(self, name: str, matrix: Matrix) -> Place:
+        """Matrices of experts, cut over ep by expert, and each over the ranks that share it."""
+        plan, shape, dim = self.plan, matrix.full_shape, 1 + (matrix.cut or 0)
+        box, expert_tp = [(0, size) for size in shape], plan.expert_tp_size
         box[0] = split_evenly(shape[0], plan.ep, self.ep_index)
-        box[2] = split_evenly(shape[2], expert_tp, self.index % expert_tp)
+        box[dim] = split_evenly(shape[dim], expert_tp, self.index % expert_tp)
         axes = tuple(axis for axis, size in (("ep", plan.ep), ("tp", expert_tp)) if size > 1)
         parts = plan.ep * expert_tp
-        return Place(shape, tuple(box), "normal", std, name, sharded_over=axes, is_expert=True, num_parts=parts)
+        return Place(
+            shape, tuple(box), "normal", self._std(matrix), f"{name}.{matrix.name}", sharded_over=axes, is_expert=True,
+            num_parts=parts,
+        )  # fmt: skip
 
     def _attention(self, name: str) -> list[Place]:
-        model = self.model
-        groups = (model.num_kv_heads, model.heads // model.num_kv_heads + 2, model.head_size)
-        places = self._pair(name, "qkv", "out", groups, 0, model.heads * model.head_size)
+        places = self._pair(name, *self.shape.attention_matrices)
         # Each rank norms its own heads.
-        for which in ("q_norm", "k_norm") if model.qk_norm else ():
-            places += self._norm(f"{name}.{which}", model.head_size, is_partial=True)
+        for which in ("q_norm", "k_norm") if self.model.qk_norm else ():
+            places += self._norm(f"{name}.{which}", self.model.head_size, is_partial=True)
         return places
 
     def _latent_attention(self, name: str) -> list[Place]:
-        model, latent = self.model, self.model.latent
-        std = model.init_std
+        latent = self.model.latent
         # Without low-rank queries the latent is made from the whole sequence on each rank, for its own heads alone.
         is_partial = latent.q_rank == 0
-        down = (latent.q_rank + latent.kv_rank + latent.rope_dim, model.hidden)
-        keys_and_values = (model.heads, latent.nope_dim + latent.value_dim, latent.kv_rank)
-        queries = (model.heads, model.query_width, latent.q_rank or model.hidden)
-        leaving = (model.hidden, model.heads * latent.value_dim)
+        down, *others = self.shape.attention_matrices
         return [
-            self._whole(f"{name}.down.weight", down, "normal", std, is_partial),
+            self._weight(f"{name}.down.weight", down, is_partial),
             *(self._norm(f"{name}.q_norm", latent.q_rank) if latent.q_rank else []),
             *self._norm(f"{name}.kv_norm", latent.kv_rank, is_partial),
-            self._sharded(f"{name}.q_up.weight", queries, 0, std),
-            self._sharded(f"{name}.kv_up.weight", keys_and_values, 0, std),
-            self._sharded(f"{name}.out.weight", leaving, 1, residual_std(std, model.layers)),
+            *(self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in others),
         ]
 
     def head(self) -> list[Place]:
@@ -139,19 +129,23 @@ class _Cut:
         name = "embedding.weight" if model.tied_embeddings else "head.weight"
         return [*self._norm("norm"), self._sharded(name, (model.vocab, model.hidden), 0, model.init_std)]
 
-    def _pair(self, name: str, enter: str, leave: str, outputs: tuple[int, ...], dim: int, inner: int) -> list[Place]:
+    def _pair(self, name: str, enter: Matrix, leave: Matrix) -> list[Place]:
         """A column-parallel matrix and the row-parallel one after it, with their biases."""
-        model = self.model
-        std = residual_std(model.init_std, model.layers)
-        matrices = [
-            self._sharded(f"{name}.{enter}.weight", (*outputs, model.hidden), dim, model.init_std),
-            self._sharded(f"{name}.{leave}.weight", (model.hidden, inner), 1, std),
-        ]
-        if not model.bias:
+        matrices = [self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in (enter, leave)]
+        if not self.model.bias:
             return matrices
         # A layer's own parameters are listed before those of its parts.
-        entering = self._sharded(f"{name}.{enter}_bias", outputs, dim, init="zeros")
-        return [entering, *matrices, self._whole(f"{name}.{leave}.bias", (model.hidden,), "zeros")]
+        entering = self._sharded(f"{name}.{enter.name}_bias", enter.outputs, enter.cut or 0, init="zeros")
+        return [entering, *matrices, self._whole(f"{name}.{leave.name}.bias", leave.outputs, "zeros")]
+
+    def _weight(self, name: str, matrix: Matrix, is_partial: bool = False) -> Place:
+        if matrix.cut is None:
+            return self._whole(name, matrix.full_shape, "normal", self._std(matrix), is_partial)
+        return self._sharded(name, matrix.full_shape, matrix.cut, self._std(matrix))
+
+    def _std(self, matrix: Matrix) -> float:
+        std = self.model.init_std
+        return residual_std(std, self.model.layers) if matrix.is_row_parallel else std
 
     def _norm(self, name: str, width: int = 0, is_partial: bool = False) -> list[Place]:
         shape = (width or self.model.hidden,)

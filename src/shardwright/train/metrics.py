@@ -18,7 +18,7 @@ from shardwright.config import catalog
 from shardwright.config.base import RunError
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
-from shardwright.config.model_flops import flops_per_token
+from shardwright.config.model_shape import shape_of
 from shardwright.config.units import MIB
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.comm.ledger import BETWEEN, INSIDE
@@ -154,7 +154,8 @@ class MetricsLog:
     def step(self, step: int, result: StepResult, step_s: float, shares: Shares) -> None:
         """Record one step; every run.log_every steps, show it."""
         tokens_per_s = self._job.tokens_per_step / step_s
-        mfu = flops_per_token(self._job.model) * tokens_per_s / self._peak_flops if self._peak_flops else None
+        flops_per_s = shape_of(self._job.model).flops_per_token() * tokens_per_s
+        mfu = flops_per_s / self._peak_flops if self._peak_flops else None
         total = self._job.optimizer.steps
         is_shown = step % self._job.run.log_every == 0 or step == total
         inside, between, experts_inside, experts_between = shares.sent_bytes or (None, None, None, None)

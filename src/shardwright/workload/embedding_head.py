@@ -3,23 +3,28 @@
 Letters and units are those of operators.py.
 """
 
+from shardwright.config.model_shape import ModelShape
 from shardwright.workload.arrays import Numbers
+from shardwright.workload.layer_operators import LayerOperator
 from shardwright.workload.operators import HALF, Context, Exchange, MatrixProduct, Operator
 
 
-def embed(c: Context) -> Operator:
+def embed(c: Context, o: LayerOperator) -> Operator:
     """The lookup, and the sum over tp of a table cut by its vocabulary."""
-    size = HALF * c.tokens * c.shape.hidden
-    sums = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
-    return Operator("embedding", (), None, 3 * size, 3 * size, sums)
+    return Operator(o, (), None, 3 * c.whole, 3 * c.whole, c.leaving[0])
 
 
 def loss_bytes(c: Context) -> Numbers:
     """What the loss and the backward of the head need at once: the logits in some forms, the product's input, whole
     again under sequence parallel, and its gradient, and a placeholder of the weight's gradient."""
-    weight = c.shape.padded_vocab(c.cut.tp) // c.cut.tp * c.shape.hidden
+    weight = padded_vocab(c.shape, c.cut.tp) // c.cut.tp * c.shape.hidden
     products = (c.whole + c.gathered) * c.cut.element_bytes / HALF
     return logits(c) * c.software.logit_peak + products + c.software.placeholder_bytes * weight
+
+
+def padded_vocab(shape: ModelShape, tp: Numbers) -> Numbers:
+    """Rows of the table with those that make each tp rank's part a multiple of 128, as all frameworks pad it."""
+    return -(-shape.vocab // (128 * tp)) * 128 * tp
 
 
 def logits(c: Context) -> Numbers:
@@ -27,12 +32,10 @@ def logits(c: Context) -> Numbers:
     return c.tokens * c.shape.vocab / (c.cut.tp if c.software.head_parallel else 1)
 
 
-def head(c: Context) -> Operator:
+def head(c: Context, o: LayerOperator) -> Operator:
     """The product with the vocabulary and the cross entropy over it, cut by vocabulary."""
     s, w = c.shape, c.software
-    columns = s.padded_vocab(c.cut.tp) // c.cut.tp
+    columns = padded_vocab(s, c.cut.tp) // c.cut.tp
     n = logits(c)
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
-    return Operator(
-        "head", (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
-    )  # fmt: skip
+    return Operator(o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered)

@@ -11,68 +11,57 @@ Letters and units are those of operators.py.
 import numpy as np
 
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, MatrixProduct, Operator, mlp
+from shardwright.workload.layer_operators import LayerOperator
+from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, MatrixProduct, Operator, entering, leaving
 
 
-def route(c: Context) -> Operator:
+def route(c: Context, o: LayerOperator) -> Operator:
     """The router's product and choice, in float32, on the rows of this rank; its input is kept."""
-    of = c.shape.experts
-    assert of is not None, "only a mixture of experts has a router"
-    # Where experts are whole tp ranks share the tokens, be the residual stream sharded or not.
-    rows = c.tokens / np.where((c.cut.expert_tp == 1) | np.asarray(c.cut.sequence_parallel), c.cut.tp, 1)
-    traffic = rows * of.num * FLOAT32 * 8
-    product = MatrixProduct(rows, c.shape.hidden, of.num)
-    return Operator("router", (product,), None, traffic, traffic, kept=c.stream + traffic / 4)
+    traffic = c.sizes["logits"] * FLOAT32 * 8
+    product = MatrixProduct.of(c.sizes.routed, o.products[0].matrix, 1)
+    return Operator(o, (product,), None, traffic, traffic, kept=c.bytes_of(o.takes) + traffic / 4, keeps_input=True)
 
 
-def assemble(c: Context) -> Operator:
+def assemble(c: Context, o: LayerOperator) -> Operator:
     """All tokens of the tp line come together on each of its ranks, whose experts are cut; in the backward their
     gradients are summed. The rows that are sent to experts are kept, and not what they are taken from."""
-    gather = Exchange("all_gather", "tp", _is_cut(c) * c.scattered)
-    sums = Exchange("all_reduce", "tp", _is_cut(c) * c.summed)
-    parts = Exchange("reduce_scatter", "tp", _is_cut(c) * c.scattered)
-    return Operator("experts enter", forward=(gather,), backward=(sums, parts), given=c.stream)
+    forward, (sums, parts, _) = entering(c, _is_cut(c))
+    return Operator(o, forward=forward, backward=(sums, parts), given=c.bytes_of(o.gives))
 
 
-def total(c: Context) -> Operator:
+def total(c: Context, o: LayerOperator) -> Operator:
     """The sum over tp of what parts of experts gave."""
-    sums = Exchange("all_reduce", "tp", _is_cut(c) * c.summed)
-    parts = Exchange("reduce_scatter", "tp", _is_cut(c) * c.scattered)
-    back = Exchange("all_gather", "tp", _is_cut(c) * c.scattered)
-    return Operator("experts leave", forward=(sums, parts), backward=(back,), given=c.stream)
+    forward, backward = leaving(c, _is_cut(c))
+    return Operator(o, forward=forward, backward=backward, given=c.bytes_of(o.gives))
 
 
 def _is_cut(c: Context) -> Numbers:
     return np.asarray(c.cut.expert_tp) > 1
 
 
-def _sent(c: Context) -> Numbers:
-    """Tokens that a rank sends to experts."""
-    return c.tokens * c.cut.expert_tp / c.cut.tp
+def dispatch(c: Context, o: LayerOperator) -> Operator:
+    """Tokens to their experts: a permutation on each side of an all-to-all over ep.
 
-
-def trade(c: Context, name: str) -> Operator:
-    """Tokens to their experts, or back: a permutation on each side of an all-to-all over ep.
-
-    Each token travels topk times, and lies in two orders meanwhile. What arrives at the experts is kept as their input;
-    what comes back from them where it meets the weights of the choices. On the way to experts, tokens forward and
-    gradients backward, software may send 8 bits (arXiv 2412.19437, section 3.3.3).
+    Each token travels topk times, and lies in two orders meanwhile. What arrives at the experts is kept as their input.
+    On the way to experts, tokens forward and gradients backward, software may send 8 bits (arXiv 2412.19437, section
+    3.3.3).
     """
-    s, cut, w = c.shape, c.cut, c.software
-    assert s.experts is not None, "only a mixture of experts trades tokens"
-    n = _sent(c) * s.hidden * s.experts.topk
-    moved = n * HALF * np.where(cut.ep > 1, 4, 2)
-    there, back = ((Exchange("all_to_all", "ep", size * n * (cut.ep > 1)),) for size in (w.dispatch_bytes, HALF))
-    if name == "dispatch":
-        return Operator(
-            name, (), None, moved, moved, there, back, w.dispatch_bytes * n, given=HALF * n, inside=HALF * n
-        )
-    return Operator(name, (), None, moved, moved, back, there, w.returned_kept * n, given=c.stream, inside=HALF * n)
+    n, moved, there, back = _travel(c)
+    kept = c.software.dispatch_bytes * n
+    return Operator(o, (), None, moved, moved, (there,), (back,), kept, given=HALF * n, inside=HALF * n)
 
 
-def experts(c: Context) -> list[Operator]:
-    """The routed experts of a rank: grouped products over what ep ranks sent, evenly."""
-    of = c.shape.experts
-    assert of is not None, "only a mixture of experts has experts"
-    held = np.maximum(1, of.num // c.cut.ep)
-    return mlp(c, of.ffn, _sent(c) * of.topk * c.cut.ep / of.num, held, c.cut.expert_tp)
+def combine(c: Context, o: LayerOperator) -> Operator:
+    """What experts gave, on its way back; it is kept where it meets the weights of the choices."""
+    n, moved, there, back = _travel(c)
+    given, kept = c.bytes_of(o.gives), c.software.returned_kept * n
+    return Operator(o, (), None, moved, moved, (back,), (there,), kept, given=given, inside=HALF * n)
+
+
+def _travel(c: Context) -> tuple[Numbers, Numbers, Exchange, Exchange]:
+    """Elements that a rank sends, bytes that permutations move, and the exchanges to experts and back."""
+    is_sent, n = c.cut.ep > 1, c.sizes["rows to send"]
+    there, back = (
+        Exchange("all_to_all", "ep", size * n * is_sent) for size in (c.software.dispatch_bytes, HALF)
+    )  # fmt: skip
+    return n, n * HALF * np.where(is_sent, 4, 2), there, back

@@ -1,86 +1,56 @@
-"""Layers, embedding and head as lists of operators; what they keep under a policy; what they move in total.
+"""Layers, embedding and head as what their operators cost; what they keep under a policy; what they move in total.
 
-Adding an operator is a function in operators.py and its place in a list here.
+An operator is a line in layer_operators.py, and a function here that costs it.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
+from shardwright.workload import attention_operators as heads
 from shardwright.workload import embedding_head as ends
 from shardwright.workload import expert_operators as routed
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
+from shardwright.workload.layer_operators import LayerOperator, piece_operators
 from shardwright.workload.operators import HALF, Context, Operator
-from shardwright.workload.query import ModelShape, PlanGrid
+from shardwright.workload.query import PlanGrid
 
 Chain = tuple[Operator, ...]
 LAYERS = ("dense", "experts")  # kinds of pieces that are layers
 
-
-def attention_block(c: Context) -> list[Operator]:
-    """Norm, query, key and value, rotation, attention, output, sum."""
-    latent = c.shape.latent
-    made = [op.latents(c), op.heads_of_latents(c)] if latent else [op.queries_keys_values(c)]
-    enter = op.enter_alone if latent and latent.query_rank else op.enter
-    return [
-        op.norm(c, "attention norm"), enter(c, "attention enter"), *made, op.rotate(c), op.attention(c),
-        op.output(c), op.leave(c, "attention leave"), op.join(c, "attention join"),
-    ]  # fmt: skip
-
-
-def dense_layer(c: Context) -> Chain:
-    """A layer with one MLP."""
-    ffn = op.mlp(c, c.shape.ffn)
-    return (
-        *attention_block(c), op.norm(c, "mlp norm"), op.enter(c, "mlp enter"), *ffn, op.leave(c, "mlp leave"),
-        op.join(c, "mlp join"),
-    )  # fmt: skip
-
-
-def expert_layer(c: Context) -> Chain:
-    """A layer with a mixture of experts, and maybe experts that all tokens meet."""
-    of = c.shape.experts
-    assert of is not None, "a layer of experts needs some"
-    shared: tuple[Operator, ...] = ()
-    if of.shared_ffn:  # their input is what the router keeps
-        enter = replace(op.enter(c, "shared enter"), kept=0.0)
-        shared = (enter, *op.mlp(c, of.shared_ffn), op.leave(c, "shared leave"))
-    return (
-        *attention_block(c), op.norm(c, "norm before experts"), routed.route(c), routed.assemble(c),
-        routed.trade(c, "dispatch"), *routed.experts(c), routed.trade(c, "combine"), routed.total(c), *shared,
-        op.join(c, "mlp join"),
-    )  # fmt: skip
+_COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
+    **dict.fromkeys(("attention norm", "mlp norm", "norm before experts", "final norm"), op.norm),
+    **dict.fromkeys(("attention enter", "mlp enter", "shared enter", "head enter"), op.enter),
+    **dict.fromkeys(("attention leave", "mlp leave", "shared leave"), op.leave),
+    **dict.fromkeys(("attention join", "mlp join"), op.join),
+    **dict.fromkeys(("up", "expert up", "shared up"), op.rise),
+    **dict.fromkeys(("activation", "expert activation", "shared activation"), op.activate),
+    **dict.fromkeys(("out", "down", "expert down", "shared down"), op.fall),
+    "qkv": heads.project,
+    "heads": heads.heads_of_latents,
+    "rotary": heads.rotate,
+    "attention": heads.attention,
+    "router": routed.route,
+    "experts enter": routed.assemble,
+    "dispatch": routed.dispatch,
+    "combine": routed.combine,
+    "experts leave": routed.total,
+    "embedding": ends.embed,
+    "head": ends.head,
+}
 
 
 def chains(shape: ModelShape, cut: PlanGrid, software: SoftwareSpec) -> dict[str, Chain]:
     """The operators of each kind of piece: dense and expert layers, embedding, head."""
     c = Context(shape, cut, software)
-    found: dict[str, Chain] = {"dense": dense_layer(c)}
-    if shape.experts:
-        found["experts"] = expert_layer(c)
-    found["embedding"] = (ends.embed(c),)
-    found["head"] = (op.norm(c, "final norm"), op.enter(c, "head enter"), ends.head(c))
+    kinds = ("dense", *(("experts",) if shape.experts else ()), "embedding", "head")
+    found = {kind: tuple(_COSTS[o.name](c, o) for o in piece_operators(shape, kind)) for kind in kinds}
     if cut.element_bytes == HALF:
         return found
     return {kind: tuple(o.in_numbers_of(cut.element_bytes) for o in chain) for kind, chain in found.items()}
-
-
-# By the name of what a plan recomputes: the operators here that run again, and those whose result it then need not
-# keep. A product that runs again has its input gathered again. The result of a norm is kept as the input of the
-# products behind it; that of the norm before experts is the router's too, and stays.
-_RUN_AGAIN = {
-    "norm": ("attention norm", "mlp norm"), "qkv": ("attention enter", "qkv"),
-    "attention": ("heads", "rotary", "attention"), "up": ("mlp enter", "shared enter", "up"),
-    "activation": ("activation",),
-}  # fmt: skip
-_NOT_KEPT = _RUN_AGAIN | {"norm": ("attention enter", "mlp enter"), "qkv": ("qkv",), "up": ("up",)}
-
-
-def _named(table: Mapping[str, tuple[str, ...]], policy: str) -> set[str]:
-    return {name for part in policy.split("+") for name in table.get(part, ())}
 
 
 def kept_bytes(chain: Chain, policy: str) -> Numbers:
@@ -89,6 +59,7 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
     Cut.recompute has the policies. full: the layer's input alone, which is what its first norm keeps in 16 bits. stage:
     nothing, for the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022,
     section 5). matmul: what attention and every second product give, and the input (torchtitan's "selective op").
+    Names of operators: all but the tensors that these make. What a norm gives is kept as the input of products.
     """
     if policy == "stage":
         return 0.0
@@ -102,8 +73,8 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         made = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
         given = sum(o.kept_result for o in chain if o.name == "attention")
         return HALF * made / 2 + given + (enter.kept if enter else 0.0)
-    dropped = _named(_NOT_KEPT, policy)
-    return sum(o.kept for o in chain if o.name not in dropped)
+    again = {o.of.gives for o in chain if o.of.part in policy.split("+") and o.of.gives != o.of.takes}
+    return sum(o.kept for o in chain if o.kept_tensor not in again)
 
 
 def turn_bytes(chain: Chain, policy: str) -> Numbers:
@@ -143,4 +114,4 @@ def share_run_again(operator: Operator, policy: str) -> float:
         return float(operator.name == "attention" and operator.scores is None)
     if policy == "matmul":
         return 0.5 if operator.products else float(operator.scores is None)
-    return float(operator.name in _named(_RUN_AGAIN, policy))
+    return float(operator.of.part in policy.split("+"))

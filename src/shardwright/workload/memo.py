@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from shardwright.config.model_shape import ModelShape
 from shardwright.workload.arrays import Array, distinct
-from shardwright.workload.query import ModelShape, PlanGrid, Run
+from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import PipelineRanks, different_ranks
 
 Value = TypeVar("Value")

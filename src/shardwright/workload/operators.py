@@ -1,7 +1,8 @@
 """The operators of one training step on one rank: shapes, FLOPs, bytes moved and kept, collectives by axis.
 
-One function an operator, each for one microbatch on one rank. A layer is a list of them (layers.py). What the kernels
-of a generation of software read and write comes from its description (config/software.py).
+Which operators there are and what they take and give says layer_operators.py; here is a function for each kind, for
+one microbatch on one rank; attention_operators.py, expert_operators.py and embedding_head.py have those of these parts.
+What the kernels of a generation of software read, write and keep comes from its description (config/software.py).
 
 Letters: T tokens of a microbatch on a rank (sequence / cp x microbatch size), H hidden, t tensor-parallel degree, N and
 G query and key/value heads, D head width, F inner width of the MLP, V vocabulary. Sizes are bytes. Every number may be
@@ -14,9 +15,12 @@ from typing import Literal
 
 import numpy as np
 
+from shardwright.config.model_shape import Matrix, ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.query import ModelShape, PlanGrid
+from shardwright.workload.layer_operators import LayerOperator
+from shardwright.workload.query import PlanGrid
+from shardwright.workload.tensor_sizes import TensorSizes
 
 HALF, FLOAT32 = 2, 4
 
@@ -33,6 +37,11 @@ class MatrixProduct:
     columns: Numbers
     batch: Numbers = 1
     weight: bool = True
+
+    @classmethod
+    def of(cls, rows: Numbers, matrix: Matrix, tp: Numbers, batch: Numbers = 1) -> "MatrixProduct":
+        """Rows times the part of a weight that each of `tp` ranks has."""
+        return cls(rows, matrix.inner_on(tp), matrix.columns_on(tp), batch)
 
     @property
     def flops(self) -> Numbers:
@@ -80,17 +89,21 @@ class Exchange:
         return float(self.size * ((num_ranks - 1) / num_ranks if self.kind == "ring" else 1))
 
 
+Exchanges = tuple[tuple[Exchange, ...], tuple[Exchange, ...]]  # in the forward, in the backward
+
+
 @dataclass(frozen=True)
 class Operator:
-    """One operator. `forward_bytes` and `backward_bytes` are elementwise traffic; products' and scores' is their own.
+    """What an operator costs. `forward_bytes` and `backward_bytes` are elementwise traffic; products' and scores' is
+    their own.
 
-    `kept` is what it keeps for its backward, and `kept_result` the part of it that a policy which keeps what products
-    and attention give (`matmul`) still keeps. `given` is its result, and `inside` what its backward needs beside what
-    was kept and the gradients of its result and of what it takes. Of what it kept, its result is for the backward of
-    the operator behind it, unless its own needs it (`needs_kept`).
+    `kept` is what it keeps for its backward, of the tensor that it gives or, if it `keeps_input`, takes; `kept_result`
+    the part of attention's that policies which drop its scores still keep. `given` is its result, and `inside` what its
+    backward needs beside what was kept and the gradients of its result and of what it takes. Of what it kept, its
+    result is for the backward of the operator behind it, unless its own needs it (`needs_kept`).
     """
 
-    name: str
+    of: LayerOperator
     products: tuple[MatrixProduct, ...] = ()
     scores: Scores | None = None
     forward_bytes: Numbers = 0.0
@@ -102,6 +115,17 @@ class Operator:
     given: Numbers = 0.0
     inside: Numbers = 0.0
     needs_kept: bool = False
+    keeps_input: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in the list."""
+        return self.of.name
+
+    @property
+    def kept_tensor(self) -> str:
+        """The tensor that it keeps."""
+        return self.of.takes if self.keeps_input else self.of.gives
 
     @property
     def freed(self) -> Numbers:
@@ -139,28 +163,40 @@ class Context:
         return self.shape.sequence / self.cut.cp * self.cut.microbatch
 
     @cached_property
-    def residual(self) -> Numbers:
-        """Elements of the residual stream on a rank."""
-        return self.tokens * self.shape.hidden / np.where(self.cut.sequence_parallel, self.cut.tp, 1)
+    def sizes(self) -> TensorSizes:
+        """Elements of tensors."""
+        shape, cut, here = self.shape, self.cut, np.where(self.cut.sequence_parallel, self.cut.tp, 1)
+        found = TensorSizes(shape, cut.tp, cut.expert_tp, self.tokens, self.tokens / here)
+        if shape.experts is None:
+            return found
+        # Where experts are whole tp ranks share the tokens, be the residual stream sharded or not.
+        routed = self.tokens / np.where(cut.expert_tp == 1, cut.tp, here)
+        rows, held = self.expert_rows
+        return replace(found, routed=routed, sent=self.sent, arrived=rows * held)
 
     @cached_property
-    def own(self) -> Numbers:
-        """Tokens of the residual stream on a rank."""
-        return self.tokens / np.where(self.cut.sequence_parallel, self.cut.tp, 1)
+    def sent(self) -> Numbers:
+        """Rows that a rank sends to experts."""
+        return self.tokens * self.cut.expert_tp / self.cut.tp * self.shape.mixture.topk
 
     @cached_property
-    def stream(self) -> Numbers:
-        """Bytes of the residual stream on a rank."""
-        return HALF * self.residual
+    def expert_rows(self) -> tuple[Numbers, Numbers]:
+        """(rows of each expert, how many a rank holds): all get as many."""
+        num = self.shape.mixture.num
+        return self.sent * self.cut.ep / num, np.maximum(1, num // self.cut.ep)
+
+    def bytes_of(self, tensor: str) -> Numbers:
+        """Bytes of a tensor of 16 bits an element."""
+        return HALF * self.sizes[tensor]
 
     @cached_property
     def whole(self) -> Numbers:
         """Bytes of the residual stream as products read it, whole along what tp ranks share of the sequence."""
-        return HALF * self.tokens * self.shape.hidden
+        return HALF * self.sizes.whole
 
     @cached_property
     def gathered(self) -> Numbers:
-        """Bytes of the same where it is gathered for a product and again for its weight gradient."""
+        """Bytes of that where it is gathered for a product and again for its weight gradient."""
         return self.whole * (self.scattered > 0)
 
     @cached_property
@@ -174,32 +210,42 @@ class Context:
         return self._between * np.asarray(self.cut.sequence_parallel)
 
     @cached_property
+    def entering(self) -> Exchanges:
+        """What tp ranks exchange around a column-parallel product of the residual stream."""
+        return entering(self, 1.0)
+
+    @cached_property
+    def leaving(self) -> Exchanges:
+        """What tp ranks exchange around a row-parallel product that gives the residual stream."""
+        return leaving(self, 1.0)
+
+    @cached_property
     def _between(self) -> Numbers:
         return self.whole * (self.cut.tp > 1)
 
 
-def norm(c: Context, name: str) -> Operator:
+def norm(c: Context, o: LayerOperator) -> Operator:
     """Layernorm or RMSNorm of the residual stream."""
-    n, s = c.residual, c.software
-    return Operator(name, (), None, n * s.norm[0], n * s.norm[1], kept=n * s.norm_kept, given=c.stream, needs_kept=True)
+    n, s = c.sizes[o.takes], c.software
+    return Operator(
+        o, forward_bytes=n * s.norm[0], backward_bytes=n * s.norm[1], kept=n * s.norm_kept, given=c.bytes_of(o.gives),
+        needs_kept=True, keeps_input=True,
+    )  # fmt: skip
 
 
-def enter(c: Context, name: str) -> Operator:
+def enter(c: Context, o: LayerOperator) -> Operator:
     """The sharded rows come together before a column-parallel product: f of Megatron-LM, or its gather under sp.
 
     Backward: the sum of the input gradients, or its scatter; under sp also the gather of the saved input again
-    (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). What is kept is the product's input.
+    (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). What is kept is the product's input; that of shared
+    experts is the router's, which keeps it. Nothing comes together where each rank makes the product of its own rows.
     """
-    forward, backward = _gathered(c, 1.0)
-    return Operator(name, forward=forward, backward=backward, kept=c.stream, given=c.whole)
+    forward, backward = ((), ()) if o.gives == o.takes else c.entering
+    kept = 0.0 if o.name == "shared enter" else c.bytes_of(o.takes)
+    return Operator(o, forward=forward, backward=backward, kept=kept, given=c.bytes_of(o.gives), keeps_input=True)
 
 
-def enter_alone(c: Context, name: str) -> Operator:
-    """What enters a product that each rank makes of its own rows: nothing comes together."""
-    return Operator(name, kept=c.stream, given=c.stream)
-
-
-def _gathered(c: Context, share: float) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+def entering(c: Context, share: Numbers) -> Exchanges:
     """What tp ranks exchange around column-parallel products, forward and backward, if the input has a `share` of the
     residual stream's width."""
     whole, parts = (
@@ -210,163 +256,54 @@ def _gathered(c: Context, share: float) -> tuple[tuple[Exchange, ...], tuple[Exc
     return (Exchange("all_gather", "tp", share * c.scattered),), (whole, parts, again)
 
 
-def leave(c: Context, name: str) -> Operator:
+def leave(c: Context, o: LayerOperator) -> Operator:
     """The partial sums of a row-parallel product come together: g of Megatron-LM, or its scatter under sp."""
-    whole, parts = Exchange("all_reduce", "tp", c.summed), Exchange("reduce_scatter", "tp", c.scattered)
-    back = Exchange("all_gather", "tp", c.scattered)
-    return Operator(name, forward=(whole, parts), backward=(back,), given=c.stream)
+    forward, backward = c.leaving
+    return Operator(o, forward=forward, backward=backward, given=c.bytes_of(o.gives))
 
 
-def queries_keys_values(c: Context) -> Operator:
-    """One product for query, key and value; keeps what it gives."""
-    s, t = c.shape, c.cut.tp
-    columns = s.head_dim * (s.heads + 2 * s.kv_heads) // t
-    kept = HALF * c.tokens * columns
-    product = MatrixProduct(c.tokens, s.hidden, columns)
-    return Operator("qkv", (product,), kept=kept, kept_result=kept, given=kept, inside=c.gathered)
+def leaving(c: Context, share: Numbers) -> Exchanges:
+    """What tp ranks exchange behind row-parallel products, forward and backward, if a `share` of it is a sum."""
+    sums = Exchange("all_reduce", "tp", share * c.summed), Exchange("reduce_scatter", "tp", share * c.scattered)
+    return sums, (Exchange("all_gather", "tp", share * c.scattered),)
 
 
-def latents(c: Context) -> Operator:
-    """The small vectors that heads are made from, by each tp rank for its own rows.
-
-    Without low-rank queries the same gather brings the rows for the queries, and each rank makes the latents of all.
-    """
-    s, t, m = c.shape, c.cut.tp, c.shape.latent
-    assert m is not None, "only latent attention has latents"
-    low = m.query_rank + m.key_rank + m.rotary
-    rows = c.own if m.query_rank else c.tokens
-    columns = m.query_rank or s.heads * (m.plain + m.rotary) // t
-    products = (MatrixProduct(rows, s.hidden, columns), MatrixProduct(rows, s.hidden, m.key_rank + m.rotary))
-    kept, given = HALF * rows * low, HALF * rows * (columns + m.key_rank + m.rotary)
-    inside = 0.0 if m.query_rank else c.gathered
-    return Operator("qkv", products, kept=kept, kept_result=kept, given=given, inside=inside)
+def product(c: Context, o: LayerOperator) -> MatrixProduct:
+    """The product of all tokens with a weight, or of the rows that come to experts with theirs."""
+    (of,) = o.products
+    if not of.matrix.experts:
+        return MatrixProduct.of(c.tokens, of.matrix, c.cut.tp)
+    rows, held = c.expert_rows
+    return MatrixProduct.of(rows, of.matrix, c.cut.expert_tp, held)
 
 
-def heads_of_latents(c: Context) -> Operator:
-    """Norms of the latents, and the products that make query, key and value of a rank's heads.
-
-    With low-rank queries the latents are what tp ranks gather, and whose gradients they sum (model/latent_attention.py;
-    so does Megatron-core, whose down projections are duplicated).
-    """
-    s, t, m = c.shape, c.cut.tp, c.shape.latent
-    assert m is not None, "only latent attention has latents"
-    widths = m.plain + m.rotary
-    queries = (MatrixProduct(c.tokens, m.query_rank, s.heads * widths // t),) if m.query_rank else ()
-    products = (*queries, MatrixProduct(c.tokens, m.key_rank, s.heads * (m.plain + m.value) // t))
-    rows = c.own if m.query_rank else c.tokens
-    low = m.query_rank + m.key_rank
-    traffic = rows * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
-    given = HALF * c.tokens * (s.heads // t) * (2 * widths + m.value)
-    kept = HALF * rows * low + given
-    narrow = (low + m.rotary) / s.hidden if m.query_rank else 0.0
-    forward, backward = _gathered(c, narrow)
-    return Operator(
-        "heads", products, None, traffic, 2 * traffic, forward, backward, kept, kept, given, narrow * c.gathered
-    )  # fmt: skip
+def rise(c: Context, o: LayerOperator) -> Operator:
+    """The product for query, key and value, and that into an MLP; keeps what it gives."""
+    kept = c.bytes_of(o.gives)
+    inside = 0.0 if o.products[0].matrix.experts else c.gathered
+    return Operator(o, (product(c, o),), kept=kept, given=kept, inside=inside)
 
 
-def rotate(c: Context) -> Operator:
-    """Rotary positions, and the copies that bring heads into their order."""
-    s, w = c.shape, c.software
-    width = s.head_dim * (s.heads + 2 * s.kv_heads)
-    if s.latent:
-        width = s.heads * (2 * (s.latent.plain + s.latent.rotary) + s.latent.value)
-    n = c.tokens * width / c.cut.tp
-    return Operator("rotary", (), None, n * w.rotary[0], n * w.rotary[1], kept=n * w.rotary_kept, given=HALF * n)
+def fall(c: Context, o: LayerOperator) -> Operator:
+    """The product that joins the heads, and that out of an MLP; its input is what the operator before keeps."""
+    return Operator(o, (product(c, o),), given=c.bytes_of(o.gives))
 
 
-def attention(c: Context) -> Operator:
-    """The attention core: one kernel, or two products with a softmax between that keeps the scores.
-
-    Under cp with "ulysses" a rank has a share of the heads for all tokens, else all of them for a share of the queries.
-    """
-    s, cut, w = c.shape, c.cut, c.software
-    heads = np.maximum(1, s.heads // cut.tp)
-    per_query = s.latent.plain + s.latent.rotary if s.latent else s.head_dim
-    per_value = s.latent.value if s.latent else s.head_dim
-    queries = s.sequence // cut.cp
-    given = HALF * c.tokens * heads * per_value
-    ahead, back = _keys_to_queries(c, heads, per_query)
-    if w.attention in ("torch", "softmax"):
-        batch, n = heads * cut.microbatch, 1.0 * heads * cut.microbatch * queries * s.sequence
-        if cut.cp_method == "ulysses":
-            batch, queries = np.maximum(1, batch // cut.cp), s.sequence
-        products = (
-            MatrixProduct(queries, per_query, s.sequence, batch, weight=False),
-            MatrixProduct(queries, s.sequence, per_value, batch, weight=False),
-        )
-        # What the softmax gives, and with torch's, which computes in float32, its copy in 16 bits; with dropout the
-        # mask and what it leaves. Backward: the gradients on both sides of the softmax.
-        per_score = 5 if w.dropout else HALF if w.attention == "softmax" else FLOAT32 + HALF
-        inside = 2 * n * (HALF if w.attention == "softmax" else FLOAT32)
-        return Operator(
-            "attention", products, None, n * w.softmax[0], n * w.softmax[1], ahead, back, n * per_score + given, given,
-            given, inside,
-        )  # fmt: skip
-    seen = 0.5 if w.causal else 1.0
-    pairs = seen * heads * c.tokens * s.sequence
-    scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, per_query + per_value)
-    kept = given + FLOAT32 * c.tokens * heads
-    inside = FLOAT32 * c.tokens * heads * per_query  # the gradient of queries is added up in float32
-    return Operator("attention", (), scores, 0.0, 0.0, ahead, back, kept, kept, given, inside, needs_kept=True)
-
-
-def _keys_to_queries(c: Context, heads: Numbers, width: int) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
-    """What cp ranks exchange around attention, forward and backward.
-
-    ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, in the backward with their gradients.
-    all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward again, and their
-    gradients scattered. ulysses (Jacobs et al. 2023, arXiv 2309.14509): tokens are traded for heads and back; fewer
-    key/value heads than cp ranks are repeated. A latent's values travel as wide as its keys, `width` elements, for
-    kernels have them padded.
-    """
-    s, cut = c.shape, c.cut
-    kv_heads, is_cut = np.maximum(1, s.kv_heads // cut.tp), cut.cp > 1
-    kv = HALF * c.tokens * kv_heads * 2 * width * cut.cp * is_cut
-    if cut.cp_method == "ring":
-        return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", 2 * kv),)
-    if cut.cp_method == "all-gather":
-        gather = Exchange("all_gather", "cp", kv)
-        return (gather,), (gather, Exchange("reduce_scatter", "cp", kv))
-    per_token = (heads + 2 * np.maximum(kv_heads, cut.cp)) * width
-    there = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
-    back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * width * is_cut)
-    return (there, back), (back, there)
-
-
-def output(c: Context) -> Operator:
-    """The product that joins the heads; its input is what attention keeps."""
-    s = c.shape
-    width = s.heads * (s.latent.value if s.latent else s.head_dim) // c.cut.tp
-    return Operator("out", (MatrixProduct(c.tokens, width, s.hidden),), given=c.whole)
-
-
-def join(c: Context, name: str) -> Operator:
+def join(c: Context, o: LayerOperator) -> Operator:
     """Bias, dropout and the sum with the residual stream."""
-    n, w = c.residual, c.software
+    n, w = c.sizes[o.gives], c.software
     kept = n if w.dropout else 0.0
-    return Operator(name, (), None, n * w.residual[0], n * w.residual[1], kept=kept, given=c.stream, needs_kept=True)
+    return Operator(
+        o, (), None, n * w.residual[0], n * w.residual[1], kept=kept, given=c.bytes_of(o.gives), needs_kept=True
+    )
 
 
-def mlp(
-    c: Context, ffn: int, rows: Numbers | None = None, batch: Numbers = 1, tp: Numbers | None = None
-) -> list[Operator]:
-    """Up (and gate), activation, down. `rows` tokens by each of `batch` experts, where it is not T by one."""
-    s, w, t = c.shape, c.software, c.cut.tp if tp is None else tp
-    is_dense = rows is None
-    rows, width, gates = c.tokens if rows is None else rows, ffn // t, 2 if s.gated else 1
-    n = rows * batch * width
-    up_kept = HALF * gates * n
+def activate(c: Context, o: LayerOperator) -> Operator:
+    """The activation of an MLP, and the product with its gate."""
+    n, w = c.sizes[o.gives], c.software
     # The bytes of an activation are of one with a gate: without, one tensor less is read, and one less written.
-    plain = 1.0 if s.gated else 2 / 3
-    return [
-        Operator(
-            "up", (MatrixProduct(rows, s.hidden, gates * width, batch),), kept=up_kept, kept_result=up_kept,
-            given=up_kept, inside=c.gathered if is_dense else 0.0,
-        ),
-        Operator(
-            "activation", (), None, plain * n * (w.activation[0] + HALF), plain * n * (w.activation[1] + HALF),
-            kept=n * (HALF + w.activation_kept), given=HALF * n,
-        ),
-        Operator("down", (MatrixProduct(rows, width, s.hidden, batch),), given=HALF * rows * batch * s.hidden),
-    ]  # fmt: skip
+    plain = 1.0 if c.shape.gated else 2 / 3
+    return Operator(
+        o, (), None, plain * n * (w.activation[0] + HALF), plain * n * (w.activation[1] + HALF),
+        kept=n * (HALF + w.activation_kept), given=HALF * n,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The model and the plan as the cost model sees them: shapes and degrees, nothing of how they are run.
+"""The plan as the cost model sees it, with a model's shape: degrees, nothing of how they are run.
 
 A job becomes a `Run` (cost/from_job.py), and so does a row of published measurements: everything behind it reads only
 this. It can say more than our runtime executes (fp4, experts that compute in fp8), because plans of others are
@@ -14,98 +14,14 @@ from typing import Any, get_args
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import ModelShape
 from shardwright.config.plan import STAGE_COPIES, ScheduleName, layer_policies
 from shardwright.config.recompute_policy import WHOLE_LAYER, Policy
 from shardwright.sharding.groups import REPLICAS, WORLD, layout
 from shardwright.workload.arrays import Array, Numbers
-from shardwright.workload.model_blocks import ExpertShape, LatentShape
 
 SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
 _COPIES = np.array([STAGE_COPIES.get(name, 1) for name in SCHEDULE_NAMES])
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Shape of a decoder."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    gated: bool
-    vocab: int
-    sequence: int
-    tied: bool = False
-    learned_positions: bool = False
-    experts: ExpertShape | None = None
-    latent: LatentShape | None = None
-
-    def padded_vocab(self, tp: Numbers) -> Numbers:
-        """Rows of the table with those that make each tp rank's part a multiple of 128, as all frameworks pad it."""
-        return -(-self.vocab // (128 * tp)) * 128 * tp
-
-    @property
-    def attention_parameters(self) -> int:
-        """Elements of a layer's attention matrices."""
-        h, a = self.hidden, self.heads
-        if self.latent:
-            m = self.latent
-            queries = m.query_rank * (h + a * (m.plain + m.rotary)) if m.query_rank else h * a * (m.plain + m.rotary)
-            return queries + h * (m.key_rank + m.rotary) + m.key_rank * a * (m.plain + m.value) + a * m.value * h
-        return h * self.head_dim * 2 * (a + self.kv_heads)
-
-    def mlp_parameters(self, ffn: int) -> int:
-        """Elements of the matrices of one MLP."""
-        return (3 if self.gated else 2) * self.hidden * ffn
-
-    def is_dense(self, layer: int) -> bool:
-        """Whether a layer has one MLP for all tokens."""
-        if self.experts is None:
-            return True
-        behind = layer - self.experts.dense_layers
-        return behind < 0 or behind % self.experts.every != self.experts.every - 1
-
-    @cached_property
-    def num_dense(self) -> int:
-        """Layers with one MLP for all tokens."""
-        return sum(map(self.is_dense, range(self.layers)))
-
-    def layer_parameters(self, layer: int) -> tuple[int, int]:
-        """(elements that all tokens use, elements of the routed experts) of a layer."""
-        return self.kind_parameters("dense" if self.is_dense(layer) else "experts")
-
-    def kind_parameters(self, kind: str) -> tuple[int, int]:
-        """(elements that all tokens use, elements of the routed experts) of a layer of a kind, dense or experts."""
-        if self.experts is None or kind == "dense":
-            return self.attention_parameters + self.mlp_parameters(self.ffn) + 2 * self.hidden, 0
-        of = self.experts
-        common = self.attention_parameters + self.mlp_parameters(of.shared_ffn) + (of.num + 2) * self.hidden
-        return common, of.num * self.mlp_parameters(of.ffn)
-
-    @property
-    def parameters(self) -> int:
-        """All elements of the model."""
-        layers = sum(sum(self.layer_parameters(layer)) for layer in range(self.layers))
-        tables = (1 if self.tied else 2) * self.vocab * self.hidden
-        return layers + tables + self.hidden + (self.sequence * self.hidden if self.learned_positions else 0)
-
-    def flops_per_token(self, causal: bool = False) -> float:
-        """Model FLOPs of one token, forward and backward: 6 a matrix element it meets, and attention.
-
-        Chowdhery et al. 2022 (arXiv 2204.02311, appendix B), over the full sequence; `causal` counts half of it.
-        """
-        met = self.vocab * self.hidden + self.layers * self.attention_parameters
-        met += self.num_dense * self.mlp_parameters(self.ffn)
-        if self.experts is not None:
-            of = self.experts
-            routed = self.mlp_parameters(of.topk * of.ffn + of.shared_ffn) + of.num * self.hidden
-            met += (self.layers - self.num_dense) * routed
-        widths = self.heads * (2 * self.head_dim)
-        if self.latent:
-            widths = self.heads * (self.latent.plain + self.latent.rotary + self.latent.value)
-        return 6.0 * met + 6.0 * self.layers * widths * self.sequence * (0.5 if causal else 1.0)
 
 
 @dataclass(frozen=True)
@@ -294,25 +210,6 @@ class Run:
 
 
 _setting = attrgetter(*(f.name for f in fields(Run) if f.name != "cut"))
-
-
-def shape_of(job: JobSpec) -> ModelShape:
-    """The model of a job."""
-    m = job.model
-    experts, latent = None, None
-    if m.moe.experts:
-        experts = ExpertShape(
-            m.moe.experts, m.moe.num_chosen, m.moe.ffn_size(m.ffn_size), m.moe.shared_size(m.ffn_size),
-            m.moe.first_dense, m.moe.every, m.moe.groups_kept / m.moe.num_groups,
-        )  # fmt: skip
-    if m.is_latent:
-        low = m.latent
-        latent = LatentShape(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
-    head_dim = m.query_width if m.is_latent else m.head_size
-    return ModelShape(
-        m.layers, m.hidden, m.heads, m.num_kv_heads, head_dim, m.ffn_size, m.gated_mlp, m.vocab, m.sequence,
-        m.tied_embeddings, m.positions == "learned", experts, latent,
-    )  # fmt: skip
 
 
 def policy_name(policy: Policy) -> str:

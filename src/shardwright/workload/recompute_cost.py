@@ -8,11 +8,12 @@ is added to the residual stream, and an addition keeps nothing, so our runtime n
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.recompute_policy import LAYER, Policy
 from shardwright.config.software import software_of
 from shardwright.workload.layers import Chain, chains, share_run_again
 from shardwright.workload.operators import Operator
-from shardwright.workload.query import cut_of, policy_name, shape_of
+from shardwright.workload.query import cut_of, policy_name
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Again:
     def of(cls, job: JobSpec, layer: int = 0, prices: LayerPrices | None = None) -> "Again":
         """The costs of a layer of a job, by its number in the model, with kernels of the cluster's software."""
         kept = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
-        shape, cut = shape_of(kept), cut_of(kept)
+        shape, cut = shape_of(kept.model), cut_of(kept)
         kind = "dense" if shape.is_dense(layer) else "experts"
         chain = chains(shape, cut, software_of(job.cluster.software))[kind]
         return cls(chain, cut.element_bytes, prices or LayerPrices())
@@ -53,7 +54,7 @@ class Again:
     def operators(self, policy: Policy) -> list[tuple[Operator, float]]:
         """What is computed again, and what share of it."""
         names = [operator.name for operator in self.chain]
-        end = names.index("down") if LAYER in policy and "router" not in names else len(names)
+        end = names.index("down") if LAYER in policy and "down" in names else len(names)
         shares = [(operator, share_run_again(operator, policy_name(policy))) for operator in self.chain[:end]]
         return [(operator, share) for operator, share in shares if share]
 

@@ -12,10 +12,11 @@ from itertools import accumulate
 
 import numpy as np
 
+from shardwright.config.model_shape import ModelShape
 from shardwright.config.plan import even_stages
 from shardwright.sharding.stage_placement import StagePlacement, placement_of
 from shardwright.workload.arrays import Array, distinct
-from shardwright.workload.query import SCHEDULE_NAMES, ModelShape, PlanGrid
+from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid
 
 LayerKind = tuple[str, str]  # dense or experts, and what it recomputes
 
@@ -151,7 +152,7 @@ class PipelineRanks:
 
     def parameters(self, shape: ModelShape, cut: PlanGrid) -> tuple[Array, Array]:
         """(elements that all tokens use, elements of routed experts) that each rank holds."""
-        table = shape.vocab * shape.hidden
+        table = shape.table_elements
         shared = self.embedding * self.head * int(shape.tied)  # one table for both uses
         common = table * (self.embedding + self.head - shared)
         routed = np.zeros_like(common)

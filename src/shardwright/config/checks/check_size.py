@@ -7,7 +7,7 @@ does not play.
 from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
-from shardwright.config.model_flops import attention_parameters
+from shardwright.config.model_shape import shape_of
 
 
 def size_faults(job: JobSpec) -> list[str]:
@@ -37,16 +37,13 @@ def _device_faults(job: JobSpec) -> list[str]:
 
 
 def _parameter_faults(model: ModelSpec) -> list[str]:
-    matrices = (3 if model.gated_mlp else 2) * model.hidden
-    moe, attention = model.moe, attention_parameters(model)
-    num_sparse = len(moe.layers_with_experts(model.layers)) if moe.experts else 0
-    sparse = attention + matrices * (moe.experts * moe.ffn_size(model.ffn_size) + moe.shared_size(model.ffn_size))
-    dense = attention + matrices * model.ffn_size
-    table = model.vocab * model.hidden
-    found = num_sparse * sparse + (model.layers - num_sparse) * dense + 2 * table
+    shape = shape_of(model)
+    dense, sparse = (sum(m.num_elements for m in shape.matrices(kind)) for kind in ("dense", "experts"))
+    num_sparse, table = shape.layers - shape.num_dense, shape.table_elements
+    found = num_sparse * sparse + shape.num_dense * dense + 2 * table
     if found <= largest.PARAMETERS:
         return []
-    of_layers = [f"{model.layers - num_sparse:,} layers x {dense:,}"] if num_sparse < model.layers else []
+    of_layers = [f"{shape.num_dense:,} layers x {dense:,}"] if shape.num_dense else []
     of_layers += [f"{num_sparse:,} layers with experts x {sparse:,}"] if num_sparse else []
     return [
         f"{' + '.join(of_layers)} + 2 tables x {table:,} = {found:.3g} parameters, and a model may have at most "

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import device_of
-from shardwright.workload.query import shape_of
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ def sequence_with_tensor(job: JobSpec) -> RuleOfThumb | None:
 def model_parallel_as_memory_asks(job: JobSpec) -> RuleOfThumb | None:
     """No more ranks share the model than its state needs: the rest are replicas."""
     memory_bytes = device_of(job.cluster.device).memory_bytes
-    state_bytes = 18.0 * shape_of(job).parameters
+    state_bytes = 18.0 * shape_of(job.model).parameters
     least = 1
     while least * memory_bytes < state_bytes:
         least *= 2
     share = job.plan.tp * job.plan.pp * (job.plan.replicas if job.plan.zero == 3 else 1)
     return RuleOfThumb(
         "as little model parallelism as memory allows",
-        f"tp x pp about {least}: 18 bytes x {shape_of(job).parameters / 1e9:.0f} G parameters = "
+        f"tp x pp about {least}: 18 bytes x {shape_of(job.model).parameters / 1e9:.0f} G parameters = "
         f"{state_bytes / GIB:,.0f} GiB over devices of {memory_bytes / GIB:.0f} GiB; fewer with ZeRO",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 2",
         share <= 2 * least,

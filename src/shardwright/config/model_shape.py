@@ -1,0 +1,307 @@
+"""The shape of a decoder: its widths, the weight matrices of its layers, and what follows: parameters and FLOPs.
+
+A model of a job has a shape, and so has a row of published measurements, which knows less. A layer's matrices stand in
+one table (`ModelShape.matrices`): the runtime's parameters (sharding/stage_parameters.py), the products of the cost
+model (workload/operators.py), counts of parameters and of FLOPs are read from it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shardwright.config.model import ModelSpec
+from shardwright.config.moe import is_routed
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight that tokens are multiplied with, of full shape [*outputs, inner].
+
+    `cut` is the dim that tensor-parallel ranks share, None where each has all of it. `experts` matrices of this shape
+    lie one behind the other, [experts, *outputs, inner], where each expert has its own; 0 is one for all tokens.
+    """
+
+    name: str
+    outputs: tuple[int, ...]
+    inner: int
+    cut: int | None = None
+    experts: int = 0
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """Shape of the whole weight."""
+        return (*((self.experts,) if self.experts else ()), *self.outputs, self.inner)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all experts' together."""
+        return math.prod(self.full_shape)
+
+    @cached_property
+    def columns(self) -> int:
+        """Width of what a product with it gives."""
+        return math.prod(self.outputs)
+
+    @cached_property
+    def is_row_parallel(self) -> bool:
+        """Whether ranks share its inputs, so that they sum what it gives, and not its outputs."""
+        return self.cut == len(self.outputs)
+
+    def columns_on(self, tp: Any) -> Any:
+        """Width of what a product gives on each of `tp` ranks, a number or an array of them."""
+        if self.cut is None or self.is_row_parallel:
+            return self.columns
+        side_by_side = self.outputs[0] if self.cut else 1  # gate and up, of which each is cut
+        return side_by_side * (self.columns // side_by_side // tp)
+
+    def inner_on(self, tp: Any) -> Any:
+        """Width of what a product takes on each of `tp` ranks, a number or an array of them."""
+        return self.inner // tp if self.is_row_parallel else self.inner
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of `shared_ffn`.
+
+    The first `dense_layers` have none, and of the others the last of every `every` has some. A token chooses among a
+    `reach` of them, where its gate limits the groups of experts. `shared_gate`: one more product weighs what the shared
+    experts give.
+    """
+
+    num: int
+    topk: int
+    ffn: int
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    every: int = 1
+    reach: float = 1.0
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """Multi-head latent attention: queries and keys through low ranks (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    A head's query and key have `plain` elements and `rotary` ones, its value `value` elements.
+    """
+
+    query_rank: int
+    key_rank: int
+    plain: int = 128
+    rotary: int = 64
+    value: int = 128
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Shape of a decoder. Layers are of two kinds: "dense" has one MLP for all tokens, "experts" a mixture."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    gated: bool
+    vocab: int
+    sequence: int
+    tied: bool = False
+    learned_positions: bool = False
+    experts: ExpertShape | None = None
+    latent: LatentShape | None = None
+
+    @property
+    def query_width(self) -> int:
+        """Width of a head's query, and of its key."""
+        return self.latent.plain + self.latent.rotary if self.latent else self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of a head's value."""
+        return self.latent.value if self.latent else self.head_dim
+
+    @property
+    def mixture(self) -> ExpertShape:
+        """The experts of a model that has some."""
+        assert self.experts is not None, "this model has no experts"
+        return self.experts
+
+    @property
+    def low_ranks(self) -> LatentShape:
+        """The widths of latent attention, of a model that has it."""
+        assert self.latent is not None, "this model has no latent attention"
+        return self.latent
+
+    @property
+    def gates(self) -> int:
+        """How many matrices of an MLP lie side by side before its activation: gate and up, or up alone."""
+        return 2 if self.gated else 1
+
+    # The one table of matrices.
+
+    @cached_property
+    def attention_matrices(self) -> tuple[Matrix, ...]:
+        """Weights of a layer's attention: (qkv, out), or (down, q_up, kv_up, out) of latent attention.
+
+        qkv lies by key/value head: its queries, then that key, then that value. Without low-rank queries q_up makes
+        them from the residual stream.
+        """
+        heads, hidden = self.heads, self.hidden
+        out = Matrix("out", (hidden,), heads * self.value_width, cut=1)
+        if self.latent is None:
+            return Matrix("qkv", (self.kv_heads, heads // self.kv_heads + 2, self.head_dim), hidden, cut=0), out
+        m = self.latent
+        return (
+            Matrix("down", (m.query_rank + m.key_rank + m.rotary,), hidden),
+            Matrix("q_up", (heads, self.query_width), m.query_rank or hidden, cut=0),
+            Matrix("kv_up", (heads, m.plain + m.value), m.key_rank, cut=0),
+            out,
+        )
+
+    @cached_property
+    def mlp_matrices(self) -> tuple[Matrix, Matrix]:
+        """Weights of a dense layer's MLP: (up, down)."""
+        return self._mlp(self.ffn)
+
+    @cached_property
+    def routed_matrices(self) -> tuple[Matrix, Matrix]:
+        """Weights of the experts: (up, down)."""
+        return self._mlp(self.mixture.ffn, self.mixture.num)
+
+    @cached_property
+    def shared_matrices(self) -> tuple[Matrix, Matrix]:
+        """Weights of the experts that all tokens meet: (up, down)."""
+        return self._mlp(self.mixture.shared_ffn)
+
+    def _mlp(self, ffn: int, experts: int = 0) -> tuple[Matrix, Matrix]:
+        up = Matrix("up", (self.gates, ffn), self.hidden, cut=1, experts=experts)
+        return up, Matrix("down", (self.hidden,), ffn, cut=1, experts=experts)
+
+    @cached_property
+    def gate_matrices(self) -> tuple[Matrix, ...]:
+        """Weights that are multiplied in float32 in a layer with experts: (router,), or (router, shared gate)."""
+        router = Matrix("router", (self.mixture.num,), self.hidden)
+        return (router, Matrix("shared_gate", (1,), self.hidden)) if self.mixture.shared_gate else (router,)
+
+    def matrices(self, kind: str) -> tuple[Matrix, ...]:
+        """All weight matrices of a layer of a kind."""
+        if kind == "dense" or self.experts is None:
+            return self.attention_matrices + self.mlp_matrices
+        shared = self.shared_matrices if self.experts.shared_ffn else ()
+        return self.attention_matrices + self.gate_matrices + self.routed_matrices + shared
+
+    @property
+    def table_elements(self) -> int:
+        """Elements of the embedding, and of the head."""
+        return self.vocab * self.hidden
+
+    @property
+    def num_tables(self) -> int:
+        """How many such tables there are: one where it is tied."""
+        return 1 if self.tied else 2
+
+    # What follows from it.
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer has one MLP for all tokens."""
+        of = self.experts
+        return of is None or not is_routed(layer, of.dense_layers, of.every)
+
+    @cached_property
+    def num_dense(self) -> int:
+        """Layers with one MLP for all tokens."""
+        return sum(map(self.is_dense, range(self.layers)))
+
+    def _of_layers(self, layers: Iterable[int], of_kind: dict[str, int]) -> int:
+        """The sum over some layers of a number that each kind has."""
+        return sum(of_kind["dense" if self.is_dense(layer) else "experts"] for layer in layers)
+
+    @cached_property
+    def _elements(self) -> dict[str, tuple[int, int]]:
+        """Elements of the matrices of a layer by kind: (that all tokens use, of the routed experts)."""
+        found = {}
+        for kind in ("dense", "experts"):
+            matrices = self.matrices(kind)
+            routed = sum(m.num_elements for m in matrices if m.experts)
+            found[kind] = sum(m.num_elements for m in matrices) - routed, routed
+        return found
+
+    @cached_property
+    def _met(self) -> dict[str, int]:
+        """Elements of the matrices of a layer that one token is multiplied with, by kind."""
+        topk, num = (self.experts.topk, self.experts.num) if self.experts else (0, 1)
+        return {kind: common + routed * topk // num for kind, (common, routed) in self._elements.items()}
+
+    def kind_parameters(self, kind: str) -> tuple[int, int]:
+        """(elements that all tokens use, elements of the routed experts) of a layer of a kind: its matrices and two
+        norms. Biases, and norms inside of attention, are not counted: published rows do not say them."""
+        common, routed = self._elements[kind]
+        return common + 2 * self.hidden, routed
+
+    @property
+    def parameters(self) -> int:
+        """All elements of the model, as `kind_parameters` counts them; those that run are counted one by one
+        (sharding/stage_parameters.py)."""
+        layers = self._of_layers(range(self.layers), {kind: sum(self.kind_parameters(kind)) for kind in self._elements})
+        positions = self.sequence * self.hidden if self.learned_positions else 0
+        return layers + self.num_tables * self.table_elements + self.hidden + positions
+
+    @cached_property
+    def matrix_parameters(self) -> int:
+        """Elements of the matrices that each token is multiplied with: all layers and the head, no lookups.
+
+        Of experts those that a token chooses, which is their average where experts choose tokens.
+        """
+        return self._of_layers(range(self.layers), self._met) + self.table_elements
+
+    @property
+    def _attended(self) -> int:
+        """Elements of query and value that one token has in one layer, over all heads."""
+        return self.heads * (self.query_width + self.value_width)
+
+    def flops_per_token(self, causal: bool = False) -> float:
+        """Model FLOPs of one token, forward and backward: 6 a matrix element that it meets, and attention.
+
+        Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B): 6 N + 12 x layers x heads x head_dim x sequence,
+        where head_dim is the mean of the widths of keys and values. The full sequence is counted, or with `causal` half
+        of it; recomputation is not.
+        """
+        share = 0.5 if causal else 1.0
+        return 6.0 * self.matrix_parameters + 6.0 * self.layers * self._attended * self.sequence * share
+
+    def stage_flops(self, layers: Sequence[int], sequences: int) -> tuple[float, ...]:
+        """Forward FLOPs by stage, of a microbatch of `sequences`; stage s holds `layers[s]`, the last one also the
+        head.
+
+        2 a matrix element and token, and those of attention's scores and sums of values over the full sequence. The
+        backward is twice the forward: once for the input gradients and once for the weights'. All stages together are
+        flops_per_token, times tokens.
+        """
+        scores = 2 * self._attended * self.sequence
+        found, first = list[float](), 0
+        for stage, count in enumerate(layers):
+            matrices = self._of_layers(range(first, first + count), self._met)
+            head = self.table_elements if stage == len(layers) - 1 else 0
+            found.append(float(sequences * self.sequence * (2 * (matrices + head) + count * scores)))
+            first += count
+        return tuple(found)
+
+
+def shape_of(model: ModelSpec) -> ModelShape:
+    """The shape of a job's model, its defaults filled in."""
+    moe, low = model.moe, model.latent
+    experts = ExpertShape(
+        num=moe.experts, topk=moe.num_chosen, ffn=moe.ffn_size(model.ffn_size),
+        shared_ffn=moe.shared_size(model.ffn_size), dense_layers=moe.first_dense, every=moe.every,
+        reach=moe.groups_kept / moe.num_groups, shared_gate=moe.shared_gate,
+    )  # fmt: skip
+    return ModelShape(
+        layers=model.layers, hidden=model.hidden, heads=model.heads, kv_heads=model.num_kv_heads,
+        head_dim=model.query_width, ffn=model.ffn_size, gated=model.gated_mlp, vocab=model.vocab,
+        sequence=model.sequence, tied=model.tied_embeddings, learned_positions=model.positions == "learned",
+        experts=experts if moe.experts else None,
+        latent=LatentShape(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
+        if model.is_latent else None,
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""What attention costs: its products, rotation and core, and what ranks exchange that share its sequences.
+
+Letters and units are those of operators.py.
+"""
+
+import numpy as np
+
+from shardwright.workload.arrays import Numbers
+from shardwright.workload.layer_operators import LayerOperator
+from shardwright.workload.operators import (
+    FLOAT32,
+    HALF,
+    Context,
+    Exchange,
+    Exchanges,
+    MatrixProduct,
+    Operator,
+    Scores,
+    entering,
+    rise,
+)
+
+
+def project(c: Context, o: LayerOperator) -> Operator:
+    """What heads are made from: query, key and value themselves, or latents by each tp rank for its own rows.
+
+    Without low-rank queries the same gather brings the rows for the queries, and each rank makes the latents of all.
+    """
+    if c.shape.latent is None:
+        return rise(c, o)
+    m, (down, q_up, *_), rows = c.shape.latent, c.shape.attention_matrices, c.sizes.latent_tokens
+    of_queries = MatrixProduct.of(rows, q_up, c.cut.tp)
+    if m.query_rank:
+        of_queries = MatrixProduct(rows, down.inner, m.query_rank)
+    products = of_queries, MatrixProduct(rows, down.inner, down.columns - m.query_rank)
+    kept, inside = c.bytes_of("latents"), 0.0 if m.query_rank else c.gathered
+    return Operator(o, products, kept=kept, given=c.bytes_of(o.gives), inside=inside)
+
+
+def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
+    """Norms of the latents, and the products that make query, key and value of a rank's heads.
+
+    With low-rank queries the latents are what tp ranks gather, and whose gradients they sum (model/latent_attention.py;
+    so does Megatron-core, whose down projections are duplicated).
+    """
+    s, m, rows = c.shape, c.shape.low_ranks, c.sizes.latent_tokens
+    products = tuple(MatrixProduct.of(c.tokens, of.matrix, c.cut.tp) for of in o.products)
+    low = m.query_rank + m.key_rank
+    traffic = rows * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
+    given = c.bytes_of(o.gives)
+    kept = HALF * rows * low + given
+    narrow = (low + m.rotary) / s.hidden if m.query_rank else 0.0
+    forward, backward = entering(c, narrow)
+    return Operator(
+        o, products, None, traffic, 2 * traffic, forward, backward, kept, given=given, inside=narrow * c.gathered
+    )  # fmt: skip
+
+
+def rotate(c: Context, o: LayerOperator) -> Operator:
+    """Rotary positions, and the copies that bring heads into their order."""
+    n, w = c.sizes[o.gives], c.software
+    return Operator(o, (), None, n * w.rotary[0], n * w.rotary[1], kept=n * w.rotary_kept, given=HALF * n)
+
+
+def attention(c: Context, o: LayerOperator) -> Operator:
+    """The attention core: one kernel, or two products with a softmax between that keeps the scores.
+
+    Under cp with "ulysses" a rank has a share of the heads for all tokens, else all of them for a share of the queries.
+    """
+    s, cut, w, heads = c.shape, c.cut, c.software, c.sizes.heads
+    queries, given = s.sequence // cut.cp, c.bytes_of(o.gives)
+    ahead, back = _keys_to_queries(c, heads, s.query_width)
+    if w.attention in ("torch", "softmax"):
+        batch, n = heads * cut.microbatch, 1.0 * heads * cut.microbatch * queries * s.sequence
+        if cut.cp_method == "ulysses":
+            batch, queries = np.maximum(1, batch // cut.cp), s.sequence
+        products = (
+            MatrixProduct(queries, s.query_width, s.sequence, batch, weight=False),
+            MatrixProduct(queries, s.sequence, s.value_width, batch, weight=False),
+        )
+        # What the softmax gives, and with torch's, which computes in float32, its copy in 16 bits; with dropout the
+        # mask and what it leaves. Backward: the gradients on both sides of the softmax.
+        per_score = 5 if w.dropout else HALF if w.attention == "softmax" else FLOAT32 + HALF
+        inside = 2 * n * (HALF if w.attention == "softmax" else FLOAT32)
+        return Operator(
+            o, products, None, n * w.softmax[0], n * w.softmax[1], ahead, back, n * per_score + given, given, given,
+            inside,
+        )  # fmt: skip
+    seen = 0.5 if w.causal else 1.0
+    pairs = seen * heads * c.tokens * s.sequence
+    scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, s.query_width + s.value_width)
+    sums = FLOAT32 * c.sizes["log-sum-exp"]
+    inside = sums * s.query_width  # the gradient of queries is added up in float32
+    return Operator(o, (), scores, 0.0, 0.0, ahead, back, given + sums, given + sums, given, inside, needs_kept=True)
+
+
+def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
+    """What cp ranks exchange around attention, forward and backward.
+
+    ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, in the backward with their gradients.
+    all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward again, and their
+    gradients scattered. ulysses (Jacobs et al. 2023, arXiv 2309.14509): tokens are traded for heads and back; fewer
+    key/value heads than cp ranks are repeated. A latent's values travel as wide as its keys, `width` elements, for
+    kernels have them padded.
+    """
+    s, cut = c.shape, c.cut
+    kv_heads, is_cut = np.maximum(1, s.kv_heads // cut.tp), cut.cp > 1
+    kv = HALF * c.tokens * kv_heads * 2 * width * cut.cp * is_cut
+    if cut.cp_method == "ring":
+        return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", 2 * kv),)
+    if cut.cp_method == "all-gather":
+        gather = Exchange("all_gather", "cp", kv)
+        return (gather,), (gather, Exchange("reduce_scatter", "cp", kv))
+    per_token = (heads + 2 * np.maximum(kv_heads, cut.cp)) * width
+    there = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
+    back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * width * is_cut)
+    return (there, back), (back, there)
