@@ -16,7 +16,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.expert.grouped_linear import grouped_linear
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 
 HIDDEN, OUTPUT = 256, 512
 CASES = [(experts, rows, skewed) for experts, rows in ((4, 512), (16, 512), (64, 1024)) for skewed in (False, True)]
@@ -36,7 +36,7 @@ def compare(num_experts: int, num_rows: int, skewed: bool, dtype: torch.dtype) -
     generator = torch.Generator().manual_seed(0)
     shape = (num_experts, OUTPUT, HIDDEN)
     values = torch.randn(shape, generator=generator, dtype=dtype)
-    weight = PlacedParameter(values, Place(shape, tuple((0, size) for size in shape), "normal"))
+    weight = PlacedParameter(values, ParameterShard(shape, tuple((0, size) for size in shape), "normal"))
     theirs = values.clone().requires_grad_()
     counts_e = row_counts(num_experts, num_rows, skewed)
     x_NH = torch.randn(num_rows, HIDDEN, generator=generator, dtype=dtype).requires_grad_()

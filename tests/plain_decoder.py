@@ -75,7 +75,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterShard:
     """Which samples of which step a microbatch is; None instead of it in an evaluation."""
 
     seed: int
@@ -138,7 +138,7 @@ class PlainDecoder:
         if self.job.data.separate_documents:
             counted = float((tokens_BT[:, 1:] >= 0).double().mean()) or 1.0
         for first in range(0, len(tokens_BT), size):
-            place = None if step is None else Place(self.job.run.seed, step, first)
+            place = None if step is None else ParameterShard(self.job.run.seed, step, first)
             loss, added = self._microbatch(tokens_BT[first : first + size], place)
             total, pressure = total + loss / counted, pressure + added
         return total, pressure, len(tokens_BT) // size
@@ -153,7 +153,7 @@ class PlainDecoder:
 
     # The model.
 
-    def _microbatch(self, tokens_BT: Tensor, place: Place | None) -> tuple[Tensor, Tensor]:
+    def _microbatch(self, tokens_BT: Tensor, place: ParameterShard | None) -> tuple[Tensor, Tensor]:
         """The mean over all targets of the losses of those that count, and the losses of the routers."""
         spec = self.spec
         ids_BT = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT)
@@ -194,7 +194,7 @@ class PlainDecoder:
             return functional.layer_norm(x, weight.shape, weight, self.weights[f"{name}.bias"], self.spec.norm_epsilon)
         return x / (x.square().mean(-1, keepdim=True) + self.spec.norm_epsilon).sqrt() * weight
 
-    def _dropped(self, x_BSH: Tensor, where: str, place: Place | None) -> Tensor:
+    def _dropped(self, x_BSH: Tensor, where: str, place: ParameterShard | None) -> Tensor:
         levels = min(round(self.spec.dropout * LEVELS), LEVELS - 1)
         if levels == 0 or place is None:
             return x_BSH
@@ -271,7 +271,7 @@ class PlainDecoder:
         gate, rest = up.chunk(2, dim=-1)
         return function(gate) * rest
 
-    def _experts(self, x_BSH: Tensor, layer: int, place: Place | None) -> tuple[Tensor, Tensor]:
+    def _experts(self, x_BSH: Tensor, layer: int, place: ParameterShard | None) -> tuple[Tensor, Tensor]:
         """What the experts make of a microbatch, and the losses of their router."""
         moe, name = self.spec.moe, f"layers.{layer}.moe"
         B, S, H = x_BSH.shape

@@ -43,7 +43,7 @@ from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.job_program import job_program, plan_faults
 from shardwright.sharding.groups import loses_gradients, zero_stage
 from shardwright.sharding.mesh import MeshShape
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.train_step import StepResult, evaluate, train_step
@@ -62,7 +62,7 @@ class Trace:
 
     steps: list[StepResult]
     evaluated: float
-    boxes: list[tuple[Place, Tensor]]
+    boxes: list[tuple[ParameterShard, Tensor]]
 
 
 @dataclass

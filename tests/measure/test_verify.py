@@ -10,11 +10,11 @@ from shardwright.config.load import make_job
 from shardwright.measure.rounding import is_rounding, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.tensor.parameter import initial_box
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.train_step import StepResult
 
 NAN, INF = math.nan, math.inf
-PLACE = Place((2, 2), ((0, 2), (0, 2)), "normal", 0.02, "layers.0.weight")
+PLACE = ParameterShard((2, 2), ((0, 2), (0, 2)), "normal", 0.02, "layers.0.weight")
 
 
 def record(

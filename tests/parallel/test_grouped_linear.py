@@ -8,7 +8,7 @@ import torch
 from shardwright.parallel.expert.grouped_linear import grouped_linear
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 
 COUNTS = ([3, 0, 5, 1], [0, 2, 0, 0], [0, 0, 0, 0])  # three microbatches; the last brings this rank nothing
 SHAPE = (4, 2, 6, 8)  # experts, gate and up, inner, hidden
@@ -28,7 +28,7 @@ def plain(x_NH: torch.Tensor, weight: torch.Tensor, counts: list[int]) -> torch.
 @pytest.mark.parametrize("gradient_dtype", [torch.float64, torch.float32])
 def test_equal_to_a_matrix_for_each_row(is_deferred: bool, gradient_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    place = Place(SHAPE, tuple((0, n) for n in SHAPE), "normal", 1.0, "w")
+    place = ParameterShard(SHAPE, tuple((0, n) for n in SHAPE), "normal", 1.0, "w")
     weight, expected = PlacedParameter(torch.randn(SHAPE, dtype=torch.float64), place), leaf(*SHAPE)
     weight.gradient = torch.full(SHAPE, torch.nan, dtype=gradient_dtype)  # memory without a meaning yet
     expected.data = weight.data.clone()

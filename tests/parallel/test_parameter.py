@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.parallel.tensor.parameter import initial_box
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 
 CPU = torch.device("cpu")
 
 
-def place(shape: tuple[int, ...], box: tuple[tuple[int, int], ...] | None = None, name: str = "w") -> Place:
-    return Place(shape, box or tuple((0, size) for size in shape), "normal", 1.0, name)
+def place(shape: tuple[int, ...], box: tuple[tuple[int, int], ...] | None = None, name: str = "w") -> ParameterShard:
+    return ParameterShard(shape, box or tuple((0, size) for size in shape), "normal", 1.0, name)
 
 
 @st.composite

@@ -11,7 +11,7 @@ from shardwright.account.rank_state import StageState, UnitState
 from shardwright.config.job import JobSpec
 from shardwright.config.precision import FLOAT8_TILE
 from shardwright.sharding.compression import compressed_shapes, whole_blocks
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 
 _FLOAT = 4
 # The layers that have fp8 products.
@@ -37,11 +37,11 @@ def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
     return max((sum(layers) if job.plan.gathers_stages else max(layers, default=0) for layers in by_stage), default=0)
 
 
-def _is_cast(place: Place) -> bool:
+def _is_cast(place: ParameterShard) -> bool:
     return place.name.removesuffix(".weight").split(".", 2)[-1] in _LINEAR
 
 
-def _cast_bytes(place: Place, recipe: str) -> int:
+def _cast_bytes(place: ParameterShard, recipe: str) -> int:
     rows, columns = place.num_elements // place.shape[-1], place.shape[-1]
     scales = {"rowwise": rows + columns, "blockwise": -(-rows // FLOAT8_TILE) * -(-columns // FLOAT8_TILE)}.get(
         recipe, 1

@@ -12,7 +12,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_groups, unit_layout
 from shardwright.sharding.flat_buffer import FlatLayout
 from shardwright.sharding.groups import COPIES, SHARDS, axis_groups, zero_stage
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.stage_parameters import stage_parameters
 
 UnitKey = tuple[int, int]  # (stage, number of the unit in it)
@@ -41,7 +41,7 @@ class Replicas:
 class UnitState:
     """Parameters that are gathered, reduced and updated together, in the order in which they lie in the buffer."""
 
-    places: tuple[Place, ...]
+    places: tuple[ParameterShard, ...]
     layout: FlatLayout
     is_late: bool
     replicas: Replicas
@@ -57,7 +57,7 @@ class StageState:
 
     stage: int
     units: tuple[UnitState, ...]
-    regions: dict[str, tuple[Place, ...]]
+    regions: dict[str, tuple[ParameterShard, ...]]
     units_in: dict[str, tuple[UnitKey, ...]]
     own_gradient: int
 
@@ -66,7 +66,7 @@ class StageState:
         """The unit of each parameter, by its name."""
         return {place.name: (self.stage, n) for n, unit in enumerate(self.units) for place in unit.places}
 
-    def layers(self) -> list[tuple[Place, ...]]:
+    def layers(self) -> list[tuple[ParameterShard, ...]]:
         """The places of each layer."""
         return [places for region, places in self.regions.items() if region.isdigit()]
 

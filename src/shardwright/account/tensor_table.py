@@ -19,7 +19,7 @@ from shardwright.account.rank_state import Replicas, replicas_of
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.sharding.mesh import expert_axis_sizes
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.placements import BUFFER, Placements, TensorLayout, placements
 from shardwright.sharding.stage_parameters import stage_parameters
 
@@ -66,7 +66,9 @@ def _kind(job: JobSpec, region: str) -> str:
 # Parameters.
 
 
-def _parameter(job: JobSpec, place: Place, tp_next: Place, ep_next: Place, of: Replicas) -> TensorLayout:
+def _parameter(
+    job: JobSpec, place: ParameterShard, tp_next: ParameterShard, ep_next: ParameterShard, of: Replicas
+) -> TensorLayout:
     """`tp_next` and `ep_next` are the same parameter on the next rank of those axes."""
     plan = job.plan
     tensor = {"ep": plan.ep, "etp": plan.expert_tp_size} if place.is_expert else {"tp": plan.tp}
@@ -94,7 +96,7 @@ def _parameter(job: JobSpec, place: Place, tp_next: Place, ep_next: Place, of: R
     return TensorLayout(name, dims, place.full_shape, states)
 
 
-def _parameter_dims(place: Place) -> tuple[str, ...]:
+def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
     """What the dims of a parameter are, from the last two parts of its name."""
     name = place.name.removesuffix(".weight")
     last = name.rsplit(".", 1)[-1]

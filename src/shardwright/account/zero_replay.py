@@ -15,10 +15,11 @@ from shardwright.config.job import JobSpec
 from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.dependencies import MAKES, MESSAGES, TRAVELS, Product
 from shardwright.schedule.lowering.reductions import before_reductions
+from shardwright.schedule.message_sizes import message_bytes
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.compression import reduced_bucket, scattered_bucket
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.zero_events import StageEvents, UnitEvents, UnitSizes
 
 
@@ -256,17 +257,12 @@ def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageSt
     return Replayed(dict(counts.calls), dict(counts.moved_bytes), counts.pool.peak_bytes, counts.peak_bytes)
 
 
-def message_bytes(job: JobSpec) -> int:
-    """What passes between two stages of a pipeline: hidden states [s, B, H]."""
-    return job.tokens_between * job.plan.microbatch_size * job.model.hidden * job.precision.compute_bytes
-
-
 def runs_on_cpu(job: JobSpec) -> bool:
     """Whether ranks are processes on CPUs, over Gloo: where the job does not say otherwise."""
     return job.run.device == "cpu" or (job.run.device == "auto" and job.cluster.device == "unknown")
 
 
-def _gradients_of(region: str, places: tuple[Place, ...], kind: Kind) -> Iterator[Place]:
+def _gradients_of(region: str, places: tuple[ParameterShard, ...], kind: Kind) -> Iterator[ParameterShard]:
     """The parameters of a region whose gradients a backward adds to, in the order in which they arrive.
 
     W adds those of linear layers, and I all others. The last parameter used is the first to get its gradient; they

@@ -17,7 +17,7 @@ from torch import Tensor
 from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Verdict
 from shardwright.parallel.tensor.parameter import Initial, initial_box
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 
 HALF_UNIT = {"float32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}  # in the last place, of what a job computes in
 # A plan rounds in as many places as one rank does, and a move only in the weights: a factor for the places between,
@@ -32,7 +32,7 @@ def moved_weights(job: JobSpec, number: int) -> Initial:
     """Initial weights that differ from the job's by one rounding of its number type, up or down at random."""
     half_unit = HALF_UNIT[job.precision.compute]
 
-    def moved(place: Place, device: torch.device) -> Tensor:
+    def moved(place: ParameterShard, device: torch.device) -> Tensor:
         whole = replace(place, box=tuple((0, n) for n in place.full_shape))
         box = initial_box(whole, job.run.seed, device)
         generator = torch.Generator().manual_seed(number * 1_000_003 + sum(place.name.encode()))

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.train_step import StepResult
 
 
@@ -15,7 +15,7 @@ class Record:
     """What one rank did: its steps, its boxes of the parameters afterwards, and the loss of an evaluation then."""
 
     steps: list[StepResult]
-    boxes: list[tuple[Place, Tensor]]
+    boxes: list[tuple[ParameterShard, Tensor]]
     evaluated: float
 
 

@@ -35,12 +35,18 @@ class Sizes:
         return (self.message / bytes_per_time,) * (len(self.reduce) - 1)
 
 
-def job_sizes(job: JobSpec, placement: StagePlacement, tp_index: int = 0) -> Sizes:
-    """The sizes of a job's messages and state, on a device at `tp_index` of its tensor-parallel group. Shares differ if
-    rows don't divide.
+def message_bytes(job: JobSpec) -> int:
+    """What passes between two stages of a pipeline, either way: hidden states [s, B, H].
 
-    Between stages travel hidden states [s, B, H], where s is a cp-th of the sequence, or a tp-th of that under sequence
-    parallel.
+    s is a cp-th of the sequence, or a tp-th of that under sequence parallel.
+    """
+    return job.precision.compute_bytes * job.tokens_between * job.plan.microbatch_size * job.model.hidden
+
+
+def job_sizes(job: JobSpec, placement: StagePlacement, tp_index: int = 0) -> Sizes:
+    """The sizes of a job's messages and state, on a device at `tp_index` of its tensor-parallel group.
+
+    Shares differ if rows don't divide.
     """
     plan, model = job.plan, job.model
     held = [
@@ -54,7 +60,7 @@ def job_sizes(job: JobSpec, placement: StagePlacement, tp_index: int = 0) -> Siz
     elements = [sum(place.num_elements for place in places if shared[place.is_expert]) for places in held]
     numbers = job.precision
     return Sizes(
-        message=numbers.compute_bytes * job.tokens_between * plan.microbatch_size * model.hidden,
+        message=message_bytes(job),
         reduce=tuple(numbers.gradient_bytes * count for count in elements),
         gather=tuple(numbers.compute_bytes * count for count in elements),
     )

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from shardwright.config.units import MIB
 from shardwright.sharding.flat_buffer import FlatLayout, flat_layout, rows_of
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 
 T = TypeVar("T", bound=Hashable)
 
@@ -22,9 +22,9 @@ def bucket_elements(bucket_mib: float, element_bytes: int) -> int:
 def unit_groups(
     regions: Mapping[str, Sequence[T]],
     late: Collection[T],
-    is_gathered: Callable[[Place], bool],
+    is_gathered: Callable[[ParameterShard], bool],
     most_elements: int,
-    place_of: Callable[[T], Place],
+    place_of: Callable[[T], ParameterShard],
 ) -> list[list[T]]:
     """The parameters of each unit of a stage, first to last.
 
@@ -47,7 +47,7 @@ def unit_groups(
     return by_themselves + sorted(groups, key=lambda group: min(order[p] for p in group))
 
 
-def _filled(parameters: Sequence[T], most_elements: int, place_of: Callable[[T], Place]) -> list[list[T]]:
+def _filled(parameters: Sequence[T], most_elements: int, place_of: Callable[[T], ParameterShard]) -> list[list[T]]:
     """Neighbours together until there are `most_elements` in parts of mean size.
 
     So ranks of tp group alike, whose parts may be of unequal sizes: a unit's sums over tp are theirs together.
@@ -65,7 +65,7 @@ def _filled(parameters: Sequence[T], most_elements: int, place_of: Callable[[T],
     return groups + ([filling] if filling else [])
 
 
-def in_unit_order(parameters: Iterable[T], place_of: Callable[[T], Place]) -> list[T]:
+def in_unit_order(parameters: Iterable[T], place_of: Callable[[T], ParameterShard]) -> list[T]:
     """The parameters of one unit as they lie in its buffer."""
 
     def order(parameter: T) -> tuple[bool, bool, int]:
@@ -82,6 +82,6 @@ def num_hosted(host_share: float, shard_size: int) -> int:
     return shard_size if host_share == 1 else int(host_share * shard_size) // 64 * 64
 
 
-def unit_layout(places: Sequence[Place], num_shards: int) -> FlatLayout:
+def unit_layout(places: Sequence[ParameterShard], num_shards: int) -> FlatLayout:
     """Where the parameters of a unit, in its order, lie in a buffer that is cut into shards."""
     return flat_layout([rows_of(place.shape) for place in places], num_shards)

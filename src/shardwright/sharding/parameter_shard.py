@@ -7,7 +7,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterShard:
     """Which part of which tensor a parameter is.
 
     `box` has a half-open range for each dim of `full_shape`. `sharded_over` names the axes that cut the tensor;

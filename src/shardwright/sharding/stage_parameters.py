@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import Matrix, ModelShape, shape_of
 from shardwright.config.plan import PlanSpec, split_evenly
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 
-Regions = dict[str, list[Place]]  # what is computed one after the other, with its parameters in order
+Regions = dict[str, list[ParameterShard]]  # what is computed one after the other, with its parameters in order
 
 
 def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int = 0, ep_index: int = 0) -> Regions:
@@ -33,7 +33,7 @@ def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int
     return regions
 
 
-def model_parameters(model: ModelSpec) -> list[Place]:
+def model_parameters(model: ModelSpec) -> list[ParameterShard]:
     """All parameters of the model, each once: a tied table is one."""
     regions = stage_parameters(model, PlanSpec(), 0)
     return list({place.name: place for places in regions.values() for place in places}.values())
@@ -67,7 +67,7 @@ class _Cut:
     index: int
     ep_index: int
 
-    def embedding(self) -> list[Place]:
+    def embedding(self) -> list[ParameterShard]:
         model = self.model
         found = [self._sharded("embedding.weight", (model.vocab, model.hidden), 0, model.init_std)]
         if model.positions == "learned":
@@ -75,14 +75,14 @@ class _Cut:
             found.append(self._whole("positions.weight", shape, "normal", model.init_std))
         return found
 
-    def layer(self, number: int) -> list[Place]:
+    def layer(self, number: int) -> list[ParameterShard]:
         model, name = self.model, f"layers.{number}"
         attention = (self._latent_attention if model.is_latent else self._attention)(f"{name}.attention")
         is_dense, mlp = self.shape.is_dense(number), self.shape.mlp_matrices
         inner = self._pair(f"{name}.mlp", *mlp) if is_dense else self._experts(f"{name}.moe")
         return [*self._norm(f"{name}.attention_norm"), *attention, *self._norm(f"{name}.mlp_norm"), *inner]
 
-    def _experts(self, name: str) -> list[Place]:
+    def _experts(self, name: str) -> list[ParameterShard]:
         """Router, experts and shared experts of a layer."""
         router, *gate = self.shape.gate_matrices
         # A layer's own parameters are listed before those of its parts.
@@ -92,7 +92,7 @@ class _Cut:
         shared = self.shape.shared_matrices
         return found + (self._pair(f"{name}.shared", *shared) if self.shape.mixture.shared_ffn else [])
 
-    def _of_experts(self, name: str, matrix: Matrix) -> Place:
+    def _of_experts(self, name: str, matrix: Matrix) -> ParameterShard:
         """Matrices of experts, cut over ep by expert, and each over the ranks that share it."""
         plan, shape, dim = self.plan, matrix.full_shape, 1 + (matrix.cut or 0)
         box, expert_tp = [(0, size) for size in shape], plan.expert_tp_size
@@ -100,19 +100,19 @@ class _Cut:
         box[dim] = split_evenly(shape[dim], expert_tp, self.index % expert_tp)
         axes = tuple(axis for axis, size in (("ep", plan.ep), ("tp", expert_tp)) if size > 1)
         parts = plan.ep * expert_tp
-        return Place(
+        return ParameterShard(
             shape, tuple(box), "normal", self._std(matrix), f"{name}.{matrix.name}", sharded_over=axes, is_expert=True,
             num_parts=parts,
         )  # fmt: skip
 
-    def _attention(self, name: str) -> list[Place]:
+    def _attention(self, name: str) -> list[ParameterShard]:
         places = self._pair(name, *self.shape.attention_matrices)
         # Each rank norms its own heads.
         for which in ("q_norm", "k_norm") if self.model.qk_norm else ():
             places += self._norm(f"{name}.{which}", self.model.head_size, is_partial=True)
         return places
 
-    def _latent_attention(self, name: str) -> list[Place]:
+    def _latent_attention(self, name: str) -> list[ParameterShard]:
         latent = self.model.latent
         # Without low-rank queries the latent is made from the whole sequence on each rank, for its own heads alone.
         is_partial = latent.q_rank == 0
@@ -124,12 +124,12 @@ class _Cut:
             *(self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in others),
         ]
 
-    def head(self) -> list[Place]:
+    def head(self) -> list[ParameterShard]:
         model = self.model
         name = "embedding.weight" if model.tied_embeddings else "head.weight"
         return [*self._norm("norm"), self._sharded(name, (model.vocab, model.hidden), 0, model.init_std)]
 
-    def _pair(self, name: str, enter: Matrix, leave: Matrix) -> list[Place]:
+    def _pair(self, name: str, enter: Matrix, leave: Matrix) -> list[ParameterShard]:
         """A column-parallel matrix and the row-parallel one after it, with their biases."""
         matrices = [self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in (enter, leave)]
         if not self.model.bias:
@@ -138,7 +138,7 @@ class _Cut:
         entering = self._sharded(f"{name}.{enter.name}_bias", enter.outputs, enter.cut or 0, init="zeros")
         return [entering, *matrices, self._whole(f"{name}.{leave.name}.bias", leave.outputs, "zeros")]
 
-    def _weight(self, name: str, matrix: Matrix, is_partial: bool = False) -> Place:
+    def _weight(self, name: str, matrix: Matrix, is_partial: bool = False) -> ParameterShard:
         if matrix.cut is None:
             return self._whole(name, matrix.full_shape, "normal", self._std(matrix), is_partial)
         return self._sharded(name, matrix.full_shape, matrix.cut, self._std(matrix))
@@ -147,19 +147,23 @@ class _Cut:
         std = self.model.init_std
         return residual_std(std, self.model.layers) if matrix.is_row_parallel else std
 
-    def _norm(self, name: str, width: int = 0, is_partial: bool = False) -> list[Place]:
+    def _norm(self, name: str, width: int = 0, is_partial: bool = False) -> list[ParameterShard]:
         shape = (width or self.model.hidden,)
         inits = {"weight": "ones"} | ({"bias": "zeros"} if self.model.norm == "layernorm" else {})
         return [self._whole(f"{name}.{key}", shape, init, is_partial=is_partial) for key, init in inits.items()]
 
-    def _whole(self, name: str, shape: tuple[int, ...], init: str, std: float = 0.0, is_partial: bool = False) -> Place:
+    def _whole(
+        self, name: str, shape: tuple[int, ...], init: str, std: float = 0.0, is_partial: bool = False
+    ) -> ParameterShard:
         """`is_partial`: each tp rank computes a part of the gradient, whether the sequence is sharded or not."""
         box = tuple((0, size) for size in shape)
         summed_over = ("tp",) if (self.plan.sequence_parallel or is_partial) and self.plan.tp > 1 else ()
-        return Place(shape, box, init, std, name, summed_over=summed_over)
+        return ParameterShard(shape, box, init, std, name, summed_over=summed_over)
 
-    def _sharded(self, name: str, shape: tuple[int, ...], dim: int, std: float = 0.0, init: str = "normal") -> Place:
+    def _sharded(
+        self, name: str, shape: tuple[int, ...], dim: int, std: float = 0.0, init: str = "normal"
+    ) -> ParameterShard:
         box = [(0, size) for size in shape]
         box[dim] = split_evenly(shape[dim], self.plan.tp, self.index)
         axes = ("tp",) if self.plan.tp > 1 else ()
-        return Place(shape, tuple(box), init, std, name, sharded_over=axes, num_parts=self.plan.tp)
+        return ParameterShard(shape, tuple(box), init, std, name, sharded_over=axes, num_parts=self.plan.tp)

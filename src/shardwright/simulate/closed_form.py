@@ -240,7 +240,7 @@ def _played(name: str, p: int, m: int, v: int, forward: float, back: float, weig
     return play(program, costs).makespan + (m - few) * (forward + back + weight)
 
 
-def message_bytes(run: Run, software: SoftwareSpec) -> Numbers:
+def border_bytes(run: Run, software: SoftwareSpec) -> Numbers:
     """What one rank sends a neighbour in the pipeline for a microbatch."""
     cut = run.cut
     size = cut.element_bytes * run.shape.sequence / cut.cp * cut.microbatch * run.shape.hidden
@@ -251,7 +251,7 @@ def message_and_turn_s(run: Run, rates: Rates) -> tuple[Numbers, Numbers]:
     """(one message between neighbours in the pipeline, what messages add to a step for each stage that a rank has,
     where it has several)."""
     software = software_under(run)
-    one = message_s(rates, Groups(run).pp, message_bytes(run, software))
+    one = message_s(rates, Groups(run).pp, border_bytes(run, software))
     return one, 2 * one * run.cut.num_microbatches * (rates.leak if software.message_overlap else 1.0)
 
 

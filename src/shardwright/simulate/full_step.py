@@ -22,7 +22,7 @@ from shardwright.schedule.job_program import Order, job_order
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import placement_of
 from shardwright.simulate.batched_timing import Rounds, rounds_of
-from shardwright.simulate.closed_form import StepTime, message_bytes, step_time
+from shardwright.simulate.closed_form import StepTime, border_bytes, step_time
 from shardwright.workload.stage_contents import PipelineRanks, held_by_rank, layer_kinds
 
 _AMONG_OTHERS = ("zb-h2", "zb-v")  # schedules whose next step begins before all ranks have ended the one before
@@ -131,7 +131,7 @@ class _Stages:
         if run.cut.recompute == "stage":  # an action of its own
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
-        rates, size = costing.rates, message_bytes(replace(run, cut=cut), costing.software)
+        rates, size = costing.rates, border_bytes(replace(run, cut=cut), costing.software)
         groups = Groups(replace(run, cut=cut))
         pipeline = groups.pp
         is_near = bool(pipeline.domains[0] == 1)

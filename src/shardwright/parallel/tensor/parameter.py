@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.precision.float8_linear import Float8Linear
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 
 
 class GradientHome(Protocol):
@@ -41,13 +41,13 @@ class PlacedParameter(nn.Parameter):
     sum yet or only memory, so that nothing need be zeroed. `float8` is there if products with it are in fp8.
     """
 
-    place: Place
+    place: ParameterShard
     home: GradientHome | None
     float8: Float8Linear | None
     gradient: Tensor | None
     has_gradient: bool
 
-    def __new__(cls, data: Tensor, place: Place) -> "PlacedParameter":
+    def __new__(cls, data: Tensor, place: ParameterShard) -> "PlacedParameter":
         self: PlacedParameter = super().__new__(cls, data, requires_grad=True)
         self.place, self.home, self.float8 = place, None, None
         self.gradient, self.has_gradient = None, False
@@ -123,7 +123,7 @@ def _take_over(parameter: Tensor) -> None:
 def whole(shape: tuple[int, ...], init: str, std: float = 0.0, summed_over: Axis | None = None) -> PlacedParameter:
     """A parameter that every rank holds whole."""
     axes = (summed_over.name,) if summed_over is not None and summed_over.size > 1 else ()
-    place = Place(shape, tuple((0, size) for size in shape), init, std, summed_over=axes)
+    place = ParameterShard(shape, tuple((0, size) for size in shape), init, std, summed_over=axes)
     return PlacedParameter(torch.empty(shape, device="meta"), place)
 
 
@@ -147,7 +147,7 @@ def _cut(
         box[dim] = split_evenly(shape[dim], axis.size, axis.index)
     names = tuple(axis.name for axis in axes.values() if axis.size > 1)
     num_parts = math.prod(axis.size for axis in axes.values())
-    place = Place(shape, tuple(box), init, std, sharded_over=names, is_expert=is_expert, num_parts=num_parts)
+    place = ParameterShard(shape, tuple(box), init, std, sharded_over=names, is_expert=is_expert, num_parts=num_parts)
     return PlacedParameter(torch.empty(place.shape, device="meta"), place)
 
 
@@ -175,7 +175,7 @@ def no_memory(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) 
     return torch.zeros((), device=device, dtype=dtype).expand(shape)
 
 
-Initial = Callable[[Place, torch.device], Tensor]  # gives the first values of a box
+Initial = Callable[[ParameterShard, torch.device], Tensor]  # gives the first values of a box
 
 
 def seeded(seed: int) -> Initial:
@@ -190,7 +190,7 @@ def materialise(module: nn.Module, seed: int, device: torch.device) -> None:
         parameter.data = initial_box(parameter.place, seed, device)
 
 
-def initial_box(place: Place, seed: int, device: torch.device) -> Tensor:
+def initial_box(place: ParameterShard, seed: int, device: torch.device) -> Tensor:
     """Initial values of a box, float32."""
     if place.init != "normal":
         return torch.full(place.shape, 1.0 if place.init == "ones" else 0.0, device=device)

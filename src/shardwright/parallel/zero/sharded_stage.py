@@ -16,7 +16,7 @@ from shardwright.parallel.tensor.parameter import Initial, PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding, TensorPool
 from shardwright.parallel.zero.master_weights import MakeOptimizer
 from shardwright.sharding.buckets import bucket_elements, unit_groups
-from shardwright.sharding.parameter_shard import Place
+from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.zero_events import StageEvents
 
 
@@ -40,7 +40,7 @@ class ShardedStage(StageEvents[FlatUnit]):
         `expert_sharding` says.
         """
 
-        def sharding_of(place: Place) -> Sharding:
+        def sharding_of(place: ParameterShard) -> Sharding:
             return expert_sharding if place.is_expert and expert_sharding is not None else sharding
 
         most = bucket_elements(bucket_mib, sharding.compute.itemsize)
