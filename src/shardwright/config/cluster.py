@@ -26,8 +26,7 @@ class LinkSpec(Spec):
         10.0, description="Bandwidth of one device in one direction, in 1e9 bytes per second."
     )
     latency_us: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
-        0.0,
-        description="Latency of one message, in microseconds; 0 is that of the device's calibration.",
+        0.0, description="Latency of one message, in microseconds; 0 is that of the device's calibration."
     )
 
 

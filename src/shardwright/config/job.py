@@ -24,8 +24,7 @@ class DataSpec(Spec):
     """Where tokens come from."""
 
     path: str = Field(
-        "python-stdlib",
-        description="A file, a folder or a glob; python-stdlib is the source of the standard library.",
+        "python-stdlib", description="A file, a folder or a glob; python-stdlib is the source of the standard library."
     )
     format: Literal["auto", "text", "jsonl", "parquet", "tokens"] = Field(
         "auto", description="Format of the files; auto goes by their endings."
@@ -39,8 +38,7 @@ class DataSpec(Spec):
         0.05, description="Share of the documents that is held out and only evaluated."
     )
     separate_documents: bool = Field(
-        False,
-        description="Documents in one sample do not see each other, and no loss is taken where one begins.",
+        False, description="Documents in one sample do not see each other, and no loss is taken where one begins."
     )
     end_of_document: Annotated[int, Field(ge=-1, lt=largest.VOCAB)] = Field(
         -1, description="Token files: the id that ends each document; -1 means that a file is one document."

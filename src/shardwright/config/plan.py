@@ -94,8 +94,7 @@ class PlanSpec(Spec):
         0, description="1f1b: more forwards before the first backward, to hide messages at the price of memory."
     )
     most_alive: Annotated[float, Field(ge=0, le=largest.COMPUTATIONS)] = Field(
-        0.0,
-        description="auto: most microbatches whose activations a rank keeps; 0 is as many as 1f1b keeps, plan.pp.",
+        0.0, description="auto: most microbatches whose activations a rank keeps; 0 is as many as 1f1b keeps, plan.pp."
     )
     sequence_parallel: bool = Field(
         False, description="Also shard norms and residuals over the sequence among the tp ranks."
@@ -145,8 +144,7 @@ class PlanSpec(Spec):
         0.0, description="budget: most GiB of activations on a rank; what is dearest to compute again is kept."
     )
     offload_activations: bool = Field(
-        False,
-        description="full: inputs of layers wait for the backward in host memory, and come back ahead of it.",
+        False, description="full: inputs of layers wait for the backward in host memory, and come back ahead of it."
     )
     bucket_mib: Annotated[float, Field(ge=largest.LEAST_BUCKET_MIB, le=largest.BUCKET_MIB)] = Field(
         25.0, description="Gradients are reduced over dp in buckets of this many MiB, during the backward."

@@ -29,13 +29,7 @@ class MLP(nn.Module):
         inner = (2, width) if self.gated else (1, width)
         self.up = ColumnLinear(spec.hidden, inner, 1, cut, std=spec.init_std)
         self.up_bias = sharded(inner, 1, cut.tp, "zeros") if spec.bias else None
-        self.down = RowLinear(
-            width,
-            spec.hidden,
-            spec.bias,
-            cut,
-            std=residual_std(spec.init_std, spec.layers),
-        )
+        self.down = RowLinear(width, spec.hidden, spec.bias, cut, std=residual_std(spec.init_std, spec.layers))
 
     def after(self, chain: Chain) -> Tensor:
         """[s, B, H] to [s, B, H], as the last operators of a chain."""

@@ -17,14 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shardwright.parallel.comm.collectives import (
-    Axis,
-    Pending,
-    all_gather,
-    all_to_all,
-    reduce_scatter,
-    start_exchange,
-)
+from shardwright.parallel.comm.collectives import Axis, Pending, all_gather, all_to_all, reduce_scatter, start_exchange
 from shardwright.parallel.comm.regions import conjugate
 from shardwright.parallel.context.block_attention import Merged, Sight, attend_block, block_gradients
 from shardwright.sharding.sequence import ScoreBlock, block_of
