@@ -76,10 +76,7 @@ class GradientNorm:
         ]
 
     def __call__(self) -> float:
-        """The norm of the summed gradients, the same on every rank.
-
-        Moves one small all-reduce over the world.
-        """
+        """The norm of the summed gradients, the same on every rank. Moves one small all-reduce over the world."""
         squares = torch.zeros(self._num_slots, dtype=torch.float64, device=self._mesh.device)
         for slot, unit, parameter in self._slots:
             rows = unit.rows_of_gradient(parameter)

@@ -12,6 +12,7 @@ from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import share_that_counts
 from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.precision.float8_linear import end_step
 from shardwright.schedule.action import Action
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica
@@ -86,7 +87,8 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
             clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
             for shards in replica.shards.values():
                 shards.update(clipped / scale, rate)
-        replica.end_float8_step()
+        # With delayed scaling this moves all-reduces of 3 numbers a layer over tp and dp.
+        end_step(replica.float8_states, replica.float8_reduce_max)
 
     for shards in replica.shards.values():
         shards.zero()

@@ -47,19 +47,15 @@ class Gate(Protocol):
     @property
     def sees_all(self) -> bool:
         """Whether the choice for one token depends on the others of the microbatch."""
-        ...
 
     def score(self, logits_TE: Tensor) -> Tensor:
         """Scores of the logits of a product with x, both float32, [T, E]. Differentiable."""
-        ...
 
     def choose(self, scores_TE: Tensor, known: Known) -> Choice:
         """The choice. Not differentiable."""
-        ...
 
     def weigh(self, logits_TE: Tensor, scores_TE: Tensor, experts_TK: Tensor) -> Tensor:
         """Weights of what these experts give, float32, [T, K]. Differentiable."""
-        ...
 
 
 def largest(preference_TE: Tensor, count: int) -> Tensor:

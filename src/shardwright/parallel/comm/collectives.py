@@ -289,7 +289,6 @@ def start_exchange(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         out.copy_(x)
         return _done(axis)
     to, source = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[axis.index - 1]
-    work: _Exchange
     group = axis.communicator
     if _is_gloo(axis):
         arriving = dist.irecv(out, source, group=group, tag=EXCHANGE_TAG)

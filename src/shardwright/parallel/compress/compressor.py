@@ -20,23 +20,18 @@ class Method(Protocol):
 
     def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
         """Overwrite the tensors with their sums, the same bits on every rank."""
-        ...
 
     def scatter_over(self, flat: Tensor, tensors: list[Tensor], out: Tensor, wire: Wire) -> Iterator[Pending]:
         """Put this rank's share of the sum of `flat` into `out`. Shapes [d * L] and [L]; `flat` may be used up."""
-        ...
 
     def memory(self) -> list[Tensor]:
         """The tensors that it keeps for the next step."""
-        ...
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the next step needs of the last one. Differs from rank to rank."""
-        ...
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from `state_dict`."""
-        ...
 
 
 class Compressor:

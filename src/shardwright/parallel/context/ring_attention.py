@@ -49,15 +49,12 @@ class _KeyValueExchange(Protocol):
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Whose keys and values are here now, and they, [2, s, B, G, D]: this rank's own, then the ranks before."""
-        ...
 
     def add_gradients(self, source: int, keys: slice, dk_sBGD: Tensor, dv_sBGD: Tensor) -> None:
         """Add to the gradients of some keys and values of `source`, which is visiting."""
-        ...
 
     def own_gradients(self) -> Tensor:
         """The gradients of this rank's own, [2, s, B, G, D], float32, once all ranks have added theirs."""
-        ...
 
 
 class _Ring:

@@ -140,16 +140,11 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 def _check_world(seat: RankEnvironment, job: JobSpec) -> None:
     """PlanError if there are not as many ranks as the plan needs."""
-    if seat.world != job.plan.world:
-        plan = job.plan
+    plan = job.plan
+    if seat.world != plan.world:
         were_started = f"{counted(seat.world, 'rank')} {'was' if seat.world == 1 else 'were'} started"
-        raise PlanError(
-            "launch",
-            [
-                f"{were_started}, and the plan needs {plan.degrees} = {plan.world}; start "
-                f"{plan.world}, or change the plan"
-            ],
-        )
+        needed = f"the plan needs {plan.degrees} = {plan.world}; start {plan.world}, or change the plan"
+        raise PlanError("launch", [f"{were_started}, and {needed}"])
 
 
 def _join(seat: RankEnvironment, job: JobSpec, device: torch.device) -> None:
