@@ -182,8 +182,9 @@ def shapes() -> Any:
     """Hypothesis: (name, ranks, microbatches, stages a rank) of any schedule by name that is made without a search."""
     from hypothesis import strategies as st
 
+    from programs import schedule_faults
     from shardwright.config.plan import STAGES_PER_RANK
-    from shardwright.schedule.registry import GENERATORS, schedule_faults
+    from shardwright.schedule.registry import GENERATORS
 
     names = [name for name in GENERATORS if name != "auto"]
     looped = [name for name in names if STAGES_PER_RANK.get(name, 1) == 0]

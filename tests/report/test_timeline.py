@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from programs import schedule_faults, training_program
 from shardwright.cli.main import cli, main
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
@@ -28,7 +29,7 @@ from shardwright.report.timeline.trace import trace
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import Buffer, peak_activations
 from shardwright.schedule.job_program import job_program, relative_costs
-from shardwright.schedule.registry import GENERATORS, schedule_faults, training_program
+from shardwright.schedule.registry import GENERATORS
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from programs import generated, schedule_faults, training_program
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -18,7 +19,7 @@ from shardwright.schedule.job_program import plan_faults
 from shardwright.schedule.lowering.lower import lower
 from shardwright.schedule.lowering.weight_versions import stashed_versions, weight_versions
 from shardwright.schedule.program_check import program_faults
-from shardwright.schedule.registry import GENERATORS, forward_of, schedule_faults, training_program
+from shardwright.schedule.registry import GENERATORS, forward_of
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Bubbles, Work, measure, measure_program
@@ -200,7 +201,7 @@ def test_pairs_are_a_forward_and_a_backward_of_two_chunks(name: str, p: int, m: 
 
 
 def test_the_two_halves_of_dualpipe_mirror_each_other() -> None:
-    ranks = GENERATORS["dualpipe"](4, 8).ranks
+    ranks = generated("dualpipe", 4, 8).ranks
     for near, far in ((0, 3), (1, 2)):
         mirrored = [
             [(part.kind, part.stage, (part.microbatch + 4) % 8) for part in action.computes()] for action in ranks[far]
@@ -401,7 +402,7 @@ def test_names_are_those_of_the_plan() -> None:
     assert set(NAMES) <= set(GENERATORS) and set(NAMES) <= set(get_args(ScheduleName))
     for name in NAMES:
         v = 2 if name in LOOPED else 1
-        assert GENERATORS[name](2, 4, v).name == training_program(name, 2, 4, v).name == name
+        assert generated(name, 2, 4, v).name == training_program(name, 2, 4, v).name == name
 
 
 def test_dualpipe_evaluates_in_both_directions() -> None:
@@ -494,11 +495,11 @@ def test_stages_of_a_plan() -> None:
     ],
 )  # fmt: skip
 def test_reads_like_the_figure(name: str, p: int, m: int, figure: str) -> None:
-    assert "|".join(" ".join(map(str, row)) for row in GENERATORS[name](p, m).ranks) == figure
+    assert "|".join(" ".join(map(str, row)) for row in generated(name, p, m).ranks) == figure
 
 
 def test_interleaved_reads_like_the_figure() -> None:
-    assert " ".join(map(str, GENERATORS["interleaved-1f1b"](2, 4, 2).ranks[0])) == (
+    assert " ".join(map(str, generated("interleaved-1f1b", 2, 4, 2).ranks[0])) == (
         "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3"
     )
 

@@ -15,7 +15,7 @@ from operator import itemgetter
 from shardwright.schedule.action import COMPUTE, SEND, Action, Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.lowering.weight_versions import stashed_versions
-from shardwright.schedule.registry import training_program
+from shardwright.schedule.registry import PipelineShape, shape_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, Times, play_on, step_ends
 
@@ -109,10 +109,8 @@ def measure(
     """A named schedule. ValueError says why it does not admit a shape."""
 
     def stream(num_steps: int) -> Program:
-        return training_program(
-            name, num_ranks, num_microbatches, virtual_stages,
-            extra_warmup=extra_warmup, group=group, num_steps=num_steps,
-        )  # fmt: skip
+        shape = PipelineShape(num_ranks, num_microbatches, virtual_stages, extra_warmup, group, num_steps=num_steps)
+        return shape_program(name, shape)
 
     one = stream(1)
     return measure_program(one, (work or Work()).costs(one), stream)

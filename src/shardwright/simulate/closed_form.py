@@ -19,7 +19,7 @@ from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
 from shardwright.cost.pipeline_bubble import bubble
 from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
-from shardwright.schedule.registry import GENERATORS, training_program
+from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
 from shardwright.workload.memo import Memo
@@ -234,7 +234,7 @@ def _bubble(steps: _Steps) -> Numbers:
 def _played(name: str, p: int, m: int, v: int, forward: float, back: float, weight: float) -> float:
     """Makespan of a schedule with equal stages: of a few microbatches, and more at the pace of a rank."""
     few = min(m, 4 * p)
-    program = training_program(name, p, few, v)
+    program = shape_program(name, PipelineShape(p, few, v))
     share = p / program.num_stages
     costs = Costs.uniform(program.num_stages, forward * share, back * share, weight * share)
     return play(program, costs).makespan + (m - few) * (forward + back + weight)
