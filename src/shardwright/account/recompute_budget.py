@@ -98,9 +98,8 @@ def choose(
         levels[stage][index] += 1
         current[stage] = _with(current[stage], index, rungs[levels[stage][index]])
         most, moment = peak(when, current)
-    return _give_back(
-        current, {o.policy: (o.cost, LayerMemory.of(layer, o.policy)) for o in all_options}, when, limit_bytes
-    )
+    known = {option.policy: (option.cost, LayerMemory.of(layer, option.policy)) for option in all_options}
+    return _give_back(current, known, when, limit_bytes)
 
 
 def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
@@ -108,11 +107,9 @@ def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
 
 
 def _give_back(
-    current: dict[int, StageMemory],
-    known: Mapping[Policy, tuple[float, LayerMemory]],
-    when: frozenset[Moment],
+    current: dict[int, StageMemory], known: Mapping[Policy, tuple[float, LayerMemory]], when: frozenset[Moment],
     limit_bytes: int,
-) -> dict[int, StageMemory]:
+) -> dict[int, StageMemory]:  # fmt: skip
     """Let single layers take cheaper policies where there is room, the largest saving first."""
     while True:
         savings = []

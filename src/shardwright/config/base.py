@@ -43,5 +43,10 @@ def _shown(text: str, most: int) -> str:
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
+def shortened(text: str, most: int = 60) -> str:
+    """The beginning of what a message quotes."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 class RunError(RuntimeError):
     """A run that failed for a reason which the user can be told in a sentence. Not wrong input: that is a PlanError."""

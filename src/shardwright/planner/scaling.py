@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardwright.config import largest
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.critical_batch import BatchLimits
-from shardwright.planner.search.constraints import Constraints, shortened, whole_number
+from shardwright.planner.search.constraints import Constraints, whole_number
 from shardwright.planner.search.search import search
 from shardwright.simulate.closed_form import step_time
 

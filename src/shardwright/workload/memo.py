@@ -48,9 +48,7 @@ class Memo:
             self._values[key] = of()
         return self._values[key]  # type: ignore[no-any-return]
 
-    def rows(
-        self, name: str, run: Run, words: Hashable, columns: Columns, of: Callable[[Run], Array],
-    ) -> Array:  # fmt: skip
+    def rows(self, name: str, run: Run, words: Hashable, columns: Columns, of: Callable[[Run], Array]) -> Array:
         """What `of` says of each plan of a run in arrays, in shape (values, plans).
 
         It follows from `columns` of its cut, which are whole numbers, from `words` of it, and from all else in the run;

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.config import largest
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, shortened
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.validation_messages import field_faults
@@ -86,11 +86,6 @@ def whole_number(text: str, most: int) -> int | None:
     """A number from 1 to `most` that a text is; None if it is none."""
     is_short = text.isdecimal() and len(text) <= len(str(most))  # Python reads no number of thousands of digits
     return int(text) if is_short and 0 < int(text) <= most else None
-
-
-def shortened(text: str) -> str:
-    """A text as a message quotes it."""
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "none") -> Constraints:
