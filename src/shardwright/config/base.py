@@ -10,10 +10,8 @@ class Spec(BaseModel):
 
 
 class PlanError(ValueError):
-    """Everything that is wrong with what the user asked for, at once.
-
-    Each fault is one sentence with its arithmetic and a way out.
-    """
+    """Everything that is wrong with what the user asked for, at once. Each fault is one sentence with its arithmetic
+    and a way out."""
 
     def __init__(self, subject: str, faults: list[str]) -> None:
         assert faults, "an error needs a fault"

@@ -243,10 +243,8 @@ def _extended(schedule: AnySchedule, recompute: Recompute, gathers: bool) -> Any
 
 
 def forward_of(program: Program) -> Program:
-    """The forward passes alone, as in evaluation and generation, on the stages of a program and in its order.
-
-    Where the program gathers parameters, so do they.
-    """
+    """The forward passes alone, as in evaluation and generation, on the stages of a program and in its order. Where the
+    program gathers parameters, so do they."""
     rows = tuple(
         tuple(part for action in row for part in action.computes() if part.kind is Kind.FORWARD)
         for row in program.ranks

@@ -65,9 +65,7 @@ class Replica:
 
     def compression_bytes_saved(self) -> float:
         """This rank's part of the bytes that compressed gradients kept off the wire so far; all ranks sum to the job's.
-
-        Negative where a method sends more than an uncompressed reduction would.
-        """
+        Negative where a method sends more than an uncompressed reduction would."""
         return sum(unit.compression_bytes_saved for shards in self.shards.values() for unit in shards.units)
 
     def finish_gradients(self) -> None:

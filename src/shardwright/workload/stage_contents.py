@@ -55,10 +55,8 @@ class StageContents:
 def held_by_rank(
     kinds: tuple[Hashable, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
 ) -> list[StageContents]:
-    """All ranks of one pipeline; kinds of layers are in the order in which the model has them first.
-
-    ValueError if stages and layers do not go together.
-    """
+    """All ranks of one pipeline; kinds of layers are in the order in which the model has them first. ValueError if
+    stages and layers do not go together."""
     placement = placement_of(schedule, pp, virtual)
     stages = layout or tuple(even_stages(len(kinds), placement.num_stages))
     if len(stages) != placement.num_stages or sum(stages) != len(kinds):

@@ -219,10 +219,8 @@ def trade_for_heads(qkv_sBGRD: Tensor, cp: Axis) -> Tensor:
 
 
 def trade_for_tokens(out_SBE: Tensor, cp: Axis) -> Tensor:
-    """Give heads away for tokens: [S, B, N' x D] of all tokens to [s, B, N x D] of this rank's, N = cp x N'.
-
-    Forward: an all-to-all. Backward: one of the gradient, the other way.
-    """
+    """Give heads away for tokens: [S, B, N' x D] of all tokens to [s, B, N x D] of this rank's, N = cp x N'. Forward:
+    an all-to-all. Backward: one of the gradient, the other way."""
     return conjugate(out_SBE, cp, _cut_first, _cut_last)
 
 

@@ -20,10 +20,8 @@ MOST_FILES, MOST_NAMES = 100_000, 1_000_000
 
 
 def list_paths(text: str, faults: list[str]) -> tuple[Path, list[Path]]:
-    """The folder that names are relative to, and all files, sorted; what is wrong goes to `faults`.
-
-    Raises OSError or ValueError.
-    """
+    """The folder that names are relative to, and all files, sorted; what is wrong goes to `faults`. Raises OSError or
+    ValueError."""
     if text == STDLIB:
         return _list_stdlib(faults)
     if not text:
