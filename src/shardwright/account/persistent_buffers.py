@@ -30,7 +30,7 @@ def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
     if job.precision.float8 == "none":
         return 0
     by_stage = [
-        [sum(_cast_bytes(p, job.precision.float8) for p in places if _is_cast(p)) for places in stage.layers()]
+        [sum(_cast_bytes(place, job.precision.float8) for place in places) for places in stage.layers()]
         for stage in held.values()
     ]
     if all(unit.replicas.zero < 3 for stage in held.values() for unit in stage.units):
@@ -38,11 +38,9 @@ def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
     return max((sum(layers) if job.plan.gathers_stages else max(layers, default=0) for layers in by_stage), default=0)
 
 
-def _is_cast(place: ParameterShard) -> bool:
-    return place.name.removesuffix(".weight").split(".", 2)[-1] in _LINEAR
-
-
 def _cast_bytes(place: ParameterShard, recipe: str) -> int:
+    if place.name.removesuffix(".weight").split(".", 2)[-1] not in _LINEAR:
+        return 0
     rows, columns = place.num_elements // place.shape[-1], place.shape[-1]
     by_recipe = {"rowwise": rows + columns, "blockwise": -(-rows // FLOAT8_TILE) * -(-columns // FLOAT8_TILE)}
     return 2 * place.num_elements + _FLOAT * by_recipe.get(recipe, 1)

@@ -107,9 +107,11 @@ def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
 
 
 def _give_back(
-    current: dict[int, StageMemory], known: Mapping[Policy, tuple[float, LayerMemory]], when: frozenset[Moment],
+    current: dict[int, StageMemory],
+    known: Mapping[Policy, tuple[float, LayerMemory]],
+    when: frozenset[Moment],
     limit_bytes: int,
-) -> dict[int, StageMemory]:  # fmt: skip
+) -> dict[int, StageMemory]:
     """Let single layers take cheaper policies where there is room, the largest saving first."""
     while True:
         savings = []

@@ -212,9 +212,12 @@ class DecoderStage(nn.Module):
         return torch.stack([pick(documents_BS, ranges) for ranges in held])
 
     def forward(
-        self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None,
+        self,
+        x: Tensor,
+        targets_BS: Tensor | None = None,
+        microbatch: Microbatch | None = None,
         documents_BT: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.
 
         The last stage gives the losses of this rank's tokens, position by position, if `targets_BS` are given, else

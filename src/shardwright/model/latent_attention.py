@@ -70,10 +70,8 @@ class LatentAttention(nn.Module):
         S, B, _ = q.shape
         assert run.angles is not None, "latent attention has rotary positions"
         cosine, sine = (angles[:, :, 0] for angles in run.angles)  # all heads of a token are turned alike
-        q_SBND, k_SBND, v_SBNE = _RotateAndSpread.apply(
-            q.view(S, B, -1, self.query_width), kv.view(S, B, q.shape[-1] // self.query_width, -1), k_rope_SBP,
-            cosine, sine,
-        )  # fmt: skip
+        q, kv = q.view(S, B, -1, self.query_width), kv.view(S, B, q.shape[-1] // self.query_width, -1)
+        q_SBND, k_SBND, v_SBNE = _RotateAndSpread.apply(q, kv, k_rope_SBP, cosine, sine)
         return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.scale, cut=self.cut, run=run).reshape(S, B, -1)
 
     def _heads(self, projected: Tensor, run: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:

@@ -73,10 +73,8 @@ def train_stream(
             shares[batch] = counted_share(job, mesh, torch.cat(stream.of_batch(batch)))
         return shares[batch]
 
-    losses = replica.executor.run(
-        program, stream, update, numbered(job, mesh, first_step, num_batches, loss_factor=mean),
-        lambda i: mean / share(i // per_batch),
-    )  # fmt: skip
+    samples = numbered(job, mesh, first_step, num_batches, loss_factor=mean)
+    losses = replica.executor.run(program, stream, update, samples, lambda i: mean / share(i // per_batch))
     results = []
     for batch in range(num_batches):
         mine = {i: losses[i] / share(batch) for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses}

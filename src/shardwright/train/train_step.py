@@ -95,18 +95,13 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
     # Gradients are summed over microbatches and replicas, each of a mean over tokens.
     mean = 1.0 / (job.num_microbatches * job.plan.replicas)
     share = counted_share(job, mesh, tokens_BS)
-    losses = replica.executor.run(
-        replica.program, microbatches(tokens_BS, job.plan.microbatch_size), update,
-        numbered(job, mesh, step, loss_factor=mean * scale), lambda _: mean * scale / share,
-    )  # fmt: skip
-    return StepResult(
-        mean_loss(losses, job, mesh) / share,
-        None if skipped else norm,
-        rate,
-        scale if scaling is not None else None,
-        skipped=skipped,
-        routing=end_routing_step(job, replica.stages, mesh, skipped),
-    )
+    tokens = microbatches(tokens_BS, job.plan.microbatch_size)
+    samples = numbered(job, mesh, step, loss_factor=mean * scale)
+    losses = replica.executor.run(replica.program, tokens, update, samples, lambda _: mean * scale / share)
+    loss = mean_loss(losses, job, mesh) / share
+    routing = end_routing_step(job, replica.stages, mesh, skipped)
+    told_scale = scale if scaling is not None else None
+    return StepResult(loss, None if skipped else norm, rate, told_scale, skipped=skipped, routing=routing)
 
 
 def counted_share(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> float:

@@ -16,10 +16,8 @@ def layer_words(cut: PlanGrid) -> tuple[Any, ...]:
 def plain_columns(cut: PlanGrid) -> tuple[Array, ...]:
     """The whole numbers from which follows what a piece without experts computes, sends and keeps. `cut` is of
     arrays."""
-    return (
-        cut.tp, cut.cp, cut.microbatch, cut.sequence_parallel.astype(np.int64),
-        cut.offload_activations.astype(np.int64),
-    )  # fmt: skip
+    flags = (cut.sequence_parallel, cut.offload_activations)
+    return cut.tp, cut.cp, cut.microbatch, *(flag.astype(np.int64) for flag in flags)
 
 
 def layer_columns(cut: PlanGrid) -> tuple[Array, ...]:

@@ -31,7 +31,8 @@ class PowerSGD:
         """Algorithm 1 on all matrices at once."""
         corrected = pack(tensors, torch.float32)
         self._error.add_to(corrected)
-        matrices_NM = _matrices(corrected, tensors)
+        parts = corrected.split([tensor.numel() for tensor in tensors])
+        matrices_NM = [part.view(-1, tensor.shape[-1]) for part, tensor in zip(parts, tensors, strict=True)]
         if not self._queries:
             self._queries = [self._first_query(i, m_NM) for i, m_NM in enumerate(matrices_NM)]
         self._check_queries(matrices_NM)
@@ -40,7 +41,7 @@ class PowerSGD:
         packed = pack(left_NR, torch.float32)
         yield wire.all_reduce(packed)
         unpack(packed, left_NR)
-        left_NR = [_orthogonal(p_NR) for p_NR in left_NR]
+        left_NR = [torch.linalg.qr(p_NR).Q for p_NR in left_NR]  # the same bits wherever the same bits come in
 
         right_MR = [m_NM.T @ p_NR for m_NM, p_NR in zip(matrices_NM, left_NR, strict=True)]
         packed = pack(right_MR, torch.float32)
@@ -89,15 +90,3 @@ class PowerSGD:
                 f"the Q that PowerSGD kept have shapes {kept}, and these matrices need {wanted}: they were saved with "
                 "other buckets or another rank; begin without them"
             )
-
-
-def _matrices(packed: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Views of the packed elements, [N, M] for each tensor."""
-    parts = packed.split([tensor.numel() for tensor in tensors])
-    return [part.view(-1, tensor.shape[-1]) for part, tensor in zip(parts, tensors, strict=True)]
-
-
-def _orthogonal(p_NR: Tensor) -> Tensor:
-    """An orthonormal basis of the columns. The same bits wherever the same bits come in."""
-    basis_NR: Tensor = torch.linalg.qr(p_NR).Q
-    return basis_NR

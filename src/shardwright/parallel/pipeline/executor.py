@@ -43,9 +43,12 @@ class Stage(Protocol):
         """Where I leaves weight gradients for W."""
 
     def __call__(
-        self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None,
+        self,
+        x: Tensor,
+        targets_BS: Tensor | None = None,
+        microbatch: Microbatch | None = None,
         documents_BT: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Hidden states, or the loss of each token where there are targets."""
 
     def empty_hidden(self, batch: int) -> Tensor:

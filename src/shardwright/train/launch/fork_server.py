@@ -58,9 +58,11 @@ class Server:
         )
         with theirs, held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-c", main], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                [sys.executable, "-c", main],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
                 preexec_fn=ask_for(signal.SIGKILL),
-            )  # fmt: skip
+            )
         self._ranks: list[ForkedRank] = []
 
     def fork(self, descriptor: int) -> ForkedRank:

@@ -79,9 +79,12 @@ def run_rank(
             if not seat.store_is_up:
                 _join(seat, job, device)
             watch = Watch(
-                _store(seat, STORE_S), seat.rank, job.run.timeout_s, shape.describe,
+                _store(seat, STORE_S),
+                seat.rank,
+                job.run.timeout_s,
+                shape.describe,
                 on_timeout=lambda message: _give_up(Failure(seat.rank, "timeout", message), tell),
-            )  # fmt: skip
+            )
             watch.start()
             with watch.waiting("joining the others", tuple(rank for rank in range(seat.world) if rank != seat.rank)):
                 if seat.store_is_up:
