@@ -17,7 +17,7 @@ from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.lowering.weight_versions import stashed_versions
 from shardwright.schedule.registry import PipelineShape, shape_program
 from shardwright.schedule.schedule import Program, Schedule
-from shardwright.schedule.timing import Costs, Times, play_on, step_ends
+from shardwright.schedule.timing import Costs, Times, play_on
 
 _PAIR = (Kind.OVERLAP, -1)
 STEADY_STEPS = 3  # steps after which each further one takes equally long
@@ -137,7 +137,8 @@ def measure_and_play(
     else:
         kept = stream(STEADY_STEPS)
         times, ends = play_on(program, costs, num_steps, num_steps)
-        period = step_ends(stream(STEADY_STEPS + 1), costs, 1)[0] - step_ends(kept, costs, 1)[0]
+        (longer,), (shorter,) = (play_on(of, costs, 0, 1)[1] for of in (stream(STEADY_STEPS + 1), kept))
+        period = longer - shorter
     return _bubbles(program, costs, times, ends[0], period=period, kept=kept), times
 
 

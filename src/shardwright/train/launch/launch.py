@@ -56,7 +56,7 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
     check_machine(job, folder)
     world = job.plan.world
     with _rendezvous(job.run.port) as port:
-        seats = [RankEnvironment(rank, rank, world, world, node=0, store_port=port) for rank in range(world)]
+        seats = [RankEnvironment(rank, rank, world, world, store_port=port) for rank in range(world)]
         runs = [partial(_live, seat, work, job, folder, num_threads) for seat in seats]
         try:
             end = run_ranks(runs, choose_device(job.run.device, 0).type == "cpu")
