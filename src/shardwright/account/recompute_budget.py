@@ -40,7 +40,6 @@ class RecomputeChoice:
 
     policies: dict[int, Policy]
     peak_bytes: int
-    limit_bytes: int
     flops: float  # that are computed again, of one microbatch
 
 
@@ -151,7 +150,7 @@ def choices(job: JobSpec) -> list[RecomputeChoice]:
             for i, held in enumerate(memory.layers)
         }
         flops = sum(again.flops(policy) for policy in policies.values())
-        found.append(RecomputeChoice(policies, peak(when, chosen)[0], limit_bytes, flops))
+        found.append(RecomputeChoice(policies, peak(when, chosen)[0], flops))
     if faults:
         raise PlanError(f"memory budget of {job.name}", faults)
     return found

@@ -22,8 +22,7 @@ from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
 from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
-from shardwright.workload.memo import Memo
-from shardwright.workload.memo_keys import layer_columns, layer_words, plain_columns, shard_columns, shard_words
+from shardwright.workload.memo import Memo, layer_columns, layer_words, plain_columns, shard_columns, shard_words
 from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import PipelineRanks, layers_by_kind
 

@@ -4,8 +4,8 @@ Large tensors go by a method; those that are too small, or whose shape the metho
 together in one all-reduce.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from torch import Tensor
 
@@ -15,23 +15,32 @@ from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.compress.wire import Wire, sent_bytes
 
 
-class Method(Protocol):
-    """How large tensors are summed over an axis of two or more ranks. Yields each collective it has to wait for."""
+class Method(ABC):
+    """How large tensors are summed over an axis of two or more ranks. Yields each collective it has to wait for.
 
+    Where a method says nothing else it sums the whole bucket, of which a share is kept, and has no state.
+    """
+
+    @abstractmethod
     def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
         """Overwrite the tensors with their sums, the same bits on every rank."""
 
     def scatter_over(self, flat: Tensor, tensors: list[Tensor], out: Tensor, wire: Wire) -> Iterator[Pending]:
         """Put this rank's share of the sum of `flat` into `out`. Shapes [d * L] and [L]; `flat` may be used up."""
+        yield from self.sum_over(tensors, wire)
+        out.copy_(flat.view(wire.axis.size, -1)[wire.axis.index])
 
     def memory(self) -> list[Tensor]:
         """The tensors that it keeps for the next step."""
+        return []
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the next step needs of the last one. Differs from rank to rank."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from `state_dict`."""
+        assert not state, f"there is no state to go on from, and {sorted(state)} was given"
 
 
 class Compressor:
@@ -132,8 +141,3 @@ class _Rest:
         if self._tensors:
             yield self._pending
             unpack(self._packed, self._tensors)
-
-
-def keep_share(flat: Tensor, out: Tensor, wire: Wire) -> None:
-    """The scatter of a method that has summed the whole bucket. Shapes [d * L] and [L]."""
-    out.copy_(flat.view(wire.axis.size, -1)[wire.axis.index])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
-from shardwright.parallel.compress.compressor import keep_share
+from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.wire import Wire
@@ -19,8 +19,9 @@ from shardwright.parallel.compress.wire import Wire
 # Shapes: N rows and M columns of a matrix (leading dims are rows), R the rank.
 
 
-class PowerSGD:
-    """Sums matrices at low rank. Keeps what was lost, and Q of the last step, from which the next one starts."""
+class PowerSGD(Method):
+    """Sums matrices at low rank, whole ones, for shares cut through matrices. Keeps what was lost, and Q of the last
+    step, from which the next one starts."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -56,11 +57,6 @@ class PowerSGD:
             tensor.copy_((p_NR @ q_MR.T).view(tensor.shape))
         # From a Q of zeros P is zero, whose orthogonal factor is unit vectors: a fresh start after numbers gone wrong.
         self._queries = [q_MR.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0) for q_MR in right_MR]
-
-    def scatter_over(self, flat: Tensor, tensors: list[Tensor], out: Tensor, wire: Wire) -> Iterator[Pending]:
-        """The whole sum, of which a share is kept: shares cut through matrices."""
-        yield from self.sum_over(tensors, wire)
-        keep_share(flat, out, wire)
 
     def memory(self) -> list[Tensor]:
         """The error, and Q of each matrix."""
