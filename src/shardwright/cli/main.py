@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -92,7 +93,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
             click.echo(f"how experts were used: {draw_use(folder)}")
     if as_json and (seat is None or seat.rank == 0):
-        click.echo(json.dumps(result.as_dict()))
+        click.echo(json.dumps(asdict(result)))
 
 
 @cli.command()

@@ -84,10 +84,6 @@ class Exchange:
     size: Numbers
     is_hidden: bool = False
 
-    def counted(self, num_ranks: int) -> float:
-        """Bytes that a rank's ledger counts in one plan: around a ring it passes on what the other ranks have."""
-        return float(self.size * ((num_ranks - 1) / num_ranks if self.kind == "ring" else 1))
-
 
 Exchanges = tuple[tuple[Exchange, ...], tuple[Exchange, ...]]  # in the forward, in the backward
 
