@@ -1,7 +1,7 @@
 """The search loses nothing: its bounds are below every price, and what it finds is the best of the whole space."""
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
@@ -115,8 +115,8 @@ def test_a_memo_changes_no_price(model: str) -> None:
         block = found[index].where(random.integers(0, len(found[index]), 20))
         alone, remembered = prices(job, block, shipped()), prices(job, block, shipped(), memo)
         for fresh, old in ((alone.time, remembered.time), (alone.memory, remembered.memory)):
-            for name, value in fresh.as_dict().items():
-                assert np.array_equal(value, old.as_dict()[name]), (name, block.words)
+            for name, value in asdict(fresh).items():
+                assert np.array_equal(value, asdict(old)[name]), (name, block.words)
 
 
 def test_what_is_kept_is_kept_and_may_cost() -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -142,7 +143,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     rounded = bool(moved) and is_rounding(verdict, moved, tolerance)
     passed = verdict.within(tolerance) or rounded
     if as_json:
-        click.echo(json.dumps(verdict.as_dict() | {"equal": passed, "moved": [run.as_dict() for run in moved]}))
+        click.echo(json.dumps(asdict(verdict) | {"equal": passed, "moved": list(map(asdict, moved))}))
     else:
         click.echo(
             f"{counted(verdict.world, 'rank')} against one, {counted(verdict.steps, 'step')} of "

@@ -7,8 +7,7 @@ checkpoints, a segment of t takes M exp(R / M) (exp((t + d) / M) - 1) seconds on
 numbers or arrays with one entry a plan.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,10 +37,6 @@ class Goodput:
     restarts: Numbers
     lost_work: Numbers
     interval_s: Numbers
-
-    def as_dict(self) -> dict[str, Any]:
-        """Shares of the time by name."""
-        return asdict(self)
 
 
 def checkpoint_bytes(num_parameters: float, compute_bytes: int) -> float:

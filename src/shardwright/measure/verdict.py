@@ -1,7 +1,7 @@
 """How far a plan is from one rank: what each rank did, and the largest differences between them."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,10 +35,6 @@ class Verdict:
     max_grad_norm_relative_difference: float
     max_parameter_relative_difference: float
     bitwise: bool
-
-    def as_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return asdict(self)
 
     def within(self, tolerance: float) -> bool:
         """Whether no difference is larger than `tolerance`."""

@@ -4,6 +4,7 @@ import itertools
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,7 +32,7 @@ def show_plans(advice: Advice, as_json: bool) -> None:
 
 def as_dict(plan: PricedPlan) -> dict[str, Any]:
     """One plan of `--json`: all fields of the plan, seconds, bytes, US dollars (null where the price is unknown)."""
-    time, memory = plan.time.as_dict(), plan.memory.as_dict()
+    time, memory = asdict(plan.time), plan.memory.as_dict()
     return {
         "plan": plan.job.plan.model_dump(),
         "global_batch_size": plan.job.batch.global_batch_size,

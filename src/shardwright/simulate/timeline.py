@@ -151,30 +151,10 @@ def make_timeline(program: Program, times: Times) -> Timeline:
         computations, updates = (
             (firsts[:, None] + np.unique(columns.of_kinds(*kinds).at)).ravel() for kinds in (COMPUTE, (Kind.STEP,))
         )
-        idle, kept = (
-            tuple(context.waits(rank)),
-            kept_on_rank(
-                columns,
-                program.trains,
-                program.sizes,
-                context.starts[rank],
-                ends=context.ends[rank],
-                num_steps=num_steps,
-            ),
-        )
-        starts, ends = context.starts[rank], context.ends[rank]
-        ranks.append(
-            RankTimeline(
-                times.rows[rank],
-                starts,
-                ends,
-                num_steps,
-                computations=computations,
-                updates=updates,
-                idle=idle,
-                kept=kept,
-            )
-        )
+        starts, ends, idle = context.starts[rank], context.ends[rank], tuple(context.waits(rank))
+        kept = kept_on_rank(columns, program.trains, program.sizes, starts, ends=ends, num_steps=num_steps)
+        timed = times.rows[rank], starts, ends, num_steps
+        ranks.append(RankTimeline(*timed, computations=computations, updates=updates, idle=idle, kept=kept))
     return Timeline(program, num_steps, times.makespan, tuple(ranks))
 
 
