@@ -19,9 +19,9 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.units import bytes_text
-from shardwright.report.timeline.memory_table import memory_table
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
+from shardwright.report.timeline.schedule_figures import memory_table
 from shardwright.report.timeline.study import Study, readable, study_schedule
 from shardwright.report.timeline.terminal import draw
 from shardwright.report.timeline.trace import trace

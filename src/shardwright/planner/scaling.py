@@ -49,14 +49,9 @@ class Point:
         return self.tokens_per_s / self.num_devices
 
     @property
-    def step_usd(self) -> float | None:
-        """US dollars of a step; None where no price is known."""
-        return None if self.money.usd is None else float(self.money.usd)
-
-    @property
     def usd_per_billion_tokens(self) -> float | None:
         """US dollars of 1e9 tokens; None where no price is known."""
-        return None if self.step_usd is None else self.step_usd / self.job.tokens_per_step * 1e9
+        return None if self.money.usd is None else float(self.money.usd) / self.job.tokens_per_step * 1e9
 
 
 @dataclass(frozen=True)
@@ -136,10 +131,8 @@ def scaling(
             tokens.append(limits.rebatched_tokens(chosen.tokens_per_step))
         of_kind.append(Scaling(kind, tuple(points), tuple(tokens), tuple(misfits)))
     if not any(found.points for found in of_kind):
-        raise PlanError(
-            f"job {job.name} at other sizes",
-            [f"no plan fits on {devices_text(sizes)}; use more of them, or devices with more memory"],
-        )
+        fault = f"no plan fits on {devices_text(sizes)}; use more of them, or devices with more memory"
+        raise PlanError(f"job {job.name} at other sizes", [fault])
     strong, weak = of_kind
     return strong, weak
 

@@ -144,7 +144,7 @@ def _best(advice: Advice) -> Iterator[str]:
         yield _filled("Steps are by closed forms; --simulate N simulates the N best plans by their own orders of work.")
     yield "The best plan\n" + aligned(list(_breakdown(best)))
     if advice.binding:
-        yield _filled(f"What binds: {advice.binding.text}.")
+        yield _filled(f"What binds: {advice.binding}.")
     yield "Why not another\n" + "\n".join(_reason_lines(advice.reasons))
     if len(advice.plans) > 1:
         yield _filled(_runner_up(advice))

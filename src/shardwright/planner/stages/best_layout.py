@@ -111,9 +111,9 @@ def _with_layout(job: JobSpec, stages: Stages) -> JobSpec:
 def _orders(job: JobSpec) -> list[list[PartSpec]]:
     """Orders of the parts that differ; none but [] where devices are of one kind."""
     found: list[list[PartSpec]] = []
-    for order in permutations(job.cluster.parts):
-        if list(order) not in found:
-            found.append(list(order))
+    for order in map(list, permutations(job.cluster.parts)):
+        if order not in found:
+            found.append(order)
     return found
 
 

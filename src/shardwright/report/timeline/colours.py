@@ -48,8 +48,7 @@ def colour_of(program: Program, action: Action) -> str:
         return PAIR
     if action.kind is Kind.STEP:
         return SHADES["S"][0]
-    chunk, of = chunk_of(program, action)
-    return shade(str(action.kind), chunk, of)
+    return shade(str(action.kind), *chunk_of(program, action))
 
 
 def shade(letter: str, chunk: int, of: int) -> str:

@@ -19,11 +19,9 @@ from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.units import counted
 from shardwright.report.output import write_output
 from shardwright.report.text_columns import aligned
-from shardwright.report.timeline.comparison_table import comparison
-from shardwright.report.timeline.memory_table import memory_table
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
-from shardwright.report.timeline.schedule_figures import as_dict, as_full_dict, figures, idle_table
+from shardwright.report.timeline.schedule_figures import as_dict, as_full_dict, comparison
 from shardwright.report.timeline.study import Streams, Study, drawn_steps, number, study, study_schedule
 from shardwright.report.timeline.terminal import draw, palette_of
 from shardwright.report.timeline.trace import trace
@@ -212,7 +210,8 @@ def _show(one: Study, note: str, output: Output, as_json: dict[str, Any], before
 
 def _text(one: Study, output: Output) -> str:
     """A study for the terminal."""
-    tables = aligned(figures(one), left=range(3)), aligned(idle_table(one)), aligned(memory_table(one))
+    told = section_of(one)
+    tables = aligned(told.figures, left=range(3)), aligned(told.table), aligned(told.memory)
     return "\n\n".join([_drawing(one, output), *tables])
 
 
