@@ -48,8 +48,7 @@ def checkpoint_bytes(num_parameters: float, compute_bytes: int) -> float:
 
 
 def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Numbers) -> Reliability | None:
-    """The reliability of a job on `num_devices` whose checkpoint has `written_bytes`; None where `reliability_gaps` has
-    something."""
+    """The reliability of a job whose checkpoint has `written_bytes`; None where `reliability_gaps` has something."""
     if reliability_gaps(cluster):
         return None
     return Reliability(

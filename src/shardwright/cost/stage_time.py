@@ -94,8 +94,7 @@ class ExchangeTime:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """Seconds of an operator's kernels and of its collectives; `repeated` is the share of its forward that is computed
-    again."""
+    """Seconds of an operator's kernels and collectives; `repeated` is the share of its forward that runs again."""
 
     operator: Operator
     kernels: KernelTime

@@ -43,11 +43,8 @@ class Verdict:
     @property
     def differences(self) -> tuple[float, float, float]:
         """The largest of losses, of gradient norms and of parameters."""
-        return (
-            self.max_loss_difference,
-            self.max_grad_norm_relative_difference,
-            self.max_parameter_relative_difference,
-        )
+        norm, parameter = self.max_grad_norm_relative_difference, self.max_parameter_relative_difference
+        return self.max_loss_difference, norm, parameter
 
 
 def compare(ranks: list[Record], one: Record) -> Verdict:

@@ -97,8 +97,8 @@ class Bubbles:
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of one step in which a rank idles."""
-        return self.bubble / self.makespan
+        """Share of one step in which a rank idles; 0 of a step that takes no time."""
+        return self.bubble / self.makespan if self.makespan else 0.0
 
 
 def measure_and_play(

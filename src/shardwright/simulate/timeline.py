@@ -24,7 +24,7 @@ from shardwright.schedule.lowering.zero3_gathers import stages_needed
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Times
 from shardwright.simulate.action_columns import Array, Columns
-from shardwright.simulate.buffer_curves import Curve, Kept, kept_on_rank
+from shardwright.simulate.buffer_curves import Kept, kept_on_rank
 
 
 class Resource(StrEnum):
@@ -107,16 +107,6 @@ class RankTimeline:
     def _worked(self) -> Array:
         """Computations and updates, in order."""
         return np.union1d(self.computations, self.updates)
-
-    @property
-    def alive(self) -> Curve:
-        """(stage, microbatch) pairs whose activations are kept."""
-        return self.kept[Buffer.ACTIVATIONS].count
-
-    @property
-    def buffered(self) -> Curve:
-        """Messages that have arrived and that no computation has taken yet."""
-        return self.kept[Buffer.MESSAGE].count
 
     @property
     def busy(self) -> float:
@@ -261,8 +251,7 @@ class _Context:
 
 
 def _reductions_by_update(columns: Columns) -> dict[int, list[int]]:
-    """The reductions of gradients that each optimizer step waits for, by its index: those between the step before and
-    it."""
+    """The reductions of gradients that each optimizer step waits for, by its index: those since the step before."""
     found: dict[int, list[int]] = {}
     since: list[int] = []
     marks = columns.of_kinds(Kind.REDUCE, Kind.STEP)

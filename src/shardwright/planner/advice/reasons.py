@@ -160,8 +160,7 @@ def _traffic(job: JobSpec, axis: str) -> str:
 
 
 def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -> str:
-    """What limits a plan, in a sentence: memory, if something faster does not fit; else the largest part beside
-    computing."""
+    """What limits a plan, in words: memory, if something faster does not fit; or the largest part but computing."""
     shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
     room = room_bytes(job)
     faster = [reason for reason in found if reason.excess_bytes > 0 and reason.slower_s < 0]

@@ -16,8 +16,7 @@ from shardwright.workload.memo import Memo
 
 @dataclass(frozen=True)
 class BlockPrices:
-    """Prices of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds of a step by
-    token."""
+    """Prices of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds by token."""
 
     block: PlanBlock
     time: StepTime

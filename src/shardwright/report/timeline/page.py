@@ -179,8 +179,8 @@ def _rank_data(timeline: Timeline, row: RankTimeline, colours: _Colours, places:
     return {
         "busy": [block(s) for s in row.spans if s.resource is Resource.COMPUTE and s.end > s.start],
         "idle": [[*_round((gap.start, gap.end), places), causes.index(gap.cause)] for gap in row.idle],
-        "alive": _curve(row.alive, places),
-        "buffered": _curve(row.buffered, places),
+        "alive": _curve(row.kept[Buffer.ACTIVATIONS].count, places),
+        "buffered": _curve(row.kept[Buffer.MESSAGE].count, places),
         "inputs": _curve(row.kept[Buffer.INPUT].count, places),
         "gathered": _curve(row.kept[Buffer.PARAMETERS].count, places),
         "moves": [block(span) for span in row.spans if span.resource in moving],

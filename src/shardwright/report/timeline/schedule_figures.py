@@ -7,14 +7,14 @@ from typing import Any
 from shardwright.config.units import bytes_text
 from shardwright.report.timeline.study import Study, number
 from shardwright.schedule.buffer_lifetimes import Buffer
-from shardwright.simulate.bubbles import Bubbles
 from shardwright.simulate.timeline import Cause
 
 
 def figures(study: Study) -> list[tuple[str, str, str]]:
     """(name, value, what it means) of all that is true of the schedule as a whole."""
     bubbles, formula, moved = study.bubbles, study.formula, study.bubbles.moved
-    bubble, peak = f"{number(bubbles.bubble)} ({100 * fraction(bubbles):.1f} %)", by_rank(bubbles.peak_activations)
+    bubble = f"{number(bubbles.bubble)} ({100 * bubbles.bubble_fraction:.1f} %)"
+    peak = by_rank(bubbles.peak_activations)
     return [
         ("bubble", bubble, "idle time of a rank in one step alone, and its share of the step"),
         *([("formula", str(formula), "the bubble in closed form")] if formula else []),
@@ -73,7 +73,7 @@ def comparison(studies: Sequence[Study]) -> list[list[str]]:
     rows = [["schedule", "step", "bubble", "", "span bubble", "period bubble", "peak", "parameters", "messages"]]
     for study in studies:
         bubbles = study.bubbles
-        share, copies = f"{100 * fraction(bubbles):.1f} %", _range(bubbles.parameter_copies) + " x"
+        share, copies = f"{100 * bubbles.bubble_fraction:.1f} %", _range(bubbles.parameter_copies) + " x"
         times = [number(bubbles.makespan), number(bubbles.bubble), share, number(bubbles.span_bubble)]
         row = [study.name, *times, number(bubbles.period_bubble), _range(bubbles.peak_activations), copies]
         rows.append([*row, str(bubbles.messages)])
@@ -91,11 +91,6 @@ def by_rank(values: tuple[float, ...]) -> str:
     return texts[0] if len(set(texts)) == 1 else " ".join(texts)
 
 
-def fraction(bubbles: Bubbles) -> float:
-    """Share of one step that is idle; 0 of a step that takes no time."""
-    return bubbles.bubble_fraction if bubbles.makespan else 0.0
-
-
 def as_dict(study: Study) -> dict[str, Any]:
     """The row of a comparison. Copies of parameters are those of the rank that holds most."""
     bubbles = study.bubbles
@@ -104,7 +99,7 @@ def as_dict(study: Study) -> dict[str, Any]:
         "bubble": _clean(bubbles.bubble),
         "span_bubble": _clean(bubbles.span_bubble),
         "period_bubble": _clean(bubbles.period_bubble),
-        "bubble_fraction": _clean(fraction(bubbles)),
+        "bubble_fraction": _clean(bubbles.bubble_fraction),
         "peak_activations": [_clean(peak) for peak in bubbles.peak_activations],
         "parameter_copies": _clean(max(bubbles.parameter_copies)),
         "messages": bubbles.messages,
