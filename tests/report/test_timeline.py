@@ -74,7 +74,7 @@ def test_every_moment_of_a_rank_is_explained(program: Program, num_steps: int, p
         num_steps,
     )  # fmt: skip
     timeline = make_timeline(program, times)
-    assert timeline.num_steps == num_steps
+    assert all(row.num_steps == num_steps for row in timeline.ranks)
     for rank, row in enumerate(timeline.ranks):
         assert row.busy + sum(row.idle_by_cause().values()) == times.makespan
         busy = [(s.start, s.end) for s in row.spans if s.resource is Resource.COMPUTE and s.end > s.start]

@@ -208,18 +208,13 @@ def _breakdown(plan: PricedPlan) -> Iterator[list[str]]:
     from shardwright.planner.advice.reasons import PARTS
 
     total = float(plan.time.total)
-    times = [
-        (name, float(getattr(plan.time, part))) for part, name in PARTS.items() if float(getattr(plan.time, part)) > 0
-    ]
-    kinds = [(name, float(value)) for name, value in plan.memory.as_dict().items() if name not in ("total", "host")]
-    times.append(("step", total))
-    kinds.append(("process", float(plan.memory.process)))
-    for row in range(max(len(times), len(kinds))):
-        left = (
-            [times[row][0], f"{times[row][1]:.3f} s", f"{times[row][1] / total:.1%}"] if row < len(times) else [""] * 3
-        )
-        right = [kinds[row][0], f"{kinds[row][1] / GIB:.2f} GiB"] if row < len(kinds) else [""] * 2
-        yield ["  " + left[0], *left[1:], "  " + right[0], right[1]]
+    times = {name: float(getattr(plan.time, part)) for part, name in PARTS.items()} | {"step": total}
+    kinds = plan.memory.as_dict() | {"process": plan.memory.process}
+    left = [(name, f"{time:.3f} s", f"{time / total:.1%}") for name, time in times.items() if time > 0]
+    right = [(name, f"{float(kinds[name]) / GIB:.2f} GiB") for name in kinds if name not in ("total", "host")]
+    for time, memory in itertools.zip_longest(left, right):
+        (part, *seconds), (kind, size) = time or ("", "", ""), memory or ("", "")
+        yield ["  " + part, *seconds, "  " + kind, size]
 
 
 def _reason_lines(reasons: "list[Reason]") -> Iterator[str]:

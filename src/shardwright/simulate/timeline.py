@@ -126,7 +126,6 @@ class Timeline:
     """All ranks of a program, over one or more steps that ran back to back."""
 
     program: Program
-    num_steps: int
     makespan: float
     ranks: tuple[RankTimeline, ...]
 
@@ -145,7 +144,7 @@ def make_timeline(program: Program, times: Times) -> Timeline:
         kept = kept_on_rank(columns, program.trains, program.sizes, starts, ends=ends, num_steps=num_steps)
         timed = times.rows[rank], starts, ends, num_steps
         ranks.append(RankTimeline(*timed, computations=computations, updates=updates, idle=idle, kept=kept))
-    return Timeline(program, num_steps, times.makespan, tuple(ranks))
+    return Timeline(program, times.makespan, tuple(ranks))
 
 
 def _resource(action: Action) -> Resource:

@@ -58,14 +58,12 @@ def search(
     _check(job)
     rows = space.degrees(job, constraints)
     if not len(rows["dp"]):
-        raise PlanError(
-            f"plans for {job.model.name} on {job.cluster.num_devices:,} devices",
-            [
-                f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of "
-                f"{job.batch.global_batch_size}, tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of "
-                f"{job.model.layers} to each stage; use another batch.global_batch_size, or keep less"
-            ],
+        fault = (
+            f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of "
+            f"{job.batch.global_batch_size}, tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of "
+            f"{job.model.layers} to each stage; use another batch.global_batch_size, or keep less"
         )
+        raise PlanError(f"plans for {job.model.name} on {job.cluster.num_devices:,} devices", [fault])
     found = _Search(job, constraints, constants, rows, num_shown, room_bytes(job) if room is None else room)
     found.guess()
     found.expand()
@@ -334,8 +332,7 @@ class _Search:
         fitting = fits(self.job, found.memory, self.room)
         self.tally.num_fit += int(np.count_nonzero(fitting))
         marks = self.marks(block.columns["kind"])
-        process = np.broadcast_to(found.memory.process, found.token_s.shape)
-        self.shown.take(block, found.token_s, process, np.flatnonzero(fitting & (found.token_s < marks)))
+        self.shown.take(block, found.token_s, np.flatnonzero(fitting & (found.token_s < marks)))
         return block.where(~fitting & (found.token_s < marks))
 
     def fastest(self) -> list[Candidate]:
@@ -343,7 +340,7 @@ class _Search:
         best = self.shown
         kinds = sorted(best.place, key=lambda kind: float(best.token_s[kind]))[: self.num_shown]
         return [
-            Candidate(block.plan(index, self.job), float(best.token_s[kind]), process)
+            Candidate(block.plan(index, self.job), float(best.token_s[kind]))
             for kind in kinds
-            for block, index, process in [best.place[kind]]
+            for block, index in [best.place[kind]]
         ]

@@ -41,10 +41,8 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     PlanError if none fits, or the plan has more stages than the model layers; KeyError says what is not known.
     """
     if job.cluster.device == "unknown" and not job.cluster.parts:
-        raise PlanError(
-            f"a layout of job {job.name}",
-            ["cluster.device is unknown, so no layer has a price; set it to a device of the catalog"],
-        )
+        fault = "cluster.device is unknown, so no layer has a price; set it to a device of the catalog"
+        raise PlanError(f"a layout of job {job.name}", [fault])
     found: LaidOut | None = None
     faults: dict[str, None] = {}
     for parts in _orders(job):
