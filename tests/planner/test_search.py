@@ -74,18 +74,19 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     hybrid = hybrid_ranks(job, Constraints(), columns)
     rows = columns | {
         "turn_s": bounds.turn_token_s(job, columns, rates_of(run_of(job), shipped())),
-        "exchange_s": bounds.exchange_token_s(job, columns, hybrid, shipped()),
+        "exchange_s": bounds.exchange_token_s(job, columns, hybrid, shipped(), Memo()),
         "zero3_s": bounds.zero3_token_s(
             job,
             columns,
             replace(words, recompute="none", recompute_every=1, offload_activations=False),
             hybrid,
             shipped(),
+            Memo(),
         ),
     }
     mean_s, paired_s = (
         bounds.mean_rank_token_s(job, columns, seconds)
-        for seconds in bounds.microbatch_s(job, columns, words, shipped())
+        for seconds in bounds.microbatch_s(job, columns, words, shipped(), Memo())
     )
     factor = bounds.bubble_factor(columns, words.schedule, columns["virtual_stages"])
     virtual = STAGES_PER_RANK.get(words.schedule, 1) or columns["virtual_stages"]
@@ -93,7 +94,7 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     least_s = least_s + bounds.messages_token_s(rows, words.schedule, virtual)
     unsharded = PlanBlock(words, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
     alone = prices(job, unsharded, shipped())
-    for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, shipped())):
+    for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, shipped(), Memo())):
         below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates_of(run_of(job), shipped()), factor)
         assert (np.where(columns["zero"] == 3, gathered_s, below_s) <= below).all()
     assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()
@@ -103,7 +104,7 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
     is_kept = columns["offload_optimizer"] == 0
     assert (np.where(is_kept, without_offload, least_bytes) <= priced.memory.process * (1 + 1e-12)).all()
     if bounds.keeps_as_much(job, words):
-        assert (bounds.activation_bytes(job, columns, words, shipped()) <= priced.memory.process).all()
+        assert (bounds.activation_bytes(job, columns, words, shipped(), Memo()) <= priced.memory.process).all()
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -11,11 +11,11 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from shardwright.report.timeline.colours import NAMES, SHADES, chunk_of, ink_on, shade
+from shardwright.report.timeline.colours import NAMES, SHADES, chunk_of, ink_on, letters_of, shade
 from shardwright.report.timeline.messages import messages
 from shardwright.report.timeline.schedule_figures import comparison, figures, idle_table, memory_table
 from shardwright.report.timeline.study import Study
-from shardwright.schedule.action import COMPUTE, Action, Kind
+from shardwright.schedule.action import COMPUTE, Action
 from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.simulate.buffer_curves import Curve
 from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, Timeline
@@ -117,24 +117,15 @@ def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = Fa
 def _controls(sections: Sequence[Section]) -> str:
     """The legend, of what occurs; switches; how to move."""
     letters: dict[str, int] = {}
-    pairs = False
-    for timeline in (section.timeline for section in sections):
-        for row in timeline.ranks:
-            for span in row.spans:
-                pairs = pairs or span.action.kind is Kind.OVERLAP
-                for part in span.action.computes():
-                    of = chunk_of(timeline.program, part)[1]
-                    letters[str(part.kind)] = max(letters.get(str(part.kind), 1), of)
-                if span.action.kind is Kind.STEP and span.end > span.start:
-                    letters["S"] = 1
-        if timeline.program.gathers:
-            letters |= {"G": 1, "R": 1, "L": 1}
+    for section in sections:
+        for letter, of in letters_of(section.timeline).items():
+            letters[letter] = max(letters.get(letter, 1), of)
     items = []
     for letter in (letter for letter in SHADES if letter in letters):
         of = letters[letter]
         swatches = "".join(f'<i style="background:{shade(letter, chunk, of)}"></i>' for chunk in range(of))
         items.append(f"<span>{swatches}{NAMES[letter]}</span>")
-    if pairs:
+    if "O" in letters:
         two = f"linear-gradient({shade('F', 0, 1)} 50%,{shade('B', 0, 1)} 50%)"
         items.append(f'<span><i style="background:{two}"></i>both as one</span>')
     if max(letters.values(), default=1) > 1:

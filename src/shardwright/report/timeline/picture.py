@@ -4,7 +4,7 @@ from html import escape
 
 from shardwright.config.units import counted
 from shardwright.report.axis_ticks import nice_step
-from shardwright.report.timeline.colours import NAMES, chunk_of, colour_of, ink_on, shade
+from shardwright.report.timeline.colours import NAMES, colour_of, ink_on, letters_of, shade
 from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, Timeline
@@ -121,15 +121,10 @@ def _block(program: Program, span: Span, top: float, scale: float) -> list[str]:
 
 def _legend(timeline: Timeline, top: float, right: float) -> tuple[list[str], float]:
     """What occurs, left to right; and how much higher than a line it is, if one is not enough."""
-    letters: dict[str, int] = {}
+    letters = letters_of(timeline)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle}
-    for row in timeline.ranks:
-        for part in (part for span in row.spans for part in span.action.computes()):
-            letters[str(part.kind)] = chunk_of(timeline.program, part)[1]
-    if timeline.program.gathers:
-        letters |= dict.fromkeys("GRL", 1)
     x, y, parts = float(_LEFT), top, list[str]()
-    occurring = [(letter, letters[letter]) for letter in NAMES if letter in letters]
+    occurring = [(letter, letters[letter]) for letter in NAMES if letter in letters and letter != "S"]  # it is written
     items = [([shade(letter, n, of) for n in range(of)], NAMES[letter]) for letter, of in occurring]
     later = "other direction" if timeline.program.placement.num_copies > 1 else "later chunk"
     items += [([], f"lighter: {later}")] if max(letters.values(), default=1) > 1 else []

@@ -13,7 +13,7 @@ from typing import Literal, TextIO
 import numpy as np
 
 from shardwright.report.axis_ticks import nice_step
-from shardwright.report.timeline.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, rgb, shade
+from shardwright.report.timeline.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, letters_of, rgb, shade
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Timeline
@@ -161,23 +161,18 @@ def _axis(makespan: float, scale: float) -> list[_Cell]:
 
 def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
     """What the colours or letters mean: those that occur."""
-    computed = (part for row in timeline.program.ranks for action in row for part in action.computes())
-    parts = {(part.kind, part.stage): part for part in computed}.values()  # of microbatches one stands for all
-    kinds = {str(part.kind) for part in parts}
-    kinds |= {"S" for row in timeline.ranks if (row.lengths(row.updates) > 0).any()}
-    kinds |= {str(a.kind) for a in timeline.program.ranks[0] if timeline.program.gathers} & {"G", "R", "L"}
-    has_pairs = any(action.parts for row in timeline.program.ranks for action in row)
-    chunks = max((chunk_of(timeline.program, part)[1] for part in parts), default=1)
+    letters = letters_of(timeline)
+    chunks = max(letters.values(), default=1)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle} if glyphs else set()
     items = []
-    for letter in [letter for letter in NAMES if letter in kinds]:
+    for letter in [letter for letter in NAMES if letter in letters]:
         if palette == "none":
             items.append(f"{letter} {NAMES[letter]}")
         else:
-            of = 1 if letter in "SGRL" else chunks
+            of = letters[letter]
             swatch = [_Cell(" ", "", shade(letter, chunk, of)) for chunk in range(of) for _ in range(2)]
             items.append(f"{_paint(swatch, palette)} {NAMES[letter]}")
-    if has_pairs:
+    if "O" in letters:
         swatch = [_Cell(" ", "", PAIR)] * 2
         items.append("F1B0 both as one" if palette == "none" else f"{_paint(swatch, palette)} both as one")
     if chunks > 1:
