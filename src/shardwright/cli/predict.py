@@ -21,9 +21,9 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
     spec = load(job, overrides)
-    from shardwright.report.estimate_text import show_estimate
+    from shardwright.report.estimate_text import estimate_dict, estimate_text
 
-    show_estimate(spec, as_json)
+    click.echo(json.dumps(estimate_dict(spec)) if as_json else estimate_text(spec))
 
 
 @click.command(cls=JobCommand)
@@ -31,9 +31,12 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
 def explain(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
     spec = load(job, overrides)
-    from shardwright.report.explain.story_text import show_story
+    from shardwright.explain.story import tell
+    from shardwright.report.explain.story_dict import story_dict
+    from shardwright.report.explain.story_text import story_text
 
-    show_story(spec, as_json)
+    story = tell(spec)
+    click.echo(json.dumps(story_dict(story)) if as_json else story_text(story))
 
 
 def _expect_many_actions() -> None:
@@ -253,7 +256,7 @@ def plan(
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.planner.search.objectives import NAMES, Objective
     from shardwright.report.job_toml import write_toml
-    from shardwright.report.plans_text import show_plans
+    from shardwright.report.plans_text import plan_dict, plans_text
 
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
@@ -266,7 +269,7 @@ def plan(
             advice = explained(advice, spec if has_own else None, constraints, shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
-    show_plans(advice, as_json)
+    click.echo(json.dumps([plan_dict(found) for found in advice.plans]) if as_json else plans_text(advice))
     if toml and advice.plans:
         write_toml(toml, advice.plans[0].job)
         click.echo(f"the job with the best plan is in {toml}", err=True)

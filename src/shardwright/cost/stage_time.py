@@ -48,10 +48,6 @@ class PieceTime:
         """`count` such pieces."""
         return PieceTime(*(count * value for value in self.values()))
 
-    def at(self, index: Array) -> "PieceTime":
-        """The times of some plans, where there are arrays."""
-        return PieceTime(*(np.asarray(value)[index] if np.ndim(value) else value for value in self.values()))
-
     def values(self) -> tuple[Numbers, ...]:
         """All fields, in their order: dataclasses.astuple takes fifty times as long."""
         return (

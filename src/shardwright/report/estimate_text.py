@@ -3,11 +3,8 @@
 And, where the cluster's device is known, time, MFU, money, energy and time lost to failures (report/step_cost.py).
 """
 
-import json
 import textwrap
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from shardwright.account.job_memory import job_memory
 from shardwright.config import catalog
@@ -27,12 +24,6 @@ if TYPE_CHECKING:
     from shardwright.planner.own_plan import Estimate
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "total")
-
-
-def show_estimate(job: JobSpec, as_json: bool) -> None:
-    """The command `estimate`."""
-    memory, priced = job_memory(job), _priced(job)
-    click.echo(json.dumps(_as_dict(job, memory, priced)) if as_json else _text(job, memory, priced))
 
 
 def _priced(job: JobSpec) -> "Estimate | str":
@@ -58,7 +49,9 @@ def _device(job: JobSpec) -> DeviceSpec:
     return read_entry("devices", job.cluster.device, DeviceSpec)
 
 
-def _as_dict(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> dict[str, Any]:
+def estimate_dict(job: JobSpec) -> dict[str, Any]:
+    """For `--json`. Bytes, seconds, US dollars; null is unknown."""
+    memory, priced = job_memory(job), _priced(job)
     limit, room = device_memory_bytes(job), host_room_bytes(job.cluster)
     fits = None if limit is None else all(of.total_bytes <= limit and of.host_bytes <= room for of in memory)
     return {
@@ -90,8 +83,9 @@ def _takes_text(job: JobSpec, priced: "Estimate | str") -> str:
     return price_text(job, priced)
 
 
-def _text(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> str:
-    plan = job.plan
+def estimate_text(job: JobSpec) -> str:
+    """An estimate for reading."""
+    plan, memory, priced = job.plan, job_memory(job), _priced(job)
     placement = job_program(job).placement
     kinds = [*KINDS, "host"] if any(of_rank.host_bytes for of_rank in memory) else KINDS
     rows = [["pp rank", "layers", *kinds, "state a parameter"]]

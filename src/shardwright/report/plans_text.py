@@ -1,13 +1,10 @@
 """The best plans as text that says why, and as JSON."""
 
 import itertools
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import software_of
@@ -25,12 +22,7 @@ if TYPE_CHECKING:  # they are there where a plan is explained
 _WIDTH = 118
 
 
-def show_plans(advice: Advice, as_json: bool) -> None:
-    """Print what was found."""
-    click.echo(json.dumps([as_dict(plan) for plan in advice.plans]) if as_json else plans_text(advice))
-
-
-def as_dict(plan: PricedPlan) -> dict[str, Any]:
+def plan_dict(plan: PricedPlan) -> dict[str, Any]:
     """One plan of `--json`: all fields of the plan, seconds, bytes, US dollars (null where the price is unknown)."""
     time, memory = asdict(plan.time), plan.memory.as_dict()
     return {

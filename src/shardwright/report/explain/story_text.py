@@ -1,33 +1,23 @@
 """What the command `explain` prints: the story of one step, chapter by chapter."""
 
-import json
 import textwrap
 from collections.abc import Iterator
-
-import click
 
 from shardwright.config.job import JobSpec
 from shardwright.config.units import bytes_text, counted, memory_text, number_text, ranks_text, seconds_text
 from shardwright.explain.operator_passes import PieceKind
 from shardwright.explain.rank_groups import RankGroup
-from shardwright.explain.story import Story, tell
+from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
 from shardwright.report.estimate_text import device_memory_bytes, parameters_text
 from shardwright.report.explain.collectives_table import crossings_text
 from shardwright.report.explain.layout_table import layout_text
 from shardwright.report.explain.operators_table import passes_text, piece_name, pieces_text
-from shardwright.report.explain.story_dict import story_dict
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 from shardwright.sharding.groups import REPLICAS, axis_groups, num_replicas
 
 _WIDTH = 110
-
-
-def show_story(job: JobSpec, as_json: bool) -> None:
-    """The command `explain`."""
-    story = tell(job)
-    click.echo(json.dumps(story_dict(story)) if as_json else story_text(story))
 
 
 def story_text(story: Story) -> str:
