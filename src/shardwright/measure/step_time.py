@@ -46,7 +46,6 @@ class RankTimes:
 class Comparison:
     """A step as simulated from measured costs, and as executed: the median of several."""
 
-    schedule: str
     costs: Costs
     simulated: Times
     executed_s: float
@@ -98,7 +97,7 @@ def compare_step_time(job: JobSpec, folder: Path) -> Comparison:
     executed_s = statistics.median(max(times) for times in zip(*(rank.steps_s for rank in ranks), strict=True))
     per_position = job.plan.world // job.plan.pp
     performed = [ranks[position * per_position].performed for position in range(job.plan.pp)]
-    return Comparison(job.plan.schedule, costs, play(program, costs), executed_s, performed=performed)
+    return Comparison(costs, play(program, costs), executed_s, performed)
 
 
 def measured_costs(job: JobSpec, ranks: list[RankTimes]) -> Costs:

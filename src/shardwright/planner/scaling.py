@@ -141,8 +141,7 @@ def sizes_of(text: str) -> list[int]:
     """Sizes from "8,16,48" or "64-1024", which is doubled from one end to the other. PlanError says what is wrong."""
     found, faults = [], []
     for part in text.split(","):
-        words = part.split("-")
-        ends = [whole_number(word.strip(), largest.RANKS) for word in words]
+        ends = [whole_number(word.strip(), largest.RANKS) for word in part.split("-")]
         low, high = ends[0], ends[-1]
         if len(ends) > 2 or low is None or high is None or low > high:
             faults.append(

@@ -47,6 +47,13 @@ class Cause(StrEnum):
     DRAIN = "drain"
 
 
+# What computes, and the update, occupies the rank's compute.
+_RESOURCES = dict.fromkeys(RECV, Resource.ARRIVAL) | {
+    Kind.SEND_FORWARD: Resource.FORWARD_LINK, Kind.SEND_BACKWARD: Resource.BACKWARD_LINK,
+    Kind.REDUCE: Resource.COLLECTIVES, Kind.GATHER: Resource.COLLECTIVES, Kind.RELEASE: Resource.RELEASE,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """An action and when it ran. A receive runs from when the message has left until it is there."""
@@ -88,8 +95,9 @@ class RankTimeline:
     def spans(self) -> tuple[Span, ...]:
         """Every action with all that is known of it."""
         length = len(self.actions) // self.num_steps
-        timed = zip(self.actions, self.starts.tolist(), self.ends.tolist(), strict=True)
-        return tuple(Span(a, t0, t1, _resource(a), step=n // length) for n, (a, t0, t1) in enumerate(timed))
+        resources = (_RESOURCES.get(action.kind, Resource.COMPUTE) for action in self.actions)
+        timed = zip(self.actions, self.starts.tolist(), self.ends.tolist(), resources, strict=True)
+        return tuple(Span(*of, step=n // length) for n, of in enumerate(timed))
 
     def work(self, scale: float) -> Iterator[tuple[Action, float, float]]:
         """Computations and updates that are seen with so many columns by unit of time, with their start and end."""
@@ -145,18 +153,6 @@ def make_timeline(program: Program, times: Times) -> Timeline:
         timed = times.rows[rank], starts, ends, num_steps
         ranks.append(RankTimeline(*timed, computations=computations, updates=updates, idle=idle, kept=kept))
     return Timeline(program, times.makespan, tuple(ranks))
-
-
-def _resource(action: Action) -> Resource:
-    if action.kind is Kind.SEND_FORWARD:
-        return Resource.FORWARD_LINK
-    if action.kind is Kind.SEND_BACKWARD:
-        return Resource.BACKWARD_LINK
-    if action.kind in RECV:
-        return Resource.ARRIVAL
-    if action.kind is Kind.RELEASE:
-        return Resource.RELEASE
-    return Resource.COLLECTIVES if action.kind in (Kind.REDUCE, Kind.GATHER) else Resource.COMPUTE
 
 
 class _Context:
