@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.config import catalog
-from shardwright.cost.calibration import Constants, device_of, shipped
+from shardwright.cost.calibration import Constants, device_of, left_out, shipped
 from shardwright.cost.memory import rank_memory
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
@@ -210,7 +209,7 @@ def order(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]
 def _cross_validated(headline: list[Predicted]) -> dict[str, Any]:
     """Scores where each family is predicted by constants that were fitted without it."""
     again: list[Predicted] = []
-    for family, constants in catalog.read_left_out().items():
+    for family, constants in left_out().items():
         again += predict([p.row for p in headline if p.row.family == family], shipped() | dict(constants))
     if not again:
         return {}
