@@ -22,7 +22,6 @@ from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
 from shardwright.cli.predict import COMMANDS
 from shardwright.config import largest
-from shardwright.sharding.groups import loses_gradients
 from shardwright.train.launch.ending import die_of_signals, telling_of_signals
 
 # What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
@@ -138,6 +137,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     from shardwright.config.units import counted
     from shardwright.measure.rounding import is_rounding
     from shardwright.measure.verify import verify as compare_with_one_rank
+    from shardwright.sharding.groups import loses_gradients
 
     verdict, moved = compare_with_one_rank(spec, steps, tolerance)
     rounded = bool(moved) and is_rounding(verdict, moved, tolerance)
