@@ -5,7 +5,7 @@ Bubbles are closed forms (cost/pipeline_bubble.py); schedules that have none, an
 elementwise: one plan, or as many as an array has entries.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -55,10 +55,6 @@ class StepTime:
     hfu: Numbers
     low: Numbers
     high: Numbers
-
-    def as_dict(self) -> dict[str, Numbers]:
-        """Seconds by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -214,9 +210,7 @@ def _bubble(steps: _Steps) -> Numbers:
         forward, weight, total = (seconds[at] for seconds in whole)
         count, step = p, m * total / p
         if name in _PASSING:
-            forward, weight, total = (
-                seconds - mine[at] for seconds, mine in zip((forward, weight, total), pace, strict=True)
-            )
+            forward, weight, total = (of_all[at] - mine[at] for of_all, mine in zip(whole, pace, strict=True))
             count = np.maximum(1, p - 1)
         forward, weight = forward / count, weight / count
         back = total / count - forward - weight

@@ -94,8 +94,7 @@ def drawn_steps(name: str, num_steps: int) -> int:
 
 @dataclass(frozen=True)
 class Streams:
-    """Steps of a schedule as a program, and without messages: some with no flush between if it is asynchronous, else
-    one."""
+    """Steps of a schedule as a program, and without messages: of an asynchronous one some with no flush between."""
 
     program: Callable[[int], Program]
     order: Callable[[int], Schedule]
