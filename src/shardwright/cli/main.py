@@ -121,13 +121,19 @@ _MOVED = "one rank from weights that are moved by one rounding each differs from
 @cli.command(cls=JobCommand)
 @job_options
 @click.option(
-    "--steps", type=click.IntRange(1, largest.VERIFIED_STEPS), default=5, show_default=True,
+    "--steps",
+    type=click.IntRange(1, largest.VERIFIED_STEPS),
+    default=5,
+    show_default=True,
     help="Optimizer steps to compare.",
-)  # fmt: skip
+)
 @click.option(
-    "--tolerance", type=float, default=1e-5, show_default=True,
+    "--tolerance",
+    type=float,
+    default=1e-5,
+    show_default=True,
     help="Largest difference that passes, beside what rounding alone makes of one rank.",
-)  # fmt: skip
+)
 def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tolerance: float) -> None:
     """Run JOB's plan and one rank on the same data, and print the largest differences."""
     spec = load_to_run(job, overrides)

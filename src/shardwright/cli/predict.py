@@ -54,10 +54,13 @@ def _drawing_options(command: Any) -> Any:
         file_option("--html", help="Write a page to zoom and pan; it needs no network."),
         click.option("--steps", type=int, default=1, show_default=True, help="Steps to draw, back to back."),
         click.option(
-            "--communication", type=float, default=0.0, show_default=True,
+            "--communication",
+            type=float,
+            default=0.0,
+            show_default=True,
             help="Time until a message is there; only its receiver waits.",
         ),
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
@@ -66,30 +69,44 @@ def _drawing_options(command: Any) -> Any:
 @click.argument("name", required=False)
 @click.option("--compare", is_flag=True, help="All schedules that admit the shape, in one table; NAME may be left out.")
 @click.option(
-    "--stages", type=int, default=4, show_default=True,
+    "--stages",
+    type=int,
+    default=4,
+    show_default=True,
     help="Pipeline ranks (devices), p in the papers; some schedules hold several pieces of the model on each.",
-)  # fmt: skip
+)
 @click.option("--microbatches", type=int, default=8, show_default=True, help="Microbatches in one step, m.")
 @click.option(
-    "--virtual", type=int, default=None, metavar="V",
+    "--virtual",
+    type=int,
+    default=None,
+    metavar="V",
     help="Pieces of the model on each rank, for interleaved-1f1b and looped-bfs.  [default: 2 there, else 1]",
-)  # fmt: skip
+)
 @click.option(
-    "--forward", type=float, default=1.0, show_default=True,
+    "--forward",
+    type=float,
+    default=1.0,
+    show_default=True,
     help="F: time of one microbatch through all layers of a rank; one of V pieces takes a V-th of it.",
-)  # fmt: skip
+)
 @click.option("--input-grad", type=float, default=1.0, show_default=True, help="I: the same of the input gradients.")
 @click.option("--weight-grad", type=float, default=1.0, show_default=True, help="W: the same of the weight gradients.")
 @click.option(
-    "--alive", type=float, default=0.0,
+    "--alive",
+    type=float,
+    default=0.0,
     help="auto: most microbatches whose activations a rank may keep.  [default: no limit]",
-)  # fmt: skip
+)
 @click.option("--recompute", is_flag=True, help="Keep a stage's inputs alone, and run its forwards again (C).")
 @click.option(
-    "--gather", type=float, default=None, metavar="TIME",
+    "--gather",
+    type=float,
+    default=None,
+    metavar="TIME",
     help="Shard the parameters: gather (G) a stage before it computes and release (L) it after. TIME is for all layers "
     "of a rank; reducing (R) their gradients takes as long.",
-)  # fmt: skip
+)
 @_drawing_options
 def schedule(
     name: str | None, compare: bool, stages: int, microbatches: int, virtual: int | None, forward: float,
@@ -113,9 +130,10 @@ def schedule(
 @click.argument("job")
 @set_option
 @click.option(
-    "--execute", is_flag=True,
+    "--execute",
+    is_flag=True,
     help="Measure the stages on this machine, simulate with that, run some steps, and draw both.",
-)  # fmt: skip
+)
 @_drawing_options
 def simulate(
     job: str, overrides: tuple[str, ...], execute: bool, communication: float, steps: int, **output: Any
@@ -181,9 +199,10 @@ def _search_options(command: Any) -> Any:
 @click.command(cls=JobCommand)
 @job_options
 @click.option(
-    "--search", is_flag=True,
+    "--search",
+    is_flag=True,
     help="Choose the rest of the plan too, with 1F1B: for clusters of parts, as plan does it for those of one kind.",
-)  # fmt: skip
+)
 @_search_options
 @file_option("--toml", help="Write the job with the layout, for train and the other commands.")
 def layout(
@@ -220,23 +239,30 @@ def layout(
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Plans to show.")
 @_search_options
 @click.option(
-    "--float8", type=click.Choice(["none", "delayed", "tensorwise", "rowwise", "blockwise"]), default="none",
-    show_default=True, help="A recipe of precision.float8 that the search may choose beside the job's own.",
-)  # fmt: skip
+    "--float8",
+    type=click.Choice(["none", "delayed", "tensorwise", "rowwise", "blockwise"]),
+    default="none",
+    show_default=True,
+    help="A recipe of precision.float8 that the search may choose beside the job's own.",
+)
 @click.option(
-    "--objective", type=click.Choice(["time", "cost", "devices", "memory"]), default="time", show_default=True,
+    "--objective",
+    type=click.Choice(["time", "cost", "devices", "memory"]),
+    default="time",
+    show_default=True,
     help="time: the fastest step; cost: the fewest dollars by token, on some of the nodes; devices: the fewest nodes "
     "for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
-)  # fmt: skip
+)
 @click.option(
     "--simulate", "simulated", type=click.IntRange(min=0), default=None, metavar="N",
     help="Simulate the N best plans in full, by their own orders of work, and order all anew; 0 leaves closed forms.  "
     "[default: as many as take a fraction of a second]",
 )  # fmt: skip
 @click.option(
-    "--as-software", is_flag=True,
+    "--as-software",
+    is_flag=True,
     help="Leave out what the job's software (cluster.software) does not have. Without it such plans are marked.",
-)  # fmt: skip
+)
 @click.option("--tokens", type=float, default=0.0, help="Tokens to train on within --days.")
 @click.option("--days", type=float, default=0.0, help="Days for --tokens.")
 @file_option("--toml", help="Write the job with the best plan, for train and the other commands.")
@@ -280,13 +306,17 @@ def plan(
 @click.command(cls=JobCommand)
 @job_options
 @click.option(
-    "--devices", required=True, metavar="N,N,LOW-HIGH",
+    "--devices",
+    required=True,
+    metavar="N,N,LOW-HIGH",
     help="Sizes of the cluster, in devices: single ones, and ranges that are doubled from one end to the other.",
-)  # fmt: skip
+)
 @click.option(
-    "--tokens", type=click.IntRange(min=1), default=None,
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=None,
     help="Tokens of the whole run, for days and for the critical batch.  [default: those of optimizer.steps]",
-)  # fmt: skip
+)
 @_search_options
 @file_option("--svg", help="Write a picture.")
 def scale(

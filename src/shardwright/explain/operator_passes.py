@@ -140,17 +140,21 @@ class _Passes:
     def _timed(self, of: OperatorTime) -> OperatorPass:
         t = of.kernels
         return replace(
-            self._plain(of.operator, of.repeated), forward_s=float(t.forward), input_grad_s=float(t.input_grad),
-            weight_grad_s=float(t.weight_grad), forward=self._collectives(of.forward),
+            self._plain(of.operator, of.repeated),
+            forward_s=float(t.forward),
+            input_grad_s=float(t.input_grad),
+            weight_grad_s=float(t.weight_grad),
+            forward=self._collectives(of.forward),
             backward=self._collectives(of.backward),
-        )  # fmt: skip
+        )
 
     def _untimed(self, o: Operator, policy: str) -> OperatorPass:
         forward, backward = ([ExchangeTime(e, None, None) for e in found] for found in (o.forward, o.backward))
         return replace(
-            self._plain(o, share_run_again(o, policy)), forward=self._collectives(forward),
+            self._plain(o, share_run_again(o, policy)),
+            forward=self._collectives(forward),
             backward=self._collectives(backward),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _plain(o: Operator, repeated: float) -> OperatorPass:

@@ -52,9 +52,10 @@ def crossings(
     """All collectives of a step on pipeline rank `rank`, which computes so many `pieces` of each kind."""
     sizes = {group.axis: len(group.ranks) for group in groups}
     return [
-        *layer_crossings(job, pieces, passes, sizes), *_messages(job, program, rank, groups, priced),
+        *layer_crossings(job, pieces, passes, sizes),
+        *_messages(job, program, rank, groups, priced),
         *_replicas(job, program, rank, groups, priced),
-    ]  # fmt: skip
+    ]
 
 
 def layer_crossings(
@@ -66,9 +67,10 @@ def layer_crossings(
         times = pieces.get((piece.kind, piece.policy), 0) * job.num_microbatches
         for operator in piece.operators:
             for phase, share, collectives in (
-                ("forward", 1.0, operator.forward), ("computed again", operator.repeated, operator.forward),
+                ("forward", 1.0, operator.forward),
+                ("computed again", operator.repeated, operator.forward),
                 ("backward", 1.0, operator.backward),
-            ):  # fmt: skip
+            ):
                 for of in collectives if share * times else ():
                     key = (phase, of.axis, of.kind)
                     more = _of_calls(phase, of, times * share, sizes[of.axis])

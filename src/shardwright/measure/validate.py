@@ -168,10 +168,13 @@ def _fit(ran: Iterable[Predicted], did_not: Iterable[Predicted]) -> dict[str, An
     count = len(fitting) + len(failing)
     right = count - len(false_fits) - len(false_misfits)
     return {
-        "accuracy": right / count if count else 0.0, "false_fits": len(false_fits),
-        "false_misfits": len(false_misfits), "ran": len(fitting), "ran_out": len(failing),
+        "accuracy": right / count if count else 0.0,
+        "false_fits": len(false_fits),
+        "false_misfits": len(false_misfits),
+        "ran": len(fitting),
+        "ran_out": len(failing),
         "which": {"false_fits": false_fits, "false_misfits": false_misfits},
-    }  # fmt: skip
+    }
 
 
 def order(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]:

@@ -159,11 +159,14 @@ class _Stages:
         """What actions take, with or without those that are not computing."""
         num_borders = len(self.forward) - 1
         return Costs(
-            self.forward, self.input_grad, self.weight_grad,
+            self.forward,
+            self.input_grad,
+            self.weight_grad,
             transfer=(self.transfer_s,) * num_borders if has_messages else (),
             latency=self.latency_s if has_messages else 0.0,
-            reduce=self.reduce if has_collectives else (), gather=self.gather if has_collectives else (),
-        )  # fmt: skip
+            reduce=self.reduce if has_collectives else (),
+            gather=self.gather if has_collectives else (),
+        )
 
 
 def _by_stage(seconds: np.ndarray) -> tuple[float, ...]:

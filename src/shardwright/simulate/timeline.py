@@ -49,9 +49,12 @@ class Cause(StrEnum):
 
 # What computes, and the update, occupies the rank's compute.
 _RESOURCES = dict.fromkeys(RECV, Resource.ARRIVAL) | {
-    Kind.SEND_FORWARD: Resource.FORWARD_LINK, Kind.SEND_BACKWARD: Resource.BACKWARD_LINK,
-    Kind.REDUCE: Resource.COLLECTIVES, Kind.GATHER: Resource.COLLECTIVES, Kind.RELEASE: Resource.RELEASE,
-}  # fmt: skip
+    Kind.SEND_FORWARD: Resource.FORWARD_LINK,
+    Kind.SEND_BACKWARD: Resource.BACKWARD_LINK,
+    Kind.REDUCE: Resource.COLLECTIVES,
+    Kind.GATHER: Resource.COLLECTIVES,
+    Kind.RELEASE: Resource.RELEASE,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,20 +91,25 @@ def _job_fields(row: Row) -> dict[str, Any]:
 def _model_fields(row: Row) -> dict[str, Any]:
     tp, heads, kv_heads = whole(row, "tp", 1), whole(row, "heads"), whole(row, "kv_heads")
     fields: dict[str, Any] = {
-        "layers": whole(row, "layers"), "hidden": whole(row, "hidden"), "sequence": whole(row, "seq"),
-        "positions": "learned", "vocab": whole(row, "vocab") or max(2, tp),
+        "layers": whole(row, "layers"),
+        "hidden": whole(row, "hidden"),
+        "sequence": whole(row, "seq"),
+        "positions": "learned",
+        "vocab": whole(row, "vocab") or max(2, tp),
         "ffn": whole(row, "ffn") or tp,
-    }  # fmt: skip
+    }
     fields["heads"] = heads or math.lcm(tp, kv_heads or 1)
     fields["head_dim"] = whole(row, "head_dim") or (0 if heads else 1)
     is_repeated = kv_heads and tp > kv_heads and tp % kv_heads == 0 and fields["heads"] % tp == 0
     fields["kv_heads"] = tp if is_repeated else kv_heads
     if whole(row, "experts") > 1:
         fields["moe"] = {
-            "experts": whole(row, "experts"), "top_k": whole(row, "topk", 1),
-            "ffn": whole(row, "expert_ffn") or fields["ffn"], "shared_experts": whole(row, "shared_experts"),
+            "experts": whole(row, "experts"),
+            "top_k": whole(row, "topk", 1),
+            "ffn": whole(row, "expert_ffn") or fields["ffn"],
+            "shared_experts": whole(row, "shared_experts"),
             "first_dense": whole(row, "dense_layers"),
-        }  # fmt: skip
+        }
     if row.get("kv_rank"):
         fields |= {"latent": {"q_rank": whole(row, "q_rank"), "kv_rank": whole(row, "kv_rank")}}
         fields |= {"positions": "rotary", "head_dim": 0, "kv_heads": 0}

@@ -106,9 +106,12 @@ def shape_of_row(row: Row) -> ModelShape:
     if whole(row, "experts") > 1:
         width = whole(row, "expert_ffn") or whole(row, "ffn")
         experts = ExpertShape(
-            whole(row, "experts"), whole(row, "topk", 1), width, width * whole(row, "shared_experts"),
+            whole(row, "experts"),
+            whole(row, "topk", 1),
+            width,
+            width * whole(row, "shared_experts"),
             whole(row, "dense_layers"),
-        )  # fmt: skip
+        )
     latent = None
     if row.get("kv_rank"):
         rotary = {"rotary": whole(row, "rope_dim")} if row.get("rope_dim") else {}

@@ -65,9 +65,10 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
             yield "microbatch_size", size, {"microbatch_size": size}
     whole_experts = {"expert_tp": 0} if plan.sequence_parallel else {}
     yield (
-        "sequence_parallel", not plan.sequence_parallel,
+        "sequence_parallel",
+        not plan.sequence_parallel,
         {"sequence_parallel": not plan.sequence_parallel} | whole_experts,
-    )  # fmt: skip
+    )
     yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
 
 

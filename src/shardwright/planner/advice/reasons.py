@@ -50,9 +50,7 @@ class Reason:
     text: str
 
 
-def reasons(
-    job: JobSpec, schedules: tuple[str, ...], constants: Constants, is_simulated: bool = False
-) -> list[Reason]:  # fmt: skip
+def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants, is_simulated: bool = False) -> list[Reason]:
     """For each neighbour one: degrees first, of each field those that fit first, and of them the nearest in time.
 
     Steps are by closed forms; with `is_simulated` those of neighbours that fit and come near are simulated in full, and

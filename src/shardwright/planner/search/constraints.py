@@ -58,10 +58,11 @@ class Constraints:
     def as_software(self, software: SoftwareSpec) -> "Constraints":
         """The constraints, less what a generation of software does not have. PlanError where that is not known."""
         has = {
-            "schedule": software.schedules, "zero": software.zero_stages,
+            "schedule": software.schedules,
+            "zero": software.zero_stages,
             "sequence_parallel": (False,) if software.sequence_parallel is False else None,
             "cp": (1,) if software.context_parallel is False else None,
-        }  # fmt: skip
+        }
         known = {name: values for name, values in has.items() if values is not None}
         if not known:
             fault = (

@@ -30,8 +30,9 @@ CARRIED = ("bucket_mib", "compress", "compress_rank", "compress_share", "compres
 
 # Names of these numbers in the cut of a run; virtual stages depend on the schedule too.
 _OF_CUT = {name: name for name in (*DEGREES, *SHARING)} | {
-    "global_batch_size": "global_batch", "microbatch_size": "microbatch"
-}  # fmt: skip
+    "global_batch_size": "global_batch",
+    "microbatch_size": "microbatch",
+}
 
 # Stages a rank by schedule, in the order of SCHEDULE_NAMES; 0 is for the plan to say.
 _PIECES = np.array([STAGES_PER_RANK.get(name, 1) for name in SCHEDULE_NAMES])

@@ -127,8 +127,9 @@ class _Search:
             allowed = [zero for zero in (1, 3, 2, 0) if self.constraints.allows("zero", zero)]
             share = float(self.constraints.keep.get("offload_optimizer", 0.0))
             columns = block.columns | {
-                "zero": np.full(len(block), allowed[0]), "offload_optimizer": np.full(len(block), share)
-            }  # fmt: skip
+                "zero": np.full(len(block), allowed[0]),
+                "offload_optimizer": np.full(len(block), share),
+            }
             if "zero_ranks" not in self.constraints.keep and "offload_parameters" not in self.constraints.keep:
                 self._price(PlanBlock(at, columns))
 
@@ -184,8 +185,9 @@ class _Search:
         hybrid = space.hybrid_ranks(self.job, self.constraints, left)
         columns = {
             "exchange_s": bounds.exchange_token_s(self.job, left, hybrid, self.constants, memo=self.memo),
-            "turn_s": bounds.turn_token_s(self.job, left, self.rates), "hybrid": hybrid,
-        }  # fmt: skip
+            "turn_s": bounds.turn_token_s(self.job, left, self.rates),
+            "hybrid": hybrid,
+        }
         place = np.cumsum(is_left) - 1
         for method, method_rows in found.items():
             method_rows |= taken(columns, place[method_rows["row"]])
@@ -293,9 +295,11 @@ class _Search:
         self.tally.num_bounds += len(block)
         memory = peak_memory(block.run(self.job, self.memo), self.constants, self.memo)
         held = {
-            "rest_bytes": bounds.unsharded_bytes(memory), "parameters_bytes": memory.parameters,
-            "gradients_bytes": memory.gradients, "optimizer_bytes": memory.optimizer,
-        }  # fmt: skip
+            "rest_bytes": bounds.unsharded_bytes(memory),
+            "parameters_bytes": memory.parameters,
+            "gradients_bytes": memory.gradients,
+            "optimizer_bytes": memory.optimizer,
+        }
         block = PlanBlock(block.words, block.columns | held).where(held["rest_bytes"] <= self.room)
         if not len(block):
             return block

@@ -60,8 +60,10 @@ def _batch(story: Story) -> Iterator[str]:
     for part in story.portions:
         rows.append([part.of, f"{part.num_parts:,}", f"{part.num_sequences:,}", f"{part.num_tokens:,}", part.why])
     yield aligned(rows, left=(0, 4))
-    yield _says("Each line is one part of the line above it. A token is one number until the embedding makes it a "
-                f"vector of {story.job.model.hidden:,}.")  # fmt: skip
+    yield _says(
+        "Each line is one part of the line above it. A token is one number until the embedding makes it a "
+        f"vector of {story.job.model.hidden:,}."
+    )
 
 
 def _groups(story: Story) -> Iterator[str]:
@@ -117,8 +119,10 @@ def _memory(story: Story) -> Iterator[str]:
         "gradients and optimizer state exact to the byte, activations what is kept for the backward at the fullest "
         "moment, buffers at their peak.",
         f"The last column is what a process of {job.cluster.software} is predicted to need, with its own kernels and "
-        "what its libraries take." if story.predicted else "",
-    )  # fmt: skip
+        "what its libraries take."
+        if story.predicted
+        else "",
+    )
     limit, needs = device_memory_bytes(job), story.memory[story.fullest].total_bytes
     if limit is not None:
         left = f"{memory_text(limit - needs)} less" if needs <= limit else f"{memory_text(needs - limit)} more"
@@ -193,7 +197,7 @@ def _pipeline(story: Story) -> Iterator[str]:
         f"{job.num_microbatches:,} microbatches pass through {plan.num_stages} stages on {plan.pp} ranks in the order "
         f"of {plan.schedule}. Between two stages travel hidden states, {sequence} numbers = {bytes_text(message)}, and "
         "as much back for their gradients.",
-    )  # fmt: skip
+    )
     row = story.program.ranks[story.rank]
     actions = " ".join(map(str, row[:14])) + (" ..." if len(row) > 14 else "")
     yield _says(
@@ -310,9 +314,12 @@ def _sum(story: Story) -> Iterator[str]:
 def _piece_seconds(story: Story, kind: PieceKind, count: int) -> str:
     time = story.times[kind]
     parts = [
-        ("forward", time.forward), ("backward", time.input_grad + time.weight_grad), ("again", time.again),
-        ("exposed communication", time.exposed - time.host - time.shard), ("host memory", time.host),
-    ]  # fmt: skip
+        ("forward", time.forward),
+        ("backward", time.input_grad + time.weight_grad),
+        ("again", time.again),
+        ("exposed communication", time.exposed - time.host - time.shard),
+        ("host memory", time.host),
+    ]
     said = " + ".join(f"{name} {seconds_text(float(seconds))}" for name, seconds in parts if seconds)
     total = float(time.total - time.shard)
     return f"{f'{count} times ' if count > 1 else ''}{seconds_text(total)} in {piece_name(kind)} ({said})"

@@ -88,9 +88,7 @@ def _section_html(number: int, section: Section) -> str:
     )
     ranks = len(section.timeline.ranks)
     tables = (("Idle time by rank and cause", section.table), ("Memory by rank and kind", section.memory))
-    details = "".join(
-        f"<details><summary>{name}</summary>{_table(rows)}</details>" for name, rows in tables if rows
-    )  # fmt: skip
+    details = "".join(f"<details><summary>{name}</summary>{_table(rows)}</details>" for name, rows in tables if rows)
     return (
         f'<section id="s{number}"><h2>{escape(section.name)} <small>{escape(section.note)}</small></h2>'
         f'<dl class="figures">{cards}</dl>'

@@ -65,11 +65,13 @@ def _span(problem: Problem, rank: int, objective: Objective) -> float:
     after_backward = max(
         _update(problem, rank),
         *(
-            end - problem.back[stage] - times[I][stage]
+            end
+            - problem.back[stage]
+            - times[I][stage]
             - _most_work(problem, rank, {s: times[W][s] if s >= stage else backwards[s] for s in stages})
             for stage in stages
         ),
-    )  # fmt: skip
+    )
     idle = max(before_forward, before_backward) + max(after_forward, after_backward)
     if problem.num_microbatches * sum(sizes[stage] for stage in stages) <= problem.limits[rank]:
         # The last F may end while the first I is still waited for: then these two waits don't add up.
