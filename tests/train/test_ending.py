@@ -28,6 +28,19 @@ while True:
     try: time.sleep(0.01)
     except BaseException: pass
 """,
+    "where Python raises another error of it": """
+class Part:
+    def __set_name__(self, owner, name):
+        while True: time.sleep(0.01)
+class Whole:
+    part = Part()
+""",
+    "in what an error is turned into": """
+try:
+    while True: time.sleep(0.01)
+except BaseException:
+    raise ValueError("something else")
+""",
     "on its way out already": """
 try:
     while True: time.sleep(0.01)

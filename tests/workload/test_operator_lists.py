@@ -107,8 +107,9 @@ def costed(job: JobSpec, number: int) -> tuple[Sent, float]:
     for operator in layer.chain:
         share = again.get(operator.name, 0)
         for times, exchanges in ((1 + share, operator.forward), (1, operator.backward)):
-            for e in exchanges:
-                sent[e.kind, e.axis] += int(times * e.counted(job.plan.cp))
+            for e in exchanges:  # around a ring a rank passes on what the others have
+                part = (job.plan.cp - 1) / job.plan.cp if e.kind == "ring" else 1
+                sent[e.kind, e.axis] += int(times * e.size * part)
         flops += (3 + share) * sum(p.flops for p in operator.products if p.weight)
     if job.model.moe.has_experts(number):  # the router's account of which experts are chosen together
         tokens = job.tokens_within * job.plan.microbatch_size / (job.plan.tp if job.plan.sequence_parallel else 1)

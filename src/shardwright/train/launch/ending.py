@@ -77,8 +77,13 @@ def telling_of_signals(command: Callable[[], None]) -> None:
     try:
         with _raising():
             command()
-    except Ended as ended:
-        _leave(ended)
+    except BaseException as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, Ended):
+            cause = cause.__cause__ or cause.__context__  # an import that a signal meets may say RuntimeError of it
+        if cause is None:
+            raise
+        _leave(cause)
 
 
 @contextmanager
