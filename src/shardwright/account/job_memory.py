@@ -25,7 +25,7 @@ _FLOAT = 4  # bytes of a master weight, and of each of Adam's two moments
 def job_memory(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMemory]:
     """Memory accounts of pipeline ranks, of all of them or of `ranks`; each of the tensor-parallel rank that holds
     most, which is index 0: it has the longer share of every split."""
-    program = job_program(job, _num_steps(job))
+    program = job_program(job, steps_to_fill(job))
     return [rank_memory(job, program, rank) for rank in (range(job.plan.pp) if ranks is None else ranks)]
 
 
@@ -64,6 +64,6 @@ def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
     return _FLOAT * rest * (2 + has_master[False]), _FLOAT * hosted * (3 + has_master[True])
 
 
-def _num_steps(job: JobSpec) -> int:
+def steps_to_fill(job: JobSpec) -> int:
     """Steps until the pipeline is as full as it gets: 1 if it drains, else enough for twice its depth."""
     return min(undrained_steps(job), 1 + -(-2 * job.plan.pp // job.num_microbatches))

@@ -13,7 +13,7 @@ from shardwright.config.plan import layer_policies
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.collectives import Axis, all_reduce_max
 from shardwright.parallel.comm.hang_watch import Watch
-from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.comm.process_groups import Connect, Mesh, make_mesh
 from shardwright.parallel.compress.choose import make_compressor
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.recompute.offload import HostPool
@@ -21,6 +21,7 @@ from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowL
 from shardwright.parallel.tensor.parameter import Initial, PlacedParameter, placed_parameters, seeded
 from shardwright.parallel.zero.flat_unit import Sharding, TensorPool, tensor_pool
 from shardwright.parallel.zero.held_memory import measured_memory
+from shardwright.parallel.zero.master_weights import MakeOptimizer
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.parallel.zero.weight_stash import WeightStash
@@ -33,6 +34,7 @@ from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.groups import ends, zero_stage
 from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.stage_parameters import stage_parameters
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
 NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -93,8 +95,12 @@ class Replica:
             shards.release()
 
 
-def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None) -> Mesh:
-    """The process groups that the job's plan needs. Every rank of the job calls this."""
+def job_mesh(
+    job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None, kind: str = "",
+    connect: Connect | None = None,
+) -> Mesh:  # fmt: skip
+    """The process groups that the job's plan needs. Every rank of the job calls this; a dry run says for what `kind` of
+    device it stands, and what to `connect` to instead."""
     program = job_program(job)
     pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
     return make_mesh(
@@ -106,11 +112,16 @@ def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None 
         ends=ends(job.plan, program.placement) if job.model.tied_embeddings else None,
         side_by_side=pairs,
         ranks_per_node=job.cluster.devices_per_node,
+        kind=kind,
+        connect=connect,
     )
 
 
-def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
-    """Make this rank's part of the job, with its initial weights: those of the run's seed, or others."""
+def build(
+    job: JobSpec, mesh: Mesh, initial: Initial | None = None, make_optimizer: MakeOptimizer | None = None
+) -> Replica:
+    """Make this rank's part of the job, with its initial weights, those of the run's seed or others, and AdamW or
+    another optimizer."""
     initial = initial or seeded(job.run.seed)
     program = job_program(job)
     assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would wait for each other for ever
@@ -136,7 +147,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
             make_compressor=make_compressor(job.plan),
             expert_sharding=of_experts,
         )
-        shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
+        shards[stage].make_optimizers(make_optimizer or partial(make_adamw, job.optimizer))
         module.through = shards[stage].through
         float8_states += _use_float8(job, module, mesh.tp)
     if tied.table is not None and tied.head is not None:
@@ -160,7 +171,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
         program=program,
         evaluation=forward_of(program),
         weight_stashes=weight_stashes,
-        gradient_norm=GradientNorm(counted, program.num_stages, mesh),
+        gradient_norm=GradientNorm(counted, _num_parameters(job), mesh),
         tied=tied,
         loss_scale=LossScale(job.precision.loss_scale, job.precision.loss_scale_growth_steps)
         if job.precision.scales_loss
@@ -169,6 +180,14 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
         float8_reduce_max=partial(_max_over_holders, mesh=mesh),
         pool=pool,
     )
+
+
+def _num_parameters(job: JobSpec) -> list[int]:
+    """How many parameters each stage has; a tied table is that of the first."""
+    stages = range(job.plan.num_stages)
+    counts = [sum(map(len, stage_parameters(job.model, job.plan, stage).values())) for stage in stages]
+    counts[-1] -= job.model.tied_embeddings
+    return counts
 
 
 def _max_over_holders(amaxes: Tensor, mesh: Mesh) -> Tensor:

@@ -34,12 +34,15 @@ class Ledger:
 
     Blocked seconds are host time on a CPU; where two passes run side by side, time in which both are blocked. On
     CUDA the host does not wait, so events on the compute stream bracket each wait; `blocked_s` resolves them.
+
+    `kind` is the kind of device that a dry run stands for, where that is not the device's own.
     """
 
     device: torch.device
     rank: int = 0
     ranks_per_node: int = 0
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    kind: str = ""
     _link_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     _host_blocked_s: dict[str, float] = field(default_factory=dict)
     _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
