@@ -18,6 +18,7 @@ import click
 from shardwright import __version__
 from shardwright.cli.job_options import JobCommand, job_options, load_to_run
 from shardwright.cli.predict import COMMANDS
+from shardwright.cli.rehearse import dryrun
 from shardwright.config import largest
 from shardwright.sharding.groups import loses_gradients
 from shardwright.train.launch.ending import die_of_signals, telling_of_signals
@@ -161,7 +162,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         sys.exit(1)
 
 
-for command in COMMANDS:
+for command in (*COMMANDS, dryrun):
     cli.add_command(command)
 
 

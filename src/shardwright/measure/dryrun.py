@@ -77,21 +77,23 @@ class DryRun:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        return asdict(self) | {"peak": asdict(self.peak) | {"total_bytes": self.peak.total_bytes}}
+        return asdict(self) | {
+            "peak": asdict(self.peak) | {"total_bytes": self.peak.total_bytes},
+            "account": self.account.as_dict(),
+        }
 
 
 class _DryOptimizer(torch.optim.Optimizer):
-    """Adam's memory without its arithmetic: two moments for each weight, from the first step on."""
+    """Adam's memory without its arithmetic: two moments for each weight."""
 
     def __init__(self, weights: list[Tensor]) -> None:
         super().__init__(weights or [torch.zeros(0, device=META)], {"lr": 0.0})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make the moments, if they are not there yet."""
-        for weight in (weight for group in self.param_groups for weight in group["params"]):
-            if weight.numel() and weight not in self.state:
+        for weight in weights:
+            if weight.numel():
                 self.state[weight] = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Compute nothing."""
 
 
 def _no_values(place: ParameterShard, device: torch.device) -> Tensor:
@@ -119,13 +121,14 @@ def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
         replica = build(job, mesh, _no_values, lambda decayed, plain: _DryOptimizer([*decayed, *plain]))
         host.look_at(replica)
         stream = _Stream(job, replica, mesh)
-        for _ in range(2):  # after the first one the optimizer's state is there; the second says when memory is most
-            trace.begin()
-            stream.run()
-            host.look_at(replica)
-        observer = _Observer(replica, trace, saved, host)
-        trace.begin(observer)
-        with saved:
+        with saved:  # both times, for it adds operators
+            before = -1
+            while before < replica.pool.peak_bytes:  # a step begins with the buffers that the one before left
+                before = replica.pool.peak_bytes
+                trace.begin()
+                stream.run()  # the last of these says when memory is most
+            observer = _Observer(replica, trace, saved, host)
+            trace.begin(observer)
             stream.run()
     assert observer.peak is not None, "a step takes operators"
     place = mesh.shape.coordinates(rank)
@@ -160,7 +163,7 @@ class _HostMemory:
         return self._state_bytes + sum(pool.allocated_bytes for pool in self._pools)
 
     def look_at(self, replica: Replica) -> None:
-        """Find the state that is on the host, which changes with the first step."""
+        """Find the state that is on the host."""
         units = [unit for shards in replica.shards.values() for unit in shards.units]
         values = [unit.value_shard for unit in units if unit.sharding.host_values]
         self.storages = storages_of([*values, *(t for unit in units for t in unit.masters.memory(on_host=True))])

@@ -154,11 +154,6 @@ def build(
         unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
         tied.share_memory(unit)
         shards[program.num_stages - 1].also_uses("head", unit)
-    # A tied tensor is counted in the norm once, as the table.
-    counted = {
-        stage: (shards[stage], [p for p in placed_parameters(module).values() if p is not tied.head])
-        for stage, module in stages.items()
-    }
     weight_stashes = {}
     if program.weights != "current":
         weight_stashes = {stage: WeightStash(held) for stage, held in shards.items()}
@@ -171,7 +166,7 @@ def build(
         program=program,
         evaluation=forward_of(program),
         weight_stashes=weight_stashes,
-        gradient_norm=GradientNorm(counted, _num_parameters(job), mesh),
+        gradient_norm=_gradient_norm(job, mesh, stages, shards, tied=tied),
         tied=tied,
         loss_scale=LossScale(job.precision.loss_scale, job.precision.loss_scale_growth_steps)
         if job.precision.scales_loss
@@ -182,12 +177,18 @@ def build(
     )
 
 
-def _num_parameters(job: JobSpec) -> list[int]:
-    """How many parameters each stage has; a tied table is that of the first."""
-    stages = range(job.plan.num_stages)
-    counts = [sum(map(len, stage_parameters(job.model, job.plan, stage).values())) for stage in stages]
-    counts[-1] -= job.model.tied_embeddings
-    return counts
+def _gradient_norm(
+    job: JobSpec, mesh: Mesh, stages: dict[int, DecoderStage], shards: dict[int, ShardedStage], tied: TiedEmbedding
+) -> GradientNorm:
+    """The norm of the model's gradient, in which a tied tensor is counted once, as the table."""
+    counted = {
+        stage: (shards[stage], [p for p in placed_parameters(module).values() if p is not tied.head])
+        for stage, module in stages.items()
+    }
+    of_stages = [stage_parameters(job.model, job.plan, stage) for stage in range(job.plan.num_stages)]
+    num_parameters = [sum(map(len, regions.values())) for regions in of_stages]
+    num_parameters[-1] -= job.model.tied_embeddings
+    return GradientNorm(counted, num_parameters, mesh)
 
 
 def _max_over_holders(amaxes: Tensor, mesh: Mesh) -> Tensor:

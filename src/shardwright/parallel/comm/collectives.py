@@ -19,7 +19,7 @@ from shardwright.config.units import MIB
 from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.ledger import Ledger
-from shardwright.parallel.comm.transport import Transport, Work
+from shardwright.parallel.comm.transport import Transport, Underway
 
 # Tells the messages of an exchange from those of a pipeline, should they ever share a group.
 EXCHANGE_TAG = 2**30
@@ -224,7 +224,7 @@ def _is_gloo(axis: Axis) -> bool:
 class _Exchange:
     """Sends and receives that are over together."""
 
-    def __init__(self, works: list[Work]) -> None:
+    def __init__(self, works: list[Underway]) -> None:
         self._works = works
 
     def is_completed(self) -> bool:
@@ -273,7 +273,7 @@ def start_all_to_all_v(
     x = x.contiguous()
     row_bytes = x.shape[1:].numel() * x.element_size()
     sent_bytes = {axis.ranks[i]: split * row_bytes for i, split in enumerate(in_splits) if i != axis.index and split}
-    work: Work
+    work: Underway
     if not _is_gloo(axis):
         work = axis.communicator.all_to_all(out, x, out_splits, in_splits)
     else:
