@@ -9,6 +9,7 @@ What depends on values is taken for even: every expert is sent as many rows, no 
 
 import resource
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from shardwright.account.job_memory import rank_memory, steps_to_fill
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.measure.memory_trace import MemoryTrace, SavedStorages, storages_of
+from shardwright.measure.memory_trace import MemoryTrace, Origin, SavedStorages, storages_of
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.recompute.offload import HostPool
@@ -30,6 +31,7 @@ from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.train_step import train_step
 
 META = torch.device("meta")
+_MOST_NAMED = 10  # operators whose results are the largest part of the peak
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class PeakMemory:
     """Bytes on the device when most is there, by kind, and on the host; and the operator and action at that moment.
 
     `activations` are what autograd keeps for backwards, `buffers` the pool's and what stays beside the state, and
-    `working` all else: what operators need while they run, messages, gradients on their way through a layer.
+    `working` all else: what operators need while they run, messages, gradients on their way through a layer. `largest`
+    has, of what was made in this step and is there, the bytes by operator and line of the source.
     """
 
     parameters_bytes: int
@@ -49,6 +52,7 @@ class PeakMemory:
     host_bytes: int
     operator: str
     action: str
+    largest: tuple[tuple[Origin, int], ...]
 
     @property
     def total_bytes(self) -> int:
@@ -210,14 +214,14 @@ class _Observer:
         self._gradients = storages_of(t for unit in units for t in unit.gradient_memory())
         self._optimizer = storages_of(t for unit in units for t in unit.masters.memory(on_host=False))
 
-    def __call__(self, operator: str) -> None:
+    def __call__(self) -> None:
         """An operator ran."""
         index = min(len(self._replica.executor.performed), len(self._row) - 1)
         now_bytes = self._trace.now_bytes
         if now_bytes > self._most.get(index, -1):
             self._most[index] = now_bytes
         if self._trace.num_operators == self._peak_at:
-            self.peak = self._look(operator, str(self._row[index]))
+            self.peak = self._look(self._trace.origin().operator, str(self._row[index]))
 
     def curve(self) -> list[tuple[str, int]]:
         """The most of each action, in their order."""
@@ -244,4 +248,12 @@ class _Observer:
             host_bytes=self._host(),
             operator=operator,
             action=action,
+            largest=self._largest(),
         )
+
+    def _largest(self) -> tuple[tuple[Origin, int], ...]:
+        made: Counter[Origin] = Counter()
+        for number, num_bytes in self._trace.live.items():
+            if number in self._trace.origins:
+                made[self._trace.origins[number]] += num_bytes
+        return tuple(made.most_common(_MOST_NAMED))

@@ -7,17 +7,29 @@ The mode is torch.utils._python_dispatch.TorchDispatchMode. torch documents it a
 kept it for years, but has no public name for it; it is used here and nowhere else.
 """
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import shardwright
+
 Storage = torch.UntypedStorage
+_SOURCE, _HERE = str(Path(shardwright.__file__).parent), str(Path(__file__).parent)
+
+
+class Origin(NamedTuple):
+    """What made a storage: an operator of torch, and the line of ours that called it."""
+
+    operator: str
+    line: str
 
 
 def storages_of(tensors: Iterable[Tensor]) -> dict[int, int]:
@@ -37,7 +49,9 @@ class MemoryTrace(TorchDispatchMode):
         self._apart_bytes = apart_bytes
         self._live: dict[int, int] = {}
         self._all_bytes = 0
-        self._observer: Callable[[str], None] | None = None
+        self._observer: Callable[[], None] | None = None
+        self._running: Any = None
+        self.origins: dict[int, Origin] = {}  # of storages that were made while somebody observed
         self.num_operators = 0
         self.peak_bytes = 0
         self.peak_at = 0
@@ -52,8 +66,13 @@ class MemoryTrace(TorchDispatchMode):
         for tensor in tensors:
             self._follow(tensor.untyped_storage())
 
-    def begin(self, observer: Callable[[str], None] | None = None) -> None:
-        """Count operators and the peak anew; `observer` is told the name of each operator after it ran."""
+    @property
+    def live(self) -> dict[int, int]:
+        """Bytes of each storage that is there, by the number that stands for it."""
+        return dict(self._live)
+
+    def begin(self, observer: Callable[[], None] | None = None) -> None:
+        """Count operators and the peak anew; `observer` is called after each operator."""
         self._observer = observer
         self.num_operators, self.peak_bytes, self.peak_at = 0, self.now_bytes, 0
 
@@ -61,6 +80,7 @@ class MemoryTrace(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """One operator."""
+        self._running = func
         result = func(*args, **(kwargs or {}))
         for leaf in result if isinstance(result, tuple | list) else (result,):
             if isinstance(leaf, Tensor):
@@ -71,7 +91,7 @@ class MemoryTrace(TorchDispatchMode):
         if (now := self.now_bytes) > self.peak_bytes:
             self.peak_bytes, self.peak_at = now, self.num_operators
         if self._observer is not None:
-            self._observer(str(func))
+            self._observer()
         return result
 
     def _follow(self, storage: Storage) -> None:
@@ -79,10 +99,23 @@ class MemoryTrace(TorchDispatchMode):
         if number not in self._live:
             self._live[number] = num_bytes
             self._all_bytes += num_bytes
+            if self._observer is not None:
+                self.origins[number] = self.origin()
             weakref.finalize(storage, self._forget, number).atexit = False
 
     def _forget(self, number: int) -> None:
         self._all_bytes -= self._live.pop(number)
+        self.origins.pop(number, None)
+
+    def origin(self) -> Origin:
+        """The operator that runs, and the line of ours that called it."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name.startswith(_SOURCE) and not name.startswith(_HERE):
+                return Origin(str(self._running), f"{name[len(_SOURCE) + 1 :]}:{frame.f_lineno}")
+            frame = frame.f_back
+        return Origin(str(self._running), "")
 
 
 class SavedStorages:

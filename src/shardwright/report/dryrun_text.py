@@ -19,6 +19,7 @@ def dryrun_text(name: str, run: dict[str, Any]) -> str:
         if held or foretold:
             rows.append([kind, memory_text(held), "not counted" if foretold is None else memory_text(foretold)])
     rows.append(["on the device", memory_text(peak["total_bytes"]), memory_text(account["total_bytes"])])
+    made = [[memory_text(num_bytes), *origin] for origin, num_bytes in peak["largest"]]
     sent = [["collective", "axis", "calls", "bytes"]]
     for words, entry in run["collectives"].items():
         kind, _, axis = words.partition(" ")
@@ -30,6 +31,7 @@ def dryrun_text(name: str, run: dict[str, Any]) -> str:
             aligned(rows),
             f"Most is there after {peak['operator']} in {peak['action']}. Over the actions of the step:\n"
             + _curve(run["curve"], peak["total_bytes"]),
+            "Made in this step, and there then:\n" + aligned(made, left=(1, 2)),
             aligned(sent, left=(0, 1)),
         ]
     )
