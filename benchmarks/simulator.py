@@ -7,7 +7,7 @@ python benchmarks/simulator.py
 import statistics
 import time
 
-from shardwright.schedule.registry import PipelineShape, shape_order, training_program
+from shardwright.schedule.registry import PipelineShape, shape_order, shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.batched_timing import rounds_of
 
@@ -20,7 +20,7 @@ def main() -> None:
     print("| schedule | ranks | microbatches | actions | actions a second | of ten plans at once |")
     print("|---|---|---|---|---|---|")
     for name, ranks, microbatches, virtual in (("1f1b", 8, 32, 1), ("1f1b", 16, 512, 1), ("zb-v", 8, 128, 1)):
-        program = training_program(name, ranks, microbatches, virtual)
+        program = shape_program(name, PipelineShape(ranks, microbatches, virtual))
         costs = Costs.uniform(program.num_stages, latency=0.1)
         num_actions = sum(map(len, program.ranks))
         order = shape_order(name, PipelineShape(ranks, microbatches, virtual))

@@ -75,7 +75,7 @@ def reduce_steps(mesh: Mesh, plan: PlanSpec, scatter: bool, steps: list[int], st
     assert make is not None
     compressor = make()
     if state is not None:
-        compressor.load_state_dict(state)
+        compressor.method.load_state_dict(state)
     mesh.ledger.clear()
     results = []
     for step in steps:
@@ -87,7 +87,7 @@ def reduce_steps(mesh: Mesh, plan: PlanSpec, scatter: bool, steps: list[int], st
         else:
             compressor.start(flat, tensors, mesh.dp).wait()
             results.append(flat)
-    return Outcome(results, mesh.ledger.table(), compressor.bytes_saved, compressor.state_dict())
+    return Outcome(results, mesh.ledger.table(), compressor.bytes_saved, compressor.method.state_dict())
 
 
 def all_methods(mesh: Mesh) -> dict[tuple[str, bool], Outcome]:

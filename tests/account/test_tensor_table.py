@@ -65,7 +65,7 @@ def seen(mesh: Mesh, job: JobSpec) -> tuple[Arrays, dict[str, tuple[int, ...]], 
             watch(block.attention, "attend", "layer/attended")
             watch(block.mlp_norm, "forward", "layer/mlp normal")
             if block.mlp is not None:
-                watch(block.mlp, "rise", "layer/up")
+                watch(block.mlp.up, "forward", "layer/up")
                 watch(block.mlp, "activate", "layer/inner")
             if block.moe is not None:
                 watch(block.moe.experts, "forward", "layer/expert output")

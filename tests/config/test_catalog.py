@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shardwright.cli.job_options import load, load_to_run
+from shardwright.cli.checked_job import load, load_to_run
 from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.cluster import ClusterSpec

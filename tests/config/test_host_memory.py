@@ -15,7 +15,7 @@ from shardwright.planner.advice.repair import misfit
 from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.search import search
-from shardwright.report.estimate_text import _as_dict, _verdict
+from shardwright.report.estimate_text import _verdict, estimate_dict
 
 OFFLOADING = constraints_of(
     ["plan.offload_optimizer=1.0", "plan.recompute=none", "plan.schedule=1f1b", "plan.cp=1", "plan.microbatch_size=1"],
@@ -63,7 +63,7 @@ def test_what_does_not_fit_says_so_with_a_way_out() -> None:
     assert "4.0 GiB for 4 devices are 1.0 GiB each" in _verdict(small, job_memory(small))
     assert "It fits one a100-sxm-40g with 40.0 GiB: pp rank 0 needs" in _verdict(large, job_memory(large))
     assert "which leaves" in _verdict(large, job_memory(large))
-    assert [_as_dict(of, job_memory(of), "")["fits"] for of in (small, large)] == [False, True]
+    assert [estimate_dict(of)["fits"] for of in (small, large)] == [False, True]
     found = misfit(small, ("1f1b",), shipped())
     assert found is not None and misfit(large, ("1f1b",), shipped()) is None
     (mine,) = priced([small], shipped())

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.cli.job_options import load
+from shardwright.cli.checked_job import load
 from shardwright.cli.main import main
 from shardwright.config import largest
 from shardwright.config.base import PlanError, Spec

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shardwright.cli.job_options import load
+from shardwright.cli.checked_job import load
 from shardwright.cli.main import cli
 from shardwright.config import catalog
 from shardwright.config.base import PlanError

@@ -1,6 +1,6 @@
 """Plans priced together are priced as each alone; distinct combinations are found and given back."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 
 import numpy as np
@@ -57,11 +57,11 @@ def test_arrays_are_priced_as_single_plans(
 ) -> None:
     cuts = [PlanGrid(**words, **numbers) for numbers in degrees]
     run = Run(shape, stacked(cuts), "h100-sxm", software, domain, 450e9, 50e9)
-    times, memory = step_time(run, CONSTANTS).as_dict(), peak_memory(run, CONSTANTS).as_dict()
+    times, memory = asdict(step_time(run, CONSTANTS)), asdict(peak_memory(run, CONSTANTS))
     for n, cut in enumerate(cuts):
         alone = replace(run, cut=cut)
         for together, single in ((times, step_time(alone, CONSTANTS)), (memory, peak_memory(alone, CONSTANTS))):
-            for name, value in single.as_dict().items():
+            for name, value in asdict(single).items():
                 assert isinstance(value, float)
                 assert together[name][n] == pytest.approx(value, rel=1e-12, abs=1e-12), name
 
@@ -80,11 +80,11 @@ def test_plans_of_several_schedules_are_priced_as_single_plans(
     ]
     together = replace(stacked(cuts), schedule_number=np.array([SCHEDULE_NAMES.index(cut.schedule) for cut in cuts]))
     run = Run(shape, together, "h100-sxm", "megatron-core", 8, 450e9, 50e9)
-    times, memory = step_time(run, CONSTANTS).as_dict(), peak_memory(run, CONSTANTS).as_dict()
+    times, memory = asdict(step_time(run, CONSTANTS)), asdict(peak_memory(run, CONSTANTS))
     for n, cut in enumerate(cuts):
         alone = replace(run, cut=cut)
         for many, single in ((times, step_time(alone, CONSTANTS)), (memory, peak_memory(alone, CONSTANTS))):
-            for name, value in single.as_dict().items():
+            for name, value in asdict(single).items():
                 assert many[name][n] == pytest.approx(value, rel=1e-12, abs=1e-12), (name, cut.schedule)
 
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from programs import schedule_faults, training_program
 from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.cost.pipeline_bubble import bubble, in_flight, num_reductions
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
-from shardwright.schedule.registry import schedule_faults, training_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import placement_of
 

@@ -85,7 +85,7 @@ def with_bad_number(mesh: Mesh, name: str, bad: float) -> tuple[bool, bool, bool
             tensors[1][5, 7] = bad
         compressor.start(flat, tensors, mesh.dp).wait()
         sound.append(bool(tensors[1].isfinite().all()))
-    return not sound[1], sound[2], all(bool(x.isfinite().all()) for x in compressor.state_dict().values())
+    return not sound[1], sound[2], all(bool(x.isfinite().all()) for x in compressor.method.state_dict().values())
 
 
 def test_bad_numbers_arrive_and_do_not_stay() -> None:
@@ -124,7 +124,7 @@ def test_one_replica_communicates_nothing(name: str) -> None:
     compressor.start(flat, tensors, alone).wait()
     compressor.start_scatter(flat, tensors, alone, out).wait()
     assert torch.equal(flat, before) and torch.equal(out, before)
-    assert ledger.table() == {} and compressor.bytes_saved == 0 and compressor.state_dict() == {}
+    assert ledger.table() == {} and compressor.bytes_saved == 0 and compressor.method.state_dict() == {}
 
 
 def only_small(mesh: Mesh) -> dict[str, tuple[torch.Tensor, torch.Tensor, dict[str, dict[str, int]]]]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cases import made_up_tokens, small_job
+from programs import training_program
 from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -15,7 +16,6 @@ from shardwright.schedule.action import RECV, SEND, Kind
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.overlap_pairs import sends_of_parts, split_pairs
 from shardwright.schedule.message_sizes import job_sizes
-from shardwright.schedule.registry import training_program
 from shardwright.train.build import build
 from shardwright.train.train_step import evaluate, microbatches, train_step
 

@@ -49,14 +49,15 @@ def test_the_loss_is_what_its_own_steps_reach() -> None:
     at_large = reached_loss(1e9, 1e5 * 1e12, 1e12)
     assert at_large == pytest.approx((6.5e13 / 1e9) ** 0.077 + (2.1e3 / 1e5) ** 0.76, rel=1e-4)
     assert reached_loss(1e9, 1e5 * 1e5, 1e5) > at_large
-    assert critical_batch(1e9, 1e10, 1e5).low_tokens <= critical_batch(1e9, 1e12, 1e5).low_tokens
+    assert critical_batch(1e9, 1e10, 1e5).span[0] <= critical_batch(1e9, 1e12, 1e5).span[0]
 
 
 def test_published_batches_lie_below_or_near_the_range_and_the_range_is_wide() -> None:
     """GPT-3's 3.2 million tokens and Llama 3's 16 million were chosen below what costs many tokens."""
     for name, most in (("gpt3-175b-1024", 0.3), ("llama3-405b-16k", 0.7)):
         limits = batch_limits(load_job(name, []))
-        assert limits.critical.low_tokens < limits.critical.high_tokens
+        lowest, highest = limits.critical.span
+        assert lowest < highest
         fewest, largest = limits.more_tokens
         assert 0 < fewest < largest < most
         assert limits.total_tokens == limits.steps * limits.batch_tokens

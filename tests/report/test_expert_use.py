@@ -92,7 +92,7 @@ def test_curves_are_at_the_height_of_their_values(tmp_path: Path) -> None:
     ]
     assert len(curves) == 6
     for layer, (loads, _, dropped) in zip(use.layers, (curves[::2], curves[1::2]), strict=True):
-        for heights, values in ((loads, layer.largest_loads), (dropped, layer.dropped_shares)):
+        for heights, values in ((loads, layer.figures["largest_load"]), (dropped, layer.figures["dropped_share"])):
             first, last = (values[0], heights[0]), (values[-1], heights[-1])
             scale = (last[1] - first[1]) / (last[0] - first[0])
             assert scale < 0  # more is higher up

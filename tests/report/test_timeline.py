@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from programs import schedule_faults, training_program
 from shardwright.cli.main import cli, main
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
@@ -19,16 +20,16 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.units import bytes_text
-from shardwright.report.timeline.memory_table import memory_table
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
+from shardwright.report.timeline.schedule_figures import memory_table
 from shardwright.report.timeline.study import Study, readable, study_schedule
 from shardwright.report.timeline.terminal import draw
 from shardwright.report.timeline.trace import trace
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import Buffer, peak_activations
 from shardwright.schedule.job_program import job_program, relative_costs
-from shardwright.schedule.registry import GENERATORS, schedule_faults, training_program
+from shardwright.schedule.registry import GENERATORS
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
@@ -74,7 +75,7 @@ def test_every_moment_of_a_rank_is_explained(program: Program, num_steps: int, p
         num_steps,
     )  # fmt: skip
     timeline = make_timeline(program, times)
-    assert timeline.num_steps == num_steps
+    assert all(row.num_steps == num_steps for row in timeline.ranks)
     for rank, row in enumerate(timeline.ranks):
         assert row.busy + sum(row.idle_by_cause().values()) == times.makespan
         busy = [(s.start, s.end) for s in row.spans if s.resource is Resource.COMPUTE and s.end > s.start]
@@ -82,10 +83,10 @@ def test_every_moment_of_a_rank_is_explained(program: Program, num_steps: int, p
         borders = [0.0, *(end for _, end in pieces)]
         assert [start for start, _ in pieces] == borders[:-1]
         assert borders[-1] == times.makespan
-        assert max(count for _, count in row.alive) == peak_activations(program)[rank]
-        assert row.alive[-1][1] == 0
-        assert all(count >= 0 for _, count in row.alive + row.buffered)
-        assert not row.buffered or row.buffered[-1][1] == 0
+        assert max(count for _, count in row.kept[Buffer.ACTIVATIONS].count) == peak_activations(program)[rank]
+        assert row.kept[Buffer.ACTIVATIONS].count[-1][1] == 0
+        assert all(count >= 0 for _, count in row.kept[Buffer.ACTIVATIONS].count + row.kept[Buffer.MESSAGE].count)
+        assert not row.kept[Buffer.MESSAGE].count or row.kept[Buffer.MESSAGE].count[-1][1] == 0
 
 
 def test_causes_of_one_microbatch_through_two_ranks() -> None:
@@ -94,14 +95,15 @@ def test_causes_of_one_microbatch_through_two_ranks() -> None:
     first, last = timeline.ranks
     assert first.idle == (Idle(Cause.DEPENDENCY, 1.0, 4.5), Idle(Cause.COMMUNICATION, 4.5, 5.0))
     assert last.idle == (Idle(Cause.WARM_UP, 0.0, 1.5), Idle(Cause.DRAIN, 4.5, 7.0))
-    assert first.alive == ((0.0, 1), (7.0, 0))
-    assert first.buffered == last.buffered == ()
+    assert first.kept[Buffer.ACTIVATIONS].count == ((0.0, 1), (7.0, 0))
+    assert first.kept[Buffer.MESSAGE].count == last.kept[Buffer.MESSAGE].count == ()
 
 
 def test_a_buffer_is_full_from_arrival_to_use() -> None:
     """1F1B on two ranks: the second microbatch is there at 2, and rank 1 takes it at 4, after F0 and B0."""
     program = training_program("1f1b", 2, 2)
-    assert make_timeline(program, play(program, Costs.uniform(2))).ranks[1].buffered == ((2.0, 1), (4.0, 0))
+    second = make_timeline(program, play(program, Costs.uniform(2))).ranks[1]
+    assert second.kept[Buffer.MESSAGE].count == ((2.0, 1), (4.0, 0))
 
 
 def test_between_steps_ranks_drain_until_the_last_has_ended_and_then_warm_up() -> None:

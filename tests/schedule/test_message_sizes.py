@@ -36,7 +36,7 @@ def test_a_message_is_of_the_tokens_that_a_rank_holds() -> None:
 
 
 def test_what_nobody_sized_has_no_bytes() -> None:
-    from shardwright.schedule.registry import training_program
+    from programs import training_program
 
     program = training_program("1f1b", 2, 2)
     assert {program.num_bytes(action) for row in program.ranks for action in row} == {None}

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from programs import generated, training_program
 from shardwright.schedule.action import Action, Kind, parse
 from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.lowering.lower import lower
 from shardwright.schedule.lowering.overlap_pairs import sends_of_parts, split_pairs
 from shardwright.schedule.program_check import program_faults
-from shardwright.schedule.registry import GENERATORS, forward_of, training_program
+from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.sharding.stage_placement import in_line, vee
 
@@ -180,7 +181,7 @@ def test_too_many_received_are_named() -> None:
 
 
 def test_impossible_order_is_refused_when_lowered() -> None:
-    right = GENERATORS["1f1b"](2, 2)
+    right = generated("1f1b", 2, 2)
     backward_first = replace(right, ranks=(right.ranks[0][::-1], right.ranks[1]))
     with pytest.raises(ValueError, match=r"rank 0 can't run 0B1 \(its action 0\)"):
         lower(backward_first)

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import shapes
+from programs import training_program
 from shardwright.schedule.action import Kind, parse
 from shardwright.schedule.buffer_lifetimes import Buffer, lives, most, peak, peak_activations
 from shardwright.schedule.lowering.lower import lower
 from shardwright.schedule.message_sizes import Sizes
 from shardwright.schedule.program_check import program_faults
-from shardwright.schedule.registry import training_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import in_line

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import made_up_tokens, shapes, small_job
+from programs import training_program
 from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
@@ -21,7 +22,7 @@ from shardwright.schedule.buffer_lifetimes import Buffer, peak
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.zero3_gathers import add_gathers
 from shardwright.schedule.program_check import program_faults
-from shardwright.schedule.registry import forward_of, training_program
+from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.timeline import Cause, make_timeline

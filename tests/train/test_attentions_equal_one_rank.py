@@ -58,7 +58,7 @@ def moved(mesh: Mesh, job: JobSpec) -> dict[str, tuple[int, int]]:
     x = stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
     run, attention = stage.forward_pass(Microbatch(1, 0, 0)), stage.layers["0"].attention
     mesh.ledger.clear()
-    attention.leave(attention.attend(attention.project(x), run)).sum().backward()
+    attention.out(attention.attend(attention.project(x), run)).sum().backward()
     return {kind: (tally.count, tally.num_bytes) for (kind, _), tally in mesh.ledger.tallies.items()}
 
 

@@ -183,8 +183,8 @@ def test_windows_overlap_by_the_target_of_the_last_input(tmp_path):
     samples = Samples([span_of(tmp_path / "a.bin", range(14))], 4, 0, shuffle=False)
     assert len(samples) == 3  # 0..12; token 13 is a rest
     assert samples.batch(0, 3).tolist() == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [8, 9, 10, 11, 12]]
-    assert samples.window(4).tolist() == [4, 5, 6, 7, 8]  # the second epoch is in file order, too
-    assert samples.window(0).dtype == np.int64
+    assert samples.batch(4, 1)[0].tolist() == [4, 5, 6, 7, 8]  # the second epoch is in file order, too
+    assert samples.batch(0, 1)[0].dtype == np.int64
     assert samples.batch(5, 0).shape == (0, 5)
 
 
@@ -201,7 +201,7 @@ def test_the_last_target_counts(tmp_path, num_ids, windows):
 def test_samples_are_counted_from_zero(tmp_path):
     samples = Samples([span_of(tmp_path / "a.bin", range(14))], 4, 0)
     with pytest.raises(ValueError, match="counted from 0"):
-        samples.window(-1)
+        samples.batch(-1, 1)[0]
 
 
 def test_every_window_once_an_epoch(tmp_path):
@@ -225,7 +225,7 @@ def test_however_a_batch_is_split_the_rows_are_the_same(tmp_path_factory, data, 
     samples = Samples([span], sequence, seed)
     parts = [samples.batch(first + a, b - a) for a, b in zip([0, *cuts], [*cuts, count], strict=True)]
     assert np.array_equal(np.concatenate(parts), whole)
-    assert np.array_equal(samples.window(first + count - 1), whole[-1])
+    assert np.array_equal(samples.batch(first + count - 1, 1)[0], whole[-1])
 
 
 @settings(max_examples=40)
@@ -805,7 +805,7 @@ def test_processes_may_prepare_at_once(cache):
         "import sys; from pathlib import Path; from shardwright.train.data.prepare import *;"
         "from shardwright.config.job import DataSpec; from shardwright.config.model import ModelSpec;"
         "files = prepare_tokens(DataSpec(), ModelSpec(), 0, Path(sys.argv[1]));"
-        "print(files.train_samples().batch(0, 50).sum(), files.validation_samples().window(3).sum())"
+        "print(files.train_samples().batch(0, 50).sum(), files.validation_samples().batch(3, 1)[0].sum())"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, str(cache)]

@@ -22,7 +22,7 @@ def stream(files: TokenFiles) -> np.ndarray:
     """All windows in file order: the stream, but for what is less than a window."""
     samples = files.train_samples()
     samples.shuffle = False
-    return np.concatenate([samples.window(n)[:-1] for n in range(len(samples))])
+    return np.concatenate([samples.batch(n, 1)[0][:-1] for n in range(len(samples))])
 
 
 def write_texts(folder: Path, texts: list[str]) -> None:
@@ -51,7 +51,7 @@ def test_tail_that_is_held_out(tmp_path: Path) -> None:
     assert validation is not None
     begin = files.num_train_tokens
     assert begin == 40
-    assert np.flatnonzero(validation.window(0) < 0).tolist() == [0, 43 - 40]
+    assert np.flatnonzero(validation.batch(0, 1)[0] < 0).tolist() == [0, 43 - 40]
     assert np.flatnonzero(stream(files) < 0).tolist() == [0, 12]
 
 

@@ -254,7 +254,7 @@ def test_a_wrong_number_of_ranks_is_refused(tmp_path: Path, world: int, were_sta
     told: list[Failure] = []
     with pytest.raises(SystemExit) as end:
         run_rank(
-            RankEnvironment(0, 0, world, world, 0), pytest.fail, small_job(tp=2), tmp_path, told.append, num_threads=1
+            RankEnvironment(0, 0, world, world), pytest.fail, small_job(tp=2), tmp_path, told.append, num_threads=1
         )
     assert end.value.code == 2
     (failure,) = told

@@ -20,10 +20,10 @@ def seat(monkeypatch: pytest.MonkeyPatch, **variables: str) -> RankEnvironment |
 def test_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seat(monkeypatch) is None
     assert seat(monkeypatch, MASTER_ADDR="node0", WORLD_SIZE="4") is None  # a shell of a cluster
-    assert seat(monkeypatch, **RIGHT) == RankEnvironment(3, 3, 4, 4, 0, "node0", 29500, store_is_up=False)
+    assert seat(monkeypatch, **RIGHT) == RankEnvironment(3, 3, 4, 4, "node0", 29500, store_is_up=False)
     of_torchrun = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"}
     found = seat(monkeypatch, **RIGHT, **of_torchrun, TORCHELASTIC_USE_AGENT_STORE="True")
-    assert found == RankEnvironment(3, 1, 4, 2, 1, "node0", 29500, store_is_up=True, restart=2)
+    assert found == RankEnvironment(3, 1, 4, 2, "node0", 29500, store_is_up=True, restart=2)
 
 
 @pytest.mark.parametrize(

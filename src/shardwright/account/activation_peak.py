@@ -120,12 +120,8 @@ class StageMemory:
     @cached_property
     def kept_bytes(self) -> int:
         """From F to B."""
-        return (
-            self.documents_bytes
-            + self.embedding_bytes
-            + sum(layer.kept_bytes for layer in self.layers)
-            + self.head_bytes
-        )
+        of_layers = sum(layer.kept_bytes for layer in self.layers)
+        return self.documents_bytes + self.embedding_bytes + of_layers + self.head_bytes
 
     @cached_property
     def deferred_bytes(self) -> int:
@@ -170,15 +166,13 @@ def job_stages(
     found = {}
     for stage in program.placement.stages_of(rank):
         first, is_last = sum(counts[:stage]), stage == len(counts) - 1
+        of_layers = []
+        for index, policy in enumerate(policies[first : first + counts[stage]]):
+            # A layer's input goes to the host; a stage's own input stays, for the pipeline holds it.
+            is_away = job.plan.offload_activations and LAYER in policy and (stage == 0 or index > 0)
+            of_layers.append(LayerMemory.of(layers[job.model.moe.has_experts(first + index)], policy, is_away))
         found[stage] = StageMemory(
-            tuple(
-                LayerMemory.of(
-                    layers[job.model.moe.has_experts(first + index)],
-                    policy,
-                    is_away=_is_away(job, policy, stage, index),
-                )
-                for index, policy in enumerate(policies[first : first + counts[stage]])
-            ),
+            tuple(of_layers),
             input_bytes=Share.of(job)["input"] if stage else 0,
             documents_bytes=sum(documents_kept(job).values()),
             embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
@@ -186,11 +180,6 @@ def job_stages(
             head_deferred_bytes=head_deferred_bytes(job, tp_index) if is_last else 0,
         )
     return found
-
-
-def _is_away(job: JobSpec, policy: Policy, stage: int, index: int) -> bool:
-    """Whether a layer's input goes to the host; a stage's own input stays, for the pipeline holds it."""
-    return job.plan.offload_activations and LAYER in policy and (stage == 0 or index > 0)
 
 
 def activation_bytes(job: JobSpec, program: Program, rank: int, tp_index: int = 0) -> int:

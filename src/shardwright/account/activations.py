@@ -111,9 +111,8 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
         return Layer(attention_sizes | sizes, attention, experts, shared, has_experts=True)
     share = Share.of(job)
     operators = mlp_operators(share.tensors.shape)
-    sizes = share.sizes(operators) | {
-        "biased up": share["up"], "mlp statistics": share.statistics(share.tensors.tokens_here)
-    }  # fmt: skip
+    sizes = share.sizes(operators) | {"biased up": share["up"]}
+    sizes["mlp statistics"] = share.statistics(share.tensors.tokens_here)
     keeps = {"norm": ("middle", "mlp statistics")} | ({"activation": ("biased up",)} if job.model.bias else {})
     return Layer(attention_sizes | sizes, attention, kept_chain(operators, keeps))
 
@@ -151,11 +150,13 @@ def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
     tokens = share.tensors.tokens
     masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
     return masked | {
-        "final input": share["final input"], "final statistics": share.statistics(share.tensors.tokens_here),
+        "final input": share["final input"],
+        "final statistics": share.statistics(share.tensors.tokens_here),
         "final normal": share["final normal"],
         "softmax": FLOAT32 * tokens * (end - first),
-        "targets": INT64 * tokens, "targets elsewhere": BOOL * tokens,
-    }  # fmt: skip
+        "targets": INT64 * tokens,
+        "targets elsewhere": BOOL * tokens,
+    }
 
 
 def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> int:

@@ -63,10 +63,12 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, int], 
             "shared gate logits": FLOAT32 * here,
         }
     keeps = {
-        "norm before experts": ("middle", "mlp statistics"), "router": ("mlp normal", *_router_keeps(moe)),
-        "dispatch": ("trip",), "combine": ("returned", "weights"),
+        "norm before experts": ("middle", "mlp statistics"),
+        "router": ("mlp normal", *_router_keeps(moe)),
+        "dispatch": ("trip",),
+        "combine": ("returned", "weights"),
         "gate": ("mlp normal", "shared output", "shared gate"),
-    }  # fmt: skip
+    }
     biased = {"activation": ("biased shared up",)} if job.model.bias else {}
     return sizes, kept_chain(routed, keeps), kept_chain(shared, keeps | biased)
 

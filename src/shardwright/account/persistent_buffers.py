@@ -20,7 +20,8 @@ _LINEAR = ("attention.qkv", "attention.q_up", "attention.kv_up", "attention.out"
 
 def kept_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
     """All of it, at its peak, on a rank that holds these stages."""
-    return cast_bytes(job, held) + error_bytes(job, held)
+    units = (unit for stage in held.values() for unit in stage.units if unit.replicas.num_ranks > 1)
+    return cast_bytes(job, held) + sum(_error_bytes(job, unit) for unit in units)
 
 
 def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
@@ -29,7 +30,7 @@ def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
     if job.precision.float8 == "none":
         return 0
     by_stage = [
-        [sum(_cast_bytes(p, job.precision.float8) for p in places if _is_cast(p)) for places in stage.layers()]
+        [sum(_cast_bytes(place, job.precision.float8) for place in places) for places in stage.layers()]
         for stage in held.values()
     ]
     if all(unit.replicas.zero < 3 for stage in held.values() for unit in stage.units):
@@ -37,25 +38,16 @@ def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
     return max((sum(layers) if job.plan.gathers_stages else max(layers, default=0) for layers in by_stage), default=0)
 
 
-def _is_cast(place: ParameterShard) -> bool:
-    return place.name.removesuffix(".weight").split(".", 2)[-1] in _LINEAR
-
-
 def _cast_bytes(place: ParameterShard, recipe: str) -> int:
+    if place.name.removesuffix(".weight").split(".", 2)[-1] not in _LINEAR:
+        return 0
     rows, columns = place.num_elements // place.shape[-1], place.shape[-1]
-    scales = {"rowwise": rows + columns, "blockwise": -(-rows // FLOAT8_TILE) * -(-columns // FLOAT8_TILE)}.get(
-        recipe, 1
-    )
-    return 2 * place.num_elements + _FLOAT * scales
-
-
-def error_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
-    """What error feedback and, for PowerSGD, the warm start keep of every bucket."""
-    units = (unit for stage in held.values() for unit in stage.units if unit.replicas.num_ranks > 1)
-    return sum(_error_bytes(job, unit) for unit in units)
+    by_recipe = {"rowwise": rows + columns, "blockwise": -(-rows // FLOAT8_TILE) * -(-columns // FLOAT8_TILE)}
+    return 2 * place.num_elements + _FLOAT * by_recipe.get(recipe, 1)
 
 
 def _error_bytes(job: JobSpec, unit: UnitState) -> int:
+    """What error feedback and, for PowerSGD, the warm start keep of a bucket."""
     plan, ranks = job.plan, unit.replicas.num_ranks
     shapes = compressed_shapes(plan, [place.shape for place in unit.places])
     num_elements = sum(map(math.prod, shapes))

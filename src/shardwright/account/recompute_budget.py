@@ -40,7 +40,6 @@ class RecomputeChoice:
 
     policies: dict[int, Policy]
     peak_bytes: int
-    limit_bytes: int
     flops: float  # that are computed again, of one microbatch
 
 
@@ -98,9 +97,8 @@ def choose(
         levels[stage][index] += 1
         current[stage] = _with(current[stage], index, rungs[levels[stage][index]])
         most, moment = peak(when, current)
-    return _give_back(
-        current, {o.policy: (o.cost, LayerMemory.of(layer, o.policy)) for o in all_options}, when, limit_bytes
-    )
+    known = {option.policy: (option.cost, LayerMemory.of(layer, option.policy)) for option in all_options}
+    return _give_back(current, known, when, limit_bytes)
 
 
 def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
@@ -152,7 +150,7 @@ def choices(job: JobSpec) -> list[RecomputeChoice]:
             for i, held in enumerate(memory.layers)
         }
         flops = sum(again.flops(policy) for policy in policies.values())
-        found.append(RecomputeChoice(policies, peak(when, chosen)[0], limit_bytes, flops))
+        found.append(RecomputeChoice(policies, peak(when, chosen)[0], flops))
     if faults:
         raise PlanError(f"memory budget of {job.name}", faults)
     return found

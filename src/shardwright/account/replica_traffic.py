@@ -30,10 +30,8 @@ class Traffic:
 
 
 def replica_traffic(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> dict[str, Traffic]:
-    """All collectives of a step on the axes of data parallel, by "collective axis" as in the ledger's table.
-
-    For schedules that drain. Axes are named as in sharding/groups.py.
-    """
+    """All collectives of a step on the axes of data parallel, by "collective axis" as in the ledger's table. For
+    schedules that drain. Axes are named as in sharding/groups.py."""
     assert program.weights == "current", "a schedule that does not drain has no single step"
     held = rank_state(job, program, pp_rank, tp_index)
     found = replay(job, program, pp_rank, held)

@@ -26,10 +26,8 @@ from shardwright.sharding.stage_parameters import stage_parameters
 
 @dataclass(frozen=True)
 class RegionLayout:
-    """A piece of the model that is computed at once: "embedding", "layer", "layer with experts" or "head".
-
-    `stage` is that of the first such piece.
-    """
+    """A piece of the model that is computed at once: "embedding", "layer", "layer with experts" or "head". `stage` is
+    that of the first such piece."""
 
     name: str
     stage: int

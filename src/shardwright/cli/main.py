@@ -8,7 +8,9 @@ import json
 import os
 import sys
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -16,11 +18,11 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli.job_options import JobCommand, job_options, load_to_run
+from shardwright.cli.checked_job import load_to_run
+from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
 from shardwright.cli.predict import COMMANDS
 from shardwright.cli.rehearse import dryrun
 from shardwright.config import largest
-from shardwright.sharding.groups import loses_gradients
 from shardwright.train.launch.ending import die_of_signals, telling_of_signals
 
 # What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
@@ -93,16 +95,13 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
             click.echo(f"how experts were used: {draw_use(folder)}")
     if as_json and (seat is None or seat.rank == 0):
-        click.echo(json.dumps(result.as_dict()))
+        click.echo(json.dumps(asdict(result)))
 
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@click.option(
-    "--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Where to draw.  [default: experts.svg in the run's folder]",
-)  # fmt: skip
+@json_option
+@file_option("--svg", help="Where to draw.  [default: experts.svg in the run's folder]")
 def experts(run: Path, as_json: bool, svg: Path | None) -> None:
     """Draw how the experts of a run were used, from the folder RUN. The run may still go on."""
     from shardwright.report.expert_use import draw_use, read_use, use_dict, use_text
@@ -139,12 +138,13 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     from shardwright.config.units import counted
     from shardwright.measure.rounding import is_rounding
     from shardwright.measure.verify import verify as compare_with_one_rank
+    from shardwright.sharding.groups import loses_gradients
 
     verdict, moved = compare_with_one_rank(spec, steps, tolerance)
     rounded = bool(moved) and is_rounding(verdict, moved, tolerance)
     passed = verdict.within(tolerance) or rounded
     if as_json:
-        click.echo(json.dumps(verdict.as_dict() | {"equal": passed, "moved": [run.as_dict() for run in moved]}))
+        click.echo(json.dumps(asdict(verdict) | {"equal": passed, "moved": list(map(asdict, moved))}))
     else:
         click.echo(
             f"{counted(verdict.world, 'rank')} against one, {counted(verdict.steps, 'step')} of "
@@ -166,24 +166,21 @@ for command in (*COMMANDS, dryrun):
     cli.add_command(command)
 
 
-class _standard_output_for_json_alone:  # noqa: N801 (reads as a verb in its with statement)
+@contextmanager
+def _standard_output_for_json_alone(active: bool) -> Iterator[None]:
     """While it lasts, what ranks print goes to standard error."""
-
-    def __init__(self, active: bool) -> None:
-        self._active = active
-        self._saved = -1
-
-    def __enter__(self) -> None:
-        if self._active:
-            sys.stdout.flush()
-            self._saved = os.dup(1)
-            os.dup2(2, 1)
-
-    def __exit__(self, *_: object) -> None:
-        if self._active:
-            sys.stdout.flush()
-            os.dup2(self._saved, 1)
-            os.close(self._saved)
+    if not active:
+        yield
+        return
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def main() -> None:

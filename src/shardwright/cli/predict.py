@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import JobCommand, job_options, load, load_to_plan, load_to_run
+from shardwright.cli.checked_job import load, load_to_plan, load_to_run
+from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option, set_option
 
 
 @click.command(cls=JobCommand)
@@ -20,9 +21,9 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
     spec = load(job, overrides)
-    from shardwright.report.estimate_text import show_estimate
+    from shardwright.report.estimate_text import estimate_dict, estimate_text
 
-    show_estimate(spec, as_json)
+    click.echo(json.dumps(estimate_dict(spec)) if as_json else estimate_text(spec))
 
 
 @click.command(cls=JobCommand)
@@ -30,9 +31,12 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
 def explain(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
     spec = load(job, overrides)
-    from shardwright.report.explain.story_text import show_story
+    from shardwright.explain.story import tell
+    from shardwright.report.explain.story_dict import story_dict
+    from shardwright.report.explain.story_text import story_text
 
-    show_story(spec, as_json)
+    story = tell(spec)
+    click.echo(json.dumps(story_dict(story)) if as_json else story_text(story))
 
 
 def _expect_many_actions() -> None:
@@ -42,13 +46,12 @@ def _expect_many_actions() -> None:
 
 def _drawing_options(command: Any) -> Any:
     """Where a timeline goes."""
-    file = click.Path(dir_okay=False, path_type=Path)
     for option in (
         click.option("--no-colour", is_flag=True, help="Letters instead of colours, as where there is no terminal."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
-        click.option("--trace", type=file, metavar="FILE", help="Write a trace for Perfetto (ui.perfetto.dev)."),
-        click.option("--svg", type=file, metavar="FILE", help="Write a picture."),
-        click.option("--html", type=file, metavar="FILE", help="Write a page to zoom and pan; it needs no network."),
+        json_option,
+        file_option("--trace", help="Write a trace for Perfetto (ui.perfetto.dev)."),
+        file_option("--svg", help="Write a picture."),
+        file_option("--html", help="Write a page to zoom and pan; it needs no network."),
         click.option("--steps", type=int, default=1, show_default=True, help="Steps to draw, back to back."),
         click.option(
             "--communication", type=float, default=0.0, show_default=True,
@@ -102,24 +105,13 @@ def schedule(
     from shardwright.simulate.bubbles import Work
 
     work = Work(forward, input_grad, weight_grad, latency=communication, gather=gather or 0.0)
-    request = Request(
-        stages,
-        microbatches,
-        virtual,
-        steps,
-        work=work,
-        most_alive=alive,
-        recompute="stage" if recompute else "none",
-        gather=gather,
-    )
+    request = Request(stages, microbatches, virtual, steps, work, most_alive=alive, recompute=recompute, gather=gather)
     show_schedule(name, request, compare, Output(**output))
 
 
 @click.command(cls=JobCommand)
 @click.argument("job")
-@click.option(
-    "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
-)
+@set_option
 @click.option(
     "--execute", is_flag=True,
     help="Measure the stages on this machine, simulate with that, run some steps, and draw both.",
@@ -133,7 +125,7 @@ def simulate(
     Stages cost what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
     """
     spec = (load_to_run if execute else load)(job, overrides)
-    from shardwright.report.timeline.schedule_command import Executed, Output, show_executed, show_job
+    from shardwright.report.timeline.schedule_command import Output, show_executed, show_job
 
     if not execute:
         _expect_many_actions()
@@ -147,20 +139,14 @@ def simulate(
 
     with scratch_folder() as folder:
         found = compare_step_time(spec, folder)
-    show_executed(spec, Executed(found.costs, found.executed(), found.executed_s), Output(**output))
+    show_executed(spec, found.costs, found.executed(), found.executed_s, Output(**output))
 
 
 @click.command()
 @click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Write each row's prediction, and where its time goes, as CSV.",
-)  # fmt: skip
-@click.option(
-    "--oom", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="Plans that ran out of memory.  [default: oom.csv beside RUNS]",
-)  # fmt: skip
+@json_option
+@file_option("--out", help="Write each row's prediction, and where its time goes, as CSV.")
+@file_option("--oom", help="Plans that ran out of memory.  [default: oom.csv beside RUNS]", exists=True)
 def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> None:
     """Predict every measured run in RUNS, a CSV file, and say how far off the predictions are.
 
@@ -186,17 +172,10 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> N
 
 def _search_options(command: Any) -> Any:
     """What the search for plans may not choose."""
-    for option in (
-        click.option(
-            "--between", multiple=True, metavar="FIELD=LOW,HIGH",
-            help="A range for a degree, plan.microbatch_size or batch.global_batch_size; may be repeated.",
-        ),
-        click.option(
-            "--keep", multiple=True, metavar="plan.FIELD=VALUE", help="A field of the plan that stays; may be repeated."
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    between = "A range for a degree, plan.microbatch_size or batch.global_batch_size; may be repeated."
+    command = click.option("--between", multiple=True, metavar="FIELD=LOW,HIGH", help=between)(command)
+    keep = "A field of the plan that stays; may be repeated."
+    return click.option("--keep", multiple=True, metavar="plan.FIELD=VALUE", help=keep)(command)
 
 
 @click.command(cls=JobCommand)
@@ -206,10 +185,7 @@ def _search_options(command: Any) -> Any:
     help="Choose the rest of the plan too, with 1F1B: for clusters of parts, as plan does it for those of one kind.",
 )  # fmt: skip
 @_search_options
-@click.option(
-    "--toml", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Write the job with the layout, for train and the other commands.",
-)  # fmt: skip
+@file_option("--toml", help="Write the job with the layout, for train and the other commands.")
 def layout(
     job: str, overrides: tuple[str, ...], as_json: bool, search: bool, keep: tuple[str, ...], between: tuple[str, ...],
     toml: Path | None,
@@ -263,10 +239,7 @@ def layout(
 )  # fmt: skip
 @click.option("--tokens", type=float, default=0.0, help="Tokens to train on within --days.")
 @click.option("--days", type=float, default=0.0, help="Days for --tokens.")
-@click.option(
-    "--toml", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="Write the job with the best plan, for train and the other commands.",
-)  # fmt: skip
+@file_option("--toml", help="Write the job with the best plan, for train and the other commands.")
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
     float8: str, objective: str, simulated: int | None, as_software: bool, tokens: float, days: float,
@@ -283,7 +256,7 @@ def plan(
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.planner.search.objectives import NAMES, Objective
     from shardwright.report.job_toml import write_toml
-    from shardwright.report.plans_text import show_plans
+    from shardwright.report.plans_text import plan_dict, plans_text
 
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
@@ -296,7 +269,7 @@ def plan(
             advice = explained(advice, spec if has_own else None, constraints, shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
-    show_plans(advice, as_json)
+    click.echo(json.dumps([plan_dict(found) for found in advice.plans]) if as_json else plans_text(advice))
     if toml and advice.plans:
         write_toml(toml, advice.plans[0].job)
         click.echo(f"the job with the best plan is in {toml}", err=True)
@@ -315,7 +288,7 @@ def plan(
     help="Tokens of the whole run, for days and for the critical batch.  [default: those of optimizer.steps]",
 )  # fmt: skip
 @_search_options
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a picture.")
+@file_option("--svg", help="Write a picture.")
 def scale(
     job: str, overrides: tuple[str, ...], as_json: bool, devices: str, tokens: int | None, keep: tuple[str, ...],
     between: tuple[str, ...], svg: Path | None,

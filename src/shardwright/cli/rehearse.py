@@ -4,7 +4,8 @@ import json
 
 import click
 
-from shardwright.cli.job_options import JobCommand, job_options, load_to_run
+from shardwright.cli.checked_job import load_to_run
+from shardwright.cli.job_options import JobCommand, job_options
 
 
 @click.command(cls=JobCommand)

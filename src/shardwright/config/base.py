@@ -10,10 +10,8 @@ class Spec(BaseModel):
 
 
 class PlanError(ValueError):
-    """Everything that is wrong with what the user asked for, at once.
-
-    Each fault is one sentence with its arithmetic and a way out.
-    """
+    """Everything that is wrong with what the user asked for, at once. Each fault is one sentence with its arithmetic
+    and a way out."""
 
     def __init__(self, subject: str, faults: list[str]) -> None:
         assert faults, "an error needs a fault"
@@ -41,6 +39,11 @@ def _shown(text: str, most: int) -> str:
     """A part of a message: not too long, and without what would make a terminal do something else than print."""
     text = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The beginning of what a message quotes."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 class RunError(RuntimeError):

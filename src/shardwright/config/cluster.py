@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.field_types import Ranks, RanksOr0
 from shardwright.config.units import GIB
 
 
@@ -26,17 +27,14 @@ class LinkSpec(Spec):
         10.0, description="Bandwidth of one device in one direction, in 1e9 bytes per second."
     )
     latency_us: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
-        0.0,
-        description="Latency of one message, in microseconds; 0 is that of the device's calibration.",
+        0.0, description="Latency of one message, in microseconds; 0 is that of the device's calibration."
     )
 
 
 class LevelSpec(Spec):
     """One level of switches above the nodes, as of a fat tree (Leiserson 1985)."""
 
-    devices: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
-        description="Devices below one switch of this level."
-    )
+    devices: Ranks = Field(description="Devices below one switch of this level.")
     share: Annotated[float, Field(ge=largest.LEAST_RATE, le=1)] = Field(
         1.0,
         description="Bandwidth upward, as a share of what the devices below have: 1 / 7 where it is 7 times "
@@ -52,10 +50,10 @@ class TopologySpec(Spec):
         max_length=largest.SWITCH_LEVELS,
         description="Levels of switches above the nodes, lowest first; none is a full fat tree.",
     )
-    rails: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+    rails: RanksOr0 = Field(
         0, description="Network ports of a node, each of inter_node's bandwidth; 0 is one for each device."
     )
-    torus: list[Annotated[int, Field(gt=0, le=largest.RANKS)]] = Field(
+    torus: list[Ranks] = Field(
         default_factory=list,
         max_length=largest.TORUS_AXES,
         description="Devices along each axis of a 2-D or 3-D torus, in which intra_node's bandwidth is that of all "
@@ -81,15 +79,13 @@ class DeviceSpec(Spec):
     memory_gb_per_s: KnownRate = Field(
         0.0, description="Peak bandwidth of its memory, in 1e9 bytes per second; 0 is unknown."
     )
-    multiprocessors: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+    multiprocessors: RanksOr0 = Field(
         0, description="Streaming multiprocessors (or what runs one tile of a product at a time); 0 is unknown."
     )
     link_gb_per_s: KnownRate = Field(
         0.0, description="Links within a domain, in 1e9 bytes per second, of one device in one direction."
     )
-    link_domain: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
-        0, description="Devices in such a domain; 0 is unknown."
-    )
+    link_domain: RanksOr0 = Field(0, description="Devices in such a domain; 0 is unknown.")
     host_gb_per_s: KnownRate = Field(
         0.0, description="Link to the host, in 1e9 bytes per second in one direction; 0 is unknown."
     )
@@ -138,10 +134,8 @@ class PartSpec(Spec):
     """Nodes of equal devices within a cluster of several kinds."""
 
     device: str = Field(description="Catalog name of the part's device.")
-    devices_per_node: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
-        description="Devices in a node of the part."
-    )
-    nodes: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(1, description="Nodes of the part.")
+    devices_per_node: Ranks = Field(description="Devices in a node of the part.")
+    nodes: Ranks = Field(1, description="Nodes of the part.")
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one of its nodes.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between its nodes.")
 
@@ -163,10 +157,8 @@ class ClusterSpec(Spec):
         description="Catalog name of the device, or the path of a TOML file like the catalog's; unknown means: look "
         "when the run starts.",
     )
-    devices_per_node: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
-        0, description="Devices in a node; 0 means as many as this machine can host."
-    )
-    nodes: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(1, description="Number of nodes.")
+    devices_per_node: RanksOr0 = Field(0, description="Devices in a node; 0 means as many as this machine can host.")
+    nodes: Ranks = Field(1, description="Number of nodes.")
     software: str = Field(
         "large-2024",
         description="Generation of training software whose kernels and overlaps predictions count on; catalog name, or "
@@ -187,7 +179,7 @@ class ClusterSpec(Spec):
         description="Host memory of a node that what is offloaded may fill, in GiB; 0 means the catalog's of the "
         "device, for each of a node's devices.",
     )
-    told_devices: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+    told_devices: RanksOr0 = Field(
         0,
         description="Devices that the plan is said to use; predictions note where its degrees do not make so many. 0 "
         "means that nothing is said.",

@@ -7,6 +7,16 @@ from pydantic import Field
 from shardwright.config import largest
 from shardwright.config.base import Spec
 from shardwright.config.cluster import ClusterSpec
+from shardwright.config.field_types import (
+    Divisor,
+    Positive,
+    PositiveOr0,
+    Probability,
+    Sequences,
+    ShareOr0,
+    Steps,
+    StepsOr0,
+)
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.precision import PrecisionSpec
@@ -15,17 +25,14 @@ from shardwright.config.precision import PrecisionSpec
 class BatchSpec(Spec):
     """What one optimizer step consumes."""
 
-    global_batch_size: Annotated[int, Field(gt=0, le=largest.BATCH)] = Field(
-        8, description="Sequences in one optimizer step, over all ranks."
-    )
+    global_batch_size: Sequences = Field(8, description="Sequences in one optimizer step, over all ranks.")
 
 
 class DataSpec(Spec):
     """Where tokens come from."""
 
     path: str = Field(
-        "python-stdlib",
-        description="A file, a folder or a glob; python-stdlib is the source of the standard library.",
+        "python-stdlib", description="A file, a folder or a glob; python-stdlib is the source of the standard library."
     )
     format: Literal["auto", "text", "jsonl", "parquet", "tokens"] = Field(
         "auto", description="Format of the files; auto goes by their endings."
@@ -35,12 +42,11 @@ class DataSpec(Spec):
         "uint16", description="Number type of a memory-mapped token file (.bin)."
     )
     tokenizer: str = Field("bytes", description="bytes, or the path of a tokenizer.json of Hugging Face tokenizers.")
-    validation_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+    validation_share: Probability = Field(
         0.05, description="Share of the documents that is held out and only evaluated."
     )
     separate_documents: bool = Field(
-        False,
-        description="Documents in one sample do not see each other, and no loss is taken where one begins.",
+        False, description="Documents in one sample do not see each other, and no loss is taken where one begins."
     )
     end_of_document: Annotated[int, Field(ge=-1, lt=largest.VOCAB)] = Field(
         -1, description="Token files: the id that ends each document; -1 means that a file is one document."
@@ -51,23 +57,15 @@ class OptimizerSpec(Spec):
     """AdamW (Loshchilov and Hutter 2019) with linear warm-up and cosine decay."""
 
     name: Literal["adamw"] = Field("adamw", description="The optimizer.")
-    learning_rate: Annotated[float, Field(gt=0, le=largest.FACTOR)] = Field(1e-3, description="Peak learning rate.")
-    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.1, description="Learning rate at the end, as a share of the peak."
-    )
-    warmup_steps: Annotated[int, Field(ge=0, le=largest.STEPS)] = Field(20, description="Steps of linear warm-up.")
-    steps: Annotated[int, Field(gt=0, le=largest.STEPS)] = Field(200, description="Optimizer steps of the whole run.")
-    weight_decay: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
-        0.1, description="Decoupled weight decay; norms and biases have none."
-    )
-    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="Decay of the first moment.")
-    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.95, description="Decay of the second moment.")
-    epsilon: Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)] = Field(
-        1e-8, description="Added to the root of the second moment."
-    )
-    clip_grad_norm: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
-        1.0, description="Largest global gradient norm; 0 means no clipping."
-    )
+    learning_rate: Positive = Field(1e-3, description="Peak learning rate.")
+    min_learning_rate_ratio: ShareOr0 = Field(0.1, description="Learning rate at the end, as a share of the peak.")
+    warmup_steps: StepsOr0 = Field(20, description="Steps of linear warm-up.")
+    steps: Steps = Field(200, description="Optimizer steps of the whole run.")
+    weight_decay: PositiveOr0 = Field(0.1, description="Decoupled weight decay; norms and biases have none.")
+    beta1: Probability = Field(0.9, description="Decay of the first moment.")
+    beta2: Probability = Field(0.95, description="Decay of the second moment.")
+    epsilon: Divisor = Field(1e-8, description="Added to the root of the second moment.")
+    clip_grad_norm: PositiveOr0 = Field(1.0, description="Largest global gradient norm; 0 means no clipping.")
 
 
 class RunSpec(Spec):
@@ -76,13 +74,9 @@ class RunSpec(Spec):
     folder: str = Field("", description="Folder of logs and metrics; empty means runs/NAME.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(1234, description="Seeds weights, data order and sampling.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes CUDA where there is some.")
-    log_every: Annotated[int, Field(gt=0, le=largest.STEPS)] = Field(10, description="Steps between progress lines.")
-    eval_every: Annotated[int, Field(ge=0, le=largest.STEPS)] = Field(
-        0, description="Steps between evaluations on held-out text; 0 means only at the end."
-    )
-    eval_batches: Annotated[int, Field(gt=0, le=largest.STEPS)] = Field(
-        4, description="Global batches of held-out text in one evaluation."
-    )
+    log_every: Steps = Field(10, description="Steps between progress lines.")
+    eval_every: StepsOr0 = Field(0, description="Steps between evaluations on held-out text; 0 means only at the end.")
+    eval_batches: Steps = Field(4, description="Global batches of held-out text in one evaluation.")
     sample_tokens: Annotated[int, Field(ge=0, le=largest.SEQUENCE)] = Field(
         0, description="Tokens of text generated at the end."
     )

@@ -1,13 +1,9 @@
 """Multi-head latent attention, as a model's fields say it. DeepSeek-V2 (arXiv 2405.04434, section 2.1)."""
 
-from typing import Annotated
-
 from pydantic import Field
 
-from shardwright.config import largest
 from shardwright.config.base import Spec
-
-Width = Annotated[int, Field(ge=0, le=largest.WIDTH)]
+from shardwright.config.field_types import WidthOr0
 
 
 class LatentSpec(Spec):
@@ -17,13 +13,13 @@ class LatentSpec(Spec):
     are turned by it. The turned part of the key is one for all heads.
     """
 
-    kv_rank: Width = Field(
+    kv_rank: WidthOr0 = Field(
         0, description="Width of the vector that keys and values are made from; 0 means ordinary attention."
     )
-    q_rank: Width = Field(0, description="Width of the vector that queries are made from; 0 means from the input.")
-    nope_dim: Width = Field(128, description="Width of a head's query and key without position.")
-    rope_dim: Width = Field(64, description="Width of a head's query and key with rotary position.")
-    value_dim: Width = Field(128, description="Width of a head's value.")
+    q_rank: WidthOr0 = Field(0, description="Width of the vector that queries are made from; 0 means from the input.")
+    nope_dim: WidthOr0 = Field(128, description="Width of a head's query and key without position.")
+    rope_dim: WidthOr0 = Field(64, description="Width of a head's query and key with rotary position.")
+    value_dim: WidthOr0 = Field(128, description="Width of a head's value.")
 
     def faults(self) -> list[str]:
         """What contradicts itself within the section alone."""

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardwright.config import catalog
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, shortened
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.toml_file import TOML_ERRORS, read_toml, value_faults
@@ -111,10 +111,10 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
     path, equals, text = override.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
-        return [f"--set {_short(override)!r} is not of the form section.field=value, such as plan.tp=4"]
+        return [f"--set {shortened(override, 80)!r} is not of the form section.field=value, such as plan.tp=4"]
     if len(keys) > _MOST_KEYS:
         return [
-            f"--set {_short(override)!r} names {len(keys)} sections within each other, and fields are at most "
+            f"--set {shortened(override, 80)!r} names {len(keys)} sections within each other, and fields are at most "
             f"{_MOST_KEYS} deep, such as model.moe.experts"
         ]
     try:
@@ -126,13 +126,11 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
     for key in keys[:-1]:
         target = target.setdefault(key, {})
         if not isinstance(target, dict):
-            return [f"--set {_short(override)!r}: {key} is a value, not a section; set it without what follows {key}"]
+            return [
+                f"--set {shortened(override, 80)!r}: {key} is a value, not a section; set it without what follows {key}"
+            ]
     target[keys[-1]] = value
     return []
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:

@@ -7,12 +7,10 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.field_types import Divisor, Layers, Probability, Tokens, WidthOr0
 from shardwright.config.latent import LatentSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.config.yarn import YarnSpec
-
-Width = Annotated[int, Field(ge=0, le=largest.WIDTH)]
-Factor = Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)]
 
 
 class ModelSpec(Spec):
@@ -22,26 +20,26 @@ class ModelSpec(Spec):
         "custom",
         description="Catalog name, the path of a TOML file like the catalog's, or any name for your own shape.",
     )
-    layers: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(4, description="Number of transformer blocks.")
+    layers: Layers = Field(4, description="Number of transformer blocks.")
     hidden: Annotated[int, Field(gt=0, le=largest.WIDTH)] = Field(128, description="Width of the residual stream.")
     heads: Annotated[int, Field(gt=0, le=largest.HEADS)] = Field(8, description="Number of query heads.")
     kv_heads: Annotated[int, Field(ge=0, le=largest.HEADS)] = Field(
         0, description="Number of key/value heads (grouped-query attention); 0 means as many as heads."
     )
-    head_dim: Width = Field(0, description="Width of a head; 0 means hidden / heads.")
-    ffn: Width = Field(0, description="Width inside the MLP; 0 means 4 x hidden.")
+    head_dim: WidthOr0 = Field(0, description="Width of a head; 0 means hidden / heads.")
+    ffn: WidthOr0 = Field(0, description="Width inside the MLP; 0 means 4 x hidden.")
     gated_mlp: bool = Field(True, description="Multiply act(gate) with up (SwiGLU) instead of act(up) alone.")
     activation: Literal["silu", "gelu", "gelu-tanh"] = Field("silu", description="Activation of the MLP.")
     norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="Kind of normalisation.")
-    norm_epsilon: Factor = Field(1e-5, description="Added to the variance.")
+    norm_epsilon: Divisor = Field(1e-5, description="Added to the variance.")
     positions: Literal["rotary", "learned"] = Field("rotary", description="How a token knows its position.")
-    rotary_base: Factor = Field(10000.0, description="Base of the rotary frequencies.")
+    rotary_base: Divisor = Field(10000.0, description="Base of the rotary frequencies.")
     yarn: YarnSpec = Field(YarnSpec(), description="Rotary positions for longer sequences.")
     qk_norm: bool = Field(
         False, description="Normalise each head's query and key, before they are turned by their positions."
     )
     latent: LatentSpec = Field(LatentSpec(), description="Multi-head latent attention, if its kv_rank is not 0.")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+    dropout: Probability = Field(
         0.0,
         description="Probability of dropping an element of the embedding and of what each attention and MLP adds to "
         "the residual stream, in training; attention probabilities are not dropped.",
@@ -49,8 +47,8 @@ class ModelSpec(Spec):
     bias: bool = Field(False, description="Biases in the linear layers of attention and MLP.")
     tied_embeddings: bool = Field(False, description="The output head uses the embedding table.")
     vocab: Annotated[int, Field(gt=1, le=largest.VOCAB)] = Field(256, description="Number of token ids.")
-    sequence: Annotated[int, Field(gt=0, le=largest.SEQUENCE)] = Field(256, description="Tokens in one sample.")
-    init_std: Factor = Field(
+    sequence: Tokens = Field(256, description="Tokens in one sample.")
+    init_std: Divisor = Field(
         0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
     )
     moe: MoeSpec = Field(MoeSpec(), description="Experts in place of the MLP.")

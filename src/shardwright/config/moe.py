@@ -2,12 +2,21 @@
 (arXiv 1701.06538)."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.field_types import (
+    Experts,
+    ExpertsOr0,
+    Layers,
+    LayersOr0,
+    Positive,
+    PositiveOr0,
+    Probability,
+    WidthOr0,
+)
 
 GateName = Literal["softmax", "switch", "gshard", "sigmoid", "expert-choice", "correlation"]
 Overflow = Literal["drop-position", "drop-probability", "reroute"]
@@ -24,28 +33,20 @@ def is_routed(layer: int, first_dense: int, every: int) -> bool:
 class MoeSpec(Spec):
     """The experts of a model, who chooses them and what keeps them evenly used. Without experts a model is dense."""
 
-    experts: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
+    experts: ExpertsOr0 = Field(
         0, description="Experts of a layer, of which each token gets a few; 0 means a dense model."
     )
-    top_k: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
-        0, description="Experts of a token; 0 means 1 for the switch gate and 2 for others."
-    )
-    ffn: Annotated[int, Field(ge=0, le=largest.WIDTH)] = Field(
+    top_k: ExpertsOr0 = Field(0, description="Experts of a token; 0 means 1 for the switch gate and 2 for others.")
+    ffn: WidthOr0 = Field(
         0, description="Width inside an expert; 0 means that of the model's MLP. Experts have no biases."
     )
-    shared_experts: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
-        0, description="Experts that every token gets besides, computed as one MLP."
-    )
-    shared_ffn: Annotated[int, Field(ge=0, le=largest.WIDTH)] = Field(
-        0, description="Width inside a shared expert; 0 means that of the others."
-    )
+    shared_experts: ExpertsOr0 = Field(0, description="Experts that every token gets besides, computed as one MLP.")
+    shared_ffn: WidthOr0 = Field(0, description="Width inside a shared expert; 0 means that of the others.")
     shared_gate: bool = Field(
         False, description="Weigh what the shared experts give with the sigmoid of one more product (Qwen2-MoE)."
     )
-    first_dense: Annotated[int, Field(ge=0, le=largest.LAYERS)] = Field(
-        0, description="Layers at the beginning that keep a plain MLP (DeepSeek)."
-    )
-    every: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(
+    first_dense: LayersOr0 = Field(0, description="Layers at the beginning that keep a plain MLP (DeepSeek).")
+    every: Layers = Field(
         1, description="After the first dense ones, each so many-th layer has experts; 2 is every other one (GShard)."
     )
     gate: GateName = Field(
@@ -61,27 +62,25 @@ class MoeSpec(Spec):
         "all",
         description="softmax: weights are the softmax over all experts, or over the chosen ones' alone (Mixtral).",
     )
-    routed_scaling: Annotated[float, Field(gt=0, le=largest.FACTOR)] = Field(
+    routed_scaling: Positive = Field(
         1.0, description="What the weights of the chosen experts are multiplied with in the end."
     )
-    num_groups: Annotated[int, Field(gt=0, le=largest.EXPERTS)] = Field(
+    num_groups: Experts = Field(
         1, description="softmax and sigmoid: equal groups of experts, of which a token uses some, such as nodes."
     )
-    groups_kept: Annotated[int, Field(gt=0, le=largest.EXPERTS)] = Field(
-        1, description="Groups that a token's experts may lie in."
-    )
+    groups_kept: Experts = Field(1, description="Groups that a token's experts may lie in.")
     group_score: Literal["top2", "max"] = Field(
         "top2",
         description="How groups are compared: by the sum of their two best experts (DeepSeek-V3) or by the best "
         "(DeepSeek-V2).",
     )
-    partners: Annotated[int, Field(ge=0, le=largest.EXPERTS)] = Field(
+    partners: ExpertsOr0 = Field(
         0, description="correlation: experts that later choices may fall on; 0 means half of all, at least top_k - 1."
     )
-    co_activation_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
+    co_activation_decay: Probability = Field(
         0.9, description="correlation: what remains after each step of the counts of experts chosen together."
     )
-    bias_update: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
+    bias_update: PositiveOr0 = Field(
         0.0,
         description="sigmoid: by how much the bias of an expert that got less than the mean in a step rises, and that "
         "of one that got more falls (Wang et al. 2024, arXiv 2408.15664).",
@@ -89,7 +88,7 @@ class MoeSpec(Spec):
     aux_loss: AuxLoss = Field(
         "none", description="A loss that is least where experts are evenly used, of Switch or of GShard."
     )
-    aux_coefficient: Annotated[float, Field(gt=0, le=largest.FACTOR)] = Field(
+    aux_coefficient: Positive = Field(
         0.01,
         description="What it is multiplied with. GShard's loss is smaller than Switch's by the square of the number of "
         "experts, and its coefficient must be as much larger to weigh the same.",
@@ -99,10 +98,10 @@ class MoeSpec(Spec):
         description="Where use should be even: in each microbatch, in each sequence, or in the global batch (there "
         "the counts are those of the step before).",
     )
-    z_coefficient: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
+    z_coefficient: PositiveOr0 = Field(
         0.0, description="Of a loss that keeps the gate's logits small (Zoph et al. 2022, arXiv 2202.08906)."
     )
-    capacity_factor: Annotated[float, Field(ge=0, le=largest.FACTOR)] = Field(
+    capacity_factor: PositiveOr0 = Field(
         0.0,
         description="Most tokens of an expert in a microbatch, as a multiple of the mean; 0 means no limit, and 1 "
         "with expert-choice, where each expert takes exactly so many.",

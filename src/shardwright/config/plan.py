@@ -6,6 +6,7 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.field_types import Layers, LayersOr0, Ranks, RanksOr0, Sequences, ShareOr0
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy, RecomputedName
 
 ScheduleName = Literal[
@@ -51,41 +52,31 @@ ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 class PlanSpec(Spec):
     """Degrees and order of work. The product dp x cp x tp x pp is the number of ranks."""
 
-    dp: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
-        1, description="Data-parallel degree: replicas that see different samples."
-    )
-    tp: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
-        1, description="Tensor-parallel degree: ranks that share each layer's matrices."
-    )
+    dp: Ranks = Field(1, description="Data-parallel degree: replicas that see different samples.")
+    tp: Ranks = Field(1, description="Tensor-parallel degree: ranks that share each layer's matrices.")
     pp: Annotated[int, Field(gt=0, le=largest.PIPELINE_RANKS)] = Field(
         1, description="Pipeline-parallel degree: ranks that hold different layers."
     )
-    cp: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
-        1, description="Context-parallel degree: ranks that share each sequence's tokens."
-    )
+    cp: Ranks = Field(1, description="Context-parallel degree: ranks that share each sequence's tokens.")
     cp_method: ContextMethod = Field(
         "ring",
         description="How attention spans the cp ranks. ring: keys and values go around, under the computation; "
         "all-gather: they are gathered at once; ulysses: ranks trade tokens for heads, and each attends with its own.",
     )
-    ep: Annotated[int, Field(gt=0, le=largest.RANKS)] = Field(
+    ep: Ranks = Field(
         1,
         description="Expert-parallel degree: ranks that hold different experts; they are ranks of dp and cp, and of tp "
         "where expert_tp is 1.",
     )
-    expert_tp: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
-        0, description="Tensor-parallel degree of the experts: plan.tp or 1; 0 is plan.tp."
-    )
+    expert_tp: RanksOr0 = Field(0, description="Tensor-parallel degree of the experts: plan.tp or 1; 0 is plan.tp.")
     dispatch: Literal["direct", "node-aware"] = Field(
         "direct",
         description="How tokens cross to experts on other nodes. direct: once for each expert; node-aware: once for "
         "each node, and from there to its experts inside the node.",
     )
-    microbatch_size: Annotated[int, Field(gt=0, le=largest.BATCH)] = Field(
-        1, description="Sequences in one forward pass of one rank."
-    )
+    microbatch_size: Sequences = Field(1, description="Sequences in one forward pass of one rank.")
     schedule: ScheduleName = Field("1f1b", description="Order of forward and backward passes in the pipeline.")
-    virtual_stages: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(
+    virtual_stages: Layers = Field(
         1,
         description="Pieces of the model that each pipeline rank holds, where the schedule lets you choose: "
         "interleaved-1f1b, looped-bfs and auto (1 or 2).",
@@ -94,8 +85,7 @@ class PlanSpec(Spec):
         0, description="1f1b: more forwards before the first backward, to hide messages at the price of memory."
     )
     most_alive: Annotated[float, Field(ge=0, le=largest.COMPUTATIONS)] = Field(
-        0.0,
-        description="auto: most microbatches whose activations a rank keeps; 0 is as many as 1f1b keeps, plan.pp.",
+        0.0, description="auto: most microbatches whose activations a rank keeps; 0 is as many as 1f1b keeps, plan.pp."
     )
     sequence_parallel: bool = Field(
         False, description="Also shard norms and residuals over the sequence among the tp ranks."
@@ -105,12 +95,12 @@ class PlanSpec(Spec):
         description="ZeRO stage: what the dp ranks share instead of each holding all of it; 1 optimizer state, 2 "
         "gradients too, 3 parameters too.",
     )
-    zero_ranks: Annotated[int, Field(ge=0, le=largest.RANKS)] = Field(
+    zero_ranks: RanksOr0 = Field(
         0,
         description="Hybrid sharding: neighbouring dp ranks that share one set of shards, and copies of it over the "
         "others; 0 is all of dp.",
     )
-    offload_optimizer: Annotated[float, Field(ge=0, le=1)] = Field(
+    offload_optimizer: ShareOr0 = Field(
         0.0,
         description="Share of the optimizer state and of float32 master weights that is kept in host memory and "
         "updated there.",
@@ -118,7 +108,7 @@ class PlanSpec(Spec):
     offload_parameters: bool = Field(
         False, description="ZeRO 3: keep the shards of the parameters in host memory until they are gathered."
     )
-    layout: list[Annotated[int, Field(ge=0, le=largest.LAYERS)]] = Field(
+    layout: list[LayersOr0] = Field(
         default_factory=list,
         max_length=largest.LAYERS + 2,
         description="Layers of each stage, first to last; empty means as even as possible.",
@@ -133,7 +123,7 @@ class PlanSpec(Spec):
         ["attention"],
         description="selective: operators that are computed again (norm, qkv, attention, up, activation).",
     )
-    recompute_every: Annotated[int, Field(gt=0, le=largest.LAYERS)] = Field(
+    recompute_every: Layers = Field(
         1, description="full and selective: only every so many layers, counted in the whole model from layer 0."
     )
     recompute_layers: list[list[RecomputedName]] = Field(
@@ -145,8 +135,7 @@ class PlanSpec(Spec):
         0.0, description="budget: most GiB of activations on a rank; what is dearest to compute again is kept."
     )
     offload_activations: bool = Field(
-        False,
-        description="full: inputs of layers wait for the backward in host memory, and come back ahead of it.",
+        False, description="full: inputs of layers wait for the backward in host memory, and come back ahead of it."
     )
     bucket_mib: Annotated[float, Field(ge=largest.LEAST_BUCKET_MIB, le=largest.BUCKET_MIB)] = Field(
         25.0, description="Gradients are reduced over dp in buckets of this many MiB, during the backward."

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.field_types import StepsOr0
 
 Number = Literal["float32", "bf16", "fp16"]
 
@@ -30,7 +31,7 @@ class PrecisionSpec(Spec):
     loss_scale: Annotated[float, Field(ge=0, le=largest.LOSS_SCALE)] = Field(
         65536.0, description="First factor of the loss with fp16, so that small gradients are kept; 0 means none."
     )
-    loss_scale_growth_steps: Annotated[int, Field(ge=0, le=largest.STEPS)] = Field(
+    loss_scale_growth_steps: StepsOr0 = Field(
         2000, description="Steps without overflow after which the loss scale doubles; 0 means that it is constant."
     )
     float8: Literal["none", "delayed", "tensorwise", "rowwise", "blockwise"] = Field(

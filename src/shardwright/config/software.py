@@ -63,8 +63,7 @@ class SoftwareSpec(Spec):
     )
     head_parallel: bool = Field(True, description="tp ranks share the loss; if not, logits are gathered on each.")
     stage_kept: Number = Field(
-        0.0,
-        description="Bytes that a stage keeps of each microbatch in flight beside its layers', by output element.",
+        0.0, description="Bytes that a stage keeps of each microbatch in flight beside its layers', by output element."
     )
     step_bytes: Number = Field(
         0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from shardwright.config.base import shortened
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 
@@ -30,7 +31,8 @@ def read_toml(path: Path, hint: str = "save it as UTF-8") -> dict[str, Any]:
     except ValueError as error:
         if "digits" in str(error):  # Python reads no longer whole numbers, and names an option of its own
             raise FileFault(f"{path} has a number of thousands of digits; write one of at most 64 bits") from None
-        raise FileFault(f"{path} is not valid TOML: {_first_line(error)}; mend that line") from None
+        first_line = shortened((str(error).splitlines() or [""])[0], 200)
+        raise FileFault(f"{path} is not valid TOML: {first_line}; mend that line") from None
     if faults := value_faults(fields):
         raise FileFault(f"{path}: {faults[0]}")
     return fields
@@ -46,23 +48,14 @@ def value_faults(fields: dict[str, Any]) -> list[str]:
         if seen > _MOST_VALUES:
             return [f"there are more than {_MOST_VALUES:,} values, and no job has so many; check that it is the file"]
         if depth > _MOST_DEEP:
-            return [f"{_short(where)} is nested {depth} levels deep; fields are at most {_MOST_DEEP} levels deep"]
+            return [f"{shortened(where)} is nested {depth} levels deep; fields are at most {_MOST_DEEP} levels deep"]
         if isinstance(value, dict):
             left += [(f"{where}.{key}" if where else key, one, depth + 1) for key, one in reversed(value.items())]
         elif isinstance(value, list):
             left += [(f"{where}[{n}]", one, depth + 1) for n, one in reversed(list(enumerate(value)))]
         elif isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
             return [
-                f"{_short(where)} is a number of {value.bit_length()} bits, and TOML's have 64 with their sign; use at "
-                f"most {_LARGEST - 1}"
+                f"{shortened(where)} is a number of {value.bit_length()} bits, and TOML's have 64 with their sign; use "
+                f"at most {_LARGEST - 1}"
             ]
     return []
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [""]
-    return lines[0] if len(lines[0]) <= 200 else lines[0][:197] + "..."

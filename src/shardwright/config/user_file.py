@@ -40,10 +40,8 @@ def kind_of(mode: int) -> str:
 
 @contextmanager
 def open_file(path: Path, most_bytes: int = 0, what: str = "file") -> Iterator[BinaryIO]:
-    """A regular file, open for reading, of at most so many bytes (0: any number). `what` it should be, in words.
-
-    Raises FileFault or OSError.
-    """
+    """A regular file, open for reading, of at most so many bytes (0: any number). `what` it should be, in words. Raises
+    FileFault or OSError."""
     try:
         kind = kind_of(os.stat(path).st_mode)  # before it is opened: opening a device may have effects
     except ValueError as error:  # a NUL, or half a character
@@ -69,9 +67,7 @@ def read_file(path: Path, most_bytes: int, what: str = "file") -> bytes:
 
 def read_text(path: Path, most_bytes: int, what: str = "file", hint: str = "save it as UTF-8") -> str:
     """The text of a regular file in UTF-8, with or without a byte order mark. `hint`: the way out of what is no text.
-
-    Raises FileFault or OSError.
-    """
+    Raises FileFault or OSError."""
     contents = read_file(path, most_bytes, what)
     try:
         return contents.decode("utf-8-sig")
@@ -106,10 +102,8 @@ def hole_bytes(file: BinaryIO, most_segments: int = 256) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that a user names for what a command found. Raises OSError.
-
-    A FIFO that nobody reads is refused at once, not waited for.
-    """
+    """Write a file that a user names for what a command found. Raises OSError. A FIFO that nobody reads is refused at
+    once, not waited for."""
     descriptor = os.open(
         path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o666
     )

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from shardwright.config import catalog
+from shardwright.config.base import shortened
 from shardwright.config.job import JobSpec
 
 
@@ -47,8 +48,8 @@ def _describe(details: ErrorDetails, root: type[BaseModel]) -> str:
 
 
 def _short(value: object) -> str:
-    text = str(value) if isinstance(value, float) else json.dumps(value, default=str)  # TOML has nan, not NaN
-    return text if len(text) <= 60 else text[:57] + "..."
+    # TOML has nan, not NaN.
+    return shortened(str(value) if isinstance(value, float) else json.dumps(value, default=str))
 
 
 def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[BaseModel] | None:

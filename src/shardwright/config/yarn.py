@@ -7,6 +7,7 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.field_types import Divisor, Tokens
 
 
 class YarnSpec(Spec):
@@ -15,13 +16,11 @@ class YarnSpec(Spec):
     factor: Annotated[float, Field(ge=1, le=largest.SEQUENCE)] = Field(
         1.0, description="How many times longer sequences become; 1 means no scaling."
     )
-    trained_sequence: Annotated[int, Field(gt=0, le=largest.SEQUENCE)] = Field(
-        4096, description="Sequence that the model was trained on before, in tokens."
-    )
-    fast: Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)] = Field(
+    trained_sequence: Tokens = Field(4096, description="Sequence that the model was trained on before, in tokens.")
+    fast: Divisor = Field(
         32.0, description="Pairs that turn more often than this in trained_sequence stay as they are."
     )
-    slow: Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)] = Field(
+    slow: Divisor = Field(
         1.0, description="Pairs that turn less often than this in trained_sequence are stretched by all of factor."
     )
 

@@ -7,8 +7,7 @@ checkpoints, a segment of t takes M exp(R / M) (exp((t + d) / M) - 1) seconds on
 numbers or arrays with one entry a plan.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,10 +38,6 @@ class Goodput:
     lost_work: Numbers
     interval_s: Numbers
 
-    def as_dict(self) -> dict[str, Any]:
-        """Shares of the time by name."""
-        return asdict(self)
-
 
 def checkpoint_bytes(num_parameters: float, compute_bytes: int) -> float:
     """Bytes of a checkpoint: optimizer state, and the weights as they are computed with where they are not float32.
@@ -53,8 +48,7 @@ def checkpoint_bytes(num_parameters: float, compute_bytes: int) -> float:
 
 
 def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Numbers) -> Reliability | None:
-    """The reliability of a job on `num_devices` whose checkpoint has `written_bytes`; None where `reliability_gaps` has
-    something."""
+    """The reliability of a job whose checkpoint has `written_bytes`; None where `reliability_gaps` has something."""
     if reliability_gaps(cluster):
         return None
     return Reliability(

@@ -61,14 +61,9 @@ def scores_s(rates: Rates, scores: Scores, backward: bool) -> Numbers:
 class KernelTime:
     """Seconds of an operator's kernels: its forward, its input gradient and its weight gradient."""
 
-    forward: Numbers = 0.0
-    input_grad: Numbers = 0.0
-    weight_grad: Numbers = 0.0
-
-    def __add__(self, other: "KernelTime") -> "KernelTime":
-        return KernelTime(
-            self.forward + other.forward, self.input_grad + other.input_grad, self.weight_grad + other.weight_grad
-        )
+    forward: Numbers
+    input_grad: Numbers
+    weight_grad: Numbers
 
     def times(self, factor: float) -> "KernelTime":
         """All of them longer by a factor."""

@@ -22,8 +22,7 @@ from shardwright.sharding.groups import SHARDS, layout
 from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
 from shardwright.workload.embedding_head import loss_bytes
 from shardwright.workload.layers import LAYERS, chains, kept_bytes, placeholder_elements, turn_bytes
-from shardwright.workload.memo import Memo
-from shardwright.workload.memo_keys import layer_columns, layer_words
+from shardwright.workload.memo import Memo, layer_columns, layer_words
 from shardwright.workload.operators import FLOAT32, Context
 from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import LayerKind, PipelineRanks, all_ranks

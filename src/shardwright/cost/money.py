@@ -5,8 +5,7 @@ effectiveness x time, as in Patterson et al. 2021 (arXiv 2104.10350, section 2.5
 and `money_gaps` says what to set.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.cost.calibration import device_of
@@ -30,10 +29,6 @@ class Money:
             None if self.kwh is None else self.kwh * count,
             self.device_hours * count,
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Figures by name; null in JSON is unknown."""
-        return asdict(self)
 
 
 def step_money(cluster: ClusterSpec, step_s: Numbers, num_devices: Numbers) -> Money:

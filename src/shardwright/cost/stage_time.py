@@ -48,10 +48,6 @@ class PieceTime:
         """`count` such pieces."""
         return PieceTime(*(count * value for value in self.values()))
 
-    def at(self, index: Array) -> "PieceTime":
-        """The times of some plans, where there are arrays."""
-        return PieceTime(*(np.asarray(value)[index] if np.ndim(value) else value for value in self.values()))
-
     def values(self) -> tuple[Numbers, ...]:
         """All fields, in their order: dataclasses.astuple takes fifty times as long."""
         return (
@@ -94,8 +90,7 @@ class ExchangeTime:
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """Seconds of an operator's kernels and of its collectives; `repeated` is the share of its forward that is computed
-    again."""
+    """Seconds of an operator's kernels and collectives; `repeated` is the share of its forward that runs again."""
 
     operator: Operator
     kernels: KernelTime
@@ -112,17 +107,11 @@ class OperatorTime:
         """The operator as a piece of its own, of which nothing is computed again."""
         k, first = self.kernels, self.ahead()
         tp, cp, ep = _by_axis(self.backward)
+        ahead = first.tensor + first.context + first.expert
         return PieceTime(
-            k.forward,
-            k.input_grad,
-            k.weight_grad,
-            0.0,
-            tensor=first.tensor + tp,
-            context=first.context + cp,
-            expert=first.expert + ep,
-            exposed_forward=first.tensor + first.context + first.expert,
-            flops=first.flops,
-        )
+            k.forward, k.input_grad, k.weight_grad, tensor=first.tensor + tp, context=first.context + cp,
+            expert=first.expert + ep, exposed_forward=ahead, flops=first.flops,
+        )  # fmt: skip
 
 
 def _by_axis(exchanges: tuple[ExchangeTime, ...]) -> tuple[Numbers, Numbers, Numbers]:
@@ -251,18 +240,13 @@ class Costing:
 
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
         """One layer of a kind that recomputes what a policy says, the embedding or the head."""
-        found = self.whole_piece(kind, policy)
-        return (
-            found.gathered(self.rates, self.software, *self.shard_s(kind)) if np.any(self.run.cut.zero == 3) else found
-        )
-
-    def whole_piece(self, kind: str, policy: str = "none") -> PieceTime:
-        """The time of a piece whose parameters the rank has all by itself."""
-        return self.repeating(kind, policy, self.repeatable(kind))
-
-    def repeatable(self, kind: str) -> Repeatable:
-        """A piece by its operators, whatever a policy says."""
-        return self.before_experts(kind) + self.experts() if kind == "experts" else self.before_experts(kind)
+        operators = self.before_experts(kind)
+        if kind == "experts":
+            operators += self.experts()
+        found = self.repeating(kind, policy, operators)
+        if np.any(self.run.cut.zero == 3):
+            return found.gathered(self.rates, self.software, *self.shard_s(kind))
+        return found
 
     def before_experts(self, kind: str) -> Repeatable:
         """The time of what comes before the experts of a piece, which does not depend on how these lie."""
@@ -304,8 +288,7 @@ class Costing:
         for exchange in exchanges:
             if not np.any(exchange.size):  # no plan has it
                 continue
-            seconds = self.exchange_s(exchange)
-            exposed = seconds
+            exposed = seconds = self.exchange_s(exchange)
             if exchange.kind == "ring":  # the next keys come while these are used
                 exposed = beside(self.rates, seconds, compute_s)
             elif exchange.axis == "cp":

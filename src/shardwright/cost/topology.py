@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.query import Topology
 
-FLAT = Topology()
+_FLAT = Topology()
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,13 @@ class Group:
         A ring leaves each switch once. The groups whose ranks lie below one switch share its links upward, each in
         proportion to its ranks there.
         """
-        found = self.inside
+        return self._narrowed(self.inside)
+
+    def _narrowed(self, ports: Numbers) -> Numbers:
+        """Ports, or fewer where a level that is crossed has fewer upward."""
         for below, share in self.upper:
-            found = np.where(below < self.size, np.minimum(found, below * share), found)
-        return found
+            ports = np.where(below < self.size, np.minimum(ports, below * share), ports)
+        return ports
 
     def upward(self, topk_copies: Numbers = 1.0) -> Numbers:
         """How much of what a rank sends to all others alike passes its port, in units of a full port: the narrowest."""
@@ -67,13 +70,10 @@ class Group:
     @property
     def narrowest(self) -> Numbers:
         """Share of a port's bandwidth that a ring's slowest step has, for which all others wait."""
-        found: Numbers = 1.0
-        for below, share in self.upper:
-            found = np.where(below < self.size, np.minimum(found, below * share), found)
-        return found
+        return self._narrowed(1.0)
 
 
-def group_of(size: Numbers, stride: Numbers, domain: int, topology: Topology = FLAT) -> Group:
+def group_of(size: Numbers, stride: Numbers, domain: int, topology: Topology = _FLAT) -> Group:
     """The group of `size` ranks, `stride` apart, where `domain` neighbours share fast links."""
 
     def within(devices: int) -> Numbers:
@@ -81,9 +81,7 @@ def group_of(size: Numbers, stride: Numbers, domain: int, topology: Topology = F
 
     inside = within(domain)
     upper = tuple((within(devices), share) for devices, share in topology.levels)
-    if not topology.torus:
-        return Group(size, inside, upper)
-    return Group(size, inside, upper, *_on_torus(inside, stride, topology.torus))
+    return Group(size, inside, upper, *(_on_torus(inside, stride, topology.torus) if topology.torus else ()))
 
 
 def _on_torus(size: Numbers, stride: Numbers, torus: tuple[int, ...]) -> tuple[Numbers, Numbers]:

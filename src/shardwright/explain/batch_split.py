@@ -22,18 +22,12 @@ def portions(job: JobSpec) -> list[Portion]:
     plan, sequence = job.plan, job.model.sequence
     replica = job.batch.global_batch_size // plan.dp
     micro = plan.microbatch_size
+    taken = f"dp {plan.dp}: replicas take different sequences"
+    added = f"microbatch_size {micro}: one passes after the other, and gradients add up"
     found = [
         Portion("step", 1, job.batch.global_batch_size, job.tokens_per_step, why="batch.global_batch_size"),
-        Portion(
-            "replica", plan.dp, replica, replica * sequence, why=f"dp {plan.dp}: replicas take different sequences"
-        ),
-        Portion(
-            "microbatch",
-            job.num_microbatches,
-            micro,
-            micro * sequence,
-            why=f"microbatch_size {micro}: one passes after the other, and gradients add up",
-        ),
+        Portion("replica", plan.dp, replica, replica * sequence, why=taken),
+        Portion("microbatch", job.num_microbatches, micro, micro * sequence, why=added),
     ]
     if plan.cp > 1:
         why = f"cp {plan.cp}: ranks share each sequence"

@@ -14,7 +14,7 @@ from shardwright.cost.collective_time import all_to_all_s, message_s, ring_s
 from shardwright.cost.stage_time import Costing
 from shardwright.cost.topology import group_of
 from shardwright.cost.wire_bytes import SentBytes, all_to_all_sent, ring_sent
-from shardwright.explain.operator_passes import Collective, PieceKind, PiecePass
+from shardwright.explain.operator_passes import Collective, PieceKind, PiecePass, total_s
 from shardwright.explain.rank_groups import RankGroup
 from shardwright.schedule.action import SEND
 from shardwright.schedule.schedule import Program
@@ -87,12 +87,8 @@ def _of_calls(phase: str, of: Collective, calls: float, num_ranks: int) -> Cross
 def _joined(one: Crossing, more: Crossing) -> Crossing:
     return replace(
         one, calls=one.calls + more.calls, full_bytes=one.full_bytes + more.full_bytes, sent=one.sent + more.sent,
-        seconds=_sum(one.seconds, more.seconds), exposed_s=_sum(one.exposed_s, more.exposed_s),
+        seconds=total_s((one.seconds, more.seconds)), exposed_s=total_s((one.exposed_s, more.exposed_s)),
     )  # fmt: skip
-
-
-def _sum(one: float | None, more: float | None) -> float | None:
-    return None if one is None or more is None else one + more
 
 
 def _messages(
@@ -108,10 +104,8 @@ def _messages(
     sent = SentBytes(near * size, (len(sends) - near) * size)
     seconds = exposed = None
     if priced is not None:
-        seconds, exposed = (
-            len(sends) * float(message_s(priced.costing.rates, priced.costing.groups.pp, size)),
-            priced.step.messages,
-        )
+        seconds = len(sends) * float(message_s(priced.costing.rates, priced.costing.groups.pp, size))
+        exposed = priced.step.messages
     yield Crossing("between stages", "pp", "send", job.plan.pp, len(sends), len(sends) * size, sent, seconds, exposed)
 
 

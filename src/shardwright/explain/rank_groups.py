@@ -22,11 +22,6 @@ class RankGroup:
     carries: str
 
     @property
-    def num_nodes(self) -> int:
-        """Nodes that it crosses."""
-        return len(set(self.nodes))
-
-    @property
     def as_priced(self) -> Group:
         """Its size, and how many of its ranks share a node."""
         return Group(len(self.ranks), max(Counter(self.nodes).values()))

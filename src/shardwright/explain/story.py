@@ -94,7 +94,7 @@ def tell(job: JobSpec) -> Story:
         job=job, program=program, order=rank_order(job), portions=portions(job), groups=groups,
         experts=_experts(job, groups), memory=memory,
         predicted=[] if priced is None else predicted_memory(run, shipped()), fullest=fullest,
-        effects=effects(job, fullest, memory[fullest]),
+        effects=list(effects(job, fullest, memory[fullest])),
         passes=passes, rank=rank, pieces=of_ranks[rank], times=times,
         crossings=crossings(job, program, rank, of_ranks[rank], passes=passes, groups=groups, priced=priced),
         step=None if priced is None else priced.step, links=[] if costing is None else _links(run, costing),

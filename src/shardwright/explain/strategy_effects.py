@@ -21,12 +21,8 @@ class Effect:
     without_it: RankMemory
 
 
-def effects(job: JobSpec, rank: int, now: RankMemory) -> list[Effect]:
+def effects(job: JobSpec, rank: int, now: RankMemory) -> Iterator[Effect]:
     """One for each strategy that the plan uses and that it could do without, on a pipeline rank that holds `now`."""
-    return list(_effects(job, rank, now))
-
-
-def _effects(job: JobSpec, rank: int, now: RankMemory) -> Iterator[Effect]:
     for strategy, does, section, changed in _strategies(job):
         spec = getattr(job, section)
         other = job.model_copy(update={section: spec.model_copy(update=changed)})

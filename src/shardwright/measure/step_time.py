@@ -46,7 +46,6 @@ class RankTimes:
 class Comparison:
     """A step as simulated from measured costs, and as executed: the median of several."""
 
-    schedule: str
     costs: Costs
     simulated: Times
     executed_s: float
@@ -66,10 +65,8 @@ class Comparison:
             for entry in row
             for part in entry.action.computes()
         }
-        starts, ends = [], []
-        for row in self.performed:
-            starts.append([self._span(entry, consumed_s)[0] - first_s for entry in row])
-            ends.append([self._span(entry, consumed_s)[1] - first_s for entry in row])
+        spans = [[self._span(entry, consumed_s) for entry in row] for row in self.performed]
+        starts, ends = ([[span[side] - first_s for span in row] for row in spans] for side in (0, 1))
         return Times(tuple(tuple(entry.action for entry in row) for row in self.performed), starts, ends)
 
     @staticmethod
@@ -95,17 +92,12 @@ def compare_step_time(job: JobSpec, folder: Path) -> Comparison:
     """Measure, simulate and run a job's step on this machine. Raises PlanError and RunError as `launch` does."""
     refuse_asynchronous(job, "simulate --execute")
     ranks: list[RankTimes] = launch(measure_rank, job, folder, num_threads=1)
-    return compare_measured(job, ranks)
-
-
-def compare_measured(job: JobSpec, ranks: list[RankTimes]) -> Comparison:
-    """From what the ranks measured."""
     program = job_program(job)
     costs = measured_costs(job, ranks)
     executed_s = statistics.median(max(times) for times in zip(*(rank.steps_s for rank in ranks), strict=True))
     per_position = job.plan.world // job.plan.pp
     performed = [ranks[position * per_position].performed for position in range(job.plan.pp)]
-    return Comparison(job.plan.schedule, costs, play(program, costs), executed_s, performed=performed)
+    return Comparison(costs, play(program, costs), executed_s, performed)
 
 
 def measured_costs(job: JobSpec, ranks: list[RankTimes]) -> Costs:
@@ -115,17 +107,11 @@ def measured_costs(job: JobSpec, ranks: list[RankTimes]) -> Costs:
         tuple(max(rank.stages[stage][part] for rank in ranks if stage in rank.stages) for part in range(4))
         for stage in range(program.num_stages)
     ]
-    split = bool(program.split_backwards)
-    return Costs(
-        forward=tuple(forward for forward, _, _, _ in by_stage),
-        input_grad=tuple(input_grad for _, input_grad, _, _ in by_stage),
-        weight_grad=tuple(
-            weight_grad if split else max(0.0, backward - input_grad)
-            for _, input_grad, weight_grad, backward in by_stage
-        ),
-        latency=statistics.median(rank.message_s for rank in ranks),
-        step=max(rank.update_s for rank in ranks),
-    )
+    forward, input_grad, weight_grad, backward = zip(*by_stage, strict=True)
+    if not program.split_backwards:
+        weight_grad = tuple(max(0.0, both - first) for both, first in zip(backward, input_grad, strict=True))
+    latency = statistics.median(rank.message_s for rank in ranks)
+    return Costs(forward, input_grad, weight_grad, latency=latency, step=max(rank.update_s for rank in ranks))
 
 
 def measure_rank(job: JobSpec, mesh: Mesh, folder: Path) -> RankTimes:
@@ -153,9 +139,8 @@ def measure_rank(job: JobSpec, mesh: Mesh, folder: Path) -> RankTimes:
         stage: tuple(statistics.median(column[1:]) for column in zip(*rounds, strict=True))
         for stage, rounds in stages.items()
     }
-    return RankTimes(
-        medians, statistics.median(messages_s[1:]), statistics.median(updates_s[1:]), steps_s[1:], performed=performed
-    )
+    message_s, update_s = statistics.median(messages_s[1:]), statistics.median(updates_s[1:])
+    return RankTimes(medians, message_s, update_s, steps_s[1:], performed=performed)
 
 
 def _timed(work: Callable[[], object], mesh: Mesh) -> float:

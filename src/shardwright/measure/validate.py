@@ -7,7 +7,7 @@ fitted without each family, and whether plans fit that are known to run or not.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,7 @@ def _line(p: Predicted) -> dict[str, Any]:
     }  # fmt: skip
     if p.time:
         line |= {"predicted_s": p.time.total, "error": p.ratio - 1 if p.ratio else None} | {
-            f"{name}_s": value for name, value in p.time.as_dict().items() if name not in ("total", "mfu", "hfu")
+            f"{name}_s": value for name, value in asdict(p.time).items() if name not in ("total", "mfu", "hfu")
         }
         line |= {"mfu": p.time.mfu, "hfu": p.time.hfu}
     return line

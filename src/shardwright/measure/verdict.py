@@ -1,7 +1,7 @@
 """How far a plan is from one rank: what each rank did, and the largest differences between them."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,10 +36,6 @@ class Verdict:
     max_parameter_relative_difference: float
     bitwise: bool
 
-    def as_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return asdict(self)
-
     def within(self, tolerance: float) -> bool:
         """Whether no difference is larger than `tolerance`."""
         return all(difference <= tolerance for difference in self.differences)
@@ -47,11 +43,8 @@ class Verdict:
     @property
     def differences(self) -> tuple[float, float, float]:
         """The largest of losses, of gradient norms and of parameters."""
-        return (
-            self.max_loss_difference,
-            self.max_grad_norm_relative_difference,
-            self.max_parameter_relative_difference,
-        )
+        norm, parameter = self.max_grad_norm_relative_difference, self.max_parameter_relative_difference
+        return self.max_loss_difference, norm, parameter
 
 
 def compare(ranks: list[Record], one: Record) -> Verdict:

@@ -27,7 +27,8 @@ class Attention(nn.Module):
     Each group along its first dim holds the queries that share a key/value head, then that key and that value. So a
     range of the first dim is all that a tp rank needs.
 
-    The operators are called one by one, for a block may compute some of them twice: `project`, `attend`, `leave`.
+    The operators are called one by one, for a block may compute some of them twice: `project`, `attend`, and
+    `out`, [S, B, N x D] to [s, B, H].
     """
 
     def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
@@ -38,10 +39,8 @@ class Attention(nn.Module):
         groups = (spec.num_kv_heads, self.queries_per_group + 2, self.head_dim)
         self.qkv = ColumnLinear(spec.hidden, groups, 0, cut, std=spec.init_std)
         self.qkv_bias = sharded(groups, 0, cut.tp, "zeros") if spec.bias else None
-        self.out = RowLinear(
-            spec.heads * self.head_dim, spec.hidden, spec.bias, cut,
-            std=residual_std(spec.init_std, spec.layers),
-        )  # fmt: skip
+        std = residual_std(spec.init_std, spec.layers)
+        self.out = RowLinear(spec.heads * self.head_dim, spec.hidden, spec.bias, cut, std=std)
         # What is added to the keys of all positions alike adds the same number to all scores of a query, and softmax
         # cancels it: a bias that no rotary follows, of the product if no norm follows either, or of the norm.
         is_turned = spec.positions == "rotary"
@@ -55,8 +54,7 @@ class Attention(nn.Module):
         return self.qkv(x_sBH)
 
     def attend(self, qkv: Tensor, run: ForwardPass) -> Tensor:
-        """[S, B, G x (Q + 2) x D] to [S, B, N x D]: biases, norms, rotary positions and
-        softmax(QK^T x scale) V."""
+        """[S, B, G x (Q + 2) x D] to [S, B, N x D]: biases, norms, rotary positions and softmax(QK^T x scale) V."""
         s, B, _ = qkv.shape
         qkv_SBGRD = qkv.view(s, B, -1, self.queries_per_group + 2, self.head_dim)
         if self.qkv_bias is not None:
@@ -72,20 +70,10 @@ class Attention(nn.Module):
                 if run.angles is not None:
                     q_SBGQD, k_SBGD = rotate(q_SBGQD, *run.angles), rotate(k_SBGD, *run.angles)
         S = qkv_SBGRD.shape[0]
-        out_SBND = dot_product_attention(
-            q_SBGQD.reshape(S, B, -1, self.head_dim),
-            k_SBGD.squeeze(3),
-            v_SBGD.squeeze(3),
-            self.scale,
-            cut=self.cut,
-            run=run,
-        )
+        q_SBND, k_SBGD, v_SBGD = q_SBGQD.reshape(S, B, -1, self.head_dim), k_SBGD.squeeze(3), v_SBGD.squeeze(3)
+        out_SBND = dot_product_attention(q_SBND, k_SBGD, v_SBGD, self.scale, cut=self.cut, run=run)
         out_SBE = out_SBND.reshape(S, B, -1)
         return trade_for_tokens(out_SBE, self.cut.cp) if self.cut.trades_heads else out_SBE
-
-    def leave(self, attended_SBH: ProductInput) -> Tensor:
-        """[S, B, N x D] to [s, B, H]."""
-        return self.out(attended_SBH)
 
     def _bias(self, bias_GRD: Tensor) -> Tensor:
         if self.has_key_bias:

@@ -86,7 +86,7 @@ class Block(nn.Module):
         attention = self.attention
         qkv = Chain(x_sBH, policy).then("norm", self.attention_norm).product("qkv", attention.project)
         attended = qkv.then("attention", partial(attention.attend, run=run))
-        return self.attention_dropout(attended.into(attention.leave), run)
+        return self.attention_dropout(attended.into(attention.out), run)
 
     def _mlp(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
         """mlp(norm(x)), or moe(norm(x))."""
@@ -109,20 +109,16 @@ class Block(nn.Module):
         def before_down(x_sBH: Tensor) -> tuple[Tensor, Tensor]:
             x_sBH = halfway(x_sBH)
             assert self.mlp is not None
-            return x_sBH, self.mlp.activate(self.mlp.rise(self.mlp_norm(x_sBH)))
+            return x_sBH, self.mlp.activate(self.mlp.up(self.mlp_norm(x_sBH)))
 
         if self.mlp is None:
             return run_again(whole, x_sBH, run.convoy)
         (x_sBH,), inner_SBF = forget(before_down, x_sBH, run.convoy)
-        return x_sBH + self.mlp_dropout(self.mlp.leave(inner_SBF), run)
+        return x_sBH + self.mlp_dropout(self.mlp.down(inner_SBF), run)
 
 
 # Computes a region of a stage, given its name; ZeRO has the region's parameters there meanwhile.
 Passage = Callable[[str, Callable[[Tensor], Tensor], Tensor], Tensor]
-
-
-def _straight(region: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return function(x)
 
 
 class DecoderStage(nn.Module):
@@ -136,19 +132,15 @@ class DecoderStage(nn.Module):
         `host`, inputs of layers that keep nothing else wait there for the backward."""
         super().__init__()
         self.spec, self.span, self.cut, self.host = spec, span, cut, host
-        self.through: Passage = _straight
+        self.through: Passage = lambda region, function, x: function(x)
         self.angles: tuple[Tensor, Tensor] | None = None
         self.held = cut.held(spec.sequence)
         learned = spec.positions == "learned"
         self.embedding = Embedding(spec, cut) if span.is_first else None
         self.positions = LearnedPositions(spec, cut) if span.is_first and learned else None
         self.embedding_dropout = Dropout(spec, "embedding", cut)
-        self.layers = nn.ModuleDict(
-            {
-                str(i): Block(spec, i, cut, (policies or {}).get(i, KEEP_ALL))
-                for i in range(span.first_layer, span.end_layer)
-            }
-        )
+        policies, numbers = policies or {}, range(span.first_layer, span.end_layer)
+        self.layers = nn.ModuleDict({str(i): Block(spec, i, cut, policies.get(i, KEEP_ALL)) for i in numbers})
         self.norm = Norm(spec, cut) if span.is_last else None
         self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, cut, std=spec.init_std) if span.is_last else None
         if self.head is not None and spec.tied_embeddings:
@@ -220,9 +212,12 @@ class DecoderStage(nn.Module):
         return torch.stack([pick(documents_BS, ranges) for ranges in held])
 
     def forward(
-        self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None,
+        self,
+        x: Tensor,
+        targets_BS: Tensor | None = None,
+        microbatch: Microbatch | None = None,
         documents_BT: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.
 
         The last stage gives the losses of this rank's tokens, position by position, if `targets_BS` are given, else

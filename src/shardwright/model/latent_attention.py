@@ -27,7 +27,8 @@ from shardwright.sharding.stage_parameters import residual_std
 
 
 class LatentAttention(nn.Module):
-    """Operators as those of ordinary attention: `project` makes the latents, and `attend` all that is larger.
+    """Operators as those of ordinary attention: `project` makes the latents, `attend` all that is larger, and `out`
+    takes [S, B, N x E] to [s, B, H].
 
     So a block that computes `attend` again keeps the latents of a token, and no query, key or value (DeepSeek-V3,
     section 3.2.3). `down` is one matrix for both latents and the rotary key, in this order.
@@ -52,9 +53,8 @@ class LatentAttention(nn.Module):
         self.q_up = ColumnLinear(latent.q_rank or spec.hidden, (heads, self.query_width), 0, cut, std=spec.init_std)
         made = (heads, latent.nope_dim + latent.value_dim)
         self.kv_up = ColumnLinear(latent.kv_rank, made, 0, cut, std=spec.init_std)
-        self.out = RowLinear(
-            heads * latent.value_dim, spec.hidden, False, cut, std=residual_std(spec.init_std, spec.layers)
-        )
+        std = residual_std(spec.init_std, spec.layers)
+        self.out = RowLinear(heads * latent.value_dim, spec.hidden, False, cut, std=std)
 
     def project(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to latents, [s, B, L]; without low-rank queries to queries and latents, [S, B, N x D + L]."""
@@ -70,15 +70,9 @@ class LatentAttention(nn.Module):
         S, B, _ = q.shape
         assert run.angles is not None, "latent attention has rotary positions"
         cosine, sine = (angles[:, :, 0] for angles in run.angles)  # all heads of a token are turned alike
-        q_SBND, k_SBND, v_SBNE = _RotateAndSpread.apply(
-            q.view(S, B, -1, self.query_width), kv.view(S, B, q.shape[-1] // self.query_width, -1), k_rope_SBP,
-            cosine, sine,
-        )  # fmt: skip
+        q, kv = q.view(S, B, -1, self.query_width), kv.view(S, B, q.shape[-1] // self.query_width, -1)
+        q_SBND, k_SBND, v_SBNE = _RotateAndSpread.apply(q, kv, k_rope_SBP, cosine, sine)
         return dot_product_attention(q_SBND, k_SBND, v_SBNE, self.scale, cut=self.cut, run=run).reshape(S, B, -1)
-
-    def leave(self, attended: ProductInput) -> Tensor:
-        """[S, B, N x E] to [s, B, H]."""
-        return self.out(attended)
 
     def _heads(self, projected: Tensor, run: ForwardPass) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [S, B, N x D], keys without position and values [S, B, N x (D - P + E)], the rotary key [S, B, P]."""

@@ -10,14 +10,14 @@ from shardwright.model.activation import activate, activate_gated
 from shardwright.parallel.recompute.region import Chain
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
-from shardwright.parallel.tensor.recomputed_input import ProductInput
 from shardwright.sharding.stage_parameters import residual_std
 
 
 class MLP(nn.Module):
     """Gate and up are one matrix of full shape [2, ffn, H], so that they share their input's collective.
 
-    The operators are called one by one, for a block may compute some of them twice: `rise`, `activate`, `leave`.
+    The operators are called one by one, for a block may compute some of them twice: `up`, [s, B, H] to [S, B, F], or to
+    [gate | up], [S, B, 2 F], if gated; `activate`; and `down`, [S, B, F] to [s, B, H].
     """
 
     def __init__(self, spec: ModelSpec, cut: LayerSharding, width: int = 0) -> None:
@@ -29,28 +29,14 @@ class MLP(nn.Module):
         inner = (2, width) if self.gated else (1, width)
         self.up = ColumnLinear(spec.hidden, inner, 1, cut, std=spec.init_std)
         self.up_bias = sharded(inner, 1, cut.tp, "zeros") if spec.bias else None
-        self.down = RowLinear(
-            width,
-            spec.hidden,
-            spec.bias,
-            cut,
-            std=residual_std(spec.init_std, spec.layers),
-        )
+        self.down = RowLinear(width, spec.hidden, spec.bias, cut, std=residual_std(spec.init_std, spec.layers))
 
     def after(self, chain: Chain) -> Tensor:
         """[s, B, H] to [s, B, H], as the last operators of a chain."""
-        return chain.product("up", self.rise).then("activation", self.activate).into(self.leave)
-
-    def rise(self, x_sBH: ProductInput) -> Tensor:
-        """[s, B, H] to [S, B, F], or to [gate | up], [S, B, 2 F], if gated."""
-        return self.up(x_sBH)
+        return chain.product("up", self.up).then("activation", self.activate).into(self.down)
 
     def activate(self, up: Tensor) -> Tensor:
-        """Bias, activation and gating: what `rise` gave to [S, B, F]."""
+        """Bias, activation and gating: what `up` gave to [S, B, F]."""
         if self.up_bias is not None:
             up = up + self.up_bias.flatten()
         return activate_gated(up, self.activation) if self.gated else activate(up, self.activation)
-
-    def leave(self, inner_SBF: ProductInput) -> Tensor:
-        """[S, B, F] to [s, B, H]."""
-        return self.down(inner_SBF)

@@ -78,7 +78,7 @@ class MixtureOfExperts(nn.Module):
         y_sBH = self._routed(x_sBH, self.router(x_sBH, run), policy)
         if self.shared is None:
             return y_sBH
-        shared_sBH = self._shared(self.shared, x_sBH, policy)
+        shared_sBH = self.shared.after(Chain(x_sBH, policy))
         if self.shared_gate is not None:
             gate_T1 = exact_product(x_sBH.flatten(0, 1), self.shared_gate, self.cut.deferred).sigmoid()
             shared_sBH = shared_sBH * gate_T1.to(x_sBH.dtype).view(*x_sBH.shape[:2], 1)
@@ -98,7 +98,3 @@ class MixtureOfExperts(nn.Module):
         )
         leave = scatter_to if gathers else reduce_from
         return leave(y_TH, parts).view(s, B, -1)
-
-    @staticmethod
-    def _shared(shared: MLP, x_sBH: Tensor, policy: Policy) -> Tensor:
-        return shared.after(Chain(x_sBH, policy))

@@ -7,7 +7,7 @@ Shape suffixes: s positions on this rank, B samples of the microbatch, H hidden,
 rank, A tokens of the whole microbatch, K choices of a token.
 """
 
-from dataclasses import replace
+import math
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Router(nn.Module):
         B = x_sBH.shape[1]
         logits_TE = exact_product(x_sBH.flatten(0, 1), self.weight, self.cut.deferred)
         scores_TE = self.gate.score(logits_TE)
-        positions_s = self._positions(x_sBH.device)
+        positions_s = positions_tensor(self.cut.held_between(self.sequence), x_sBH.device)
         with torch.no_grad():
             asked, final = self._decide(logits_TE.detach(), scores_TE.detach(), positions_s, B, run=run)
         weights_TK = self.gate.weigh(logits_TE, scores_TE, final.experts_TK)
@@ -57,10 +57,6 @@ class Router(nn.Module):
                 # The factor of a rank's loss is for its part of the sequence, and these are parts of the whole.
                 weights_TK = add_losses(weights_TK, losses.sum(), run.microbatch.loss_factor * self.cut.cp.size)
         return Routing(final.experts_TK.masked_fill(~final.holds_TK, -1), weights_TK, varies=self.gate.sees_all)
-
-    def _positions(self, device: torch.device) -> Tensor:
-        """Where in their sequences this rank's tokens are."""
-        return positions_tensor(self.cut.held_between(self.sequence), device)
 
     def _splits(self) -> list[Axis]:
         """The axes whose ranks hold parts of a microbatch's tokens, innermost first."""
@@ -93,9 +89,7 @@ class Router(nn.Module):
         index = 0
         for axis in reversed(splits):
             index = index * axis.size + axis.index
-        parts = 1
-        for axis in splits:
-            parts *= axis.size
+        parts = math.prod(axis.size for axis in splits)
         rank_of_S = torch.empty_like(order_S).scatter_(0, order_S, torch.arange(len(order_S), device=order_S.device))
         mine_s = rank_of_S.chunk(parts)[index]
         return (mine_s[:, None] * batch + torch.arange(batch, device=mine_s.device)).flatten()
@@ -136,9 +130,4 @@ class Router(nn.Module):
 
 
 def _of_tokens(choice: Choice, tokens_T: Tensor) -> Choice:
-    return replace(
-        choice,
-        experts_TK=choice.experts_TK[tokens_T],
-        holds_TK=choice.holds_TK[tokens_T],
-        preference_TE=choice.preference_TE[tokens_T],
-    )
+    return Choice(choice.experts_TK[tokens_T], choice.holds_TK[tokens_T], choice.preference_TE[tokens_T])

@@ -8,8 +8,7 @@ here is better than that.
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
@@ -36,19 +35,10 @@ class CriticalBatch:
     by_data_tokens: float
 
     @property
-    def low_tokens(self) -> float:
-        """The smaller estimate."""
-        return min(self.by_loss_tokens, self.by_data_tokens)
-
-    @property
-    def high_tokens(self) -> float:
-        """The larger one."""
-        return max(self.by_loss_tokens, self.by_data_tokens)
-
-    @property
     def span(self) -> tuple[float, float]:
         """Both, the smaller one first."""
-        return self.low_tokens, self.high_tokens
+        low, high = sorted((self.by_loss_tokens, self.by_data_tokens))
+        return low, high
 
 
 def critical_batch(num_parameters: float, total_tokens: float, batch_tokens: float) -> CriticalBatch:
@@ -88,11 +78,6 @@ def reached_loss(num_parameters: float, total_tokens: float, batch_tokens: float
     return (low + high) / 2
 
 
-def more_tokens(batch_tokens: float, critical_tokens: float) -> float:
-    """Share of tokens more than the smallest batches would need to the same loss."""
-    return batch_tokens / critical_tokens
-
-
 def rebatched_tokens(total_tokens: float, batch_tokens: float, other_tokens: float, critical_tokens: float) -> float:
     """Tokens to the loss that `total_tokens` in batches of `batch_tokens` reach, in batches of `other_tokens`."""
     return total_tokens * (1 + other_tokens / critical_tokens) / (1 + batch_tokens / critical_tokens)
@@ -121,20 +106,13 @@ def rescaled(job: JobSpec, times: float) -> Rescaled:
     betas = [1 - times * (1 - beta) for beta in (optimizer.beta1, optimizer.beta2)]
     beta1, beta2 = (beta if beta > 0 else None for beta in betas)
     root = math.sqrt(times)
-    return Rescaled(
-        times,
-        optimizer.learning_rate * root,
-        beta1,
-        beta2,
-        epsilon=optimizer.epsilon / root,
-        sgd_learning_rate=optimizer.learning_rate * times,
-    )
+    rate = optimizer.learning_rate
+    return Rescaled(times, rate * root, beta1, beta2, epsilon=optimizer.epsilon / root, sgd_learning_rate=rate * times)
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """A job's batch beside the critical one. `more_tokens` is the share of tokens that it costs beyond the fewest, by
-    the larger and by the smaller estimate; `steps` and `total_tokens` are those that the job asks for."""
+    """A job's batch beside the critical one. `steps` and `total_tokens` are those that the job asks for."""
 
     batch_tokens: int
     steps: int
@@ -143,27 +121,24 @@ class BatchLimits:
 
     @property
     def more_tokens(self) -> tuple[float, float]:
-        """How many times the tokens the batch takes, by the larger estimate of the critical one and by the smaller."""
+        """Share of tokens more than the smallest batches would need to the same loss, by the larger estimate of the
+        critical batch and by the smaller."""
         low, high = self.critical.span
-        return more_tokens(self.batch_tokens, high), more_tokens(self.batch_tokens, low)
+        return self.batch_tokens / high, self.batch_tokens / low
 
     def rebatched_tokens(self, batch_tokens: float) -> tuple[float, float]:
         """Tokens to the same loss in other batches: the fewest and the most by the two estimates."""
-        by_estimate = [
-            rebatched_tokens(self.total_tokens, self.batch_tokens, batch_tokens, c) for c in self.critical.span
-        ]
-        return min(by_estimate), max(by_estimate)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"more_tokens": list(self.more_tokens)}
+        total = self.total_tokens
+        fewest, most = sorted(
+            rebatched_tokens(total, self.batch_tokens, batch_tokens, critical) for critical in self.critical.span
+        )
+        return fewest, most
 
 
 def batch_limits(job: JobSpec, total_tokens: int = 0) -> BatchLimits:
     """The limits of the batch of a job whose run sees `total_tokens`; 0 is what its optimizer.steps see."""
     batch = job.tokens_per_step
     total = total_tokens or job.optimizer.steps * batch
-    model = job.model
-    shape = shape_of(model)
-    computing = max(1, num_active_parameters(model) - shape.num_tables * shape.table_elements)
+    shape = shape_of(job.model)
+    computing = max(1, num_active_parameters(job.model) - shape.num_tables * shape.table_elements)
     return BatchLimits(batch, max(1, round(total / batch)), total, critical_batch(computing, total, batch))

@@ -3,16 +3,8 @@
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.cost import failures
 from shardwright.cost.calibration import peak_flops, shipped
-from shardwright.cost.failures import (
-    Goodput,
-    Reliability,
-    best_interval_s,
-    checkpoint_bytes,
-    goodput,
-    reliability_gaps,
-    reliability_of,
-)
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.money import Money, money_gaps, step_money
@@ -37,8 +29,8 @@ class Estimate:
     peak_flops: float
     tokens_per_s_per_device: float
     num_steps_of_many: float
-    reliability: Reliability | None
-    goodput: Goodput | None
+    reliability: failures.Reliability | None
+    goodput: failures.Goodput | None
     checkpoint_bytes: float
     step_money: Money
     gaps: tuple[str, ...]
@@ -60,8 +52,8 @@ def estimate(job: JobSpec) -> Estimate:
     """
     run, cluster = run_of(job), job.cluster
     step = played_step(job, shipped())
-    written = checkpoint_bytes(num_parameters(job.model), job.precision.compute_bytes)
-    reliability = reliability_of(cluster, job.plan.world, written)
+    written = failures.checkpoint_bytes(num_parameters(job.model), job.precision.compute_bytes)
+    reliability = failures.reliability_of(cluster, job.plan.world, written)
     return Estimate(
         step=step,
         memory=peak_memory(run, shipped()),
@@ -69,8 +61,8 @@ def estimate(job: JobSpec) -> Estimate:
         tokens_per_s_per_device=job.tokens_per_step / step.total / job.plan.world,
         num_steps_of_many=MANY_TOKENS / job.tokens_per_step,
         reliability=reliability,
-        goodput=goodput(reliability, best_interval_s(reliability)) if reliability else None,
+        goodput=failures.goodput(reliability, failures.best_interval_s(reliability)) if reliability else None,
         checkpoint_bytes=written,
         step_money=step_money(cluster, step.total, job.plan.world),
-        gaps=(*money_gaps(cluster), *reliability_gaps(cluster)),
+        gaps=(*money_gaps(cluster), *failures.reliability_gaps(cluster)),
     )

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardwright.config import largest
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.critical_batch import BatchLimits
-from shardwright.planner.search.constraints import Constraints, shortened, whole_number
+from shardwright.planner.search.constraints import Constraints, whole_number
 from shardwright.planner.search.search import search
 from shardwright.simulate.closed_form import step_time
 
@@ -49,14 +49,9 @@ class Point:
         return self.tokens_per_s / self.num_devices
 
     @property
-    def step_usd(self) -> float | None:
-        """US dollars of a step; None where no price is known."""
-        return None if self.money.usd is None else float(self.money.usd)
-
-    @property
     def usd_per_billion_tokens(self) -> float | None:
         """US dollars of 1e9 tokens; None where no price is known."""
-        return None if self.step_usd is None else self.step_usd / self.job.tokens_per_step * 1e9
+        return None if self.money.usd is None else float(self.money.usd) / self.job.tokens_per_step * 1e9
 
 
 @dataclass(frozen=True)
@@ -136,10 +131,8 @@ def scaling(
             tokens.append(limits.rebatched_tokens(chosen.tokens_per_step))
         of_kind.append(Scaling(kind, tuple(points), tuple(tokens), tuple(misfits)))
     if not any(found.points for found in of_kind):
-        raise PlanError(
-            f"job {job.name} at other sizes",
-            [f"no plan fits on {devices_text(sizes)}; use more of them, or devices with more memory"],
-        )
+        fault = f"no plan fits on {devices_text(sizes)}; use more of them, or devices with more memory"
+        raise PlanError(f"job {job.name} at other sizes", [fault])
     strong, weak = of_kind
     return strong, weak
 
@@ -148,8 +141,7 @@ def sizes_of(text: str) -> list[int]:
     """Sizes from "8,16,48" or "64-1024", which is doubled from one end to the other. PlanError says what is wrong."""
     found, faults = [], []
     for part in text.split(","):
-        words = part.split("-")
-        ends = [whole_number(word.strip(), largest.RANKS) for word in words]
+        ends = [whole_number(word.strip(), largest.RANKS) for word in part.split("-")]
         low, high = ends[0], ends[-1]
         if len(ends) > 2 or low is None or high is None or low > high:
             faults.append(

@@ -30,26 +30,16 @@ class AmaxHistory:
         self._margin = margin
         self._past: deque[float] = deque(maxlen=length)
         self._largest = 0.0
-        self._now: Tensor | None = None
-        self._scale: float | None = None
-
-    @property
-    def scale(self) -> float | None:
-        """What to cast with in this step; None until a number other than 0 has been seen."""
-        return self._scale
-
-    @property
-    def now(self) -> Tensor | None:
-        """Amax of the step under way; None if nothing was cast."""
-        return self._now
+        self.now: Tensor | None = None  # amax of the step under way; None if nothing was cast
+        self.scale: float | None = None  # to cast with in this step; None until a number other than 0 has been seen
 
     def see(self, amax: Tensor) -> None:
         """A microbatch had this amax, float32 []."""
-        self._now = amax if self._now is None else torch.maximum(self._now, amax)
+        self.now = amax if self.now is None else torch.maximum(self.now, amax)
 
     def forget_now(self) -> None:
         """What was cast since the last step was no training."""
-        self._now = None
+        self.now = None
 
     def end_step(self, amax: float) -> None:
         """The step had this amax over all ranks."""
@@ -66,7 +56,7 @@ class AmaxHistory:
         self._set_largest(max(self._past, default=0.0) or state["largest"])
 
     def _set_largest(self, amax: float) -> None:
-        self._now = None
+        self.now = None
         if amax > 0.0:  # a history of zeros asks for nothing: what was before it stays
             self._largest = amax
-            self._scale = float(scales_for(torch.tensor(amax), self._dtype)) * 2.0**self._margin
+            self.scale = float(scales_for(torch.tensor(amax), self._dtype)) * 2.0**self._margin

@@ -52,8 +52,11 @@ class Quantised:
 
 def amaxes(x_RC: Tensor, granularity: Granularity) -> Tensor:
     """Largest absolute values, float32, in the shape of the scales; nan where there is a nan."""
+    if granularity == "tensor" and x_RC.numel():
+        low, high = torch.aminmax(x_RC)  # one pass, where abs().amax() makes a copy first
+        return torch.maximum(-low, high).float()
     if granularity == "tensor":
-        return _whole_amax(x_RC)
+        return torch.zeros((), device=x_RC.device)
     return torch.cat([_amaxes_of_chunk(x_RC[rows].float(), granularity) for rows in _chunks(x_RC)])
 
 
@@ -109,13 +112,6 @@ def expanded(scales: Tensor, granularity: Granularity, shape: torch.Size) -> Ten
     r, c = scales.shape
     high = TILE if granularity == "block" else 1
     return scales[:, None, :, None].expand(r, high, c, TILE).reshape(r * high, c * TILE)[:num_rows, :num_columns]
-
-
-def _whole_amax(x: Tensor) -> Tensor:
-    if x.numel() == 0:
-        return torch.zeros((), device=x.device)
-    low, high = torch.aminmax(x)  # one pass, where abs().amax() makes a copy first
-    return torch.maximum(-low, high).float()
 
 
 def _amaxes_of_chunk(x_RC: Tensor, granularity: Granularity) -> Tensor:

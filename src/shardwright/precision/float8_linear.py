@@ -43,14 +43,7 @@ class CastWeight:
 class Float8Linear:
     """What one linear layer remembers for its fp8 products. Made by `make_float8_state`."""
 
-    def __init__(
-        self,
-        recipe: Float8Recipe,
-        cut: CutDim,
-        reduce_max: ReduceMax,
-        history: int,
-        margin: int,
-    ) -> None:
+    def __init__(self, recipe: Float8Recipe, cut: CutDim, reduce_max: ReduceMax, history: int, margin: int) -> None:
         self.recipe = recipe
         self.num_weight_casts = 0
         # Which weights these are: whoever changes them changes this. `end_step` counts it up.
@@ -164,11 +157,7 @@ def _scales_over_cut(shared: Tensor, own: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def make_float8_state(
-    recipe: RecipeName,
-    cut: CutDim = "none",
-    reduce_max: ReduceMax = on_one_rank,
-    history: int = 16,
-    margin: int = 0,
+    recipe: RecipeName, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank, history: int = 16, margin: int = 0
 ) -> Float8Linear:
     """The state of one linear layer.
 

@@ -28,22 +28,12 @@ class LossScale:
         if most_skips_in_a_row < 1:
             raise ValueError(f"{most_skips_in_a_row} skipped steps in a row are always had; allow at least 1")
         self._initial = initial
-        self._value = initial
+        self.value = initial  # what the loss of the coming step is multiplied by, and its gradients divided by
         self._growth_steps = growth_steps
         self._most_skips_in_a_row = most_skips_in_a_row
         self._num_good_in_a_row = 0
         self._num_skipped_in_a_row = 0
-        self._num_skipped = 0
-
-    @property
-    def value(self) -> float:
-        """What the loss of the coming step is multiplied by, and its gradients divided by."""
-        return self._value
-
-    @property
-    def num_skipped(self) -> int:
-        """Steps left out so far."""
-        return self._num_skipped
+        self.num_skipped = 0  # steps left out so far
 
     def update(self, overflowed: bool) -> None:
         """A step is over. If it overflowed, the caller leaves the weights as they are.
@@ -58,36 +48,36 @@ class LossScale:
         if self._num_good_in_a_row == self._growth_steps:
             self._num_good_in_a_row = 0
             # Not below what it is: a first scale above the ceiling stays there.
-            self._value = max(self._value, min(2.0 * self._value, CEILING))
+            self.value = max(self.value, min(2.0 * self.value, CEILING))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs."""
         return {
-            "value": self._value,
+            "value": self.value,
             "num_good_in_a_row": self._num_good_in_a_row,
             "num_skipped_in_a_row": self._num_skipped_in_a_row,
-            "num_skipped": self._num_skipped,
+            "num_skipped": self.num_skipped,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint. A constant scale keeps its own value."""
         if self._growth_steps:
-            self._value = float(state["value"])
+            self.value = float(state["value"])
         self._num_good_in_a_row = int(state["num_good_in_a_row"])
         self._num_skipped_in_a_row = int(state["num_skipped_in_a_row"])
-        self._num_skipped = int(state["num_skipped"])
+        self.num_skipped = int(state["num_skipped"])
 
     def _skip(self) -> None:
         self._num_good_in_a_row = 0
-        self._num_skipped += 1
+        self.num_skipped += 1
         self._num_skipped_in_a_row += 1
         if self._growth_steps:
             # Not above what it is: a first scale below the floor stays there.
-            self._value = min(self._value, max(0.5 * self._value, FLOOR))
+            self.value = min(self.value, max(0.5 * self.value, FLOOR))
         if self._num_skipped_in_a_row >= self._most_skips_in_a_row:
             raise FloatingPointError(
                 f"{self._num_skipped_in_a_row} steps in a row had gradients that are not finite, and none of them "
-                f"changed the weights; the loss scale began at {self._initial:g} and is {self._value:g}. "
+                f"changed the weights; the loss scale began at {self._initial:g} and is {self.value:g}. "
                 + (
                     "If the loss itself is finite, activations or gradients leave the range of fp16 (65504) at any "
                     'scale: use precision.compute = "bf16"; else look for a too high learning rate or broken data'

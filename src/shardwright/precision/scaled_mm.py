@@ -43,16 +43,8 @@ def scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor
 
     Without the "fast" sums, which keep about 14 bits (arXiv 2412.19437, section 3.3.2).
     """
-    return scaled_mm(
-        a.values,
-        b.values.t(),
-        _scales_of_first(a),
-        _TYPES[a.granularity],
-        _scales_of_second(b),
-        _TYPES[b.granularity],
-        output_dtype=out_dtype,
-        use_fast_accum=False,
-    )
+    scales = _scales_of_first(a), _TYPES[a.granularity], _scales_of_second(b), _TYPES[b.granularity]
+    return scaled_mm(a.values, b.values.t(), *scales, output_dtype=out_dtype, use_fast_accum=False)
 
 
 def _cuda_version() -> tuple[int, ...]:

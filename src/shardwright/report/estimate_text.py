@@ -3,11 +3,8 @@
 And, where the cluster's device is known, time, MFU, money, energy and time lost to failures (report/step_cost.py).
 """
 
-import json
 import textwrap
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from shardwright.account.job_memory import job_memory
 from shardwright.config import catalog
@@ -15,6 +12,7 @@ from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.host_memory import host_memory_bytes, host_room_bytes
 from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
 from shardwright.config.units import counted, memory_text
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
@@ -26,12 +24,6 @@ if TYPE_CHECKING:
     from shardwright.planner.own_plan import Estimate
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "total")
-
-
-def show_estimate(job: JobSpec, as_json: bool) -> None:
-    """The command `estimate`."""
-    memory, priced = job_memory(job), _priced(job)
-    click.echo(json.dumps(_as_dict(job, memory, priced)) if as_json else _text(job, memory, priced))
 
 
 def _priced(job: JobSpec) -> "Estimate | str":
@@ -57,8 +49,11 @@ def _device(job: JobSpec) -> DeviceSpec:
     return read_entry("devices", job.cluster.device, DeviceSpec)
 
 
-def _as_dict(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> dict[str, Any]:
-    limit = device_memory_bytes(job)
+def estimate_dict(job: JobSpec) -> dict[str, Any]:
+    """For `--json`. Bytes, seconds, US dollars; null is unknown."""
+    memory, priced = job_memory(job), _priced(job)
+    limit, room = device_memory_bytes(job), host_room_bytes(job.cluster)
+    fits = None if limit is None else all(of.total_bytes <= limit and of.host_bytes <= room for of in memory)
     return {
         "job": job.name,
         "parameters": num_parameters(job.model),
@@ -66,9 +61,7 @@ def _as_dict(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -
         "memory": [rank.as_dict() for rank in memory],
         "device_memory_bytes": limit,
         "host_memory_bytes": host_memory_bytes(job.cluster),
-        "fits": None
-        if limit is None
-        else all(rank.total_bytes <= limit and rank.host_bytes <= host_room_bytes(job.cluster) for rank in memory),
+        "fits": fits,
         "notes": job_notes(job),
         **_takes_dict(job, priced),
     }
@@ -90,28 +83,22 @@ def _takes_text(job: JobSpec, priced: "Estimate | str") -> str:
     return price_text(job, priced)
 
 
-def _text(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> str:
-    plan = job.plan
+def estimate_text(job: JobSpec) -> str:
+    """An estimate for reading."""
+    plan, memory, priced = job.plan, job_memory(job), _priced(job)
     placement = job_program(job).placement
     kinds = [*KINDS, "host"] if any(of_rank.host_bytes for of_rank in memory) else KINDS
     rows = [["pp rank", "layers", *kinds, "state a parameter"]]
     for rank, of_rank in enumerate(memory):
         held = [stage_parameters(job.model, plan, stage) for stage in placement.stages_of(rank)]
         layers = sum(region.isdigit() for regions in held for region in regions)
-        elements = {
-            place.name: place.num_elements for regions in held for places in regions.values() for place in places
-        }
+        places = (place for regions in held for places in regions.values() for place in places)
+        elements = sum({place.name: place.num_elements for place in places}.values())
         values = of_rank.as_dict()
-        rows.append(
-            [
-                str(rank),
-                str(layers),
-                *(memory_text(values[f"{kind}_bytes"]) for kind in kinds),
-                f"{of_rank.state_bytes / sum(elements.values()):.2f} B",
-            ]
-        )
+        bytes_by_kind = [memory_text(values[f"{kind}_bytes"]) for kind in kinds]
+        rows.append([str(rank), str(layers), *bytes_by_kind, f"{of_rank.state_bytes / elements:.2f} B"])
     heading = (
-        f"{job.name}: {num_parameters(job.model):,} parameters{_active(job)} on {counted(plan.world, 'rank')}, "
+        f"{job.name}: {parameters_text(job.model)} on {counted(plan.world, 'rank')}, "
         f"{plan.degrees}, {f'ep {plan.ep}, ' if plan.ep > 1 else ''}ZeRO {plan.zero}, {plan.schedule}, "
         f"{counted(job.num_microbatches, 'microbatch')} of {plan.microbatch_size}, computed in {job.precision.compute}"
     )
@@ -126,8 +113,10 @@ def _text(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> s
     return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), _verdict(job, memory), takes, *notes])
 
 
-def _active(job: JobSpec) -> str:
-    return f" ({num_active_parameters(job.model):,} compute a token)" if job.model.moe.experts else ""
+def parameters_text(model: ModelSpec) -> str:
+    """ "8,000 parameters", and of a model with experts how many of them compute a token."""
+    active = f" ({num_active_parameters(model):,} compute a token)" if model.moe.experts else ""
+    return f"{num_parameters(model):,} parameters{active}"
 
 
 def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
@@ -139,11 +128,10 @@ def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
     device = f"one {_device(job).name} with {memory_text(limit)}"
     where = f"pp rank {memory.index(largest)} needs {memory_text(largest.total_bytes)}"
     left = limit - largest.total_bytes
-    if left >= 0 and any(rank.host_bytes for rank in memory):
-        return f"It fits {device}: {where}, which leaves {memory_text(left)}. " + _host_verdict(job, memory)
     if left < 0:
         return f"It does not fit {device}: {where}, which is {memory_text(-left)} too much."
-    return f"It fits {device}: {where}, which leaves {memory_text(left)}."
+    hosted = f" {_host_verdict(job, memory)}" if any(rank.host_bytes for rank in memory) else ""
+    return f"It fits {device}: {where}, which leaves {memory_text(left)}.{hosted}"
 
 
 def _host_verdict(job: JobSpec, memory: list[RankMemory]) -> str:

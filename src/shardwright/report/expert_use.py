@@ -27,19 +27,17 @@ EVEN = 1.5  # a busiest expert up to this multiple of the mean is called even
 _WIDTH, _LEFT, _MAP, _SQUARE, _GAP = 1120.0, 120.0, 620.0, 104.0, 34.0
 _MOST_COLUMNS, _MOST_ROWS = 155, 52  # of a heat map: a cell is at least 4 pixels wide and 2 high
 _LAST = 10  # steps whose mean is "at the end"
+_FIGURES = ("largest_load", "dropped_share", "unserved_share", "entropy")  # of a layer and step, in metrics.jsonl
 
 
 @dataclass(frozen=True)
 class LayerUse:
-    """A layer with experts over the steps of a run. `together` is the last step that counted pairs, with
-    the counts."""
+    """A layer with experts over the steps of a run. `figures` are those of each step, by name (`_FIGURES`); `together`
+    is the last step that counted pairs, with the counts."""
 
     layer: int
     loads: list[list[int]]
-    largest_loads: list[float]
-    dropped_shares: list[float]
-    unserved_shares: list[float]
-    entropies: list[float]
+    figures: dict[str, list[float]]
     together: tuple[int, list[list[int]]] | None
 
     @property
@@ -66,33 +64,22 @@ def read_use(folder: Path) -> ExpertUse:
     path = folder / METRICS
     try:
         lines = read_text(path, _MOST_BYTES).splitlines()
+        steps = [entry for entry in map(_entry, lines) if entry.get("experts")]
+        if steps:
+            numbers = [entry["step"] for entry in steps]
+            layers = [_layer_use(steps, place) for place in range(len(steps[0]["experts"]))]
+            return ExpertUse(numbers, layers, _sent(steps))
+        way_out = "train a model that has some, such as shardwright train quickstart-moe"
+        fault = f"{path} has no step with experts; {way_out}"
     except FileNotFoundError:
-        raise PlanError(
-            f"run {folder}", [f"there is no {path}; name the folder of a run, such as runs/quickstart-moe"]
-        ) from None
-    except FileFault as fault:
-        raise PlanError(f"run {folder}", [str(fault)]) from None
+        fault = f"there is no {path}; name the folder of a run, such as runs/quickstart-moe"
+    except FileFault as error:
+        fault = str(error)
     except OSError as error:
-        raise PlanError(
-            f"run {folder}", [f"{path} can't be read: {error.strerror}; name the folder of a run"]
-        ) from None
-    steps = [entry for entry in map(_entry, lines) if entry.get("experts")]
-    if not steps:
-        raise PlanError(
-            f"run {folder}",
-            [f"{path} has no step with experts; train a model that has some, such as shardwright train quickstart-moe"],
-        )
-    try:
-        return ExpertUse(
-            [entry["step"] for entry in steps],
-            [_layer_use(steps, place) for place in range(len(steps[0]["experts"]))],
-            _sent(steps),
-        )
+        fault = f"{path} can't be read: {error.strerror}; name the folder of a run"
     except (KeyError, TypeError, IndexError) as error:
-        raise PlanError(
-            f"run {folder}",
-            [f"{path} is not what this version writes of experts ({error!r} in a step); train the run again"],
-        ) from None
+        fault = f"{path} is not what this version writes of experts ({error!r} in a step); train the run again"
+    raise PlanError(f"run {folder}", [fault])
 
 
 def _entry(line: str) -> dict[str, Any]:
@@ -106,26 +93,19 @@ def _entry(line: str) -> dict[str, Any]:
 def _layer_use(steps: Sequence[dict[str, Any]], place: int) -> LayerUse:
     of_layer = [entry["experts"][place] for entry in steps]
     counted = [(entry["step"], n["together"]) for entry, n in zip(steps, of_layer, strict=True) if n.get("together")]
-    return LayerUse(
-        of_layer[0]["layer"],
-        [n["load"] for n in of_layer],
-        [n["largest_load"] for n in of_layer],
-        [n["dropped_share"] for n in of_layer],
-        unserved_shares=[n["unserved_share"] for n in of_layer],
-        entropies=[n["entropy"] for n in of_layer],
-        together=counted[-1] if counted else None,
-    )
+    number, loads = of_layer[0]["layer"], [n["load"] for n in of_layer]
+    figures = {name: [n[name] for n in of_layer] for name in _FIGURES}
+    return LayerUse(number, loads, figures, together=counted[-1] if counted else None)
 
 
 def _sent(steps: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     if any(entry.get("between_nodes_bytes") is None for entry in steps):
         return {}
     inside, between, experts_inside, experts_between = (
-        fmean(entry[name] for entry in steps)
-        for name in (
-            "inside_nodes_bytes", "between_nodes_bytes", "experts_inside_nodes_bytes", "experts_between_nodes_bytes"
-        )
-    )  # fmt: skip
+        fmean(entry[f"{whose}{where}_nodes_bytes"] for entry in steps)
+        for whose in ("", "experts_")
+        for where in ("inside", "between")
+    )
     return {
         "tokens to experts and back": (experts_inside, experts_between),
         "all else": (inside - experts_inside, between - experts_between),
@@ -135,8 +115,7 @@ def _sent(steps: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
 def draw_use(folder: Path, svg: Path | None = None) -> Path:
     """Draw a run into a file, or into its own folder. Returns the file; raises PlanError as `read_use` does."""
     path = svg or folder / PICTURE
-    picture = experts_picture(read_use(folder), folder.resolve().name)
-    write_output(path, picture, "--svg")
+    write_output(path, experts_picture(read_use(folder), folder.resolve().name), "--svg")
     return path
 
 
@@ -165,13 +144,7 @@ def use_dict(use: ExpertUse) -> dict[str, Any]:
 
 def _at_the_end(layer: LayerUse) -> dict[str, float]:
     """Means of the last steps."""
-    values = {
-        "largest_load": layer.largest_loads,
-        "dropped_share": layer.dropped_shares,
-        "unserved_share": layer.unserved_shares,
-        "entropy": layer.entropies,
-    }
-    return {name: fmean(of_steps[-_LAST:]) for name, of_steps in values.items()}
+    return {name: fmean(of_steps[-_LAST:]) for name, of_steps in layer.figures.items()}
 
 
 def _figures(layer: LayerUse) -> list[str]:
@@ -216,9 +189,8 @@ def _band(layer: LayerUse, steps: Sequence[int], top: float, has_pairs: bool) ->
     box = Box(_LEFT, top, _MAP, _SQUARE)
     parts = [text(20, top + 14, f"layer {layer.layer}", "name", 12), text(20, top + 31, f"{layer.num_experts} experts")]
     parts += heat_map(_load_rows(layer), box, "load")
-    parts += [text(_LEFT - 6, y, words, anchor="end") for y, words in (
-        (top + 10, "0"), (box.bottom, f"{layer.num_experts - 1}")
-    )]  # fmt: skip
+    ends = ((top + 10, "0"), (box.bottom, f"{layer.num_experts - 1}"))
+    parts += [text(_LEFT - 6, y, words, anchor="end") for y, words in ends]
     parts += x_axis(box, steps[0], steps[-1])
     left = box.right + _GAP
     if pairs := _pairs(layer):
@@ -265,13 +237,11 @@ def _curves(use: ExpertUse, top: float) -> list[str]:
     wide = (_WIDTH - 20 - 3 * 56) / 3
     boxes = [Box(56 + n * (wide + 56), top, wide, 170) for n in range(3)]
     most_entropy = max(math.log(layer.num_experts) for layer in use.layers)
-    loads = _lines(use, [layer.largest_loads for layer in use.layers])
-    entropies = _lines(use, [layer.entropies for layer in use.layers])
-    dropped = _lines(use, [layer.dropped_shares for layer in use.layers])
+    loads, entropies, dropped = (_lines(use, name) for name in ("largest_load", "entropy", "dropped_share"))
     return [
         *line_chart("busiest expert / mean (dotted: 1.5)", boxes[0], loads, 2.0, mark=EVEN),
         *line_chart("entropy of scores, nats (dotted: even)", boxes[1], entropies, most_entropy, mark=most_entropy),
-        *line_chart("choices dropped", boxes[2], dropped, 0.01, form=_percent),
+        *line_chart("choices dropped", boxes[2], dropped, 0.01, form=lambda share: f"{100 * share:.3g}%"),
         *legend(56, top + 170 + 40, loads if len(loads) <= len(LINE_COLOURS) else [loads[0], loads[-1]]),
     ]
 
@@ -284,13 +254,11 @@ def _colour(number: int, of: int) -> str:
     return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g}%"
-
-
-def _lines(use: ExpertUse, by_layer: Sequence[Sequence[float]]) -> list[Line]:
+def _lines(use: ExpertUse, figure: str) -> list[Line]:
+    """A figure over the steps, a line for each layer."""
     found = []
-    for number, (layer, values) in enumerate(zip(use.layers, by_layer, strict=True)):
+    for number, layer in enumerate(use.layers):
+        values = layer.figures[figure]
         spans = _spans(len(values), _MOST_COLUMNS)
         points = [(float(use.steps[span[-1]]), fmean(values[step] for step in span)) for span in spans]
         found.append(Line(f"layer {layer.layer}", points, _colour(number, len(use.layers))))

@@ -1,12 +1,10 @@
 """The best plans as text that says why, and as JSON."""
 
 import itertools
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import software_of
@@ -24,14 +22,9 @@ if TYPE_CHECKING:  # they are there where a plan is explained
 _WIDTH = 118
 
 
-def show_plans(advice: Advice, as_json: bool) -> None:
-    """Print what was found."""
-    click.echo(json.dumps([as_dict(plan) for plan in advice.plans]) if as_json else plans_text(advice))
-
-
-def as_dict(plan: PricedPlan) -> dict[str, Any]:
+def plan_dict(plan: PricedPlan) -> dict[str, Any]:
     """One plan of `--json`: all fields of the plan, seconds, bytes, US dollars (null where the price is unknown)."""
-    time, memory = plan.time.as_dict(), plan.memory.as_dict()
+    time, memory = asdict(plan.time), plan.memory.as_dict()
     return {
         "plan": plan.job.plan.model_dump(),
         "global_batch_size": plan.job.batch.global_batch_size,
@@ -143,7 +136,7 @@ def _best(advice: Advice) -> Iterator[str]:
         yield _filled("Steps are by closed forms; --simulate N simulates the N best plans by their own orders of work.")
     yield "The best plan\n" + aligned(list(_breakdown(best)))
     if advice.binding:
-        yield _filled(f"What binds: {advice.binding.text}.")
+        yield _filled(f"What binds: {advice.binding}.")
     yield "Why not another\n" + "\n".join(_reason_lines(advice.reasons))
     if len(advice.plans) > 1:
         yield _filled(_runner_up(advice))
@@ -207,18 +200,13 @@ def _breakdown(plan: PricedPlan) -> Iterator[list[str]]:
     from shardwright.planner.advice.reasons import PARTS
 
     total = float(plan.time.total)
-    times = [
-        (name, float(getattr(plan.time, part))) for part, name in PARTS.items() if float(getattr(plan.time, part)) > 0
-    ]
-    kinds = [(name, float(value)) for name, value in plan.memory.as_dict().items() if name not in ("total", "host")]
-    times.append(("step", total))
-    kinds.append(("process", float(plan.memory.process)))
-    for row in range(max(len(times), len(kinds))):
-        left = (
-            [times[row][0], f"{times[row][1]:.3f} s", f"{times[row][1] / total:.1%}"] if row < len(times) else [""] * 3
-        )
-        right = [kinds[row][0], f"{kinds[row][1] / GIB:.2f} GiB"] if row < len(kinds) else [""] * 2
-        yield ["  " + left[0], *left[1:], "  " + right[0], right[1]]
+    times = {name: float(getattr(plan.time, part)) for part, name in PARTS.items()} | {"step": total}
+    kinds = plan.memory.as_dict() | {"process": plan.memory.process}
+    left = [(name, f"{time:.3f} s", f"{time / total:.1%}") for name, time in times.items() if time > 0]
+    right = [(name, f"{float(kinds[name]) / GIB:.2f} GiB") for name in kinds if name not in ("total", "host")]
+    for time, memory in itertools.zip_longest(left, right):
+        (part, *seconds), (kind, size) = time or ("", "", ""), memory or ("", "")
+        yield ["  " + part, *seconds, "  " + kind, size]
 
 
 def _reason_lines(reasons: "list[Reason]") -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB
@@ -12,6 +13,7 @@ from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, li
 _WIDTH, _LEFT, _GAP = 920.0, 66.0, 86.0
 _HIGH, _ROW = 180.0, 262.0
 _MOST_TICKS = 7
+_NAMES = {"strong": "strong: the same batch", "weak": "weak: the batch grows"}
 
 
 def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
@@ -26,58 +28,31 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
 
     def lines(value: Callable[[Scaling, Point], float]) -> list[Line]:
         return [
-            Line(_name(found), [(math.log2(p.num_devices), value(found, p)) for p in found.points], colour)
+            Line(_NAMES[found.kind], [(math.log2(p.num_devices), value(found, p)) for p in found.points], colour)
             for found, colour in zip(drawn, LINE_COLOURS, strict=False)
         ]
 
     first = min(found.points[0].num_devices for found in drawn)
     ideal = Line("in proportion", [(math.log2(s), math.log2(s / first)) for s in sizes], "#98a2b3", is_dashed=True)
     faster = [ideal, *lines(lambda found, p: max(0.0, math.log2(p.tokens_per_s / found.points[0].tokens_per_s)))]
+    efficiency, held = lines(Scaling.efficiency), lines(lambda _, p: p.peak_bytes / GIB)
+    if drawn[0].points[0].usd_per_billion_tokens is None:
+        price, prices = "device-hours of 1e9 tokens", lines(lambda _, p: 1e9 / p.tokens_per_s_per_device / 3600)
+    else:
+        price, prices = "US dollars of 1e9 tokens", lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
+    chart = partial(line_chart, ticks=ticks)
     parts = [
         text(20, 30, label, "name", 15),
         text(20, 49, "the best plan at each size; speed-up and efficiency beside the smallest size that fits", size=12),
         *legend(_LEFT, 76, [*faster[1:], ideal]),
-        *line_chart("speed-up: tokens a second", boxes[0], faster, 1.0, form=_times, ticks=ticks),
-        *line_chart(
-            "efficiency: tokens a second of a device",
-            boxes[1],
-            lines(Scaling.efficiency),
-            1.0,
-            mark=1.0,
-            form=_percent,
-            ticks=ticks,
-        ),
-        *line_chart(
-            f"memory of the fullest device, GiB (dotted: the {room:g} there are)",
-            boxes[2],
-            lines(lambda _, p: p.peak_bytes / GIB),
-            room,
-            mark=room,
-            ticks=ticks,
-        ),
-        *_price(boxes[3], drawn, lines, ticks),
+        *chart("speed-up: tokens a second", boxes[0], faster, 1.0, form=_times),
+        *chart("efficiency: tokens a second of a device", boxes[1], efficiency, 1.0, mark=1.0, form=_percent),
+        *chart(f"memory of the fullest device, GiB (dotted: the {room:g} there are)", boxes[2], held, room, mark=room),
+        *chart(price, boxes[3], prices, 0.0, form="{:,g}".format),
     ]
     for box in boxes:
         parts.append(text(box.left + box.width / 2, box.bottom + 34, "devices", anchor="middle"))
     return document(label, _WIDTH, boxes[-1].bottom + 56, parts)
-
-
-def _price(
-    box: Box, drawn: Sequence[Scaling], lines: Callable[[Callable[[Scaling, Point], float]], list[Line]],
-    ticks: dict[float, str],
-) -> list[str]:  # fmt: skip
-    """Dollars by token, or device-hours where no price is known."""
-    if drawn[0].points[0].usd_per_billion_tokens is None:
-        title = "device-hours of 1e9 tokens"
-        of = lines(lambda _, p: 1e9 / p.tokens_per_s_per_device / 3600)
-    else:
-        title = "US dollars of 1e9 tokens"
-        of = lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
-    return line_chart(title, box, of, 0.0, form="{:,g}".format, ticks=ticks)
-
-
-def _name(found: Scaling) -> str:
-    return {"strong": "strong: the same batch", "weak": "weak: the batch grows"}[found.kind]
 
 
 def _times(doublings: float) -> str:

@@ -1,6 +1,7 @@
 """What the command `scale` prints: the best plan at each size, strong and weak scaling, and what the batch allows."""
 
 import textwrap
+from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
@@ -22,7 +23,7 @@ def scaling_dict(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
     return {
         "job": job.name,
         "device": job.cluster.device,
-        "batch": limits.as_dict(),
+        "batch": asdict(limits) | {"more_tokens": list(limits.more_tokens)},
         **{found.kind: found.rows() for found in scalings},
         **{f"{found.kind}_misfits": list(found.misfits) for found in scalings},
     }

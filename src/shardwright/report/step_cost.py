@@ -1,6 +1,7 @@
 """What a plan takes, in words and as JSON: where a step's time goes, money, energy, and time lost to failures."""
 
 import textwrap
+from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
@@ -38,12 +39,12 @@ def price_dict(job: JobSpec, found: Estimate) -> dict[str, Any]:
         "time": {part: getattr(step, part) for part in PARTS},
         "cost_per_step": found.step_money.usd,
         "money": {
-            "step": found.step_money.as_dict(),
-            "1e12_tokens": found.of_steps(many).as_dict() | {"seconds": many * found.wall_s},
-            "run": found.of_steps(run).as_dict() | {"seconds": run * found.wall_s, "steps": run},
+            "step": asdict(found.step_money),
+            "1e12_tokens": asdict(found.of_steps(many)) | {"seconds": many * found.wall_s},
+            "run": asdict(found.of_steps(run)) | {"seconds": run * found.wall_s, "steps": run},
         },
         "process_bytes": found.memory.process,
-        "goodput": found.goodput.as_dict() if found.goodput else None,
+        "goodput": asdict(found.goodput) if found.goodput else None,
         "gaps": list(found.gaps),
     }
 

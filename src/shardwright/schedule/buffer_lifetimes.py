@@ -71,10 +71,8 @@ RULES = (
 
 
 def lives(schedule: Schedule, rank: int) -> list[Life]:
-    """All buffers of a rank, in the order of their end. What is never let go lives to the end of the list.
-
-    A forward-only program keeps nothing for a backward.
-    """
+    """All buffers of a rank, in the order of their end. What is never let go lives to the end of the list. A
+    forward-only program keeps nothing for a backward."""
     row, recomputed = schedule.ranks[rank], schedule.recomputed
     opened: list[tuple[LifetimeRule, dict[tuple[int, int], int]]] = [(rule, {}) for rule in RULES]  # since which action
     ending = {kind: [(rule, since) for rule, since in opened if kind in rule.ends] for kind in Kind}

@@ -7,7 +7,7 @@ from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import ASYNCHRONOUS, Recompute
 from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
 from shardwright.schedule.message_sizes import job_sizes
-from shardwright.schedule.registry import PipelineShape, schedule_faults, shape_order, shape_program
+from shardwright.schedule.registry import PipelineShape, shape_faults, shape_order, shape_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.groups import zero_stage
@@ -37,15 +37,11 @@ class Order:
 def job_order(job: JobSpec, num_steps: int = 1) -> Order:
     """The order of a job's work."""
     plan = job.plan
-    costs = relative_costs(job) if plan.schedule == "auto" else None
-    shape = PipelineShape(
-        plan.pp, job.num_microbatches, plan.virtual_stages, plan.extra_warmup, num_steps=num_steps,
-        most_alive=_limit(job), costs=costs,
-    )  # fmt: skip
     zero = max(zero_stage(plan, is_expert) for is_expert in {False, job.model.moe.experts > 0})
     # The only run of a rank with one stage of several ends with its last addition anyway.
     reduces_by_run = zero >= 2 and (plan.stages_per_rank > 1 or plan.pp == 1)
-    return Order(plan.schedule, shape, plan.recompute, zero == 3 and plan.gathers_stages, reduces_by_run=reduces_by_run)
+    gathers = zero == 3 and plan.gathers_stages
+    return Order(plan.schedule, _shape(job, num_steps), plan.recompute, gathers, reduces_by_run=reduces_by_run)
 
 
 def job_program(job: JobSpec, num_steps: int = 1) -> Program:
@@ -54,9 +50,14 @@ def job_program(job: JobSpec, num_steps: int = 1) -> Program:
     return replace(program, sizes=job_sizes(job, program.placement))
 
 
-def _limit(job: JobSpec) -> float:
-    plan = job.plan
-    return plan.most_alive or (plan.pp if plan.schedule == "auto" else 0.0)
+def _shape(job: JobSpec, num_steps: int) -> PipelineShape:
+    """What the schedule of a job is made for; one that is made to measure keeps as many microbatches as 1F1B does."""
+    plan, is_auto = job.plan, job.plan.schedule == "auto"
+    most_alive, costs = plan.most_alive or plan.pp * is_auto, relative_costs(job) if is_auto else None
+    return PipelineShape(
+        plan.pp, job.num_microbatches, plan.virtual_stages, plan.extra_warmup, num_steps=num_steps,
+        most_alive=most_alive, costs=costs,
+    )  # fmt: skip
 
 
 def relative_costs(job: JobSpec, latency: float = 0.0) -> Costs:
@@ -90,10 +91,7 @@ def plan_faults(job: JobSpec) -> list[str]:
     )
     num_steps = undrained_steps(job)
     letters += f"; {num_steps} steps go by until a log line or an evaluation" if num_steps > 1 else ""
-    faults = schedule_faults(
-        plan.schedule, plan.pp, job.num_microbatches, plan.virtual_stages,
-        extra_warmup=plan.extra_warmup, num_steps=num_steps, most_alive=_limit(job), costs=relative_costs(job),
-    )  # fmt: skip
+    faults = shape_faults(plan.schedule, _shape(job, num_steps))
     return _asynchronous_faults(job) + [
         f"{fault} ({letters})" if " m " in fault or " p " in fault else fault for fault in faults
     ]

@@ -36,18 +36,14 @@ class Sizes:
 
 
 def message_bytes(job: JobSpec) -> int:
-    """What passes between two stages of a pipeline, either way: hidden states [s, B, H].
-
-    s is a cp-th of the sequence, or a tp-th of that under sequence parallel.
-    """
+    """What passes between two stages of a pipeline, either way: hidden states [s, B, H]. s is a cp-th of the sequence,
+    or a tp-th of that under sequence parallel."""
     return job.precision.compute_bytes * job.tokens_between * job.plan.microbatch_size * job.model.hidden
 
 
 def job_sizes(job: JobSpec, placement: StagePlacement, tp_index: int = 0) -> Sizes:
-    """The sizes of a job's messages and state, on a device at `tp_index` of its tensor-parallel group.
-
-    Shares differ if rows don't divide.
-    """
+    """The sizes of a job's messages and state, on a device at `tp_index` of its tensor-parallel group. Shares differ if
+    rows don't divide."""
     plan, model = job.plan, job.model
     held = [
         [place for places in stage_parameters(model, plan, stage, tp_index).values() for place in places]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 
 from shardwright.config import largest
 from shardwright.config.base import PlanError
@@ -60,20 +61,18 @@ class Entry:
     faults: Callable[[PipelineShape], list[str]] = lambda shape: []
     understands: tuple[str, ...] = ()
 
-    def __call__(self, num_ranks: int, num_microbatches: int, virtual_stages: int = 1) -> Schedule:
-        """The schedule of a shape that is admitted."""
-        return self.make(PipelineShape(num_ranks, num_microbatches, virtual_stages))
+
+Made = TypeVar("Made")
+
+
+def _of_size(make: Callable[[int, int], Made]) -> Callable[[PipelineShape], Made]:
+    """What is made of the numbers of ranks and microbatches of a shape alone."""
+    return lambda shape: make(shape.num_ranks, shape.num_microbatches)
 
 
 GENERATORS: dict[str, Entry] = {
-    "sequential": Entry(
-        lambda shape: sequential(shape.num_ranks, shape.num_microbatches),
-        bubble="m * (p - 1) * (F + B)",
-    ),
-    "gpipe": Entry(
-        lambda shape: gpipe(shape.num_ranks, shape.num_microbatches),
-        bubble="(p - 1) * (F + B)",
-    ),
+    "sequential": Entry(_of_size(sequential), bubble="m * (p - 1) * (F + B)"),
+    "gpipe": Entry(_of_size(gpipe), bubble="(p - 1) * (F + B)"),
     "1f1b": Entry(
         lambda shape: one_f_one_b(shape.num_ranks, shape.num_microbatches, shape.extra_warmup),
         bubble="(p - 1) * (F + B)",
@@ -91,37 +90,28 @@ GENERATORS: dict[str, Entry] = {
         bubble="(p - 1) * (F + B) / v",
         when="m >= p",
     ),
-    "zb-h1": Entry(
-        lambda shape: zb_h1(shape.num_ranks, shape.num_microbatches),
-        bubble="(p - 1) * (F + I - W)",
-        when="m >= p and W <= I",
-    ),
+    "zb-h1": Entry(_of_size(zb_h1), bubble="(p - 1) * (F + I - W)", when="m >= p and W <= I"),
     "zb-h2": Entry(
-        lambda shape: zb_h2(shape.num_ranks, shape.num_microbatches),
+        _of_size(zb_h2),
         bubble="(p - 1) * F",
         when="m >= 2 * p - 1 and I <= 2 * W <= F + I",
         repeated="(p - 1) * (F + I - 2 * W)",
     ),
-    "zb-v": Entry(
-        lambda shape: zb_v(shape.num_ranks, shape.num_microbatches),
-        bubble="(p - 1) * F / 2",
-        when="m >= 2 * p - 1 and F == I == W",
-        repeated="0",
-    ),
-    "v-half": Entry(lambda shape: v_half(shape.num_ranks, shape.num_microbatches)),
-    "v-min": Entry(lambda shape: v_min(shape.num_ranks, shape.num_microbatches)),
+    "zb-v": Entry(_of_size(zb_v), bubble="(p - 1) * F / 2", when="m >= 2 * p - 1 and F == I == W", repeated="0"),
+    "v-half": Entry(_of_size(v_half)),
+    "v-min": Entry(_of_size(v_min)),
     # Where a pair takes less than its parts, these are the bubbles of the ranks at the turn: they run most pairs.
     "dualpipe": Entry(
-        lambda shape: dualpipe(shape.num_ranks, shape.num_microbatches),
+        _of_size(dualpipe),
         bubble="(p / 2 - 1) * (FB + B - 3 * W)",
         when="F == I and W <= I",
-        faults=lambda shape: dualpipe_faults(shape.num_ranks, shape.num_microbatches),
+        faults=_of_size(dualpipe_faults),
     ),
     "dualpipev": Entry(
-        lambda shape: dualpipev(shape.num_ranks, shape.num_microbatches),
+        _of_size(dualpipev),
         bubble="(p - 1) * (FB + B - 3 * W) / 2",
         when="F == I and W <= I",
-        faults=lambda shape: dualpipev_faults(shape.num_ranks, shape.num_microbatches),
+        faults=_of_size(dualpipev_faults),
     ),
     "pipedream": Entry(
         lambda shape: pipedream(shape.num_ranks, shape.num_microbatches * shape.num_steps),
@@ -133,7 +123,7 @@ GENERATORS: dict[str, Entry] = {
         lambda shape: pipedream_2bw(shape.num_ranks, shape.num_microbatches, shape.num_steps),
         bubble="(p - 1) * (F + B)",
         repeated="0",
-        faults=lambda shape: pipedream_2bw_faults(shape.num_ranks, shape.num_microbatches),
+        faults=_of_size(pipedream_2bw_faults),
         understands=("num_steps",),
     ),
 }
@@ -143,9 +133,7 @@ def _auto(shape: PipelineShape) -> Schedule:
     from shardwright.schedule.solver.auto import auto  # the solver is as large as all other schedules together
 
     limit = shape.most_alive or None
-    return auto(
-        shape.num_ranks, shape.num_microbatches, shape.costs, limit, stages_per_rank=shape.virtual_stages
-    )  # fmt: skip
+    return auto(shape.num_ranks, shape.num_microbatches, shape.costs, limit, stages_per_rank=shape.virtual_stages)
 
 
 def _auto_faults(shape: PipelineShape) -> list[str]:
@@ -169,24 +157,6 @@ def _auto_faults(shape: PipelineShape) -> list[str]:
 
 
 GENERATORS["auto"] = Entry(_auto, faults=_auto_faults, understands=("most_alive", "costs"))
-
-
-def schedule_faults(
-    name: str, num_ranks: int, num_microbatches: int, virtual_stages: int = 1, *, extra_warmup: int = 0,
-    group: int = 0, num_steps: int = 1, most_alive: float = 0.0, costs: Costs | None = None,
-) -> list[str]:  # fmt: skip
-    """Why a schedule does not admit a shape, each with its arithmetic and a way out. Empty if it does."""
-    shape = PipelineShape(
-        num_ranks,
-        num_microbatches,
-        virtual_stages,
-        extra_warmup,
-        group=group,
-        num_steps=num_steps,
-        most_alive=most_alive,
-        costs=costs,
-    )
-    return shape_faults(name, shape)
 
 
 def shape_faults(name: str, shape: PipelineShape) -> list[str]:
@@ -244,33 +214,12 @@ def _stage_faults(name: str, virtual_stages: int) -> list[str]:
     return [f"schedule {name!r} runs {count} on each rank, and plan.virtual_stages is {virtual_stages}; use {stages}"]
 
 
-def training_program(
-    name: str, num_ranks: int, num_microbatches: int, virtual_stages: int = 1, *, extra_warmup: int = 0,
-    group: int = 0, num_steps: int = 1, most_alive: float = 0.0, costs: Costs | None = None,
-    recompute: Recompute = "none", gathers: bool = False,
-) -> Program:  # fmt: skip
+def shape_program(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Program:
     """One optimizer step under a named schedule, all communication written out.
 
-    An asynchronous schedule can write `num_steps` of them, with no flush between. With `recompute` stages keep their
-    inputs alone (stage_recompute.py); with `gathers` their parameters are sharded (zero3_gathers.py). ValueError says
-    why a shape is not admitted.
+    With `recompute` stages keep their inputs alone (stage_recompute.py); with `gathers` their parameters are sharded
+    (zero3_gathers.py). PlanError says why a shape is not admitted.
     """
-    shape = PipelineShape(
-        num_ranks,
-        num_microbatches,
-        virtual_stages,
-        extra_warmup,
-        group=group,
-        num_steps=num_steps,
-        most_alive=most_alive,
-        costs=costs,
-    )
-    return shape_program(name, shape, recompute, gathers)
-
-
-def shape_program(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Program:
-    """The program of one optimizer step of a shape, all communication written out. PlanError says why it is not
-    admitted."""
     return _extended(lower(_made(name, shape)), recompute, gathers)
 
 
@@ -294,10 +243,8 @@ def _extended(schedule: AnySchedule, recompute: Recompute, gathers: bool) -> Any
 
 
 def forward_of(program: Program) -> Program:
-    """The forward passes alone, as in evaluation and generation, on the stages of a program and in its order.
-
-    Where the program gathers parameters, so do they.
-    """
+    """The forward passes alone, as in evaluation and generation, on the stages of a program and in its order. Where the
+    program gathers parameters, so do they."""
     rows = tuple(
         tuple(part for action in row for part in action.computes() if part.kind is Kind.FORWARD)
         for row in program.ranks

@@ -62,10 +62,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Program(Schedule):
-    """A schedule whose lists also hold sends, receives, gradient reductions and the optimizer step.
-
-    `sizes` says how many bytes they move; None where that is not known.
-    """
+    """A schedule whose lists also hold sends, receives, gradient reductions and the optimizer step. `sizes` says how
+    many bytes they move; None where that is not known."""
 
     sizes: Sizes | None = None
 

@@ -89,11 +89,6 @@ def play(program: Program, costs: Costs, num_steps: int = 1) -> Times:
     return play_on(program, costs, num_steps, num_steps)[0]
 
 
-def step_ends(schedule: Schedule, costs: Costs, num_steps: int) -> list[float]:
-    """When each of some steps that run back to back has ended on all ranks."""
-    return play_on(schedule, costs, 0, num_steps)[1]
-
-
 def play_on(
     schedule: Schedule, costs: Costs, num_kept: int, num_steps: int, later: Schedule | None = None
 ) -> tuple[Times, list[float]]:

@@ -57,9 +57,7 @@ def scattered_bucket(
     plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, num_elements: int, itemsize: int = 4
 ) -> list[BucketCollective]:
     """Collectives that leave a share of the sum on each rank. `num_elements` is the bucket's with its padding.
-
-    ValueError if the bucket does not split into equal shares.
-    """
+    ValueError if the bucket does not split into equal shares."""
     if num_elements % num_ranks:
         raise ValueError(
             f"a bucket of {num_elements} elements has no equal shares for {num_ranks} ranks "
@@ -91,10 +89,8 @@ def wire_bytes(collectives: Sequence[BucketCollective], num_ranks: Any) -> Any:
 
 
 def summed(plan: Compression, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[BucketCollective]:
-    """What sums `num_elements` in matrices of so many rows and columns in all, on every rank, by a method.
-
-    Elementwise: numbers may be arrays.
-    """
+    """What sums `num_elements` in matrices of so many rows and columns in all, on every rank, by a method. Elementwise:
+    numbers may be arrays."""
     if plan.compress == "powersgd":
         return [BucketCollective("all_reduce", _FLOAT32 * plan.compress_rank * length) for length in (rows, columns)]
     if plan.compress == "topk":

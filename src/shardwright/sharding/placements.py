@@ -67,10 +67,8 @@ class TensorLayout:
 
 
 def placements(axes: Mapping[str, int], cut: Mapping[str, int] | None = None, sums: tuple[str, ...] = ()) -> Placements:
-    """On all of `axes`, by size: cut along the dims of `cut`, partial over `sums`, else replicated.
-
-    An axis of one rank replicates: there every placement is the same.
-    """
+    """On all of `axes`, by size: cut along the dims of `cut`, partial over `sums`, else replicated. An axis of one rank
+    replicates: there every placement is the same."""
     found = []
     for axis, size in axes.items():
         if size > 1 and cut is not None and axis in cut:

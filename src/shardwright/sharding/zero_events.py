@@ -247,7 +247,10 @@ class StageEvents(Generic[Unit]):
         self._reducing.append(unit)
 
     def reduce(self) -> None:
-        """Start what has not been started: units with a parameter that got no gradient."""
+        """Start what has not been started: units with a parameter that got no gradient.
+
+        In a program with gathers this comes several times a step, each time for the gradients since the last.
+        """
         self.is_armed = False
         while self._next < len(self._due):
             self._start_next()

@@ -15,9 +15,8 @@ from operator import itemgetter
 from shardwright.schedule.action import COMPUTE, SEND, Action, Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
 from shardwright.schedule.lowering.weight_versions import stashed_versions
-from shardwright.schedule.registry import training_program
 from shardwright.schedule.schedule import Program, Schedule
-from shardwright.schedule.timing import Costs, Times, play_on, step_ends
+from shardwright.schedule.timing import Costs, Times, play_on
 
 _PAIR = (Kind.OVERLAP, -1)
 STEADY_STEPS = 3  # steps after which each further one takes equally long
@@ -98,39 +97,18 @@ class Bubbles:
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of one step in which a rank idles."""
-        return self.bubble / self.makespan
-
-
-def measure(
-    name: str, num_ranks: int, num_microbatches: int, work: Work | None = None, virtual_stages: int = 1, *,
-    extra_warmup: int = 0, group: int = 0,
-) -> Bubbles:  # fmt: skip
-    """A named schedule. ValueError says why it does not admit a shape."""
-
-    def stream(num_steps: int) -> Program:
-        return training_program(
-            name, num_ranks, num_microbatches, virtual_stages,
-            extra_warmup=extra_warmup, group=group, num_steps=num_steps,
-        )  # fmt: skip
-
-    one = stream(1)
-    return measure_program(one, (work or Work()).costs(one), stream)
-
-
-def measure_program(program: Program, costs: Costs, stream: Callable[[int], Schedule] | None = None) -> Bubbles:
-    """Any program of one step, also one written by hand.
-
-    Steps that follow one another are the program again, or `stream(1)`, which may be the same without messages; but of
-    an asynchronous one they are `stream(number of steps)`, because a flush between steps is just what it does without.
-    """
-    return measure_and_play(program, costs, 1, stream)[0]
+        """Share of one step in which a rank idles; 0 of a step that takes no time."""
+        return self.bubble / self.makespan if self.makespan else 0.0
 
 
 def measure_and_play(
     program: Program, costs: Costs, num_steps: int, stream: Callable[[int], Schedule] | None = None
 ) -> tuple[Bubbles, Times]:
-    """The bubbles of a program, and the times of some steps of it, which are played anyway."""
+    """The bubbles of any program of one step, also one written by hand, and the times of some steps of it.
+
+    Steps that follow one another are the program again, or `stream(1)`, which may be the same without messages; but of
+    an asynchronous one they are `stream(number of steps)`, because a flush between steps is just what it does without.
+    """
     kept: Schedule = program
     if program.weights == "current" or stream is None:
         later = None if stream is None else stream(1)
@@ -139,13 +117,12 @@ def measure_and_play(
     else:
         kept = stream(STEADY_STEPS)
         times, ends = play_on(program, costs, num_steps, num_steps)
-        period = step_ends(stream(STEADY_STEPS + 1), costs, 1)[0] - step_ends(kept, costs, 1)[0]
+        (longer,), (shorter,) = (play_on(of, costs, 0, 1)[1] for of in (stream(STEADY_STEPS + 1), kept))
+        period = longer - shorter
     return _bubbles(program, costs, times, ends[0], period=period, kept=kept), times
 
 
-def _bubbles(
-    program: Program, costs: Costs, times: Times, makespan: float, period: float, kept: Schedule
-) -> Bubbles:  # fmt: skip
+def _bubbles(program: Program, costs: Costs, times: Times, makespan: float, period: float, kept: Schedule) -> Bubbles:
     """From what was played: the first step, of `makespan`, and one among others, which takes `period`."""
     busy = _busy(program, costs)
     num_of = Counter(map(itemgetter(0), chain.from_iterable(program.ranks)))  # by kind

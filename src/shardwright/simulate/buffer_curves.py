@@ -14,8 +14,7 @@ Curve = tuple[tuple[float, int], ...]  # (from when, how many), in order of time
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """All buffers of one kind on a rank: their number and their bytes over time, in arrays; None where bytes are not
-    known."""
+    """Buffers of one kind on a rank: their number and bytes over time, in arrays; bytes are None where not known."""
 
     times: Array
     counts: Array
@@ -44,9 +43,8 @@ class Kept:
 
 def kept_on_rank(
     columns: Columns, trains: bool, sizes: Sizes | None, starts: Array, ends: Array, num_steps: int
-) -> dict[Buffer, Kept]:  # fmt: skip
-    """What a rank keeps over time, by kind of buffer. `columns` are the actions of a step; starts and ends are of
-    all steps."""
+) -> dict[Buffer, Kept]:
+    """What a rank keeps over time, by kind of buffer. `columns` are of one step, starts and ends of all steps."""
     firsts = len(starts) // num_steps * np.arange(num_steps)
     found = {}
     for buffer in Buffer:

@@ -5,7 +5,7 @@ Bubbles are closed forms (cost/pipeline_bubble.py); schedules that have none, an
 elementwise: one plan, or as many as an array has entries.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,11 +19,10 @@ from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
 from shardwright.cost.pipeline_bubble import bubble
 from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
-from shardwright.schedule.registry import GENERATORS, training_program
+from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
-from shardwright.workload.memo import Memo
-from shardwright.workload.memo_keys import layer_columns, layer_words, plain_columns, shard_columns, shard_words
+from shardwright.workload.memo import Memo, layer_columns, layer_words, plain_columns, shard_columns, shard_words
 from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import PipelineRanks, layers_by_kind
 
@@ -56,10 +55,6 @@ class StepTime:
     hfu: Numbers
     low: Numbers
     high: Numbers
-
-    def as_dict(self) -> dict[str, Numbers]:
-        """Seconds by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -215,9 +210,7 @@ def _bubble(steps: _Steps) -> Numbers:
         forward, weight, total = (seconds[at] for seconds in whole)
         count, step = p, m * total / p
         if name in _PASSING:
-            forward, weight, total = (
-                seconds - mine[at] for seconds, mine in zip((forward, weight, total), pace, strict=True)
-            )
+            forward, weight, total = (of_all[at] - mine[at] for of_all, mine in zip(whole, pace, strict=True))
             count = np.maximum(1, p - 1)
         forward, weight = forward / count, weight / count
         back = total / count - forward - weight
@@ -234,7 +227,7 @@ def _bubble(steps: _Steps) -> Numbers:
 def _played(name: str, p: int, m: int, v: int, forward: float, back: float, weight: float) -> float:
     """Makespan of a schedule with equal stages: of a few microbatches, and more at the pace of a rank."""
     few = min(m, 4 * p)
-    program = training_program(name, p, few, v)
+    program = shape_program(name, PipelineShape(p, few, v))
     share = p / program.num_stages
     costs = Costs.uniform(program.num_stages, forward * share, back * share, weight * share)
     return play(program, costs).makespan + (m - few) * (forward + back + weight)

@@ -49,7 +49,7 @@ def played_steps(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants:
     ]
     found = _seconds(plays)
     return [
-        whole if of is None else _replaced(whole, _idle(job, of, found))
+        whole if of is None else _replaced(whole, *_idle_s(job, of, found))
         for job, whole, of in zip(jobs, closed, stages, strict=True)
     ]
 
@@ -79,10 +79,10 @@ def num_played(jobs: Iterable[JobSpec]) -> int:
     return sum(order.shape.num_microbatches * num_stages for order, num_stages in orders)
 
 
-def _replaced(whole: StepTime, idle: "_Idle") -> StepTime:
+def _replaced(whole: StepTime, bubble_s: float, messages_s: float, data_s: float | None) -> StepTime:
     """A step with the parts that were played, and what follows from them."""
-    data = whole.data if idle.data_s is None else max(0.0, idle.data_s)
-    bubble, messages = max(0.0, idle.bubble_s), max(0.0, idle.messages_s)
+    data = whole.data if data_s is None else max(0.0, data_s)
+    bubble, messages = max(0.0, bubble_s), max(0.0, messages_s)
     longer = bubble - whole.bubble + messages - whole.messages + data - whole.data
     plain = whole.total - whole.slower
     total = (plain + longer) * whole.total / plain
@@ -219,17 +219,11 @@ def _rounds(order: Order, has_collectives: bool) -> Rounds:
     return rounds_of(order.without_messages(), has_collectives)
 
 
-@dataclass(frozen=True)
-class _Idle:
-    """What is not computing on the rank that computes longest. `data_s` is None where nothing runs beside the step."""
+def _idle_s(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> tuple[float, float, float | None]:
+    """Seconds in which the rank that computes longest does not: (bubble, messages, what replicas do).
 
-    bubble_s: float
-    messages_s: float
-    data_s: float | None
-
-
-def _idle(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> _Idle:
-    """Idle seconds of all microbatches."""
+    The last is None where nothing runs beside the step.
+    """
     orders = played_orders(job)
     by_order = []
     for order in orders:
@@ -243,4 +237,4 @@ def _idle(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> _Idl
         periods = (job.num_microbatches - orders[0].shape.num_microbatches) / job.plan.pp
         all_of += periods * (all_of - by_order[1])
     bubble_s, messages_s, *exposed_s = all_of.tolist()
-    return _Idle(bubble_s, messages_s, exposed_s[0] + stages.updated_s if exposed_s else None)
+    return bubble_s, messages_s, exposed_s[0] + stages.updated_s if exposed_s else None

@@ -24,7 +24,7 @@ from shardwright.schedule.lowering.zero3_gathers import stages_needed
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Times
 from shardwright.simulate.action_columns import Array, Columns
-from shardwright.simulate.buffer_curves import Curve, Kept, kept_on_rank
+from shardwright.simulate.buffer_curves import Kept, kept_on_rank
 
 
 class Resource(StrEnum):
@@ -45,6 +45,13 @@ class Cause(StrEnum):
     COMMUNICATION = "communication"
     DEPENDENCY = "dependency"
     DRAIN = "drain"
+
+
+# What computes, and the update, occupies the rank's compute.
+_RESOURCES = dict.fromkeys(RECV, Resource.ARRIVAL) | {
+    Kind.SEND_FORWARD: Resource.FORWARD_LINK, Kind.SEND_BACKWARD: Resource.BACKWARD_LINK,
+    Kind.REDUCE: Resource.COLLECTIVES, Kind.GATHER: Resource.COLLECTIVES, Kind.RELEASE: Resource.RELEASE,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,9 @@ class RankTimeline:
     def spans(self) -> tuple[Span, ...]:
         """Every action with all that is known of it."""
         length = len(self.actions) // self.num_steps
-        timed = zip(self.actions, self.starts.tolist(), self.ends.tolist(), strict=True)
-        return tuple(Span(a, t0, t1, _resource(a), step=n // length) for n, (a, t0, t1) in enumerate(timed))
+        resources = (_RESOURCES.get(action.kind, Resource.COMPUTE) for action in self.actions)
+        timed = zip(self.actions, self.starts.tolist(), self.ends.tolist(), resources, strict=True)
+        return tuple(Span(*of, step=n // length) for n, of in enumerate(timed))
 
     def work(self, scale: float) -> Iterator[tuple[Action, float, float]]:
         """Computations and updates that are seen with so many columns by unit of time, with their start and end."""
@@ -109,16 +117,6 @@ class RankTimeline:
         return np.union1d(self.computations, self.updates)
 
     @property
-    def alive(self) -> Curve:
-        """(stage, microbatch) pairs whose activations are kept."""
-        return self.kept[Buffer.ACTIVATIONS].count
-
-    @property
-    def buffered(self) -> Curve:
-        """Messages that have arrived and that no computation has taken yet."""
-        return self.kept[Buffer.MESSAGE].count
-
-    @property
     def busy(self) -> float:
         """Time in computation, the optimizer's included."""
         return float(sum(self.lengths(self._worked).tolist()))
@@ -136,7 +134,6 @@ class Timeline:
     """All ranks of a program, over one or more steps that ran back to back."""
 
     program: Program
-    num_steps: int
     makespan: float
     ranks: tuple[RankTimeline, ...]
 
@@ -151,43 +148,11 @@ def make_timeline(program: Program, times: Times) -> Timeline:
         computations, updates = (
             (firsts[:, None] + np.unique(columns.of_kinds(*kinds).at)).ravel() for kinds in (COMPUTE, (Kind.STEP,))
         )
-        idle, kept = (
-            tuple(context.waits(rank)),
-            kept_on_rank(
-                columns,
-                program.trains,
-                program.sizes,
-                context.starts[rank],
-                ends=context.ends[rank],
-                num_steps=num_steps,
-            ),
-        )
-        starts, ends = context.starts[rank], context.ends[rank]
-        ranks.append(
-            RankTimeline(
-                times.rows[rank],
-                starts,
-                ends,
-                num_steps,
-                computations=computations,
-                updates=updates,
-                idle=idle,
-                kept=kept,
-            )
-        )
-    return Timeline(program, num_steps, times.makespan, tuple(ranks))
-
-
-def _resource(action: Action) -> Resource:
-    if action.kind is Kind.SEND_FORWARD:
-        return Resource.FORWARD_LINK
-    if action.kind is Kind.SEND_BACKWARD:
-        return Resource.BACKWARD_LINK
-    if action.kind in RECV:
-        return Resource.ARRIVAL
-    if action.kind is Kind.RELEASE:
-        return Resource.RELEASE
-    return Resource.COLLECTIVES if action.kind in (Kind.REDUCE, Kind.GATHER) else Resource.COMPUTE
+        starts, ends, idle = context.starts[rank], context.ends[rank], tuple(context.waits(rank))
+        kept = kept_on_rank(columns, program.trains, program.sizes, starts, ends=ends, num_steps=num_steps)
+        timed = times.rows[rank], starts, ends, num_steps
+        ranks.append(RankTimeline(*timed, computations=computations, updates=updates, idle=idle, kept=kept))
+    return Timeline(program, times.makespan, tuple(ranks))
 
 
 class _Context:
@@ -281,8 +246,7 @@ class _Context:
 
 
 def _reductions_by_update(columns: Columns) -> dict[int, list[int]]:
-    """The reductions of gradients that each optimizer step waits for, by its index: those between the step before and
-    it."""
+    """The reductions of gradients that each optimizer step waits for, by its index: those since the step before."""
     found: dict[int, list[int]] = {}
     since: list[int] = []
     marks = columns.of_kinds(Kind.REDUCE, Kind.STEP)

@@ -5,8 +5,7 @@ no moment at which all stages have the same number of updates, so there is no gl
 clipped.
 """
 
-from collections.abc import Callable, Sequence
-from typing import overload
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,25 +19,15 @@ from shardwright.train.optimizer import learning_rate
 from shardwright.train.train_step import StepResult, counted_share, mean_loss, microbatches, numbered
 
 
-class MicrobatchStream(Sequence[Tensor]):
+class MicrobatchStream:
     """The microbatches of consecutive global batches, read when they are asked for. The last two batches are kept."""
 
-    def __init__(self, job: JobSpec, num_batches: int, batch_of: Callable[[int], Tensor]) -> None:
+    def __init__(self, job: JobSpec, batch_of: Callable[[int], Tensor]) -> None:
         self._job = job
-        self._num_batches = num_batches
         self._batch_of = batch_of
         self._read: dict[int, list[Tensor]] = {}
 
-    def __len__(self) -> int:
-        return self._num_batches * self._job.num_microbatches
-
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int, /) -> Tensor:
         batch, i = divmod(index, self._job.num_microbatches)
         return self.of_batch(batch)[i]
 
@@ -75,7 +64,7 @@ def train_stream(
 
     for shards in replica.shards.values():
         shards.zero()
-    stream = MicrobatchStream(job, num_batches, batch_of)
+    stream = MicrobatchStream(job, batch_of)
     shares: dict[int, float] = {}
 
     def share(batch: int) -> float:
@@ -84,10 +73,8 @@ def train_stream(
             shares[batch] = counted_share(job, mesh, torch.cat(stream.of_batch(batch)))
         return shares[batch]
 
-    losses = replica.executor.run(
-        program, stream, update, numbered(job, mesh, first_step, num_batches, loss_factor=mean),
-        lambda i: mean / share(i // per_batch),
-    )  # fmt: skip
+    samples = numbered(job, mesh, first_step, num_batches, loss_factor=mean)
+    losses = replica.executor.run(program, stream, update, samples, lambda i: mean / share(i // per_batch))
     results = []
     for batch in range(num_batches):
         mine = {i: losses[i] / share(batch) for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses}

@@ -25,7 +25,7 @@ from shardwright.parallel.zero.master_weights import MakeOptimizer
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.parallel.zero.weight_stash import WeightStash
-from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, end_step, make_float8_state
+from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, make_float8_state
 from shardwright.precision.loss_scale import LossScale
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
@@ -67,14 +67,8 @@ class Replica:
 
     def compression_bytes_saved(self) -> float:
         """This rank's part of the bytes that compressed gradients kept off the wire so far; all ranks sum to the job's.
-
-        Negative where a method sends more than an uncompressed reduction would.
-        """
+        Negative where a method sends more than an uncompressed reduction would."""
         return sum(unit.compression_bytes_saved for shards in self.shards.values() for unit in shards.units)
-
-    def end_float8_step(self) -> None:
-        """The weights were updated. Moves, with delayed scaling, all-reduces of 3 numbers a layer over tp and dp."""
-        end_step(self.float8_states, self.float8_reduce_max)
 
     def finish_gradients(self) -> None:
         """Block until every gradient is the sum over all replicas and uses."""
@@ -154,9 +148,8 @@ def build(
         unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
         tied.share_memory(unit)
         shards[program.num_stages - 1].also_uses("head", unit)
-    weight_stashes = {}
-    if program.weights != "current":
-        weight_stashes = {stage: WeightStash(held) for stage, held in shards.items()}
+    is_stashed = program.weights != "current"
+    weight_stashes = {stage: WeightStash(held) for stage, held in shards.items()} if is_stashed else {}
     return Replica(
         stages=stages,
         shards=shards,
@@ -206,11 +199,9 @@ def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> list[Float8Linea
     for module in stage.layers.modules():
         if isinstance(module, ColumnLinear | RowLinear):
             cut: CutDim = "none" if tp.size == 1 else "outputs" if isinstance(module, ColumnLinear) else "inputs"
-            state = make_float8_state(
-                recipe, cut, partial(all_reduce_max, axis=tp), history=job.precision.float8_history
-            )
-            module.weight.float8 = state
-            states.append(state)
+            reduce_max = partial(all_reduce_max, axis=tp)
+            module.weight.float8 = make_float8_state(recipe, cut, reduce_max, history=job.precision.float8_history)
+            states.append(module.weight.float8)
     return states
 
 
@@ -238,21 +229,17 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
 
 def _shardings(job: JobSpec, mesh: Mesh, stage: int, num_stages: int) -> tuple[Sharding, Sharding]:
     """How replicas share the state of a stage: (all but its experts, its experts)."""
-    plan = job.plan
-    dense, experts = (of.sharing(stage, num_stages) for of in (mesh.replicas, mesh.expert_replicas))
-    return _sharding(job, mesh, *dense, zero_stage(plan)), _sharding(
-        job, mesh, *experts, zero_stage(plan, is_expert=True)
-    )
-
-
-def _sharding(job: JobSpec, mesh: Mesh, shards: Axis, copies: Axis, zero: int) -> Sharding:
-    plan = job.plan
-    return Sharding(
-        zero, shards, copies, mesh.tp,
-        compute=NUMBERS[job.precision.compute], gradients=NUMBERS[job.precision.gradient_number],
-        reduce=NUMBERS[job.precision.reduce_number],
-        host_share=plan.offload_optimizer, host_values=plan.offload_parameters,
+    plan, precision = job.plan, job.precision
+    dense, experts = (
+        Sharding(
+            zero_stage(plan, is_expert), *replicas.sharing(stage, num_stages), mesh.tp,
+            compute=NUMBERS[precision.compute], gradients=NUMBERS[precision.gradient_number],
+            reduce=NUMBERS[precision.reduce_number],
+            host_share=plan.offload_optimizer, host_values=plan.offload_parameters,
+        )
+        for replicas, is_expert in ((mesh.replicas, False), (mesh.expert_replicas, True))
     )  # fmt: skip
+    return dense, experts
 
 
 def _tied(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> TiedEmbedding:

@@ -82,10 +82,8 @@ def measure_shares(mesh: Mesh, span_s: float, compression_bytes_saved: float = 0
     blocked_s = mesh.ledger.blocked_s()
     idle_s = blocked_s.pop("pp", 0.0)
     sent = [mesh.ledger.sent_bytes(link, axis) / num_steps for axis in (None, "ep") for link in (INSIDE, BETWEEN)]
-    mine = torch.tensor(
-        [sum(blocked_s.values()), idle_s, span_s, compression_bytes_saved, *sent],
-        dtype=torch.float64, device=mesh.device,
-    )  # fmt: skip
+    numbers = [sum(blocked_s.values()), idle_s, span_s, compression_bytes_saved, *sent]
+    mine = torch.tensor(numbers, dtype=torch.float64, device=mesh.device)
     peak = torch.tensor([peak_memory_bytes(mesh.device)], dtype=torch.int64, device=mesh.device)
     exposed_s, idle_s, total_s, saved_bytes, *sent = all_reduce(mine, mesh.world).tolist()
     all_reduce_max(peak, mesh.world)

@@ -33,13 +33,8 @@ class EagerAdamW(torch.optim.AdamW):
 def make_adamw(spec: OptimizerSpec, decayed: list[Tensor], plain: list[Tensor]) -> EagerAdamW:
     """For weights that decay (what is drawn at random: matrices and embeddings) and that don't (norms and biases)."""
     groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return EagerAdamW(
-        [group for group in groups if group["params"]],
-        lr=spec.learning_rate,
-        betas=(spec.beta1, spec.beta2),
-        eps=spec.epsilon,
-        fused=True,
-    )
+    present, betas = [group for group in groups if group["params"]], (spec.beta1, spec.beta2)
+    return EagerAdamW(present, lr=spec.learning_rate, betas=betas, eps=spec.epsilon, fused=True)
 
 
 def learning_rate(spec: OptimizerSpec, step: int) -> float:
@@ -79,10 +74,7 @@ class GradientNorm:
         ]
 
     def __call__(self) -> float:
-        """The norm of the summed gradients, the same on every rank.
-
-        Moves one small all-reduce over the world.
-        """
+        """The norm of the summed gradients, the same on every rank. Moves one small all-reduce over the world."""
         squares = torch.zeros(self._num_slots, dtype=torch.float64, device=self._mesh.device)
         for slot, unit, parameter in self._slots:
             rows = unit.rows_of_gradient(parameter)

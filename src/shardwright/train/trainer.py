@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -40,10 +40,6 @@ class RunResult:
     sample: str
     folder: str
     seconds: float
-
-    def as_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return asdict(self)
 
 
 def my_share(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tensor:

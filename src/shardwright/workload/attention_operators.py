@@ -53,7 +53,7 @@ def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
     forward, backward = entering(c, narrow)
     return Operator(
         o, products, None, traffic, 2 * traffic, forward, backward, kept, given=given, inside=narrow * c.gathered
-    )  # fmt: skip
+    )
 
 
 def rotate(c: Context, o: LayerOperator) -> Operator:

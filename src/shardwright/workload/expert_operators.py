@@ -61,7 +61,5 @@ def combine(c: Context, o: LayerOperator) -> Operator:
 def _travel(c: Context) -> tuple[Numbers, Numbers, Exchange, Exchange]:
     """Elements that a rank sends, bytes that permutations move, and the exchanges to experts and back."""
     is_sent, n = c.cut.ep > 1, c.sizes["rows to send"]
-    there, back = (
-        Exchange("all_to_all", "ep", size * n * is_sent) for size in (c.software.dispatch_bytes, HALF)
-    )  # fmt: skip
+    there, back = (Exchange("all_to_all", "ep", size * n * is_sent) for size in (c.software.dispatch_bytes, HALF))
     return n, n * HALF * np.where(is_sent, 4, 2), there, back

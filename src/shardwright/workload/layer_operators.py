@@ -104,10 +104,8 @@ def mlp_operators(shape: ModelShape) -> Operators:
 
 @lru_cache(maxsize=64)
 def routed_operators(shape: ModelShape) -> Operators:
-    """The second half of a layer with experts, but for those that all tokens meet.
-
-    No policy names its norm, whose result several operators need.
-    """
+    """The second half of a layer with experts, but for those that all tokens meet. No policy names its norm, whose
+    result several operators need."""
     choice = WeightProduct(shape.gate_matrices[0], "mlp normal", "logits")
     return (
         LayerOperator("norm before experts", "norm before experts", "middle", "mlp normal"),

@@ -84,10 +84,6 @@ class Exchange:
     size: Numbers
     is_hidden: bool = False
 
-    def counted(self, num_ranks: int) -> float:
-        """Bytes that a rank's ledger counts in one plan: around a ring it passes on what the other ranks have."""
-        return float(self.size * ((num_ranks - 1) / num_ranks if self.kind == "ring" else 1))
-
 
 Exchanges = tuple[tuple[Exchange, ...], tuple[Exchange, ...]]  # in the forward, in the backward
 
@@ -248,9 +244,7 @@ def enter(c: Context, o: LayerOperator) -> Operator:
 def entering(c: Context, share: Numbers) -> Exchanges:
     """What tp ranks exchange around column-parallel products, forward and backward, if the input has a `share` of the
     residual stream's width."""
-    whole, parts = (
-        Exchange("all_reduce", "tp", share * c.summed), Exchange("reduce_scatter", "tp", share * c.scattered)
-    )  # fmt: skip
+    whole, parts = Exchange("all_reduce", "tp", share * c.summed), Exchange("reduce_scatter", "tp", share * c.scattered)
     # The saved input comes back while the input gradient is computed.
     again = Exchange("all_gather", "tp", share * c.scattered, is_hidden=True)
     return (Exchange("all_gather", "tp", share * c.scattered),), (whole, parts, again)

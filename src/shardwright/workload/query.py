@@ -138,18 +138,17 @@ class PlanGrid:
 
     def as_arrays(self) -> "PlanGrid":
         """The plan with every number an array, of one entry where it is one plan; itself where it is so."""
-        return self if self._is_of_arrays else self._spread()
+        if self._is_of_arrays:
+            return self
+        values = {name: np.asarray(getattr(self, name)) for name in _NUMBERS}
+        sizes = {value.size for value in values.values() if value.ndim} or {1}
+        like = min(sizes) if 0 in sizes else max(sizes)
+        return self.having({n: v if v.shape == (like,) else np.full(like, v) for n, v in values.items()})
 
     @cached_property
     def _is_of_arrays(self) -> bool:
         shapes = [getattr(getattr(self, name), "shape", ()) for name in _NUMBERS]
         return shapes[0] != () and shapes.count(shapes[0]) == len(shapes)
-
-    def _spread(self) -> "PlanGrid":
-        values = {name: np.asarray(getattr(self, name)) for name in _NUMBERS}
-        sizes = {value.size for value in values.values() if value.ndim} or {1}
-        like = min(sizes) if 0 in sizes else max(sizes)
-        return self.having({n: v if v.shape == (like,) else np.full(like, v) for n, v in values.items()})
 
     def at(self, index: Array) -> "PlanGrid":
         """Some of the plans of one whose numbers are arrays."""

@@ -15,23 +15,9 @@ from shardwright.workload.layers import Chain, chains, share_run_again
 from shardwright.workload.operators import Operator
 from shardwright.workload.query import cut_of, policy_name
 
-
-@dataclass(frozen=True)
-class LayerPrices:
-    """What a byte costs in FLOPs: read or written on the device, and in a collective.
-
-    The defaults are an H100's: 989e12 FLOP/s over 3.35e12 bytes/s of memory, and over 4.5e11 of NVLink.
-    """
-
-    moved: float = 300.0
-    communicated: float = 2000.0
-
-    def __call__(self, operator: Operator, element_bytes: int) -> float:
-        """The time of an operator's forward, in FLOPs of the device: computing hides reading and writing, or the other
-        way round."""
-        moved = operator.forward_bytes + element_bytes * sum(p.elements for p in operator.products)
-        sent = sum(exchange.size for exchange in operator.forward)
-        return float(max(operator.flops, self.moved * moved) + self.communicated * sent)
+# What a byte costs in FLOPs, read or written on the device and in a collective, of an H100: 989e12 FLOP/s over 3.35e12
+# bytes/s of memory, and over 4.5e11 of NVLink.
+_FLOPS_OF_MOVED_BYTE, _FLOPS_OF_SENT_BYTE = 300.0, 2000.0
 
 
 @dataclass(frozen=True)
@@ -40,16 +26,15 @@ class Again:
 
     chain: Chain
     element_bytes: int
-    prices: LayerPrices
 
     @classmethod
-    def of(cls, job: JobSpec, layer: int = 0, prices: LayerPrices | None = None) -> "Again":
+    def of(cls, job: JobSpec, layer: int = 0) -> "Again":
         """The costs of a layer of a job, by its number in the model, with kernels of the cluster's software."""
         kept = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
         shape, cut = shape_of(kept.model), cut_of(kept)
         kind = "dense" if shape.is_dense(layer) else "experts"
         chain = chains(shape, cut, software_of(job.cluster.software))[kind]
-        return cls(chain, cut.element_bytes, prices or LayerPrices())
+        return cls(chain, cut.element_bytes)
 
     def operators(self, policy: Policy) -> list[tuple[Operator, float]]:
         """What is computed again, and what share of it."""
@@ -64,4 +49,10 @@ class Again:
 
     def cost(self, policy: Policy) -> float:
         """The time of it, in FLOPs of the device."""
-        return sum(share * self.prices(operator, self.element_bytes) for operator, share in self.operators(policy))
+        return sum(share * self._price(operator) for operator, share in self.operators(policy))
+
+    def _price(self, operator: Operator) -> float:
+        """The time of an operator's forward: computing hides reading and writing, or the other way round."""
+        moved = operator.forward_bytes + self.element_bytes * sum(p.elements for p in operator.products)
+        sent = sum(exchange.size for exchange in operator.forward)
+        return float(max(operator.flops, _FLOPS_OF_MOVED_BYTE * moved) + _FLOPS_OF_SENT_BYTE * sent)

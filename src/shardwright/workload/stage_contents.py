@@ -55,10 +55,8 @@ class StageContents:
 def held_by_rank(
     kinds: tuple[Hashable, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
 ) -> list[StageContents]:
-    """All ranks of one pipeline; kinds of layers are in the order in which the model has them first.
-
-    ValueError if stages and layers do not go together.
-    """
+    """All ranks of one pipeline; kinds of layers are in the order in which the model has them first. ValueError if
+    stages and layers do not go together."""
     placement = placement_of(schedule, pp, virtual)
     stages = layout or tuple(even_stages(len(kinds), placement.num_stages))
     if len(stages) != placement.num_stages or sum(stages) != len(kinds):
@@ -129,13 +127,8 @@ class PipelineRanks:
     def of(cls, kinds: tuple[LayerKind, ...], pipelines: list[list[StageContents]], which: Array) -> "PipelineRanks":
         """Pipeline `which` for each plan; the shorter ones have their first rank again."""
         most = max(map(len, pipelines))
-        table = [
-            [
-                (held.rank, held.embedding, held.head, *held.layers)
-                for held in (*ranks, *ranks[:1] * (most - len(ranks)))
-            ]
-            for ranks in pipelines
-        ]
+        longest = [[*ranks, *ranks[:1] * (most - len(ranks))] for ranks in pipelines]
+        table = [[(held.rank, held.embedding, held.head, *held.layers) for held in ranks] for ranks in longest]
         rank, embedding, head, *layers = np.array(table).T[:, :, which]
         apart = ~np.any(embedding & head, axis=0)
         return cls(tuple(dict.fromkeys(kinds)), rank, tuple(layers), embedding, head, apart)
@@ -166,12 +159,11 @@ def different_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
     """The ranks of each plan that differ. `cut` is of arrays."""
     kinds = layer_kinds(shape, cut)
     alike = _numbered(kinds)
-    found, which = distinct((cut.pp, cut.virtual, cut.schedule_number))
+    columns = (cut.pp, cut.virtual, cut.schedule_number)
+    found, which = distinct(columns)
     pipelines = [
         _first_of_each(alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, pp, virtual, cut.layout)
-        for pp, virtual, number in zip(
-            *(of[found].tolist() for of in (cut.pp, cut.virtual, cut.schedule_number)), strict=True
-        )
+        for pp, virtual, number in zip(*(column[found].tolist() for column in columns), strict=True)
     ]
     return PipelineRanks.of(kinds, pipelines, which)
 

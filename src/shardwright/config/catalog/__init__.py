@@ -31,10 +31,8 @@ def is_file(name: str) -> bool:
 
 
 def read(kind: Kind, name: str) -> dict[str, Any]:
-    """The fields of one entry, its name among them. KeyError with the nearest names if there is none.
-
-    ValueError says what is wrong with a file of yours.
-    """
+    """The fields of one entry, its name among them. KeyError with the nearest names if there is none. ValueError says
+    what is wrong with a file of yours."""
     if is_file(name):
         return _read_file(Path(name))
     if name not in names(kind):

@@ -60,10 +60,7 @@ def dp_of(row: Row) -> int:
 def _rank_faults(row: Row) -> list[str]:
     """Degrees whose product is not the number of devices."""
     axes = [axis for axis in ("dp", "tp", "pp", "cp") if row.get(axis)]
-    gpus = whole(row, "gpus")
-    product = 1
-    for axis in axes:
-        product *= whole(row, axis)
+    gpus, product = whole(row, "gpus"), math.prod(whole(row, axis) for axis in axes)
     if not gpus or (product == gpus if "dp" in axes else gpus % product == 0):
         return []
     degrees = " x ".join(f"{axis} {whole(row, axis)}" for axis in axes)
@@ -85,13 +82,10 @@ def _expert_rank_faults(row: Row) -> list[str]:
 
 def _job_fields(row: Row) -> dict[str, Any]:
     """The job that a row says, as nested fields."""
-    return {"model": _model_fields(row), "plan": _plan_fields(row), "batch": {"global_batch_size": _batch(row)}} | {
-        "optimizer": {"clip_grad_norm": 0.0}  # asynchronous schedules of ours have no norm to clip
-    }
-
-
-def _batch(row: Row) -> int:
-    return whole(row, "gbs") or dp_of(row) * whole(row, "mbs", 1)
+    batch = whole(row, "gbs") or dp_of(row) * whole(row, "mbs", 1)
+    optimizer = {"clip_grad_norm": 0.0}  # asynchronous schedules of ours have no norm to clip
+    fields = {"model": _model_fields(row), "plan": _plan_fields(row)}
+    return fields | {"batch": {"global_batch_size": batch}, "optimizer": optimizer}
 
 
 def _model_fields(row: Row) -> dict[str, Any]:

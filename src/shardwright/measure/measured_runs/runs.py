@@ -21,7 +21,8 @@ from shardwright.workload.query import PlanGrid, Run
 
 @dataclass(frozen=True)
 class Measured:
-    """One row: what is predicted (None, and why), and what was measured (0 is not known)."""
+    """One row: what is predicted (None, and why), and what was measured (0 is not known). `family` is the collection
+    that it is from; rows of one `group` have the same plan."""
 
     id: str
     family: str

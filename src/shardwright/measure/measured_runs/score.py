@@ -2,22 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+
+from shardwright.measure.measured_runs.runs import Measured
 
 
-class Weighed(Protocol):
-    """A measured row, as far as its weight goes."""
-
-    @property
-    def family(self) -> str:
-        """Which collection it is from."""
-
-    @property
-    def group(self) -> str:
-        """Rows of one group have the same plan."""
-
-
-def weights_of(rows: Sequence[Weighed]) -> list[float]:
+def weights_of(rows: Sequence[Measured]) -> list[float]:
     """Weight 1 a plan group, equal weight a family; all together 1."""
     in_group = Counter((row.family, row.group) for row in rows)
     groups = Counter(family for family, _ in in_group)

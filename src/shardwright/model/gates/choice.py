@@ -6,11 +6,14 @@ flips on a rounding is another function.
 Shape suffixes: T tokens, K choices of a token, E experts.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from shardwright.config.moe import MoeSpec
 
 _LEVELS = 2.0**12
 
@@ -41,25 +44,28 @@ class Choice:
     preference_TE: Tensor
 
 
-class Gate(Protocol):
-    """A rule by which tokens and experts find each other."""
+@dataclass(frozen=True)
+class Gate(ABC):
+    """A rule by which tokens and experts find each other. Scores are probabilities, and weights are the scores, where a
+    gate does not say otherwise.
 
-    @property
-    def sees_all(self) -> bool:
-        """Whether the choice for one token depends on the others of the microbatch."""
-        ...
+    `sees_all` says whether the choice for one token depends on the others of the microbatch.
+    """
+
+    spec: MoeSpec
+    sees_all: ClassVar[bool] = False
 
     def score(self, logits_TE: Tensor) -> Tensor:
         """Scores of the logits of a product with x, both float32, [T, E]. Differentiable."""
-        ...
+        return logits_TE.softmax(dim=-1)
 
+    @abstractmethod
     def choose(self, scores_TE: Tensor, known: Known) -> Choice:
         """The choice. Not differentiable."""
-        ...
 
     def weigh(self, logits_TE: Tensor, scores_TE: Tensor, experts_TK: Tensor) -> Tensor:
         """Weights of what these experts give, float32, [T, K]. Differentiable."""
-        ...
+        return scores_TE.gather(-1, experts_TK) * self.spec.routed_scaling
 
 
 def largest(preference_TE: Tensor, count: int) -> Tensor:

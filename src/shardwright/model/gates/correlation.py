@@ -12,25 +12,15 @@ Shape suffixes: T tokens, K choices of a token, E experts.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from shardwright.config.moe import MoeSpec
-from shardwright.model.gates.choice import Choice, Known, add_to_one, all_hold, largest
+from shardwright.model.gates.choice import Choice, Gate, Known, add_to_one, all_hold, largest
 
 
-@dataclass(frozen=True)
-class Correlation:
+class Correlation(Gate):
     """Top-k of a softmax, of which all but the first are partners of the first."""
-
-    spec: MoeSpec
-    sees_all = False
-
-    def score(self, logits_TE: Tensor) -> Tensor:
-        """Probabilities."""
-        return logits_TE.softmax(dim=-1)
 
     def choose(self, scores_TE: Tensor, known: Known) -> Choice:
         """The largest, and the largest among its partners."""

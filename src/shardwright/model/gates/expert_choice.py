@@ -7,25 +7,16 @@ not mind and a decoder that writes token by token does not have.
 Shape suffixes: T tokens, K choices of a token, E experts, C tokens of an expert.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from shardwright.config.moe import MoeSpec
-from shardwright.model.gates.choice import Choice, Known, largest, order_of
+from shardwright.model.gates.choice import Choice, Gate, Known, largest, order_of
 
 
-@dataclass(frozen=True)
-class ExpertChoice:
+class ExpertChoice(Gate):
     """K is the most experts that one of the tokens got; a token with fewer has choices that do not hold."""
 
-    spec: MoeSpec
     sees_all = True
-
-    def score(self, logits_TE: Tensor) -> Tensor:
-        """Probabilities of the experts, for each token."""
-        return logits_TE.softmax(dim=-1)
 
     def choose(self, scores_TE: Tensor, known: Known) -> Choice:
         """For each expert the tokens with the largest scores; among equals the earlier."""
@@ -36,7 +27,3 @@ class ExpertChoice:
         num_choices = max(1, int(taken_TE.sum(dim=-1).max()))
         experts_TK = largest(taken_TE.float(), num_choices)
         return Choice(experts_TK, taken_TE.gather(-1, experts_TK), scores_TE)
-
-    def weigh(self, logits_TE: Tensor, scores_TE: Tensor, experts_TK: Tensor) -> Tensor:
-        """The probabilities."""
-        return scores_TE.gather(-1, experts_TK) * self.spec.routed_scaling

@@ -8,24 +8,13 @@ nothing is drawn, in an evaluation, it always holds.
 Shape suffixes: T tokens, K = 2, E experts.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from shardwright.config.moe import MoeSpec
-from shardwright.model.gates.choice import Choice, Known, add_to_one, all_hold, largest
+from shardwright.model.gates.choice import Choice, Gate, Known, add_to_one, all_hold, largest
 
 
-@dataclass(frozen=True)
-class GShard:
+class GShard(Gate):
     """A token whose second choice does not hold keeps the weight of its first as it is."""
-
-    spec: MoeSpec
-    sees_all = False
-
-    def score(self, logits_TE: Tensor) -> Tensor:
-        """Probabilities."""
-        return logits_TE.softmax(dim=-1)
 
     def choose(self, scores_TE: Tensor, known: Known) -> Choice:
         """The two largest, the second if the draw says so."""

@@ -6,21 +6,14 @@ al. 2024, arXiv 2408.15664). It follows the counts of each step (model/router_st
 Shape suffixes: T tokens, K choices of a token, E experts.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from shardwright.config.moe import MoeSpec
-from shardwright.model.gates.choice import Choice, Known, add_to_one, all_hold, largest
+from shardwright.model.gates.choice import Choice, Gate, Known, add_to_one, all_hold, largest
 from shardwright.model.gates.within_groups import within_groups
 
 
-@dataclass(frozen=True)
-class Sigmoid:
+class Sigmoid(Gate):
     """Scores of one expert do not depend on another's."""
-
-    spec: MoeSpec
-    sees_all = False
 
     def score(self, logits_TE: Tensor) -> Tensor:
         """Sigmoids."""

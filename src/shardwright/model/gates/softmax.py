@@ -7,25 +7,14 @@ another way of rounding.
 Shape suffixes: T tokens, K choices of a token, E experts.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from shardwright.config.moe import MoeSpec
-from shardwright.model.gates.choice import Choice, Known, add_to_one, all_hold, largest
+from shardwright.model.gates.choice import Choice, Gate, Known, add_to_one, all_hold, largest
 from shardwright.model.gates.within_groups import within_groups
 
 
-@dataclass(frozen=True)
-class Softmax:
+class Softmax(Gate):
     """Top-k of a softmax, in some of the groups if they are limited."""
-
-    spec: MoeSpec
-    sees_all = False
-
-    def score(self, logits_TE: Tensor) -> Tensor:
-        """Probabilities."""
-        return logits_TE.softmax(dim=-1)
 
     def choose(self, scores_TE: Tensor, known: Known) -> Choice:
         """The largest."""

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,8 +44,8 @@ class Ledger:
     ranks_per_node: int = 0
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
     kind: str = ""
-    _link_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
-    _host_blocked_s: dict[str, float] = field(default_factory=dict)
+    _link_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _host_blocked_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _num_lanes: int = 1
@@ -59,8 +60,7 @@ class Ledger:
             tally.num_bytes += num_bytes
             for to, size in sent_bytes.items() if self.ranks_per_node else ():
                 is_near = to // self.ranks_per_node == self.rank // self.ranks_per_node
-                link = axis, INSIDE if is_near else BETWEEN
-                self._link_bytes[link] = self._link_bytes.get(link, 0) + size
+                self._link_bytes[axis, INSIDE if is_near else BETWEEN] += size
 
     @contextmanager
     def blocked(self, axis: str, keeps_turn: bool = False) -> Iterator[None]:
@@ -78,7 +78,10 @@ class Ledger:
                 self._blocked_since_s = time.perf_counter()
             yield
             with self._lock:
-                self._add_if_all_blocked(axis)
+                if self._num_blocked >= self._num_lanes:
+                    now_s = time.perf_counter()
+                    self._host_blocked_s[axis] += now_s - self._blocked_since_s
+                    self._blocked_since_s = now_s  # another may be blocked still, and count on from here
                 self._num_blocked -= lanes
 
     @contextmanager
@@ -92,21 +95,12 @@ class Ledger:
             self._num_lanes -= more
             self._blocked_since_s = time.perf_counter()
 
-    def _add_if_all_blocked(self, axis: str) -> None:
-        if self._num_blocked >= self._num_lanes:
-            now_s = time.perf_counter()
-            self._add(axis, now_s - self._blocked_since_s)
-            self._blocked_since_s = now_s  # another may be blocked still, and count on from here
-
-    def _add(self, axis: str, seconds: float) -> None:
-        self._host_blocked_s[axis] = self._host_blocked_s.get(axis, 0.0) + seconds
-
     def blocked_s(self) -> dict[str, float]:
         """Seconds blocked by axis. On CUDA this waits for the device."""
         if self._events:
             torch.cuda.synchronize(self.device)
             for axis, start, end in self._events:
-                self._add(axis, start.elapsed_time(end) / 1e3)
+                self._host_blocked_s[axis] += start.elapsed_time(end) / 1e3
             self._events.clear()
         return dict(self._host_blocked_s)
 

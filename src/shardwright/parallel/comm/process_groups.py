@@ -154,10 +154,8 @@ class _AxisMaker:
         return self.axis(axis_groups(self.plan, kind), twice, number)
 
     def axis(self, lies: AxisGroups, twice: bool = False, number: int = 0) -> Axis:
-        """This rank's line; `twice` if a forward and a backward pass on threads of their own use it side by side.
-
-        Each `number` of the same groups has communicators of its own.
-        """
+        """This rank's line; `twice` if a forward and a backward pass on threads of their own use it side by side. Each
+        `number` of the same groups has communicators of its own."""
         if (lies, number) not in self.made:
             lines = lies.lines()
             mine = next((line for line in lines if self.rank in line), [self.rank])

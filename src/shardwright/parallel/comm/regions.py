@@ -34,18 +34,14 @@ def conjugate(x: Tensor, axis: Axis, there: Move, back: Move) -> Tensor:
 
 
 def copy_to(x: Tensor, axis: Axis) -> Tensor:
-    """f: enter a region where each rank of the axis computes a part of what becomes of all of `x`.
-
-    Forward moves nothing; backward all-reduces the gradient.
-    """
+    """f: enter a region where each rank of the axis computes a part of what becomes of all of `x`. Forward moves
+    nothing; backward all-reduces the gradient."""
     return x if axis.size == 1 else conjugate(x, axis, _stay, _sum)
 
 
 def gather_from(x: Tensor, axis: Axis) -> Tensor:
-    """f of sequence parallel: enter such a region from a tensor that is sharded over dim 0.
-
-    Forward all-gathers dim 0; backward reduce-scatters the gradient.
-    """
+    """f of sequence parallel: enter such a region from a tensor that is sharded over dim 0. Forward all-gathers dim 0;
+    backward reduce-scatters the gradient."""
     return x if axis.size == 1 else conjugate(x, axis, all_gather, reduce_scatter)
 
 
@@ -58,10 +54,8 @@ def reduce_from(x: Tensor, axis: Axis) -> Tensor:
 
 
 def scatter_to(x: Tensor, axis: Axis) -> Tensor:
-    """g of sequence parallel: leave such a region into a tensor that is sharded over dim 0.
-
-    Forward reduce-scatters dim 0; backward all-gathers the gradient.
-    """
+    """g of sequence parallel: leave such a region into a tensor that is sharded over dim 0. Forward reduce-scatters dim
+    0; backward all-gathers the gradient."""
     return x if axis.size == 1 else conjugate(x, axis, reduce_scatter, all_gather)
 
 

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
+from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.wire import Wire
 
 # Shapes: d ranks of the axis, C elements of a rank's share.
 
 
-class Cast:
+class Cast(Method):
     """Sums in a 16-bit number type on the wire. It keeps no state.
 
     A sum too large for float16 becomes infinite and stays so, for a loss scaler to see.
@@ -43,15 +44,3 @@ class Cast:
         received_dC = torch.empty_like(cast_dC)
         yield wire.all_to_all(received_dC, cast_dC)
         out.copy_(received_dC.sum(0, dtype=torch.float32))
-
-    def memory(self) -> list[Tensor]:
-        """None."""
-        return []
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Nothing to load."""
-        assert not state, f"a cast keeps no state, and was given {sorted(state)}"

@@ -4,8 +4,8 @@ Large tensors go by a method; those that are too small, or whose shape the metho
 together in one all-reduce.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from torch import Tensor
 
@@ -15,28 +15,36 @@ from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.compress.wire import Wire, sent_bytes
 
 
-class Method(Protocol):
-    """How large tensors are summed over an axis of two or more ranks. Yields each collective it has to wait for."""
+class Method(ABC):
+    """How large tensors are summed over an axis of two or more ranks. Yields each collective it has to wait for.
 
+    Where a method says nothing else it sums the whole bucket, of which a share is kept, and has no state.
+    """
+
+    @abstractmethod
     def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
         """Overwrite the tensors with their sums, the same bits on every rank."""
-        ...
 
     def scatter_over(self, flat: Tensor, tensors: list[Tensor], out: Tensor, wire: Wire) -> Iterator[Pending]:
         """Put this rank's share of the sum of `flat` into `out`. Shapes [d * L] and [L]; `flat` may be used up."""
-        ...
+        yield from self.sum_over(tensors, wire)
+        out.copy_(flat.view(wire.axis.size, -1)[wire.axis.index])
 
     def memory(self) -> list[Tensor]:
         """The tensors that it keeps for the next step."""
-        ...
+        return []
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What the next step needs of the last one. Differs from rank to rank."""
-        ...
+        """What the next step needs of the last one: error feedback and, for PowerSGD, its warm start. Empty before the
+        first step.
+
+        It belongs to this bucket on this rank: with other buckets or another number of replicas begin without it.
+        """
+        return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state_dict`."""
-        ...
+        """Go on from `state_dict`. The next reduction raises ValueError if the shapes are another bucket's."""
+        assert not state, f"there is no state to go on from, and {sorted(state)} was given"
 
 
 class Compressor:
@@ -48,7 +56,7 @@ class Compressor:
     """
 
     def __init__(self, method: Method, takes: Callable[[Sequence[int]], bool]) -> None:
-        self._method = method
+        self.method = method
         self._takes = takes
         self.bytes_saved = 0
 
@@ -69,21 +77,6 @@ class Compressor:
         """
         return Reduction(self._scatter(flat, tensors, axis, out))
 
-    def memory(self) -> list[Tensor]:
-        """The tensors that it keeps for the next step."""
-        return self._method.memory()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """This rank's error feedback and, for PowerSGD, its warm start. Empty before the first step.
-
-        It belongs to this bucket on this rank: with other buckets or another number of replicas begin without it.
-        """
-        return self._method.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state_dict`. The next reduction raises ValueError if the shapes are another bucket's."""
-        self._method.load_state_dict(state)
-
     def _sum(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Iterator[Pending]:
         if axis.size == 1:
             return
@@ -91,7 +84,7 @@ class Compressor:
         large, small = self._split(tensors)
         rest = _Rest(small, wire)
         if large:
-            yield from self._method.sum_over(large, wire)
+            yield from self.method.sum_over(large, wire)
         yield from rest.finish()
         self.bytes_saved += sent_bytes("all_reduce", flat, axis) - wire.num_bytes
 
@@ -105,7 +98,7 @@ class Compressor:
         for tensor in small:
             tensor.zero_()  # it travels apart, and must not spoil the scale of its neighbours
         if large:
-            yield from self._method.scatter_over(flat, large, out, wire)
+            yield from self.method.scatter_over(flat, large, out, wire)
         yield from rest.finish()
         begin, end = axis.index * out.numel(), (axis.index + 1) * out.numel()
         for tensor in small:
@@ -137,8 +130,3 @@ class _Rest:
         if self._tensors:
             yield self._pending
             unpack(self._packed, self._tensors)
-
-
-def keep_share(flat: Tensor, out: Tensor, wire: Wire) -> None:
-    """The scatter of a method that has summed the whole bucket. Shapes [d * L] and [L]."""
-    out.copy_(flat.view(wire.axis.size, -1)[wire.axis.index])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
+from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.wire import Wire
@@ -20,7 +21,7 @@ from shardwright.sharding.compression import BLOCK, SCALE_BYTES, int8_bytes, who
 # Shapes: d ranks of the axis; C elements of a rank's share, whole blocks; M bytes of its message: C codes, then scales.
 
 
-class Int8:
+class Int8(Method):
     """Sums in 8 bits and a scale for each block. `_sent` is what quantising gradients lost, `_served` sums."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
-from shardwright.parallel.compress.compressor import keep_share
+from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.wire import Wire
@@ -19,8 +19,9 @@ from shardwright.parallel.compress.wire import Wire
 # Shapes: N rows and M columns of a matrix (leading dims are rows), R the rank.
 
 
-class PowerSGD:
-    """Sums matrices at low rank. Keeps what was lost, and Q of the last step, from which the next one starts."""
+class PowerSGD(Method):
+    """Sums matrices at low rank, whole ones, for shares cut through matrices. Keeps what was lost, and Q of the last
+    step, from which the next one starts."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -31,7 +32,8 @@ class PowerSGD:
         """Algorithm 1 on all matrices at once."""
         corrected = pack(tensors, torch.float32)
         self._error.add_to(corrected)
-        matrices_NM = _matrices(corrected, tensors)
+        parts = corrected.split([tensor.numel() for tensor in tensors])
+        matrices_NM = [part.view(-1, tensor.shape[-1]) for part, tensor in zip(parts, tensors, strict=True)]
         if not self._queries:
             self._queries = [self._first_query(i, m_NM) for i, m_NM in enumerate(matrices_NM)]
         self._check_queries(matrices_NM)
@@ -40,7 +42,7 @@ class PowerSGD:
         packed = pack(left_NR, torch.float32)
         yield wire.all_reduce(packed)
         unpack(packed, left_NR)
-        left_NR = [_orthogonal(p_NR) for p_NR in left_NR]
+        left_NR = [torch.linalg.qr(p_NR).Q for p_NR in left_NR]  # the same bits wherever the same bits come in
 
         right_MR = [m_NM.T @ p_NR for m_NM, p_NR in zip(matrices_NM, left_NR, strict=True)]
         packed = pack(right_MR, torch.float32)
@@ -55,11 +57,6 @@ class PowerSGD:
             tensor.copy_((p_NR @ q_MR.T).view(tensor.shape))
         # From a Q of zeros P is zero, whose orthogonal factor is unit vectors: a fresh start after numbers gone wrong.
         self._queries = [q_MR.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0) for q_MR in right_MR]
-
-    def scatter_over(self, flat: Tensor, tensors: list[Tensor], out: Tensor, wire: Wire) -> Iterator[Pending]:
-        """The whole sum, of which a share is kept: shares cut through matrices."""
-        yield from self.sum_over(tensors, wire)
-        keep_share(flat, out, wire)
 
     def memory(self) -> list[Tensor]:
         """The error, and Q of each matrix."""
@@ -89,15 +86,3 @@ class PowerSGD:
                 f"the Q that PowerSGD kept have shapes {kept}, and these matrices need {wanted}: they were saved with "
                 "other buckets or another rank; begin without them"
             )
-
-
-def _matrices(packed: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Views of the packed elements, [N, M] for each tensor."""
-    parts = packed.split([tensor.numel() for tensor in tensors])
-    return [part.view(-1, tensor.shape[-1]) for part, tensor in zip(parts, tensors, strict=True)]
-
-
-def _orthogonal(p_NR: Tensor) -> Tensor:
-    """An orthonormal basis of the columns. The same bits wherever the same bits come in."""
-    basis_NR: Tensor = torch.linalg.qr(p_NR).Q
-    return basis_NR

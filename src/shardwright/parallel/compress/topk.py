@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
-from shardwright.parallel.compress.compressor import keep_share
+from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.wire import Wire
@@ -20,8 +20,9 @@ from shardwright.parallel.compress.wire import Wire
 # Shapes: d ranks of the axis, K elements that a rank sends.
 
 
-class TopK:
-    """Sums the share of the elements of a bucket that are largest on each rank, at least one."""
+class TopK(Method):
+    """Sums the share of the elements of a bucket that are largest on each rank, at least one; of whole buckets, for
+    nobody knows beforehand in whose share the largest are."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -44,11 +45,6 @@ class TopK:
         for theirs_2K in received_d2K:  # one after the other: all ranks must round alike
             total.index_add_(0, theirs_2K[0], theirs_2K[1].view(torch.float32))
         unpack(total, tensors)
-
-    def scatter_over(self, flat: Tensor, tensors: list[Tensor], out: Tensor, wire: Wire) -> Iterator[Pending]:
-        """The whole sum, of which a share is kept: nobody knows beforehand in whose share the largest are."""
-        yield from self.sum_over(tensors, wire)
-        keep_share(flat, out, wire)
 
     def memory(self) -> list[Tensor]:
         """The error."""

@@ -17,14 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shardwright.parallel.comm.collectives import (
-    Axis,
-    Pending,
-    all_gather,
-    all_to_all,
-    reduce_scatter,
-    start_exchange,
-)
+from shardwright.parallel.comm.collectives import Axis, Pending, all_gather, all_to_all, reduce_scatter, start_exchange
 from shardwright.parallel.comm.regions import conjugate
 from shardwright.parallel.context.block_attention import Merged, Sight, attend_block, block_gradients
 from shardwright.sharding.sequence import ScoreBlock, block_of
@@ -56,15 +49,12 @@ class _KeyValueExchange(Protocol):
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Whose keys and values are here now, and they, [2, s, B, G, D]: this rank's own, then the ranks before."""
-        ...
 
     def add_gradients(self, source: int, keys: slice, dk_sBGD: Tensor, dv_sBGD: Tensor) -> None:
         """Add to the gradients of some keys and values of `source`, which is visiting."""
-        ...
 
     def own_gradients(self) -> Tensor:
         """The gradients of this rank's own, [2, s, B, G, D], float32, once all ranks have added theirs."""
-        ...
 
 
 class _Ring:
@@ -232,10 +222,8 @@ def trade_for_heads(qkv_sBGRD: Tensor, cp: Axis) -> Tensor:
 
 
 def trade_for_tokens(out_SBE: Tensor, cp: Axis) -> Tensor:
-    """Give heads away for tokens: [S, B, N' x D] of all tokens to [s, B, N x D] of this rank's, N = cp x N'.
-
-    Forward: an all-to-all. Backward: one of the gradient, the other way.
-    """
+    """Give heads away for tokens: [S, B, N' x D] of all tokens to [s, B, N x D] of this rank's, N = cp x N'. Forward:
+    an all-to-all. Backward: one of the gradient, the other way."""
     return conjugate(out_SBE, cp, _cut_first, _cut_last)
 
 

@@ -101,14 +101,9 @@ def plan_dispatch(experts_TK: Tensor, num_experts: int, ep: Axis) -> DispatchPla
     if ep.size > 1 and num_local > 1:
         local_e = torch.arange(num_local, device=counts_E.device).repeat(ep.size)
         arriving_N = torch.argsort(local_e.repeat_interleave(counts_Pe.flatten()), stable=True)
-    return DispatchPlan(
-        choice_R,
-        row_TK.view_as(experts_TK),
-        num_sent,
-        counts_Pe.sum(1).tolist(),
-        arriving_N=arriving_N,
-        counts_e=counts_Pe.sum(0).cpu(),
-    )
+    num_received, counts_e = counts_Pe.sum(1).tolist(), counts_Pe.sum(0).cpu()
+    row_TK = row_TK.view_as(experts_TK)
+    return DispatchPlan(choice_R, row_TK, num_sent, num_received, arriving_N=arriving_N, counts_e=counts_e)
 
 
 def _expected_dispatch(row_like: Tensor, counts_E: Tensor, ep: Axis) -> DispatchPlan:

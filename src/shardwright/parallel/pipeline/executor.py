@@ -24,6 +24,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import document_numbers, without_marks
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.lowering.overlap_pairs import sends_of_parts
@@ -40,45 +41,24 @@ class Stage(Protocol):
     @property
     def deferred(self) -> DeferredGradients:
         """Where I leaves weight gradients for W."""
-        ...
 
     def __call__(
-        self, x: Tensor, targets_BS: Tensor | None = None, microbatch: Microbatch | None = None,
+        self,
+        x: Tensor,
+        targets_BS: Tensor | None = None,
+        microbatch: Microbatch | None = None,
         documents_BT: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Hidden states, or the loss of each token where there are targets."""
-        ...
 
     def empty_hidden(self, batch: int) -> Tensor:
         """Memory for what passes between stages."""
-        ...
 
 
-class Held(Protocol):
-    """What the executor needs of whatever holds a stage's parameters and gradients."""
+class MicrobatchTokens(Protocol):
+    """Token ids of microbatches by number, each [B, S + 1], such as a list."""
 
-    def gather(self) -> None:
-        """G: start to make the parameters whole. The stage waits for that itself, when it computes."""
-        ...
-
-    def release(self) -> None:
-        """L: nothing computes with the parameters until the next gather."""
-        ...
-
-    def arm(self, is_last: bool) -> None:
-        """The next backward or weight gradient is the last before `reduce`: reduce what is complete meanwhile.
-
-        `is_last` says that nothing is added between that reduction and the update.
-        """
-        ...
-
-    def reduce(self) -> None:
-        """R: start to sum what is not under way yet, over the replicas.
-
-        In a program with gathers this comes several times a step, each time for the gradients since the last; who
-        holds them sharded adds each sum to the shard, and who holds them whole reduces them at the last.
-        """
-        ...
+    def __getitem__(self, index: int, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +80,7 @@ class _Run:
     """What one run of a program holds; gone when it ends."""
 
     program: Program
-    tokens: Sequence[Tensor]
+    tokens: MicrobatchTokens
     versions: dict[Key, int]
     microbatches: Sequence[Microbatch] | None
     loss_factor: Callable[[int], float]
@@ -129,7 +109,7 @@ class PipelineExecutor:
     """
 
     def __init__(
-        self, stages: dict[int, Stage], held: Mapping[int, Held], mesh: Mesh,
+        self, stages: dict[int, Stage], held: Mapping[int, ShardedStage], mesh: Mesh,
         weight_stashes: dict[int, WeightStash] | None = None, separates_documents: bool = False,
     ) -> None:  # fmt: skip
         """Takes the stages of this rank. With `separates_documents`, tokens have marks
@@ -148,7 +128,7 @@ class PipelineExecutor:
         self.versions_seen: dict[Key, int] = {}
 
     def run(
-        self, program: Program, tokens: Sequence[Tensor], update: Callable[[Action], None] | None = None,
+        self, program: Program, tokens: MicrobatchTokens, update: Callable[[Action], None] | None = None,
         microbatches: Sequence[Microbatch] | None = None, loss_factor: Callable[[int], float] = lambda _: 1.0,
     ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.

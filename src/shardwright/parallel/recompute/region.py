@@ -109,10 +109,8 @@ class _Again(torch.autograd.Function):
 
 
 def run_again(run: Callable[[Tensor], Tensor], x: Tensor, convoy: Convoy | None = None) -> Tensor:
-    """Run a region that does not end before a product, and keep its input alone, or send that away with `convoy`.
-
-    Its last operators are computed twice too.
-    """
+    """Run a region that does not end before a product, and keep its input alone, or send that away with `convoy`. Its
+    last operators are computed twice too."""
     return _Again.apply(Region(lambda x: (run(x),), x, convoy), run, x)
 
 

@@ -25,11 +25,9 @@ class GradientHome(Protocol):
 
     def open(self, parameter: "PlacedParameter") -> None:
         """Make `parameter.gradient` a tensor to write to."""
-        ...
 
     def arrived(self, parameter: "PlacedParameter") -> None:
         """One more microbatch has been added."""
-        ...
 
 
 class PlacedParameter(nn.Parameter):

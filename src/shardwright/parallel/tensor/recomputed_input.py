@@ -15,11 +15,9 @@ class InputRecipe(Protocol):
 
     def keep(self) -> tuple[Tensor, ...]:
         """What the product's autograd node must keep until then. Called once, in the forward."""
-        ...
 
     def make(self, kept: tuple[Tensor, ...]) -> Tensor:
         """The input, with the same bits as in the forward. Called once, in the backward."""
-        ...
 
 
 class Remade(NamedTuple):

@@ -333,7 +333,7 @@ class FlatUnit(UnitEvents[Tensor]):
     def kept_memory(self) -> list[Tensor]:
         """Tensors that stay from step to step beside the state: casts of weights, errors of compression."""
         casts = [tensor for p in self.parameters if p.float8 is not None for tensor in p.float8.memory()]
-        return casts + (self._compressor.memory() if self._compressor is not None else [])
+        return casts + (self._compressor.method.memory() if self._compressor is not None else [])
 
     # Update.
 

@@ -81,10 +81,8 @@ class Masters:
                 tensor.data = values[piece.start : piece.stop]
 
     def step(self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None) -> None:
-        """Update with `gradients` times `factor`; where they are not float32, the product is put in `exact`.
-
-        The gradients may be overwritten.
-        """
+        """Update with `gradients` times `factor`; where they are not float32, the product is put in `exact`. The
+        gradients may be overwritten."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = rate

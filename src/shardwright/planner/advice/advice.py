@@ -20,7 +20,7 @@ from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import num_played, played_steps
 
 if TYPE_CHECKING:  # what explains a plan is imported where one is explained
-    from shardwright.planner.advice.reasons import Binding, Reason
+    from shardwright.planner.advice.reasons import Reason
     from shardwright.planner.advice.repair import Misfit
     from shardwright.planner.advice.rules import RuleOfThumb
     from shardwright.planner.advice.sensitivity import Flip
@@ -75,7 +75,7 @@ class Advice:
     own: Own | None = None
     flips: "list[Flip]" = field(default_factory=list)
     reasons: "list[Reason]" = field(default_factory=list)
-    binding: "Binding | None" = None
+    binding: str = ""
     rules: "list[RuleOfThumb]" = field(default_factory=list)
 
 
@@ -87,10 +87,9 @@ def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[PricedPlan]:
         if not isinstance(price, Price) or not isinstance(cautious, Price):
             raise KeyError(price if isinstance(price, str) else cautious)
         money = step_money(job.cluster, float(price.time.total), job.plan.world)
+        times = price.time, price.time, cautious.time
         fitting = bool(fits(job, price.memory, room_bytes(job)))
-        found.append(
-            PricedPlan(job, price.time, price.time, cautious.time, memory=price.memory, money=money, fits=fitting)
-        )
+        found.append(PricedPlan(job, *times, memory=price.memory, money=money, fits=fitting))
     return found
 
 
@@ -139,13 +138,12 @@ def _num_affordable(plans: Sequence[PricedPlan]) -> int:
 
 def _simulated(plans: Sequence[PricedPlan], constants: Constants) -> list[PricedPlan]:
     """Plans with the times of their own orders of work."""
+    found = []
     times = played_steps([plan.job for plan in plans], [plan.closed for plan in plans], constants)
-    return [
-        replace(
-            plan, time=time, money=step_money(plan.job.cluster, float(time.total), plan.job.plan.world), simulated=True
-        )
-        for plan, time in zip(plans, times, strict=True)
-    ]
+    for plan, time in zip(plans, times, strict=True):
+        money = step_money(plan.job.cluster, float(time.total), plan.job.plan.world)
+        found.append(replace(plan, time=time, money=money, simulated=True))
+    return found
 
 
 def _laid_out(plan: PricedPlan, constants: Constants) -> PricedPlan:
@@ -170,9 +168,8 @@ def _own(job: JobSpec, constraints: Constraints, constants: Constants, is_simula
     token_s = float(alone.closed.total) / job.tokens_per_step
     if is_simulated:
         (alone,) = _simulated([alone], constants)
-    return Own(
-        alone, standing(job, token_s, constraints, constants), misfit(job, _schedules(constraints), constants)
-    )  # fmt: skip
+    stands = standing(job, token_s, constraints, constants)
+    return Own(alone, stands, misfit(job, _schedules(constraints), constants))
 
 
 def _schedules(constraints: Constraints) -> tuple[str, ...]:

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB
-from shardwright.cost.calibration import Constants
+from shardwright.cost.calibration import Constants, device_of, software_under
 from shardwright.cost.from_job import run_of
+from shardwright.cost.group_links import Groups
 from shardwright.cost.memory import Memory
-from shardwright.planner.advice.axis_traffic import AxisTraffic, traffic
+from shardwright.explain.operator_passes import piece_passes, rank_pieces
+from shardwright.explain.rank_collectives import layer_crossings
 from shardwright.planner.advice.neighbours import Neighbour, neighbours
 from shardwright.planner.search.plan_price import fits, room_bytes
+from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import played_steps
@@ -93,15 +96,8 @@ def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reas
         text = _inequality(job, near.job, mine, time)
     if excess > 0 and slower < 0:
         text += f"; it would be {-slower:.3g} s faster"
-    return Reason(
-        near.field,
-        _value(job, near.field),
-        near.value,
-        slower,
-        excess_bytes=max(0.0, excess),
-        is_host=is_host,
-        text=text,
-    )
+    values = near.field, _value(job, near.field), near.value
+    return Reason(*values, slower_s=slower, excess_bytes=max(0.0, excess), is_host=is_host, text=text)
 
 
 def _value(job: JobSpec, field: str) -> object:
@@ -112,12 +108,9 @@ def _value(job: JobSpec, field: str) -> object:
 
 
 def _most(memory: Memory) -> str:
-    kinds = {
-        name: float(getattr(memory, name))
-        for name in ("parameters", "gradients", "optimizer", "activations", "working")
-    }
-    name = max(kinds, key=lambda kind: kinds[kind])
-    return f"of which {kinds[name] / GIB:.1f} are {name}"
+    kinds = ("parameters", "gradients", "optimizer", "activations", "working")
+    num_bytes, kind = max(((float(getattr(memory, kind)), kind) for kind in kinds), key=lambda of: of[0])
+    return f"of which {num_bytes / GIB:.1f} are {kind}"
 
 
 def _inequality(job: JobSpec, other: JobSpec, mine: StepTime, theirs: StepTime) -> str:
@@ -138,39 +131,42 @@ def _inequality(job: JobSpec, other: JobSpec, mine: StepTime, theirs: StepTime) 
 
 def _moved(job: JobSpec, other: JobSpec, axis: str) -> str:
     """What the axis carries under the other plan and under this one, if that is not alike."""
-    before, after = (_told(traffic(of, axis)) for of in (job, other))
+    before, after = (_traffic(of, axis) for of in (job, other))
     return "" if before == after else f" ({axis}: {after}; before, {before})"
 
 
-def _told(moved: AxisTraffic) -> str:
-    if moved.num_ranks == 1:
+def _traffic(job: JobSpec, axis: str) -> str:
+    """What travels over "tp", "cp", "ep" or "dp" in a step, on a rank in the middle of the pipeline: what it sends for
+    its layers, in both passes, and the bandwidth that is stated of the slowest link.
+
+    Replicas (dp) exchange at the ends of a step, and send nothing for layers.
+    """
+    run = run_of(job)
+    pieces, groups = rank_pieces(run)[job.plan.pp // 2], Groups(run)
+    group = groups.shard if axis == "dp" else getattr(groups, axis)
+    if group.size == 1:
         return "nothing"
-    where = f"across {moved.num_domains} nodes" if moved.num_domains > 1 else "within a node"
-    links = f"{where} at {moved.bytes_per_s / 1e9:,.3g} GB/s"
-    if not moved.layers_bytes:
-        return f"{moved.num_ranks} ranks {links}"
-    return f"{moved.layers_bytes / 1e9:,.3g} GB a device and step {links}"
+    num_domains = int(group.domains)
+    where, bytes_per_s = f"across {num_domains} nodes", run.network_bytes_per_s
+    if num_domains == 1:
+        where, bytes_per_s = "within a node", run.node_bytes_per_s or device_of(run.device).link_gb_per_s * 1e9
+    links = f"{where} at {bytes_per_s / 1e9:,.3g} GB/s"
+    sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}
+    passes = piece_passes(job, run, software_under(run), None, kinds=pieces)
+    sent_bytes = sum(of.sent.total for of in layer_crossings(job, pieces, passes, sizes) if of.axis == axis)
+    if not sent_bytes:
+        return f"{int(group.size)} ranks {links}"
+    return f"{sent_bytes / 1e9:,.3g} GB a device and step {links}"
 
 
-@dataclass(frozen=True)
-class Binding:
-    """What limits a plan: shares of its step by part, the share of memory that it fills, and a sentence."""
-
-    shares: dict[str, float]
-    memory_share: float
-    text: str
-
-
-def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -> Binding:
-    """What binds: memory, if something faster does not fit; else the largest part beside computing."""
+def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -> str:
+    """What limits a plan, in words: memory, if something faster does not fit; or the largest part but computing."""
     shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
     room = room_bytes(job)
-    filled = float(memory.process) / room
     faster = [reason for reason in found if reason.excess_bytes > 0 and reason.slower_s < 0]
     waste = max((name for name in PARTS if name != "compute"), key=lambda name: shares[name])
-    parts = [
-        f"computing is {shares['compute']:.0%} of the step; the largest loss is {PARTS[waste]}, {shares[waste]:.1%}"
-    ]
+    loss = f"{PARTS[waste]}, {shares[waste]:.1%}"
+    parts = [f"computing is {shares['compute']:.0%} of the step; the largest loss is {loss}"]
     if faster:
         best = min(faster, key=lambda reason: reason.slower_s)
         parts.append(
@@ -179,7 +175,7 @@ def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -
         )
     else:
         parts.append(
-            f"memory does not bind: {filled:.0%} of {room / GIB:.0f} GiB is used, and no plan beside this one that "
-            "needs more is faster"
+            f"memory does not bind: {float(memory.process) / room:.0%} of {room / GIB:.0f} GiB is used, and no plan "
+            "beside this one that needs more is faster"
         )
-    return Binding(shares, filled, "; ".join(parts))
+    return "; ".join(parts)

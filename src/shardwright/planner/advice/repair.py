@@ -41,8 +41,7 @@ class Misfit:
 
 
 def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_shown: int = 4) -> Misfit | None:
-    """None if the job's plan fits. Nearest are plans with one change, or with two where none with one fits; fastest
-    first."""
+    """None if the plan fits. Nearest are plans with one change, or two where none with one fits, fastest first."""
     room = room_bytes(job)
     ranks = rank_memory(run_of(job), constants)
     most = max(range(len(ranks)), key=lambda rank: float(ranks[rank].process))

@@ -20,8 +20,7 @@ _STEPS = 7  # of bisection: 2 ln 8 / 2^7, a 30th of the factor
 
 @dataclass(frozen=True)
 class Flip:
-    """A change of one number of the input that makes another plan as fast: by what factor, and what it then is, in
-    words."""
+    """A change of one number of the input that makes another plan as fast: by what factor, and in words."""
 
     name: str
     factor: float

@@ -45,9 +45,7 @@ def plain(rows: Columns) -> Columns:
     return rows | dict.fromkeys(SHARING, zeros) | {"virtual_stages": zeros + 1}
 
 
-def microbatch_s(
-    job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo | None = None
-) -> tuple[Column, Column]:
+def microbatch_s(job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo) -> tuple[Column, Column]:
     """Seconds that all pipeline ranks together compute and communicate for a microbatch, under any schedule.
 
     The second is for schedules that hide tokens' way to experts. Both follow from `layer_columns`.
@@ -63,7 +61,7 @@ def mean_rank_token_s(job: JobSpec, rows: Columns, microbatch_s: Column) -> Colu
 
 
 def zero3_token_s(
-    job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants, memo: Memo | None = None
+    job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants, memo: Memo
 ) -> Column:
     """A lower bound on seconds by token under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those
     of a node."""
@@ -76,19 +74,15 @@ def zero3_token_s(
     return mean_rank_token_s(job, rows, least_s)
 
 
-def _microbatch(job: JobSpec, columns: Columns, words: Words, constants: Constants, memo: Memo | None) -> PieceTime:
-    memo = memo or Memo()
+def _microbatch(job: JobSpec, columns: Columns, words: Words, constants: Constants, memo: Memo) -> PieceTime:
     return microbatch_time(PlanBlock(replace(words, schedule="1f1b"), columns).run(job, memo), constants, memo)
 
 
-def exchange_token_s(
-    job: JobSpec, rows: Columns, hybrid: Column, constants: Constants, memo: Memo | None = None
-) -> Column:
+def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Constants, memo: Memo) -> Column:
     """Least seconds by token that replicas exchange at the end of a step below ZeRO-3, over a node's where `hybrid`.
 
     Where the software hides it, what it slows the computing by. Other stages a rank may leave it one layer less.
     """
-    memo = memo or Memo()
     software = software_of(job.cluster.software)
     least = np.full(len(rows["dp"]), np.inf)
     ones = np.ones_like(rows["dp"])
@@ -139,15 +133,12 @@ def bubble_factor(columns: Columns, schedule: str, virtual: Column | int) -> Col
     return np.asarray(1.0 + (columns["pp"] - 1) / (virtual * num_microbatches))
 
 
-def activation_bytes(
-    job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo | None = None
-) -> Column:
+def activation_bytes(job: JobSpec, rows: Columns, words: Words, constants: Constants, memo: Memo) -> Column:
     """Least bytes of a process under a schedule that keeps as much as 1F1B, however state is sharded.
 
     Where layers do not divide evenly, other stages a rank may leave it one layer less.
     """
     pp, layers = rows["pp"], job.model.layers
-    memo = memo or Memo()
     memory = peak_memory(PlanBlock(replace(words, schedule="1f1b"), plain(rows)).run(job, memo), constants, memo)
     return unsharded_bytes(memory) * (layers // pp) / -(-layers // pp)
 
@@ -175,8 +166,7 @@ def keeps_as_much(job: JobSpec, words: Words) -> bool:
     return words.schedule in _KEEPS_MORE and not job.model.moe.experts and not has_smaller_stages
 
 
-def unsharded_token_s(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo | None = None) -> Column:
+def unsharded_token_s(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo) -> Column:
     """Least seconds by token of the plans of an unsharded block, however they are sharded."""
-    memo = memo or Memo()
     seconds = pipeline_s(block.run(job, memo), constants, memo)
     return np.asarray(seconds / (block.columns["global_batch_size"] * job.model.sequence))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.config import largest
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, shortened
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.validation_messages import field_faults
@@ -64,13 +64,11 @@ class Constraints:
         }  # fmt: skip
         known = {name: values for name, values in has.items() if values is not None}
         if not known:
-            raise PlanError(
-                f"software {software.name}",
-                [
-                    "its entry does not say what it has, so no plan can be held to that; add schedules, zero_stages, "
-                    "sequence_parallel and context_parallel, or use another cluster.software"
-                ],
+            fault = (
+                "its entry does not say what it has, so no plan can be held to that; add schedules, zero_stages, "
+                "sequence_parallel and context_parallel, or use another cluster.software"
             )
+            raise PlanError(f"software {software.name}", [fault])
         return replace(self, among=known)
 
     def batches(self, given: int) -> list[int]:
@@ -86,11 +84,6 @@ def whole_number(text: str, most: int) -> int | None:
     """A number from 1 to `most` that a text is; None if it is none."""
     is_short = text.isdecimal() and len(text) <= len(str(most))  # Python reads no number of thousands of digits
     return int(text) if is_short and 0 < int(text) <= most else None
-
-
-def shortened(text: str) -> str:
-    """A text as a message quotes it."""
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "none") -> Constraints:
@@ -113,13 +106,13 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
         name, _, ends = text.partition("=")
         low, _, high = ends.partition(",")
         least, most = whole_number(low, largest.BATCH), whole_number(high, largest.BATCH)
-        if least is None or most is None or least > most:
-            faults.append(
-                f"--between {shortened(text)!r} is not of the form field=low,high, such as plan.microbatch_size=1,4, "
-                f"with whole numbers from 1 to {largest.BATCH:,}"
-            )
+        if least is not None and most is not None and least <= most:
+            ranges[name.removeprefix("plan.")] = least, most
             continue
-        ranges[name.removeprefix("plan.")] = least, most
+        faults.append(
+            f"--between {shortened(text)!r} is not of the form field=low,high, such as plan.microbatch_size=1,4, "
+            f"with whole numbers from 1 to {largest.BATCH:,}"
+        )
     if faults:
         raise PlanError("what the search may choose", faults)
     return Constraints(kept, ranges, ranges.pop("batch.global_batch_size", None), float8)

@@ -16,10 +16,8 @@ from shardwright.workload.memo import Memo
 
 @dataclass(frozen=True)
 class BlockPrices:
-    """Prices of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds of a step by
-    token."""
+    """Prices of a block, plan by plan: fields of `time` and `memory` are columns. `token_s` is seconds by token."""
 
-    block: PlanBlock
     time: StepTime
     memory: Memory
     token_s: Column
@@ -46,4 +44,4 @@ def prices(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo | No
     time, memory = step_time(run, constants, memo), peak_memory(run, constants, memo)
     tokens = block.columns["global_batch_size"] * job.model.sequence
     fitting = np.broadcast_to(fits(job, memory, room_bytes(job)), tokens.shape)
-    return BlockPrices(block, time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fits=fitting)
+    return BlockPrices(time, memory, np.broadcast_to(time.total / tokens, tokens.shape), fits=fitting)

@@ -21,11 +21,10 @@ class SearchTally:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One plan that was found: the job under it, its seconds by token and the bytes of its fullest rank's process."""
+    """One plan that was found: the job under it, and its seconds by token."""
 
     job: JobSpec
     token_s: float
-    process_bytes: float
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,13 @@ class Best:
     """The fastest plan of each kind so far: seconds by token, and where it is."""
 
     token_s: Column
-    place: dict[int, tuple[PlanBlock, int, float]] = field(default_factory=dict)
+    place: dict[int, tuple[PlanBlock, int]] = field(default_factory=dict)
 
-    def take(self, block: PlanBlock, token_s: Column, process: Column, chosen: Column) -> None:
+    def take(self, block: PlanBlock, token_s: Column, chosen: Column) -> None:
         """Plans of a block, of those at the indices `chosen`."""
         chosen = chosen[np.argsort(token_s[chosen], kind="stable")]
         kinds, first = np.unique(block.columns["kind"][chosen], return_index=True)
         for kind, index in zip(kinds.tolist(), chosen[first].tolist(), strict=True):
             if token_s[index] < self.token_s[kind]:
                 self.token_s[kind] = token_s[index]
-                self.place[kind] = block, index, float(process[index])
+                self.place[kind] = block, index

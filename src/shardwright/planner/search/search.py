@@ -24,22 +24,11 @@ from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.cost.calibration import Constants, rates_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
-from shardwright.planner.search import bounds
+from shardwright.planner.search import bounds, space
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, Words, taken, together
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
 from shardwright.planner.search.results import Best, Candidate, Found, SearchTally
-from shardwright.planner.search.space import (
-    admits,
-    admits_schedule,
-    count_by_words,
-    degrees,
-    hybrid_ranks,
-    with_offload,
-    with_sharing,
-    with_words,
-    words_of,
-)
 from shardwright.workload.arrays import distinct
 from shardwright.workload.memo import Memo
 
@@ -50,7 +39,7 @@ _FEW = 128
 _GUESSED = 32  # rows of a kind that are priced to have a first mark
 _KIND = ("tp", "pp", "cp", "ep")
 _OF_ROWS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that no plan needs any more
-_LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.memo_keys.layer_columns
+_LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.memo.layer_columns
 
 
 def _method_of(words: Words) -> Words:
@@ -67,16 +56,14 @@ def search(
     """
     started = time.perf_counter()
     _check(job)
-    rows = degrees(job, constraints)
+    rows = space.degrees(job, constraints)
     if not len(rows["dp"]):
-        raise PlanError(
-            f"plans for {job.model.name} on {job.cluster.num_devices:,} devices",
-            [
-                f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of "
-                f"{job.batch.global_batch_size}, tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of "
-                f"{job.model.layers} to each stage; use another batch.global_batch_size, or keep less"
-            ],
+        fault = (
+            f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of "
+            f"{job.batch.global_batch_size}, tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of "
+            f"{job.model.layers} to each stage; use another batch.global_batch_size, or keep less"
         )
+        raise PlanError(f"plans for {job.model.name} on {job.cluster.num_devices:,} devices", [fault])
     found = _Search(job, constraints, constants, rows, num_shown, room_bytes(job) if room is None else room)
     found.guess()
     found.expand()
@@ -119,8 +106,8 @@ class _Search:
         self.layers = taken(rows, layers)
         self.rows = rows | {"kind": of_row.reshape(-1), "layer": layer, "row": np.arange(len(layer))}
         self.rows |= dict.fromkeys(("exchange_s", "zero3_s", "turn_s"), np.zeros(len(layer)))  # until they are known
-        self.words = words_of(job, constraints, rows)
-        self.tally = SearchTally(sum(count_by_words(job, constraints, rows).values()))
+        self.words = space.words_of(job, constraints, rows)
+        self.tally = SearchTally(sum(space.count_by_words(job, constraints, rows).values()))
         self.num_shown = min(num_shown, len(kinds))
         self.shown = Best(np.full(len(kinds), np.inf))
 
@@ -133,10 +120,10 @@ class _Search:
         """Price some sharing of the degrees of each kind that have the lowest bounds, to have marks."""
         simple = [at for at in self.words if at.schedule == "1f1b" and at.recompute in ("none", "full")] or self.words
         for at in (simple[0], simple[-1]):
-            rows = self._timed(taken(self.rows, admits(self.job, self.rows, at)), at)
+            rows = self._timed(taken(self.rows, space.admits(self.job, self.rows, at)), at)
             if not len(rows["dp"]):
                 continue
-            block = with_words(self.job, self.constraints, taken(rows, self._first(rows)), at)
+            block = space.with_words(self.job, self.constraints, taken(rows, self._first(rows)), at)
             allowed = [zero for zero in (1, 3, 2, 0) if self.constraints.allows("zero", zero)]
             share = float(self.constraints.keep.get("offload_optimizer", 0.0))
             columns = block.columns | {
@@ -183,7 +170,7 @@ class _Search:
     def _nothing_again(self) -> dict[Words, Columns]:
         """The rows that each method admits and that may be shown where nothing is computed again, with their bounds."""
         timed = {
-            method: self._timed(taken(self.rows, admits(self.job, self.rows, method)), method)
+            method: self._timed(taken(self.rows, space.admits(self.job, self.rows, method)), method)
             for method in dict.fromkeys(map(_method_of, self.words))
         }
         found = {method: some for method, some in timed.items() if len(some["dp"])}
@@ -194,7 +181,7 @@ class _Search:
         for method_rows in found.values():
             is_left[method_rows["row"]] = True
         left = taken(self.rows, is_left)
-        hybrid = hybrid_ranks(self.job, self.constraints, left)
+        hybrid = space.hybrid_ranks(self.job, self.constraints, left)
         columns = {
             "exchange_s": bounds.exchange_token_s(self.job, left, hybrid, self.constants, memo=self.memo),
             "turn_s": bounds.turn_token_s(self.job, left, self.rates), "hybrid": hybrid,
@@ -257,7 +244,8 @@ class _Search:
         )
         messages_s = bounds.messages_token_s(rows, words.schedule, pieces or 2)
         below, gathered = self._least_s(rows, factor * mean_s + messages_s, factor)
-        is_possible = (np.minimum(below, gathered) < self.marks(rows["kind"])) & admits_schedule(rows, words.schedule)
+        is_possible = space.admits_schedule(rows, words.schedule)
+        is_possible &= np.minimum(below, gathered) < self.marks(rows["kind"])
         if bounds.keeps_as_much(self.job, words):
             is_possible &= rows["least_bytes"] <= self.room
         return taken(rows | {"below_s": below, "gathered_s": gathered}, is_possible)
@@ -265,7 +253,7 @@ class _Search:
     def _staged(self, words: Words, rows: Columns) -> PlanBlock:
         """The plans of some rows that may be shown, with bounds of their own numbers of virtual stages."""
         rows = self._shown(rows, rows["below_s"], rows["gathered_s"])
-        block = with_words(self.job, self.constraints, rows, words)
+        block = space.with_words(self.job, self.constraints, rows, words)
         columns = block.columns
         if STAGES_PER_RANK.get(words.schedule, 1) == 0:
             virtual = columns["virtual_stages"]
@@ -293,10 +281,10 @@ class _Search:
         for size in sizes:
             now = order[first : first + size]
             first += size
-            sharded = with_sharing(self.job, self.constraints, block.where(self._possible(block, now)))
+            sharded = space.with_sharing(self.job, self.constraints, block.where(self._possible(block, now)))
             sharded, offloaded = self._with_room(self._still(sharded))
             too_large += [offloaded, self._price(sharded)]
-        self._price(with_offload(self.constraints, self._still(together(too_large))))
+        self._price(space.with_offload(self.constraints, self._still(together(too_large))))
 
     def _tightened(self, block: PlanBlock) -> PlanBlock:
         """The block with bounds from the price of each plan itself, where its plans are many."""
@@ -344,8 +332,7 @@ class _Search:
         fitting = fits(self.job, found.memory, self.room)
         self.tally.num_fit += int(np.count_nonzero(fitting))
         marks = self.marks(block.columns["kind"])
-        process = np.broadcast_to(found.memory.process, found.token_s.shape)
-        self.shown.take(block, found.token_s, process, np.flatnonzero(fitting & (found.token_s < marks)))
+        self.shown.take(block, found.token_s, np.flatnonzero(fitting & (found.token_s < marks)))
         return block.where(~fitting & (found.token_s < marks))
 
     def fastest(self) -> list[Candidate]:
@@ -353,7 +340,7 @@ class _Search:
         best = self.shown
         kinds = sorted(best.place, key=lambda kind: float(best.token_s[kind]))[: self.num_shown]
         return [
-            Candidate(block.plan(index, self.job), float(best.token_s[kind]), process)
+            Candidate(block.plan(index, self.job), float(best.token_s[kind]))
             for kind in kinds
-            for block, index, process in [best.place[kind]]
+            for block, index in [best.place[kind]]
         ]

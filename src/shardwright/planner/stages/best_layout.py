@@ -41,10 +41,8 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     PlanError if none fits, or the plan has more stages than the model layers; KeyError says what is not known.
     """
     if job.cluster.device == "unknown" and not job.cluster.parts:
-        raise PlanError(
-            f"a layout of job {job.name}",
-            ["cluster.device is unknown, so no layer has a price; set it to a device of the catalog"],
-        )
+        fault = "cluster.device is unknown, so no layer has a price; set it to a device of the catalog"
+        raise PlanError(f"a layout of job {job.name}", [fault])
     found: LaidOut | None = None
     faults: dict[str, None] = {}
     for parts in _orders(job):
@@ -111,9 +109,9 @@ def _with_layout(job: JobSpec, stages: Stages) -> JobSpec:
 def _orders(job: JobSpec) -> list[list[PartSpec]]:
     """Orders of the parts that differ; none but [] where devices are of one kind."""
     found: list[list[PartSpec]] = []
-    for order in permutations(job.cluster.parts):
-        if list(order) not in found:
-            found.append(list(order))
+    for order in map(list, permutations(job.cluster.parts)):
+        if order not in found:
+            found.append(order)
     return found
 
 
@@ -137,8 +135,7 @@ def _alone(job: JobSpec) -> list[JobSpec]:
 
 
 def part_of_rank(plan: PlanSpec, parts: list[PartSpec]) -> list[int]:
-    """The part of the cluster whose devices each pipeline rank has. Parts hold whole stages
-    (config/checks/check_parts.py)."""
+    """The part of the cluster that each pipeline rank is on. Parts hold whole stages (config/checks/check_parts.py)."""
     ranks = [number for number, part in enumerate(parts) for _ in range(part.num_devices // plan.stage_ranks)]
     return ranks or [0] * plan.pp
 

@@ -32,10 +32,8 @@ _SPARE = 1.1  # memory that an estimate may be above what there is: a layout can
 def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> LaidOut:
     """The fastest of the plans that were laid out. PlanError if none fits; KeyError says what is not known."""
     if not job.cluster.parts:
-        raise PlanError(
-            f"plans for {job.model.name} on parts of a cluster",
-            ["cluster.parts is empty, so devices are of one kind; leave --search out, or use `shardwright plan`"],
-        )
+        fault = "cluster.parts is empty, so devices are of one kind; leave --search out, or use `shardwright plan`"
+        raise PlanError(f"plans for {job.model.name} on parts of a cluster", [fault])
     best: LaidOut | None = None
     num_fit = 0
     for tried, planned in enumerate(_most_promising(job, constraints, constants)):
@@ -49,14 +47,12 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
         if best is None or found.step_s < best.step_s:
             best = found
     if best is None:
-        raise PlanError(
-            f"plans for {job.model.name} on the parts of cluster {job.cluster.name!r}",
-            [
-                f"none of the most promising fits with 1F1B and stages that lie within parts of "
-                f"{' and '.join(str(part.num_devices) for part in job.cluster.parts)} devices; use another "
-                f"batch.global_batch_size, more devices, or fewer --keep"
-            ],
+        fault = (
+            f"none of the most promising fits with 1F1B and stages that lie within parts of "
+            f"{' and '.join(str(part.num_devices) for part in job.cluster.parts)} devices; use another "
+            f"batch.global_batch_size, more devices, or fewer --keep"
         )
+        raise PlanError(f"plans for {job.model.name} on the parts of cluster {job.cluster.name!r}", [fault])
     return best
 
 
@@ -64,8 +60,7 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
     """Jobs under plans, in the order of what an ideal layout of them would take."""
     rows = degrees(job, constraints)
     stage = rows["dp"] * rows["cp"] * rows["tp"]
-    whole = np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0)
-    rows = taken(rows, whole)
+    rows = taken(rows, np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0))
     found: list[tuple[float, int, PlanBlock]] = []
     if len(rows["dp"]):
         for words in words_of(job, constraints, rows):

@@ -10,7 +10,6 @@ section 3.1; DAPPLE, Fan et al. 2020, arXiv 2007.01045).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -47,14 +46,6 @@ def check_layers(num_layers: int, num_stages: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """For each stage, [first layer][end]: seconds, infinite where a cut is not allowed; and bytes above its memory."""
-
-    seconds: list[Floats]
-    excess: list[Floats]
-
-
 def best_stages(seats: Sequence[PipelineSlot], num_microbatches: int) -> Stages:
     """The fastest cut of the pieces into a stage a seat that fits all memories. NoFitError if there is none.
 
@@ -62,25 +53,25 @@ def best_stages(seats: Sequence[PipelineSlot], num_microbatches: int) -> Stages:
     """
     num_layers, num_stages = len(seats[0].pieces) - 2, len(seats)
     check_layers(num_layers, num_stages)
-    tables = _tables(seats)
-    smallest, _ = _least(tables.seconds, np.maximum)
+    seconds, over_memory = _tables(seats)
+    smallest, _ = _least(seconds, np.maximum)
     if not np.isfinite(smallest):
-        excess, layout = _least(tables.excess, np.maximum)
+        excess, layout = _least(over_memory, np.maximum)
         over = stages_of(layout, seats, in_line(num_stages), 1).rank_bytes
         rank = int(np.argmax([taken - seat.memory_bytes for taken, seat in zip(over, seats, strict=True)]))
         raise NoFitError(rank, excess, num_layers, num_stages)
-    bound = _best_bound(tables.seconds, smallest * (1 + 1e-12), num_microbatches)  # for the rounding of sums
+    bound = _best_bound(seconds, smallest * (1 + 1e-12), num_microbatches)  # for the rounding of sums
     uneven = _EVENNESS / bound
-    allowed = [np.where(t <= bound, t + uneven * t * t, np.inf) for t in tables.seconds]
+    allowed = [np.where(t <= bound, t + uneven * t * t, np.inf) for t in seconds]
     return stages_of(_least(allowed, np.add)[1], seats, in_line(num_stages), num_microbatches)
 
 
-def _tables(seats: Sequence[PipelineSlot]) -> _Tables:
+def _tables(seats: Sequence[PipelineSlot]) -> tuple[list[Floats], list[Floats]]:
+    """For each stage, [first layer][end]: seconds, infinite where a cut is not allowed; and bytes above its memory."""
     num_stages = len(seats)
     seconds, excess = [], []
     for stage, seat in enumerate(seats):
-        held = seat.pieces
-        of = np.array([(p.seconds, p.held_bytes + seat.in_flight * p.kept_bytes) for p in held])
+        of = np.array([(piece.seconds, piece.taken_bytes(seat.in_flight)) for piece in seat.pieces])
         until = np.concatenate([np.zeros((1, 2)), np.cumsum(of[1:-1], axis=0)])
         extra = (stage == 0) * of[0] + (stage == num_stages - 1) * of[-1]
         of_range = until[None, :, :] - until[:, None, :] + extra
@@ -90,7 +81,7 @@ def _tables(seats: Sequence[PipelineSlot]) -> _Tables:
         excess.append(over)
         # What fits exactly must not be refused for the rounding of a sum.
         seconds.append(np.where(over <= 1e-12 * np.abs(of_range[..., 1]), of_range[..., 0], np.inf))
-    return _Tables(seconds, excess)
+    return seconds, excess
 
 
 def _least(tables: Sequence[Floats], join: np.ufunc) -> tuple[float, tuple[int, ...]]:

@@ -33,7 +33,8 @@ def best_chunks(seats: Sequence[PipelineSlot], placement: StagePlacement, num_mi
     check_layers(num_layers, num_stages)
     least = np.array([int(not may_be_empty(stage, num_stages)) for stage in range(num_stages)])
     loads = _Loads.of(seats, placement)
-    counts = least + _evenly(num_layers - int(least.sum()), num_stages)
+    rest = num_layers - int(least.sum())
+    counts = least + np.diff(np.arange(num_stages + 1) * rest // num_stages)  # nearly equal parts
     score = loads.scores(counts[None])[0]
     while True:
         moved = _exchanges(counts, least)
@@ -41,7 +42,7 @@ def best_chunks(seats: Sequence[PipelineSlot], placement: StagePlacement, num_mi
             break
         scores = loads.scores(moved)
         best = np.lexsort(scores.T[::-1])[0]
-        if not _is_less(scores[best], score):
+        if not tuple(scores[best]) < tuple(score):
             break
         counts, score = moved[best], scores[best]
     excess = loads.seconds_and_excess(counts[None])[1][0]
@@ -65,13 +66,10 @@ class _Loads:
     @classmethod
     def of(cls, seats: Sequence[PipelineSlot], placement: StagePlacement) -> "_Loads":
         held = [(rank, stage) for rank in range(len(seats)) for stage in placement.stages_of(rank)]
-        copies = placement.num_copies
-        seconds, num_bytes = [], []
-        for rank, _ in held:
-            seat = seats[rank]
-            seconds.append([piece.seconds / copies for piece in seat.pieces])
-            num_bytes.append([p.held_bytes + seat.in_flight * p.kept_bytes for p in seat.pieces])
         ranks, stages = (np.array(column) for column in zip(*held, strict=True))
+        mine = [seats[rank] for rank, _ in held]
+        s = np.array([[piece.seconds / placement.num_copies for piece in seat.pieces] for seat in mine])
+        b = np.array([[piece.taken_bytes(seat.in_flight) for piece in seat.pieces] for seat in mine])
         is_first, is_last = stages == 0, stages == placement.num_stages - 1
 
         def sums(values: Floats) -> Floats:
@@ -81,7 +79,6 @@ class _Loads:
             found: Floats = is_first * values[:, 0] + is_last * values[:, -1]
             return found
 
-        s, b = np.array(seconds), np.array(num_bytes)
         memory = np.array([seat.memory_bytes for seat in seats])
         return cls(ranks, stages, sums(s), sums(b), extra_s=ends(s), extra_bytes=ends(b), memory_bytes=memory)
 
@@ -114,12 +111,3 @@ def _exchanges(counts: Integers, least: Integers) -> Integers:
     steps = np.eye(len(counts), dtype=np.int64)
     moved: Integers = (counts - steps[able, None] + steps[None, :]).reshape(-1, len(counts))
     return moved[(moved != counts).any(axis=1)]
-
-
-def _evenly(num_layers: int, num_stages: int) -> Integers:
-    """Nearly equal parts."""
-    return np.diff(np.arange(num_stages + 1) * num_layers // num_stages)
-
-
-def _is_less(first: Floats, second: Floats) -> bool:
-    return tuple(first) < tuple(second)

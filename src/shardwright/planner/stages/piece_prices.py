@@ -43,12 +43,9 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
     context = embedded.overhead - lost * (embedded.activations + embedded.working)
     # What a rank works with hardly depends on how many layers it holds: what it is with an even layout is set aside.
     evenly = rank_memory(replace(run, cut=replace(run.cut, layout=())), constants)
-    found = []
+    found, m, v = [], run.cut.num_microbatches, plan.stages_per_rank
     for rank in range(plan.pp):
-        m = run.cut.num_microbatches
-        alive = float(
-            in_flight(plan.schedule, plan.pp, rank, m, v=plan.stages_per_rank, extra_warmup=plan.extra_warmup)
-        )
+        alive = float(in_flight(plan.schedule, plan.pp, rank, m, v, extra_warmup=plan.extra_warmup))
         aside = context + (1 + lost) * (evenly[rank].working + alive * beside)
         found.append(PipelineSlot(pieces, room - aside, alive))
     return found

@@ -30,6 +30,10 @@ class Piece:
         """Forward and backward."""
         return self.forward_s + self.backward_s
 
+    def taken_bytes(self, in_flight: float) -> float:
+        """Bytes with so many microbatches in flight."""
+        return self.held_bytes + in_flight * self.kept_bytes
+
 
 @dataclass(frozen=True)
 class PipelineSlot:
@@ -46,7 +50,6 @@ class Stages:
     """A cut. Seconds are of one microbatch, forward and backward; bytes are of the memory that pieces take."""
 
     layout: tuple[int, ...]
-    stage_s: tuple[float, ...]
     rank_s: tuple[float, ...]
     rank_bytes: tuple[float, ...]
     pipeline_s: float  # all microbatches through all stages
@@ -69,19 +72,17 @@ def pipeline_s(rank_s: Sequence[float], num_microbatches: int, chunks: int = 1) 
 
 def stages_of(
     layout: Sequence[int], seats: Sequence[PipelineSlot], placement: StagePlacement, num_microbatches: int
-) -> Stages:  # fmt: skip
+) -> Stages:
     """What a layout costs; a seat for each pipeline rank. ValueError if it does not place all layers."""
     pieces = layout_pieces(layout, len(seats[0].pieces) - 2)
     copies, chunks = placement.num_copies, len(placement.stages_of(0))
-    stage_s = tuple(sum(seats[placement.holders[0][s]].pieces[n].seconds for n in of) for s, of in enumerate(pieces))
     rank_s, rank_bytes = [], []
     for rank, seat in enumerate(seats):
         mine = [seat.pieces[n] for stage in placement.stages_of(rank) for n in pieces[stage]]
         # Of two copies, in opposite directions, a microbatch meets one.
         rank_s.append(sum(piece.seconds for piece in mine) / copies)
-        rank_bytes.append(sum(p.held_bytes + seat.in_flight * p.kept_bytes for p in mine))
-    total = pipeline_s(rank_s, num_microbatches, chunks)
-    return Stages(tuple(layout), stage_s, tuple(rank_s), tuple(rank_bytes), pipeline_s=total)
+        rank_bytes.append(sum(piece.taken_bytes(seat.in_flight) for piece in mine))
+    return Stages(tuple(layout), tuple(rank_s), tuple(rank_bytes), pipeline_s(rank_s, num_microbatches, chunks))
 
 
 def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:

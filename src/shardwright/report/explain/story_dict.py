@@ -34,7 +34,7 @@ def story_dict(story: Story) -> dict[str, Any]:
             {"kind": kind, "recomputes": policy, "count": count} for (kind, policy), count in story.pieces.items()
         ],
         "crossings": [asdict(crossing) for crossing in story.crossings],
-        "step": None if step is None else step.as_dict(),
+        "step": None if step is None else asdict(step),
         "tokens_per_s": story.tokens_per_s,
         "layouts": layout_dict(story.layouts),
     }

@@ -1,34 +1,23 @@
 """What the command `explain` prints: the story of one step, chapter by chapter."""
 
-import json
 import textwrap
 from collections.abc import Iterator
-
-import click
 
 from shardwright.config.job import JobSpec
 from shardwright.config.units import bytes_text, counted, memory_text, number_text, ranks_text, seconds_text
 from shardwright.explain.operator_passes import PieceKind
 from shardwright.explain.rank_groups import RankGroup
-from shardwright.explain.story import Story, tell
+from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
-from shardwright.report.estimate_text import device_memory_bytes
+from shardwright.report.estimate_text import device_memory_bytes, parameters_text
 from shardwright.report.explain.collectives_table import crossings_text
 from shardwright.report.explain.layout_table import layout_text
 from shardwright.report.explain.operators_table import passes_text, piece_name, pieces_text
-from shardwright.report.explain.story_dict import story_dict
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 from shardwright.sharding.groups import REPLICAS, axis_groups, num_replicas
-from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
 
 _WIDTH = 110
-
-
-def show_story(job: JobSpec, as_json: bool) -> None:
-    """The command `explain`."""
-    story = tell(job)
-    click.echo(json.dumps(story_dict(story)) if as_json else story_text(story))
 
 
 def story_text(story: Story) -> str:
@@ -53,17 +42,14 @@ def _says(*sentences: str) -> str:
 
 def _heading(story: Story) -> str:
     job, plan, number = story.job, story.job.plan, story.job.precision.float8
-    active = f" ({num_active_parameters(job.model):,} compute a token)" if job.model.moe.experts else ""
     line = (
-        f"One step of {job.name}: {num_parameters(job.model):,} parameters{active} on {counted(plan.world, 'rank')}, "
+        f"One step of {job.name}: {parameters_text(job.model)} on {counted(plan.world, 'rank')}, "
         f"{plan.degrees}{f', ep {plan.ep}' if plan.ep > 1 else ''}, ZeRO {plan.zero}, {plan.schedule}, computed in "
         f"{job.precision.compute}{f' and fp8 ({number})' if number != 'none' else ''}."
     )
     if story.step is not None:
-        line += (
-            f" It takes {seconds_text(story.step.total)} (predicted, with {job.cluster.software} on "
-            f"{job.cluster.device})."
-        )
+        software = f"{job.cluster.software} on {job.cluster.device}"
+        line += f" It takes {seconds_text(story.step.total)} (predicted, with {software})."
     else:
         line += f" Bytes are told, and no times: {story.untimed}."
     return "\n\n".join([_says(line), *(_says(f"Note: {note}.") for note in job_notes(job))])
@@ -84,9 +70,9 @@ def _groups(story: Story) -> Iterator[str]:
         yield "There is one rank, and nothing to exchange."
         return
     node = job.cluster.devices_per_node
-    where = f"A node has {node} devices: rank r is on node r // {node}." if node else (
-        "cluster.devices_per_node is not set: all ranks are told as on one node."
-    )  # fmt: skip
+    where = "cluster.devices_per_node is not set: all ranks are told as on one node."
+    if node:
+        where = f"A node has {node} devices: rank r is on node r // {node}."
     yield _says(f"{story.order}.", where, "The groups that rank 0 is in:")
     rows = [["axis", "size", "such groups", "ranks", "on nodes", "what passes"]]
     for group in story.groups:
@@ -123,14 +109,8 @@ def _memory(story: Story) -> Iterator[str]:
         values = of.as_dict()
         stages = " ".join(map(str, placement.stages_of(rank)))
         told = [memory_text(values[f"{kind}_bytes"]) for kind in [*kinds, "total"]]
-        rows.append(
-            [
-                str(rank),
-                stages,
-                *told,
-                *([memory_text(round(story.predicted[rank].process))] if story.predicted else []),
-            ]
-        )
+        told += [memory_text(round(story.predicted[rank].process))] if story.predicted else []
+        rows.append([str(rank), stages, *told])
     yield aligned(rows)
     yield _says(
         "Of the tensor-parallel rank that holds most. The account is of Shardwright's own runtime: parameters, "
@@ -154,16 +134,11 @@ def _memory(story: Story) -> Iterator[str]:
 
 def _effect(effect: Effect) -> str:
     with_it, without_it = effect.with_it.as_dict(), effect.without_it.as_dict()
-    changed = [
-        kind
-        for kind in with_it
-        if memory_text(with_it[kind]) != memory_text(without_it[kind]) and kind != "total_bytes"
-    ]
+    texts = {kind: (memory_text(with_it[kind]), memory_text(without_it[kind])) for kind in with_it}
+    total, total_without = texts.pop("total_bytes")
     kinds = ", ".join(
-        f"{kind.removesuffix('_bytes')} {memory_text(with_it[kind])} for {memory_text(without_it[kind])}"
-        for kind in changed
+        f"{kind.removesuffix('_bytes')} {now} for {before}" for kind, (now, before) in texts.items() if now != before
     )
-    total, total_without = memory_text(with_it["total_bytes"]), memory_text(without_it["total_bytes"])
     text = (
         f"{effect.strategy}: {total} with it, {total_without} without"
         f"{f' ({kinds})' if kinds else ''}. {effect.does[0].upper()}{effect.does[1:]}."
@@ -185,9 +160,9 @@ def _experts(story: Story) -> Iterator[str]:
     if of is None:
         return
     homes = [
-        f"experts {first} to {last} on rank {rank}, node {node}" if last > first else f"expert {first} on rank {rank}, "
-        f"node {node}" for first, last, rank, node in of.homes
-    ]  # fmt: skip
+        f"{f'experts {first} to {last}' if last > first else f'expert {first}'} on rank {rank}, node {node}"
+        for first, last, rank, node in of.homes
+    ]
     shown = homes if len(homes) <= 4 else [*homes[:2], "...", homes[-1]]
     yield _says(
         f"Experts: the router gives each token {of.num_chosen} of {of.num_experts}; in rank 0's group "
@@ -291,9 +266,7 @@ def _reduction(zero: int) -> str:
 def _crossings(story: Story) -> Iterator[str]:
     if not story.crossings:
         return
-    who = (
-        f"pipeline rank {story.rank}, which sets the pace," if story.step is not None else f"pipeline rank {story.rank}"
-    )
+    who = f"pipeline rank {story.rank}" + ("" if story.step is None else ", which sets the pace,")
     yield _says(
         f"All that one rank of {who} communicates in a step. A tensor's bytes are those of the full tensor; what the "
         "rank sends for it is (n - 1) / n of that in a ring of n ranks (an all_reduce twice), and of a ring over "
@@ -322,11 +295,7 @@ def _sum(story: Story) -> Iterator[str]:
     yield _says(
         f"Pipeline rank {story.rank} computes {pieces_text(story.pieces)}. A microbatch takes "
         + ", and ".join(_piece_seconds(story, kind, count) for kind, count in story.pieces.items())
-        + (
-            ", without what ZeRO 3 gathers and scatters"
-            if any(story.times[kind].shard for kind in story.pieces)
-            else ""
-        )
+        + ", without what ZeRO 3 gathers and scatters" * any(story.times[kind].shard for kind in story.pieces)
         + f". That {m:,} times, and once what only the ends of a step have:",
     )
     yield aligned(rows)

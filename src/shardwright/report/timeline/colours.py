@@ -6,6 +6,7 @@ which direction of a pipeline with two.
 
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
+from shardwright.simulate.timeline import Timeline
 
 # By letter, the first chunk (or direction) and the last; those between are mixed.
 SHADES: dict[str, tuple[str, str]] = {
@@ -42,14 +43,25 @@ def chunk_of(program: Program, action: Action) -> tuple[int, int]:
     return stages.index(action.stage), len(stages)
 
 
+def letters_of(timeline: Timeline) -> dict[str, int]:
+    """The letters that occur, and on how many chunks (or directions); O is a forward and a backward that run as one."""
+    computed = (part for row in timeline.program.ranks for action in row for part in action.computes())
+    found: dict[str, int] = {}
+    for part in {(part.kind, part.stage): part for part in computed}.values():  # of microbatches one stands for all
+        found[str(part.kind)] = max(found.get(str(part.kind), 1), chunk_of(timeline.program, part)[1])
+    has_updates = any((row.lengths(row.updates) > 0).any() for row in timeline.ranks)
+    has_pairs = any(action.parts for row in timeline.program.ranks for action in row)
+    others = "S" * has_updates + "O" * has_pairs + "GRL" * bool(timeline.program.gathers)
+    return found | dict.fromkeys(others, 1)
+
+
 def colour_of(program: Program, action: Action) -> str:
     """The colour of a compute action or an optimizer step, as #rrggbb."""
     if action.kind is Kind.OVERLAP:
         return PAIR
     if action.kind is Kind.STEP:
         return SHADES["S"][0]
-    chunk, of = chunk_of(program, action)
-    return shade(str(action.kind), chunk, of)
+    return shade(str(action.kind), *chunk_of(program, action))
 
 
 def shade(letter: str, chunk: int, of: int) -> str:

@@ -10,7 +10,10 @@ from shardwright.simulate.timeline import Span, Timeline
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An activation or a gradient between two ranks. `about` is (stage that made it, microbatch, step)."""
+    """An activation or a gradient between two ranks. `about` is (stage that made it, microbatch, step).
+
+    It begins to leave at the start of its send, frees its link at that one's end, and is there when its receive ends.
+    """
 
     sender: int
     receiver: int
@@ -18,21 +21,6 @@ class Message:
     about: tuple[int, int, int]
     send: Span
     receive: Span
-
-    @property
-    def start(self) -> float:
-        """When it begins to leave."""
-        return self.send.start
-
-    @property
-    def sent(self) -> float:
-        """When the link is free again."""
-        return self.send.end
-
-    @property
-    def arrived(self) -> float:
-        """When it is there."""
-        return self.receive.end
 
 
 def messages(timeline: Timeline) -> Iterator[Message]:

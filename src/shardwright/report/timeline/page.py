@@ -6,21 +6,19 @@ page, so that thousands of actions can be zoomed and moved smoothly. All timelin
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import Any
 
-from shardwright.report.timeline.colours import NAMES, SHADES, chunk_of, ink_on, shade
-from shardwright.report.timeline.comparison_table import comparison
-from shardwright.report.timeline.memory_table import memory_table
+from shardwright.report.timeline.colours import NAMES, SHADES, chunk_of, ink_on, letters_of, shade
 from shardwright.report.timeline.messages import messages
-from shardwright.report.timeline.schedule_figures import figures, idle_table
+from shardwright.report.timeline.schedule_figures import comparison, figures, idle_table, memory_table
 from shardwright.report.timeline.study import Study
-from shardwright.schedule.action import COMPUTE, Action, Kind
+from shardwright.schedule.action import COMPUTE, Action
 from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.simulate.buffer_curves import Curve
-from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Timeline
+from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, Timeline
 
 
 @dataclass(frozen=True)
@@ -38,37 +36,24 @@ class Section:
     memory: Sequence[Sequence[str]] = ()
 
 
-@dataclass
-class _Colours:
-    """The colours in use, numbered."""
-
-    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def number(self, ground: str) -> int:
-        return self.numbers.setdefault((ground, ink_on(ground)), len(self.numbers))
+_Colours = dict[tuple[str, str], int]  # by (ground, ink), the number of those in use
 
 
 def section_of(study: Study, note: str = "") -> Section:
     """The section of a study, with all its figures."""
-    return Section(
-        study.name,
-        note or study.shape,
-        study.timeline,
-        figures(study),
-        table=idle_table(study),
-        memory=memory_table(study),
-    )
+    tables = {"table": idle_table(study), "memory": memory_table(study)}
+    return Section(study.name, note or study.shape, study.timeline, figures(study), **tables)
 
 
 def timeline_page(title: str, sections: Sequence[Section], note: str = "", studies: Sequence[Study] = ()) -> str:
     """The page; with `studies`, a table that compares them comes first."""
-    colours = _Colours()
+    colours: _Colours = {}
     data: dict[str, Any] = {
         "sections": [_section_data(section.timeline, colours) for section in sections],
         "causes": [str(cause) for cause in Cause],
         "names": NAMES,
     }
-    data["colours"] = [list(pair) for pair in colours.numbers]
+    data["colours"] = [list(pair) for pair in colours]
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -132,24 +117,15 @@ def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = Fa
 def _controls(sections: Sequence[Section]) -> str:
     """The legend, of what occurs; switches; how to move."""
     letters: dict[str, int] = {}
-    pairs = False
-    for timeline in (section.timeline for section in sections):
-        for row in timeline.ranks:
-            for span in row.spans:
-                pairs = pairs or span.action.kind is Kind.OVERLAP
-                for part in span.action.computes():
-                    of = chunk_of(timeline.program, part)[1]
-                    letters[str(part.kind)] = max(letters.get(str(part.kind), 1), of)
-                if span.action.kind is Kind.STEP and span.end > span.start:
-                    letters["S"] = 1
-        if timeline.program.gathers:
-            letters |= {"G": 1, "R": 1, "L": 1}
+    for section in sections:
+        for letter, of in letters_of(section.timeline).items():
+            letters[letter] = max(letters.get(letter, 1), of)
     items = []
     for letter in (letter for letter in SHADES if letter in letters):
         of = letters[letter]
         swatches = "".join(f'<i style="background:{shade(letter, chunk, of)}"></i>' for chunk in range(of))
         items.append(f"<span>{swatches}{NAMES[letter]}</span>")
-    if pairs:
+    if "O" in letters:
         two = f"linear-gradient({shade('F', 0, 1)} 50%,{shade('B', 0, 1)} 50%)"
         items.append(f'<span><i style="background:{two}"></i>both as one</span>')
     if max(letters.values(), default=1) > 1:
@@ -175,46 +151,39 @@ def _controls(sections: Sequence[Section]) -> str:
 
 def _section_data(timeline: Timeline, colours: _Colours) -> dict[str, Any]:
     places = max(0, 7 - len(f"{timeline.makespan:.0f}")) if timeline.makespan >= 1 else 12
-    return {
-        "makespan": timeline.makespan,
-        "ranks": [_rank_data(timeline, row, colours, places) for row in timeline.ranks],
-        "messages": [
-            [m.sender, m.receiver, int(m.backward), *_round((m.start, m.sent, m.arrived), places), *m.about]
-            for m in messages(timeline)
-        ],
-    }
+    ranks = [_rank_data(timeline, row, colours, places) for row in timeline.ranks]
+    moved = []
+    for m in messages(timeline):
+        times = _round((m.send.start, m.send.end, m.receive.end), places)
+        moved.append([m.sender, m.receiver, int(m.backward), *times, *m.about])
+    return {"makespan": timeline.makespan, "ranks": ranks, "messages": moved}
 
 
 def _rank_data(timeline: Timeline, row: RankTimeline, colours: _Colours, places: int) -> dict[str, Any]:
     causes = list(Cause)
-    busy = [span for span in row.spans if span.resource is Resource.COMPUTE and span.end > span.start]
+    moving = (Resource.COLLECTIVES, Resource.RELEASE) if timeline.program.gathers else ()
+
+    def block(span: Span) -> list[Any]:
+        parts = [_part_data(timeline, part, colours) for part in span.action.computes() or (span.action,)]
+        return [*_round((span.start, span.end), places), parts, span.step]
+
     return {
-        "busy": [
-            [*_round((s.start, s.end), places), [_part_data(timeline, a, colours) for a in _parts(s.action)], s.step]
-            for s in busy
-        ],
+        "busy": [block(s) for s in row.spans if s.resource is Resource.COMPUTE and s.end > s.start],
         "idle": [[*_round((gap.start, gap.end), places), causes.index(gap.cause)] for gap in row.idle],
-        "alive": _curve(row.alive, places),
-        "buffered": _curve(row.buffered, places),
+        "alive": _curve(row.kept[Buffer.ACTIVATIONS].count, places),
+        "buffered": _curve(row.kept[Buffer.MESSAGE].count, places),
         "inputs": _curve(row.kept[Buffer.INPUT].count, places),
         "gathered": _curve(row.kept[Buffer.PARAMETERS].count, places),
-        "moves": [
-            [*_round((s.start, s.end), places), [_part_data(timeline, s.action, colours)], s.step]
-            for s in row.spans
-            if timeline.program.gathers and s.resource in (Resource.COLLECTIVES, Resource.RELEASE)
-        ],
+        "moves": [block(span) for span in row.spans if span.resource in moving],
     }
-
-
-def _parts(action: Action) -> tuple[Action, ...]:
-    return action.computes() or (action,)
 
 
 def _part_data(timeline: Timeline, part: Action, colours: _Colours) -> list[Any]:
     """[colour, letter, stage, microbatch]."""
     letter = str(part.kind)
-    chunk, of = chunk_of(timeline.program, part) if part.kind in COMPUTE else (0, 1)
-    return [colours.number(shade(letter, chunk, of)), letter, part.stage, part.microbatch]
+    ground = shade(letter, *(chunk_of(timeline.program, part) if part.kind in COMPUTE else (0, 1)))
+    number = colours.setdefault((ground, ink_on(ground)), len(colours))
+    return [number, letter, part.stage, part.microbatch]
 
 
 def _curve(curve: Curve, places: int) -> list[list[float]]:

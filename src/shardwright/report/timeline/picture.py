@@ -4,8 +4,8 @@ from html import escape
 
 from shardwright.config.units import counted
 from shardwright.report.axis_ticks import nice_step
-from shardwright.report.timeline.colours import NAMES, SHADES, chunk_of, ink_on, shade
-from shardwright.schedule.action import Action, Kind
+from shardwright.report.timeline.colours import NAMES, colour_of, ink_on, letters_of, shade
+from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, Timeline
 
@@ -102,7 +102,7 @@ def _block(program: Program, span: Span, top: float, scale: float) -> list[str]:
     high = _LANE / len(actions)
     parts = []
     for n, action in enumerate(actions):
-        ground, y = _ground(program, action), top + n * high
+        ground, y = colour_of(program, action), top + n * high
         text = "step" if action.kind is Kind.STEP else str(action.microbatch)
         what = f"{NAMES[action.kind]}" + ("" if action.kind is Kind.STEP else f" {action}")
         parts.append(
@@ -119,21 +119,13 @@ def _block(program: Program, span: Span, top: float, scale: float) -> list[str]:
     return parts
 
 
-def _ground(program: Program, action: Action) -> str:
-    return SHADES["S"][0] if action.kind is Kind.STEP else shade(str(action.kind), *chunk_of(program, action))
-
-
 def _legend(timeline: Timeline, top: float, right: float) -> tuple[list[str], float]:
     """What occurs, left to right; and how much higher than a line it is, if one is not enough."""
-    letters: dict[str, int] = {}
+    letters = letters_of(timeline)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle}
-    for row in timeline.ranks:
-        for part in (part for span in row.spans for part in span.action.computes()):
-            letters[str(part.kind)] = chunk_of(timeline.program, part)[1]
-    if timeline.program.gathers:
-        letters |= dict.fromkeys("GRL", 1)
     x, y, parts = float(_LEFT), top, list[str]()
-    items = [([shade(k, n, of) for n in range(of)], NAMES[k]) for k, of in sorted(letters.items(), key=_order)]
+    occurring = [(letter, letters[letter]) for letter in NAMES if letter in letters and letter != "S"]  # it is written
+    items = [([shade(letter, n, of) for n in range(of)], NAMES[letter]) for letter, of in occurring]
     later = "other direction" if timeline.program.placement.num_copies > 1 else "later chunk"
     items += [([], f"lighter: {later}")] if max(letters.values(), default=1) > 1 else []
     items += [(["url(#wait)"], "waits for a computation")] if Cause.DEPENDENCY in causes else []
@@ -147,10 +139,6 @@ def _legend(timeline: Timeline, top: float, right: float) -> tuple[list[str], fl
         parts.append(f'<text class="quiet" x="{x + 3:g}" y="{y:g}" font-size="11.5">{text}</text>')
         x += 3 + 6.6 * len(text) + 18
     return parts, y - top
-
-
-def _order(item: tuple[str, int]) -> int:
-    return list(NAMES).index(item[0])
 
 
 def _px(value: float) -> str:

@@ -15,15 +15,13 @@ import click
 from shardwright.config import catalog, largest
 from shardwright.config.base import PlanError, faults_in
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import STAGES_PER_RANK, Recompute
+from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.units import counted
 from shardwright.report.output import write_output
 from shardwright.report.text_columns import aligned
-from shardwright.report.timeline.comparison_table import comparison
-from shardwright.report.timeline.memory_table import memory_table
-from shardwright.report.timeline.page import Section, section_of, timeline_page
+from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
-from shardwright.report.timeline.schedule_figures import as_dict, as_full_dict, figures, idle_table
+from shardwright.report.timeline.schedule_figures import as_dict, as_full_dict, comparison
 from shardwright.report.timeline.study import Streams, Study, drawn_steps, number, study, study_schedule
 from shardwright.report.timeline.terminal import draw, palette_of
 from shardwright.report.timeline.trace import trace
@@ -54,25 +52,18 @@ class Request:
     num_steps: int
     work: Work
     most_alive: float = 0.0
-    recompute: Recompute = "none"
+    recompute: bool = False  # stages keep their inputs alone
     gather: float | None = None  # None: nothing is sharded
 
     def study(self, name: str) -> Study:
         """A named schedule of this shape. ValueError says why it is not admitted."""
         if faults := self.size_faults(name):
             raise PlanError(f"schedule {name}", faults)
-        limit = self.most_alive if name == "auto" else 0.0
         return study_schedule(
-            name,
-            self.num_ranks,
-            self.num_microbatches,
-            self.work,
-            virtual_stages=self.virtual(name),
-            num_steps=self.num_steps,
-            most_alive=limit,
-            recompute=self.recompute,
-            gathers=self.gather is not None,
-        )
+            name, self.num_ranks, self.num_microbatches, self.work, virtual_stages=self.virtual(name),
+            num_steps=self.num_steps, most_alive=self.most_alive if name == "auto" else 0.0,
+            recompute="stage" if self.recompute else "none", gathers=self.gather is not None,
+        )  # fmt: skip
 
     def comparison_faults(self) -> list[str]:
         """Why all schedules together would take too long; a pipeline that none admits is theirs to refuse."""
@@ -112,9 +103,7 @@ class Request:
         faults = [f"{option} is {count}; use 1 or more" for option, count in counts.items() if count < 1]
         faults += [fault for option, cost in costs.items() for fault in cost_faults(option, cost)]
         if not faults and work.forward + work.input_grad + work.weight_grad == 0:
-            faults.append(
-                "--forward, --input-grad and --weight-grad are all 0, so there is nothing to draw; use 1 each"
-            )
+            faults = ["--forward, --input-grad and --weight-grad are all 0, so there is nothing to draw; use 1 each"]
         return faults
 
     def size_faults(self, name: str) -> list[str]:
@@ -128,7 +117,7 @@ class Request:
         work = self.work
         costs = f"F {number(work.forward)}, I {number(work.input_grad)}, W {number(work.weight_grad)}"
         wire = f"a message takes {number(work.latency)}" if work.latency else "messages take no time"
-        again = " Stages keep their inputs, and run their forwards again." * (self.recompute == "stage")
+        again = " Stages keep their inputs, and run their forwards again." * self.recompute
         sharded = f" Gathering all parameters of a rank takes {number(self.gather or 0)}, reducing its gradients too."
         more = again + sharded * (self.gather is not None)
         return f"{costs} for one microbatch through all layers of a rank; {wire}.{more}"
@@ -182,34 +171,20 @@ def show_job(job: JobSpec, latency: float, num_steps: int, output: Output) -> No
     _show(result, note, output, {"job": job.name} | as_full_dict(result) | {"unit": unit}, f"{job.name}, ")
 
 
-@dataclass(frozen=True)
-class Executed:
-    """A step that was run on this machine: what its stages cost there, and when each action ran, in seconds."""
+def show_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float, output: Output) -> None:
+    """The command `simulate --execute`: the step as simulated from measured costs, and as it ran, side by side.
 
-    costs: Costs
-    times: Times
-    median_s: float
-
-
-def show_executed(job: JobSpec, run: Executed, output: Output) -> None:
-    """The command `simulate --execute`: the step as simulated from measured costs, and as it ran, side by side."""
-    program = job_program(job)
-    simulated = study(job.plan.schedule, program, run.costs, 1)
+    `times` are of a step that was run on this machine, and `executed_s` is the median of several.
+    """
+    simulated = study(job.plan.schedule, job_program(job), costs, 1)
     simulated_s = simulated.timeline.makespan
-    error = simulated_s / run.median_s - 1.0
-    verdict = f"simulated {simulated_s:.4f} s, executed {run.median_s:.4f} s (median), error {error:+.1%}"
+    error = simulated_s / executed_s - 1.0
+    verdict = f"simulated {simulated_s:.4f} s, executed {executed_s:.4f} s (median), error {error:+.1%}"
     note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."
-    ran = replace(simulated, name=f"{simulated.name}, as it ran", times=run.times)
+    ran = replace(simulated, name=f"{simulated.name}, as it ran", times=times)
     sections = [
         section_of(simulated, verdict),
-        Section(
-            ran.name,
-            "The last of the steps that were run.",
-            ran.timeline,
-            (),
-            table=idle_table(ran),
-            memory=memory_table(ran),
-        ),
+        replace(section_of(ran, "The last of the steps that were run."), figures=()),
     ]
     title = f"{job.name}: simulated and executed"
     if faults := _drawing_faults(output, [ran]):
@@ -218,13 +193,11 @@ def show_executed(job: JobSpec, run: Executed, output: Output) -> None:
     _write(output.svg, "--svg", lambda: picture(ran.timeline, ran.name))
     _write(output.trace, "--trace", lambda: json.dumps(trace(ran.timeline, title, microseconds=1e6, unit="s")) + "\n")
     if output.as_json:
-        values = {"job": job.name, "simulated_s": simulated_s, "executed_s": run.median_s, "error": error}
+        values = {"job": job.name, "simulated_s": simulated_s, "executed_s": executed_s, "error": error}
         click.echo(json.dumps(values | {"idle": as_full_dict(simulated)["idle"]}))
         return
-    width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
-    palette = palette_of(sys.stdout, output.no_colour)
-    click.echo(f"{job.name}, {simulated.heading}\n{note}\n\nsimulated\n{draw(simulated.timeline, width, palette)}\n")
-    click.echo(f"executed\n{draw(ran.timeline, width, palette)}\n\n{verdict}")
+    click.echo(f"{job.name}, {simulated.heading}\n{note}\n\nsimulated\n{_drawing(simulated, output)}\n")
+    click.echo(f"executed\n{_drawing(ran, output)}\n\n{verdict}")
 
 
 def _show(one: Study, note: str, output: Output, as_json: dict[str, Any], before: str = "") -> None:
@@ -237,12 +210,14 @@ def _show(one: Study, note: str, output: Output, as_json: dict[str, Any], before
 
 def _text(one: Study, output: Output) -> str:
     """A study for the terminal."""
+    told = section_of(one)
+    tables = aligned(told.figures, left=range(3)), aligned(told.table), aligned(told.memory)
+    return "\n\n".join([_drawing(one, output), *tables])
+
+
+def _drawing(one: Study, output: Output) -> str:
     width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
-    drawing = draw(one.timeline, width, palette_of(sys.stdout, output.no_colour))
-    values = [(name, value, meaning) for name, value, meaning in figures(one)]
-    columns = [max(len(row[n]) for row in values) for n in (0, 1)]
-    lines = [f"{name:<{columns[0]}}  {value:<{columns[1]}}  {meaning}".rstrip() for name, value, meaning in values]
-    return "\n\n".join([drawing, "\n".join(lines), aligned(idle_table(one)), aligned(memory_table(one))])
+    return draw(one.timeline, width, palette_of(sys.stdout, output.no_colour))
 
 
 def _show_comparison(request: Request, one: Study | None, output: Output) -> None:
@@ -316,6 +291,5 @@ def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
     """Write a file, and say so on standard error."""
     if path is None:
         return
-    contents = text()
-    write_output(path, contents, option)
+    write_output(path, text(), option)
     click.echo(f"wrote {path}", err=True)

@@ -1,32 +1,26 @@
-"""The figures of a study in words, as the terminal and the page show them, and as JSON."""
+"""The figures of a study in words, as the terminal and the page show them, as tables, and as JSON."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.units import bytes_text
-from shardwright.report.timeline.memory_table import memory_dict
 from shardwright.report.timeline.study import Study, number
-from shardwright.simulate.bubbles import Bubbles
+from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.simulate.timeline import Cause
 
 
 def figures(study: Study) -> list[tuple[str, str, str]]:
     """(name, value, what it means) of all that is true of the schedule as a whole."""
     bubbles, formula, moved = study.bubbles, study.formula, study.bubbles.moved
+    bubble = f"{number(bubbles.bubble)} ({100 * bubbles.bubble_fraction:.1f} %)"
+    peak = by_rank(bubbles.peak_activations)
     return [
-        (
-            "bubble",
-            f"{number(bubbles.bubble)} ({100 * fraction(bubbles):.1f} %)",
-            "idle time of a rank in one step alone, and its share of the step",
-        ),
+        ("bubble", bubble, "idle time of a rank in one step alone, and its share of the step"),
         *([("formula", str(formula), "the bubble in closed form")] if formula else []),
         ("span bubble", number(bubbles.span_bubble), "idle between a rank's own first and last computation"),
         ("period bubble", number(bubbles.period_bubble), "idle in a step among others, with no barrier between"),
-        (
-            "peak",
-            by_rank(bubbles.peak_activations),
-            "microbatches whose activations a rank keeps at once, of all its layers",
-        ),
+        ("peak", peak, "microbatches whose activations a rank keeps at once, of all its layers"),
         ("parameters", by_rank(bubbles.parameter_copies) + " x", "weights that a rank holds, in p-ths of the model"),
         ("messages", _moved(bubbles.messages, None if moved is None else moved.messages), "sent in one step"),
         *_collectives(study),
@@ -59,15 +53,42 @@ def idle_table(study: Study) -> list[list[str]]:
     return rows
 
 
+def memory_table(study: Study) -> list[list[str]]:
+    """A header, then for each rank the most buffers of each kind at once, and their bytes where those are known."""
+    ranks = study.timeline.ranks
+    kinds = [buffer for buffer in Buffer if any(row.kept[buffer].most for row in ranks)]
+    rows = [["most at once", *(str(buffer) for buffer in kinds)]]
+    for rank, row in enumerate(ranks):
+        cells = []
+        for buffer in kinds:
+            kept = row.kept[buffer]
+            known = kept.most and kept.most_bytes is not None
+            cells.append(f"{kept.most} ({bytes_text(kept.most_bytes or 0)})" if known else str(kept.most))
+        rows.append([f"rank {rank}", *cells])
+    return rows
+
+
+def comparison(studies: Sequence[Study]) -> list[list[str]]:
+    """A header, then a row a schedule. Peaks and parameters: the largest over ranks, or all that differ."""
+    rows = [["schedule", "step", "bubble", "", "span bubble", "period bubble", "peak", "parameters", "messages"]]
+    for study in studies:
+        bubbles = study.bubbles
+        share, copies = f"{100 * bubbles.bubble_fraction:.1f} %", _range(bubbles.parameter_copies) + " x"
+        times = [number(bubbles.makespan), number(bubbles.bubble), share, number(bubbles.span_bubble)]
+        row = [study.name, *times, number(bubbles.period_bubble), _range(bubbles.peak_activations), copies]
+        rows.append([*row, str(bubbles.messages)])
+    return rows
+
+
+def _range(values: tuple[float, ...]) -> str:
+    low, high = number(min(values)), number(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
 def by_rank(values: tuple[float, ...]) -> str:
     """ "4 3 2 1", or one number where all ranks are alike."""
     texts = [number(value) for value in values]
     return texts[0] if len(set(texts)) == 1 else " ".join(texts)
-
-
-def fraction(bubbles: Bubbles) -> float:
-    """Share of one step that is idle; 0 of a step that takes no time."""
-    return bubbles.bubble_fraction if bubbles.makespan else 0.0
 
 
 def as_dict(study: Study) -> dict[str, Any]:
@@ -78,7 +99,7 @@ def as_dict(study: Study) -> dict[str, Any]:
         "bubble": _clean(bubbles.bubble),
         "span_bubble": _clean(bubbles.span_bubble),
         "period_bubble": _clean(bubbles.period_bubble),
-        "bubble_fraction": _clean(fraction(bubbles)),
+        "bubble_fraction": _clean(bubbles.bubble_fraction),
         "peak_activations": [_clean(peak) for peak in bubbles.peak_activations],
         "parameter_copies": _clean(max(bubbles.parameter_copies)),
         "messages": bubbles.messages,
@@ -101,6 +122,14 @@ def as_full_dict(study: Study) -> dict[str, Any]:
         "reductions": study.bubbles.reductions,
         "bytes": None if moved is None else asdict(moved),
     }
+
+
+def memory_dict(study: Study) -> list[dict[str, Any]]:
+    """Most buffers of every kind at once, of every rank; bytes are null where they are not known."""
+    return [
+        {str(buffer): {"most": kept.most, "bytes": kept.most_bytes} for buffer, kept in row.kept.items()}
+        for row in study.timeline.ranks
+    ]
 
 
 def _clean(value: float) -> float:

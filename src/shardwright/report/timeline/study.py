@@ -7,7 +7,7 @@ from functools import cached_property
 
 from shardwright.config.plan import ASYNCHRONOUS, Recompute
 from shardwright.config.units import counted
-from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_order, training_program
+from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_order, shape_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs, Times, play
 from shardwright.simulate.bubbles import STEADY_STEPS, Bubbles, Work, measure_and_play
@@ -70,17 +70,16 @@ def study_schedule(
 
     costs = work.by_stage(num_ranks * virtual_stages, num_ranks)
 
+    def shape(steps: int) -> PipelineShape:
+        return PipelineShape(
+            num_ranks, num_microbatches, virtual_stages, num_steps=steps, most_alive=most_alive, costs=costs
+        )
+
     def program(steps: int) -> Program:
-        return training_program(
-            name, num_ranks, num_microbatches, virtual_stages, num_steps=steps, costs=costs, most_alive=most_alive,
-            recompute=recompute, gathers=gathers,
-        )  # fmt: skip
+        return shape_program(name, shape(steps), recompute, gathers)
 
     def order(steps: int) -> Schedule:
-        shape = PipelineShape(
-            num_ranks, num_microbatches, virtual_stages, num_steps=steps, most_alive=most_alive, costs=costs
-        )  # fmt: skip
-        return shape_order(name, shape, recompute, gathers)
+        return shape_order(name, shape(steps), recompute, gathers)
 
     one = program(1)
     as_in_the_paper = recompute == "none" and not gathers
@@ -95,8 +94,7 @@ def drawn_steps(name: str, num_steps: int) -> int:
 
 @dataclass(frozen=True)
 class Streams:
-    """Steps of a schedule as a program, and without messages: some with no flush between if it is asynchronous, else
-    one."""
+    """Steps of a schedule as a program, and without messages: of an asynchronous one some with no flush between."""
 
     program: Callable[[int], Program]
     order: Callable[[int], Schedule]

@@ -13,7 +13,7 @@ from typing import Literal, TextIO
 import numpy as np
 
 from shardwright.report.axis_ticks import nice_step
-from shardwright.report.timeline.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, rgb, shade
+from shardwright.report.timeline.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, letters_of, rgb, shade
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Timeline
@@ -99,7 +99,8 @@ def _blocks(timeline: Timeline, row: RankTimeline, scale: float, in_colour: bool
         text = label.rjust((last - first + 1 + len(label)) // 2).ljust(last - first)
         block = [_Cell(character, ink_on(ground), ground) for character in text]
         if text[0] == " ":
-            block[0] = _Cell("▏", _darker(ground), ground)
+            darker = "#" + "".join(f"{int(part * 0.6):02x}" for part in rgb(ground))
+            block[0] = _Cell("▏", darker, ground)
         cells[first:last] = block
     return cells
 
@@ -109,16 +110,12 @@ def _plain(program: Program, action: Action, width: int) -> str:
     parts = action.computes()
     if not parts:
         return "S".ljust(width, "-")
-    letters = [_letter(program, part) for part in parts]
+    letters = [str(part.kind).lower() if chunk_of(program, part)[0] else str(part.kind) for part in parts]
     long = "".join(f"{letter}{part.microbatch}" for letter, part in zip(letters, parts, strict=True))
     for text in ("|" + long, long, "|" + "&".join(letters), "&".join(letters), "&" if len(parts) > 1 else letters[0]):
         if len(text) <= width:
             return text.ljust(width)
     raise AssertionError("one letter always fits")
-
-
-def _letter(program: Program, action: Action) -> str:
-    return str(action.kind).lower() if chunk_of(program, action)[0] else str(action.kind)
 
 
 def _halves(timeline: Timeline, row: RankTimeline, scale: float) -> list[_Cell]:
@@ -135,9 +132,7 @@ def _collectives(timeline: Timeline, row: RankTimeline, scale: float, in_colour:
     """Gathers and reductions as blocks. What takes no time is one letter, where there is room for it."""
     cells = [_Cell()] * (round(timeline.makespan * scale) + 1)
     shown = [span for span in row.spans if span.resource in (Resource.COLLECTIVES, Resource.RELEASE)]
-    for span in sorted(
-        shown, key=lambda span: span.start - span.end
-    ):  # blocks first, so that letters know what is free
+    for span in sorted(shown, key=lambda span: span.start - span.end):  # blocks first: letters know what is free
         letter = str(span.action.kind)
         ground = shade(letter, 0, 1) if in_colour else ""
         ink = ink_on(ground) if in_colour else ""
@@ -166,23 +161,18 @@ def _axis(makespan: float, scale: float) -> list[_Cell]:
 
 def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
     """What the colours or letters mean: those that occur."""
-    computed = (part for row in timeline.program.ranks for action in row for part in action.computes())
-    parts = {(part.kind, part.stage): part for part in computed}.values()  # of microbatches one stands for all
-    kinds = {str(part.kind) for part in parts}
-    kinds |= {"S" for row in timeline.ranks if (row.lengths(row.updates) > 0).any()}
-    kinds |= {str(a.kind) for a in timeline.program.ranks[0] if timeline.program.gathers} & {"G", "R", "L"}
-    has_pairs = any(action.parts for row in timeline.program.ranks for action in row)
-    chunks = max((chunk_of(timeline.program, part)[1] for part in parts), default=1)
+    letters = letters_of(timeline)
+    chunks = max(letters.values(), default=1)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle} if glyphs else set()
     items = []
-    for letter in [letter for letter in NAMES if letter in kinds]:
+    for letter in [letter for letter in NAMES if letter in letters]:
         if palette == "none":
             items.append(f"{letter} {NAMES[letter]}")
         else:
-            of = 1 if letter in "SGRL" else chunks
+            of = letters[letter]
             swatch = [_Cell(" ", "", shade(letter, chunk, of)) for chunk in range(of) for _ in range(2)]
             items.append(f"{_paint(swatch, palette)} {NAMES[letter]}")
-    if has_pairs:
+    if "O" in letters:
         swatch = [_Cell(" ", "", PAIR)] * 2
         items.append("F1B0 both as one" if palette == "none" else f"{_paint(swatch, palette)} both as one")
     if chunks > 1:
@@ -218,7 +208,3 @@ def _code(layer: int, colour: str, palette: Palette) -> list[str]:
     levels = (0, 95, 135, 175, 215, 255)  # of the colour cube of xterm
     steps = [levels.index(min(levels, key=lambda level: abs(level - byte))) for byte in rgb(colour)]
     return [f"{layer};5;{16 + 36 * steps[0] + 6 * steps[1] + steps[2]}"]
-
-
-def _darker(colour: str) -> str:
-    return "#" + "".join(f"{int(c * 0.6):02x}" for c in rgb(colour))

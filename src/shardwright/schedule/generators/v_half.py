@@ -18,9 +18,4 @@ def v_half(num_ranks: int, num_microbatches: int) -> Schedule:
 
 def _block(rank: int, num_ranks: int) -> Block:
     turn = 0 if num_ranks % 2 else 3  # forward and backward of even p would fall into the same slots
-    return (
-        2 * rank,
-        3 * num_ranks - 2 - rank,
-        3 * num_ranks + turn - 1 + 2 * rank,
-        6 * num_ranks + turn - 2 - rank,
-    )
+    return (2 * rank, 3 * num_ranks - 2 - rank, 3 * num_ranks + turn - 1 + 2 * rank, 6 * num_ranks + turn - 2 - rank)

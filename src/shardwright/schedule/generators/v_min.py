@@ -18,9 +18,4 @@ def v_min(num_ranks: int, num_microbatches: int) -> Schedule:
 
 def _block(rank: int, num_ranks: int) -> Block:
     turn = 0 if num_ranks % 3 else 2  # forward and backward of p = 3, 6, ... would fall into the same slots
-    return (
-        rank,
-        2 * num_ranks - 1 - rank,
-        2 * num_ranks + turn + rank,
-        4 * num_ranks + turn - 1 - rank,
-    )
+    return (rank, 2 * num_ranks - 1 - rank, 2 * num_ranks + turn + rank, 4 * num_ranks + turn - 1 - rank)

@@ -34,9 +34,7 @@ def add_gathers(program: AnySchedule) -> AnySchedule:
 
 def reduce_by_run(program: AnySchedule) -> AnySchedule:
     """A program with an R after each stretch of B and W of one stage; if there is but one stage, after each B.
-
-    ValueError for a schedule that keeps older versions of its weights.
-    """
+    ValueError for a schedule that keeps older versions of its weights."""
     _refuse_versions(program)
     if program.placement.num_copies > 1:
         return program

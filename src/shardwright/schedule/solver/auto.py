@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import inf
+from operator import attrgetter
 
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Schedule
@@ -127,20 +128,20 @@ class _Contest:
         """Local search: from several orders that differ, then for longer from the best."""
         starts: list[_Entry] = []
         for most in _STARTS_OF_A_PLACEMENT:
-            for entry in sorted(self._entries, key=_time_of):
+            for entry in sorted(self._entries, key=attrgetter("time")):
                 same = [start.time for start in starts if start.problem is entry.problem]
                 if len(same) < most and all(entry.time > time * (1 + TINY) for time in same):
                     starts.append(entry)
         for seed, start in enumerate(starts[:_STARTS]):
             self._improve(start, effort / (2 * _STARTS), seed)
         if self._entries:
-            self._improve(min(self._entries, key=_time_of), effort / 2, _STARTS)
+            self._improve(min(self._entries, key=attrgetter("time")), effort / 2, _STARTS)
 
     def winner(self) -> Schedule:
         """The best of all; a named one if nothing beats it."""
         time, best = self._named or (inf, None)
         if self._entries:
-            entry = min(self._entries, key=_time_of)
+            entry = min(self._entries, key=attrgetter("time"))
             split = entry.problem.schedule("auto", entry.rows)
             for candidate in (_fused(entry.problem, entry.rows, self._clocks(entry.problem, entry.rows)[-1]), split):
                 found = step_time(candidate, entry.problem.costs, self._objective)
@@ -190,10 +191,6 @@ class _Contest:
                 problem, rows, simulations // 2, goal, [time - min(begin) for time in begin], 2 * seed + turn
             )
             self._enter(problem, rows)
-
-
-def _time_of(entry: _Entry) -> float:
-    return entry.time
 
 
 def _fused(problem: Problem, rows: Rows, clock: Clock) -> Schedule:

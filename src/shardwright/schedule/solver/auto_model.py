@@ -52,10 +52,12 @@ class Model:
                 f"give those of {shares} pieces, or of a multiple"
             )
         for name, values, right in (
-            ("input_grad", costs.input_grad, (pieces,)), ("weight_grad", costs.weight_grad, (pieces,)),
-            ("transfer", costs.transfer, (0, pieces - 1)), ("reduce", costs.reduce, (0, pieces)),
+            ("input_grad", costs.input_grad, (pieces,)),
+            ("weight_grad", costs.weight_grad, (pieces,)),
+            ("transfer", costs.transfer, (0, pieces - 1)),
+            ("reduce", costs.reduce, (0, pieces)),
             ("activations", activations, (0, pieces)),
-        ):  # fmt: skip
+        ):
             if len(values) not in right:
                 raise ValueError(f"{name} has {len(values)} values; {pieces} pieces need {right[-1]}")
         if most_alive is None or isinstance(most_alive, int | float):

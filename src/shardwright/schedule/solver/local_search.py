@@ -32,7 +32,7 @@ class _Move:
 
 def improve(
     problem: Problem, rows: Rows, simulations: int, goal: float = 0.0, begin: Sequence[float] = (), seed: int = 0
-) -> Rows:  # fmt: skip
+) -> Rows:
     """The best order found: the slowest rank is over soonest, each counted from its `begin`. Stops at `goal`."""
     return _Search(problem, rows, list(begin) or [0.0] * problem.num_ranks, seed).run(simulations, goal)
 

@@ -59,6 +59,8 @@ class Dropped:
 
 def may_drop(text: str) -> bool:
     """Whether the tokenizer of a tokenizer.json can leave text out: it has no unknown token, and not every byte."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
     fields = json.loads(text)
     model = fields["model"]
     if model.get("unk_token") is not None or model.get("unk_id") is not None:
@@ -66,16 +68,10 @@ def may_drop(text: str) -> bool:
     names = set(model["vocab"]) if isinstance(model.get("vocab"), dict) else set()
     if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in names for byte in range(256)):
         return False
-    return not (_splits_into_bytes(fields.get("pre_tokenizer")) and names.issuperset(_letters_of_bytes()))
+    return not (_splits_into_bytes(fields.get("pre_tokenizer")) and names.issuperset(ByteLevel.alphabet()))
 
 
 def _splits_into_bytes(step: object) -> bool:
     if not isinstance(step, dict):
         return False
     return step.get("type") == "ByteLevel" or any(map(_splits_into_bytes, step.get("pretokenizers") or ()))
-
-
-def _letters_of_bytes() -> list[str]:
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    return ByteLevel.alphabet()

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 
 from shardwright.config.user_file import is_of_the_kernel
@@ -19,10 +20,8 @@ MOST_FILES, MOST_NAMES = 100_000, 1_000_000
 
 
 def list_paths(text: str, faults: list[str]) -> tuple[Path, list[Path]]:
-    """The folder that names are relative to, and all files, sorted; what is wrong goes to `faults`.
-
-    Raises OSError or ValueError.
-    """
+    """The folder that names are relative to, and all files, sorted; what is wrong goes to `faults`. Raises OSError or
+    ValueError."""
     if text == STDLIB:
         return _list_stdlib(faults)
     if not text:
@@ -121,7 +120,7 @@ def _search(
             continue
         try:
             with os.scandir(folder) as listing:
-                entries = sorted(_some(listing, MOST_NAMES - num_names), key=lambda entry: entry.name)
+                entries = sorted(islice(listing, MOST_NAMES - num_names), key=lambda entry: entry.name)
         except OSError as error:
             faults.append(unreadable(folder, error))
             continue
@@ -142,11 +141,6 @@ def _search(
             elif len(pattern) in after:
                 yield folder / entry.name
         left += reversed(folders)
-
-
-def _some(listing: Iterator["os.DirEntry[str]"], most: int) -> Iterator["os.DirEntry[str]"]:
-    for _, entry in zip(range(most), listing, strict=False):
-        yield entry
 
 
 def _after(states: set[int], name: str, pattern: Sequence[str]) -> set[int]:

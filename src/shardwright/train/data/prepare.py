@@ -254,13 +254,7 @@ def _count_ids(span: TokenSpan, vocab: int) -> tuple[str, NDArray[np.int64]]:
 # --- train and validation ---
 
 
-def _split(
-    summary: Summary,
-    sides: Sides,
-    data: DataSpec,
-    model: ModelSpec,
-    seed: int,
-) -> TokenFiles:
+def _split(summary: Summary, sides: Sides, data: DataSpec, model: ModelSpec, seed: int) -> TokenFiles:
     """The two sides, each with a window at least. Raises PlanError if there is too little data for that."""
     train, validation = sides
     window, total = model.sequence + 1, num_tokens(train) + num_tokens(validation)

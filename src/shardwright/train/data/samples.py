@@ -112,16 +112,9 @@ class Samples:
         """Windows, and so samples of one epoch."""
         return self._num_windows
 
-    def window(self, number: int) -> NDArray[np.int64]:
-        """Sample `number`, counted from 0 over all epochs: [sequence + 1]. Raises ValueError if negative."""
-        row: NDArray[np.int64] = self.batch(number, 1)[0]
-        return row
-
     def batch(self, first: int, count: int) -> NDArray[np.int64]:
-        """Samples first, first + 1, ..., first + count - 1: [count, sequence + 1].
-
-        May cross epochs. Raises ValueError if `first` or `count` is negative.
-        """
+        """Samples first, first + 1, ..., first + count - 1: [count, sequence + 1]. May cross epochs. Raises ValueError
+        if `first` or `count` is negative."""
         if first < 0 or count < 0:
             raise ValueError(f"samples are counted from 0, and {count} from {first} on were asked for")
         rows = np.empty((count, self.sequence + 1), np.int64)

@@ -119,10 +119,8 @@ def read_summary(path: Path) -> Summary | None:
 
 
 def save_summary(path: Path, summary: Summary, starts: Mapping[Path, NDArray[np.int64]]) -> None:
-    """For token files that lie elsewhere: write a summary, and where documents begin by the path of that file.
-
-    Raises PlanError.
-    """
+    """For token files that lie elsewhere: write a summary, and where documents begin by the path of that file. Raises
+    PlanError."""
     with _writing(path.parent) as create:
         for path_of_starts, numbers in starts.items():
             create(path_of_starts).write(numbers.astype("<i8").tobytes())

@@ -29,10 +29,8 @@ class ServerEndedError(RuntimeError):
 
 @dataclass
 class ForkedRank:
-    """A rank, as far as the server has told of it: no process id before it is forked, no status before it has ended.
-
-    A status is an exit status, or the negative number of a signal.
-    """
+    """A rank, as far as the server has told of it: no process id before it is forked, no status before it has ended. A
+    status is an exit status, or the negative number of a signal."""
 
     pid: int = 0
     status: int | None = None
@@ -60,9 +58,11 @@ class Server:
         )
         with theirs, held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-c", main], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                [sys.executable, "-c", main],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
                 preexec_fn=ask_for(signal.SIGKILL),
-            )  # fmt: skip
+            )
         self._ranks: list[ForkedRank] = []
 
     def fork(self, descriptor: int) -> ForkedRank:

@@ -84,16 +84,11 @@ def serve(descriptor: int, launcher: int) -> None:
                 control.sendall(REPORT.pack(number, pid, RUNS))
             if woken in readable:
                 os.read(woken, 4096)
-            for pid, status in _ended(ranks):
-                control.sendall(REPORT.pack(ranks.pop(pid), pid, status))
+            for pid, status in [os.waitpid(pid, os.WNOHANG) for pid in ranks]:
+                if pid:  # it has ended
+                    control.sendall(REPORT.pack(ranks.pop(pid), pid, status))
         except (BrokenPipeError, ConnectionResetError):
             end()
-
-
-def _ended(ranks: dict[int, int]) -> list[tuple[int, int]]:
-    """Process ids and statuses of ranks that have ended."""
-    found = [os.waitpid(pid, os.WNOHANG) for pid in ranks]
-    return [(pid, status) for pid, status in found if pid]
 
 
 def _live(descriptor: int, server: int) -> None:

@@ -21,10 +21,12 @@ import torch.distributed as dist
 
 from shardwright.config.base import PlanError, RunError
 from shardwright.config.job import JobSpec
+from shardwright.config.units import MIB
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.launch.ending import signal_name
 from shardwright.train.launch.fork_server import ServerEndedError
 from shardwright.train.launch.forking import Run
+from shardwright.train.launch.out_of_memory import available_bytes
 from shardwright.train.launch.rank_environment import LOCALHOST, RankEnvironment
 from shardwright.train.launch.rank_life import Failure, Work, by_cause, choose_device, run_rank
 from shardwright.train.launch.rank_processes import ForkedRanks, RankProcesses, SpawnedRanks
@@ -54,7 +56,7 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
     check_machine(job, folder)
     world = job.plan.world
     with _rendezvous(job.run.port) as port:
-        seats = [RankEnvironment(rank, rank, world, world, node=0, store_port=port) for rank in range(world)]
+        seats = [RankEnvironment(rank, rank, world, world, store_port=port) for rank in range(world)]
         runs = [partial(_live, seat, work, job, folder, num_threads) for seat in seats]
         try:
             end = run_ranks(runs, choose_device(job.run.device, 0).type == "cpu")
@@ -69,16 +71,13 @@ def _live(
     seat: RankEnvironment, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
 ) -> None:
     """A rank's life, in its process. It sends its result, or why there is none."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())  # its sockets too are for this machine alone
+    # Its sockets too are for this machine alone: for its interface to itself.
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     if choose_device(job.run.device, seat.local_rank).type == "cpu":
         # torch's record of the last 2,000 collectives, which nobody reads: 3 MiB, and time in each of them.
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     connection.send(_Result(run_rank(seat, work, job, folder, connection.send, num_threads)))
-
-
-def _loopback() -> str:
-    """The name of this machine's interface to itself."""
-    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 @contextmanager
@@ -151,8 +150,7 @@ def _wait(ranks: RankProcesses) -> _End:
 
 def check_machine(job: JobSpec, folder: Path) -> None:
     """Make the run's folder. Raises PlanError with all that keeps this machine from running the job."""
-    faults = machine_faults(job) + folder_faults(folder)
-    if faults:
+    if faults := machine_faults(job) + folder_faults(folder):
         raise PlanError("this machine", faults)
 
 
@@ -167,25 +165,18 @@ def machine_faults(job: JobSpec) -> list[str]:
             )
     else:
         cores = os.cpu_count() or 1
-        by_memory = _available_mib() // RANK_MEMORY_MIB
+        free_mib = available_bytes() // MIB or 2**30  # a system that does not say it sets no limit
+        by_memory = free_mib // RANK_MEMORY_MIB
         if world > min(cores * RANKS_PER_CORE, by_memory):
             faults.append(
                 f"the plan needs {world} ranks, and this machine hosts at most "
                 f"{min(cores * RANKS_PER_CORE, by_memory)}: {cores} cores x {RANKS_PER_CORE} = "
-                f"{cores * RANKS_PER_CORE}, {_available_mib()} MiB free / {RANK_MEMORY_MIB} = {by_memory}; "
+                f"{cores * RANKS_PER_CORE}, {free_mib} MiB free / {RANK_MEMORY_MIB} = {by_memory}; "
                 f"use less dp, tp or pp, or torchrun over several machines"
             )
     if job.run.port and (refusal := _port_refusal(job.run.port)):
         faults.append(f"run.port {job.run.port} {refusal}; use another, or 0 for any free one")
     return faults
-
-
-def _available_mib() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 2**30  # no such file on this system: do not limit
-    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable")), 2**30)
 
 
 def _port_refusal(port: int) -> str:

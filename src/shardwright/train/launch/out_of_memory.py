@@ -65,10 +65,14 @@ def room_bytes(device: torch.device, num_sharing: int) -> int:
     if limit != resource.RLIM_INFINITY:
         pages = _first_number("/proc/self/statm", "")
         found.append(limit - pages * resource.getpagesize())
-    free_kib = _first_number("/proc/meminfo", "MemAvailable:")
-    if free_kib:
-        found.append(free_kib * 1024 // num_sharing)
+    if free_bytes := available_bytes():
+        found.append(free_bytes // num_sharing)
     return max(0, min(found)) if found else 0
+
+
+def available_bytes() -> int:
+    """Memory that is free on this machine; 0 where the system does not say it."""
+    return _first_number("/proc/meminfo", "MemAvailable:") * 1024
 
 
 def _first_number(path: str, label: str) -> int:

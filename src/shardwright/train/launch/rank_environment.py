@@ -34,7 +34,6 @@ class RankEnvironment:
     local_rank: int
     world: int
     local_world: int
-    node: int
     store_host: str = LOCALHOST
     store_port: int = 0
     store_is_up: bool = True
@@ -54,7 +53,6 @@ class RankEnvironment:
             local_rank=int(variables.get("LOCAL_RANK", rank)),
             world=world,
             local_world=int(variables.get("LOCAL_WORLD_SIZE", world)),
-            node=int(variables.get("GROUP_RANK", 0)),
             store_host=variables["MASTER_ADDR"],
             store_port=int(variables["MASTER_PORT"]),
             store_is_up=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",

@@ -79,9 +79,12 @@ def run_rank(
             if not seat.store_is_up:
                 _join(seat, job, device)
             watch = Watch(
-                _store(seat, STORE_S), seat.rank, job.run.timeout_s, shape.describe,
+                _store(seat, STORE_S),
+                seat.rank,
+                job.run.timeout_s,
+                shape.describe,
                 on_timeout=lambda message: _give_up(Failure(seat.rank, "timeout", message), tell),
-            )  # fmt: skip
+            )
             watch.start()
             with watch.waiting("joining the others", tuple(rank for rank in range(seat.world) if rank != seat.rank)):
                 if seat.store_is_up:
@@ -140,16 +143,11 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
 
 def _check_world(seat: RankEnvironment, job: JobSpec) -> None:
     """PlanError if there are not as many ranks as the plan needs."""
-    if seat.world != job.plan.world:
-        plan = job.plan
+    plan = job.plan
+    if seat.world != plan.world:
         were_started = f"{counted(seat.world, 'rank')} {'was' if seat.world == 1 else 'were'} started"
-        raise PlanError(
-            "launch",
-            [
-                f"{were_started}, and the plan needs {plan.degrees} = {plan.world}; start "
-                f"{plan.world}, or change the plan"
-            ],
-        )
+        needed = f"the plan needs {plan.degrees} = {plan.world}; start {plan.world}, or change the plan"
+        raise PlanError("launch", [f"{were_started}, and {needed}"])
 
 
 def _join(seat: RankEnvironment, job: JobSpec, device: torch.device) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.cli.job_options import load
+from shardwright.cli.checked_job import load
 from shardwright.config.model import ModelSpec
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.search.results import SearchTally

@@ -1,0 +1,24 @@
+"""Types of fields: numbers with their limits (largest.py), by what they count. 0 stands for none, or for a default."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shardwright.config import largest
+
+Ranks = Annotated[int, Field(gt=0, le=largest.RANKS)]  # or devices
+RanksOr0 = Annotated[int, Field(ge=0, le=largest.RANKS)]
+Layers = Annotated[int, Field(gt=0, le=largest.LAYERS)]
+LayersOr0 = Annotated[int, Field(ge=0, le=largest.LAYERS)]
+WidthOr0 = Annotated[int, Field(ge=0, le=largest.WIDTH)]
+Experts = Annotated[int, Field(gt=0, le=largest.EXPERTS)]
+ExpertsOr0 = Annotated[int, Field(ge=0, le=largest.EXPERTS)]
+Sequences = Annotated[int, Field(gt=0, le=largest.BATCH)]
+Tokens = Annotated[int, Field(gt=0, le=largest.SEQUENCE)]  # of a sequence
+Steps = Annotated[int, Field(gt=0, le=largest.STEPS)]
+StepsOr0 = Annotated[int, Field(ge=0, le=largest.STEPS)]
+Divisor = Annotated[float, Field(ge=largest.LEAST_FACTOR, le=largest.FACTOR)]  # or what is added to one
+Positive = Annotated[float, Field(gt=0, le=largest.FACTOR)]
+PositiveOr0 = Annotated[float, Field(ge=0, le=largest.FACTOR)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+ShareOr0 = Annotated[float, Field(ge=0, le=1)]
