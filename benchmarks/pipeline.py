@@ -52,7 +52,7 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
     replica = build(job, mesh)
     module = ForTorch(plain_stage(job, index))
     schedule = SCHEDULES[job.plan.schedule](
-        PipelineStage(module, index, mesh.pp.size, mesh.device, group=mesh.pp.group),
+        PipelineStage(module, index, mesh.pp.size, mesh.device, group=mesh.pp.transport.group),
         n_microbatches=MICROBATCHES,
         loss_fn=module.loss,  # called by the last stage; elsewhere it says that there will be a backward
         scale_grads=False,

@@ -15,6 +15,7 @@ from ranks import PATIENCE_S, run_ranks
 from shardwright.config.plan import ContextMethod
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.comm.transport import GroupTransport
 from shardwright.parallel.context.block_attention import Merged, Sight, attend_block, block_gradients
 from shardwright.parallel.context.ring_attention import (
     gathered_attention,
@@ -111,7 +112,7 @@ def bare_axis(rank: int, store: str, size: int) -> Axis:
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE_S)
     )
-    return Axis("cp", tuple(range(size)), rank, dist.group.WORLD, Ledger(torch.device("cpu")), None)
+    return Axis("cp", tuple(range(size)), rank, GroupTransport(dist.group.WORLD), Ledger(torch.device("cpu")), None)
 
 
 def by_ulysses(q: Tensor, k: Tensor, v: Tensor, cp: Axis, is_causal: bool) -> Tensor:

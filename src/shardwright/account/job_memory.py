@@ -25,8 +25,7 @@ _FLOAT = 4  # bytes of a master weight, and of each of Adam's two moments
 def job_memory(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMemory]:
     """Memory accounts of pipeline ranks, of all of them or of `ranks`; each of the tensor-parallel rank that holds
     most, which is index 0: it has the longer share of every split."""
-    # Until the pipeline is as full as it gets: one step if it drains, else enough for twice its depth.
-    program = job_program(job, min(undrained_steps(job), 1 + -(-2 * job.plan.pp // job.num_microbatches)))
+    program = job_program(job, steps_to_fill(job))
     return [rank_memory(job, program, rank) for rank in (range(job.plan.pp) if ranks is None else ranks)]
 
 
@@ -63,3 +62,8 @@ def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
     values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not runs_on_cpu(job)
     has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}
     return _FLOAT * rest * (2 + has_master[False]), _FLOAT * hosted * (3 + has_master[True])
+
+
+def steps_to_fill(job: JobSpec) -> int:
+    """Steps until the pipeline is as full as it gets: 1 if it drains, else enough for twice its depth."""
+    return min(undrained_steps(job), 1 + -(-2 * job.plan.pp // job.num_microbatches))

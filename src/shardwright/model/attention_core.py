@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwright.model.forward_pass import ForwardPass
+from shardwright.parallel.context.block_attention import rehearsed_attention
 from shardwright.parallel.context.ring_attention import gathered_attention, ring_attention
 from shardwright.parallel.tensor.linear import LayerSharding
 
@@ -33,8 +34,11 @@ def dot_product_attention(
         out_SBND = across_ranks(q_SBND, k_SBGD, v_SBGE, cp, run.documents, scale=scale)
     else:
         q_BNSD, k_BGSD, v_BGSD = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGE))
-        out_BNSD = functional.scaled_dot_product_attention(
-            q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=scale, enable_gqa=q_SBND.shape[2] > k_SBGD.shape[2]
-        )
+        if q_SBND.is_meta:
+            out_BNSD = rehearsed_attention(q_BNSD, k_BGSD, v_BGSD, scale, kind=cp.kind)
+        else:
+            out_BNSD = functional.scaled_dot_product_attention(
+                q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=scale, enable_gqa=q_SBND.shape[2] > k_SBGD.shape[2]
+            )
         out_SBND = out_BNSD.permute(2, 0, 1, 3)
     return out_SBND[..., :width] if missing else out_SBND

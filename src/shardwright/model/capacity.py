@@ -16,12 +16,13 @@ from torch import Tensor
 
 from shardwright.config.moe import Overflow
 from shardwright.model.gates.choice import Choice, largest, order_of
+from shardwright.parallel.expert.counting import count_each
 
 
 def places_in_queue(experts_N: Tensor, num_experts: int) -> Tensor:
     """How many earlier entries name the same expert, [N]. An expert of `num_experts` stands for none."""
     order_N = torch.argsort(experts_N, stable=True)
-    counts_E = torch.bincount(experts_N, minlength=num_experts + 1)
+    counts_E = count_each(experts_N, num_experts + 1)
     first_E = counts_E.cumsum(0) - counts_E
     numbers_N = torch.arange(experts_N.numel(), device=experts_N.device)
     return torch.empty_like(experts_N).scatter_(0, order_N, numbers_N - first_E[experts_N[order_N]])
@@ -29,6 +30,8 @@ def places_in_queue(experts_N: Tensor, num_experts: int) -> Tensor:
 
 def fit(choice: Choice, weights_TK: Tensor, capacity: int, overflow: Overflow) -> Choice:
     """The choice, so that no expert has more than `capacity` tokens."""
+    if weights_TK.is_meta:  # in a dry run nobody knows who finds no room
+        return choice
     if overflow == "reroute":
         return _reroute(choice, capacity)
     num_experts = choice.preference_TE.shape[1]
@@ -60,7 +63,7 @@ def _reroute(choice: Choice, capacity: int) -> Choice:
         asked_N = experts_TK.masked_fill(~looking_TK, num_experts).t().flatten()
         accepted_N = (places_in_queue(asked_N, num_experts) < room_E[asked_N]) & (asked_N < num_experts)
         accepted_TK = accepted_N.view(K, T).t()
-        room_E[:num_experts] -= torch.bincount(asked_N[accepted_N], minlength=num_experts)
+        room_E[:num_experts] -= count_each(asked_N.masked_fill(~accepted_N, num_experts), num_experts)
         seated_TK |= accepted_TK
         looking_TK = looking_TK & ~accepted_TK
         # Several choices of one token take the next reserves one after the other.

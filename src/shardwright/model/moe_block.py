@@ -11,6 +11,7 @@ Shape suffixes: s positions on this rank, B batch, H hidden, T tokens, K choices
 on this rank, N rows of tokens at the experts of this rank, e experts of this rank.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -28,7 +29,8 @@ from shardwright.parallel.expert.dispatch import Routing, through_experts
 from shardwright.parallel.expert.grouped_linear import grouped_linear
 from shardwright.parallel.recompute.region import Chain
 from shardwright.parallel.tensor.linear import LayerSharding
-from shardwright.parallel.tensor.parameter import expert_matrix, whole
+from shardwright.parallel.tensor.parameter import PlacedParameter, expert_matrix, whole
+from shardwright.parallel.tensor.recomputed_input import ProductInput
 from shardwright.sharding.stage_parameters import residual_std
 
 
@@ -47,9 +49,12 @@ class Experts(nn.Module):
 
     def forward(self, x_NH: Tensor, counts_e: Tensor, policy: Policy) -> Tensor:
         """[N, H], sorted by expert, to [N, H]: with expert_tp this rank's part of a sum."""
-        deferred = self.cut.deferred
-        up = Chain(x_NH, policy).product("up", lambda x: grouped_linear(x, self.up, counts_e, deferred))
-        return up.then("activation", self._activate).into(lambda x: grouped_linear(x, self.down, counts_e, deferred))
+
+        def product(weight: PlacedParameter) -> Callable[[ProductInput], Tensor]:
+            return lambda x: grouped_linear(x, weight, counts_e, self.cut.deferred, kind=self.cut.ep.kind)
+
+        up = Chain(x_NH, policy).product("up", product(self.up))
+        return up.then("activation", self._activate).into(product(self.down))
 
     def _activate(self, up_NF: Tensor) -> Tensor:
         return activate_gated(up_NF, self.activation) if self.gated else activate(up_NF, self.activation)

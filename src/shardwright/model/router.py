@@ -23,6 +23,7 @@ from shardwright.model.gates.make import make_gate
 from shardwright.model.positions import positions_tensor
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_gather, all_reduce
+from shardwright.parallel.expert.counting import count_each
 from shardwright.parallel.expert.dispatch import Routing
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import whole
@@ -121,7 +122,8 @@ class Router(nn.Module):
         experts_TK, holds_TK = asked.experts_TK[:, :num_choices], asked.holds_TK[:, :num_choices]
         samples_T1 = torch.arange(experts_TK.shape[0], device=experts_TK.device)[:, None] % batch
         numbers_TK = samples_T1 * self.spec.experts + experts_TK
-        counts = torch.bincount(numbers_TK[holds_TK], minlength=batch * self.spec.experts)
+        num_counts = batch * self.spec.experts
+        counts = count_each(numbers_TK.masked_fill(~holds_TK, num_counts), num_counts)
         for axis in self._splits():
             all_reduce(counts, axis)
         return counts.view(batch, self.spec.experts)

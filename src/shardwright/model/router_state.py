@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import Choice
+from shardwright.parallel.expert.counting import count_each
 
 COUNTED = ("tokens", "dropped", "unserved", "entropy", "balance_loss", "z_loss")
 MOST_PICTURED = 32  # experts up to which it is counted who was chosen together: the square of it is summed over ranks
@@ -85,8 +86,9 @@ class RouterState(nn.Module):
         into.entropy.add_(torch.special.entr(likelihood_TE).sum())
         into.balance_loss.add_(balance_loss)
         into.z_loss.add_(z_loss)
-        into.chosen_E.add_(torch.bincount(asked.experts_TK[asked.holds_TK], minlength=E))
-        into.first_E.add_(torch.bincount(asked.experts_TK[:, 0][asked.holds_TK[:, 0]], minlength=E))
+        held_TK = asked.experts_TK.masked_fill(~asked.holds_TK, E)
+        into.chosen_E.add_(count_each(held_TK, E))
+        into.first_E.add_(count_each(held_TK[:, 0], E))
         if into.together_EE is not None:
             chosen_TKE = functional.one_hot(asked.experts_TK, E) * asked.holds_TK[..., None]
             chosen_TE = chosen_TKE.sum(dim=1).float()  # 0 or 1, and products of them: exact

@@ -190,7 +190,8 @@ def end_step(states: Sequence[Float8Linear], reduce_max: ReduceMax = on_one_rank
     seen = [amax for amax in now if amax is not None]
     if delayed:
         zero = torch.zeros((), device=seen[0].device if seen else None)
-        step = reduce_max(torch.stack([zero if amax is None else amax for amax in now])).tolist()
+        largest = reduce_max(torch.stack([zero if amax is None else amax for amax in now]))
+        step = [0.0] * len(now) if largest.is_meta else largest.tolist()  # in a dry run nothing has a value
     for i, state in enumerate(delayed):
         state.end_step(step[3 * i : 3 * i + 3])
     for state in states:

@@ -13,7 +13,7 @@ from shardwright.config.plan import layer_policies
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.collectives import Axis, all_reduce_max
 from shardwright.parallel.comm.hang_watch import Watch
-from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.comm.process_groups import Connect, Mesh, make_mesh
 from shardwright.parallel.compress.choose import make_compressor
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.recompute.offload import HostPool
@@ -21,6 +21,7 @@ from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowL
 from shardwright.parallel.tensor.parameter import Initial, PlacedParameter, placed_parameters, seeded
 from shardwright.parallel.zero.flat_unit import Sharding, TensorPool, tensor_pool
 from shardwright.parallel.zero.held_memory import measured_memory
+from shardwright.parallel.zero.master_weights import MakeOptimizer
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.parallel.zero.weight_stash import WeightStash
@@ -33,6 +34,7 @@ from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.groups import ends, zero_stage
 from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.stage_parameters import stage_parameters
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
 NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,8 +89,12 @@ class Replica:
             shards.release()
 
 
-def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None) -> Mesh:
-    """The process groups that the job's plan needs. Every rank of the job calls this."""
+def job_mesh(
+    job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None, kind: str = "",
+    connect: Connect | None = None,
+) -> Mesh:  # fmt: skip
+    """The process groups that the job's plan needs. Every rank of the job calls this; a dry run says for what `kind` of
+    device it stands, and what to `connect` to instead."""
     program = job_program(job)
     pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
     return make_mesh(
@@ -100,11 +106,16 @@ def job_mesh(job: JobSpec, rank: int, device: torch.device, watch: Watch | None 
         ends=ends(job.plan, program.placement) if job.model.tied_embeddings else None,
         side_by_side=pairs,
         ranks_per_node=job.cluster.devices_per_node,
+        kind=kind,
+        connect=connect,
     )
 
 
-def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
-    """Make this rank's part of the job, with its initial weights: those of the run's seed, or others."""
+def build(
+    job: JobSpec, mesh: Mesh, initial: Initial | None = None, make_optimizer: MakeOptimizer | None = None
+) -> Replica:
+    """Make this rank's part of the job, with its initial weights, those of the run's seed or others, and AdamW or
+    another optimizer."""
     initial = initial or seeded(job.run.seed)
     program = job_program(job)
     assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would wait for each other for ever
@@ -130,18 +141,13 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
             make_compressor=make_compressor(job.plan),
             expert_sharding=of_experts,
         )
-        shards[stage].make_optimizers(partial(make_adamw, job.optimizer))
+        shards[stage].make_optimizers(make_optimizer or partial(make_adamw, job.optimizer))
         module.through = shards[stage].through
         float8_states += _use_float8(job, module, mesh.tp)
     if tied.table is not None and tied.head is not None:
         unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
         tied.share_memory(unit)
         shards[program.num_stages - 1].also_uses("head", unit)
-    # A tied tensor is counted in the norm once, as the table.
-    counted = {
-        stage: (shards[stage], [p for p in placed_parameters(module).values() if p is not tied.head])
-        for stage, module in stages.items()
-    }
     is_stashed = program.weights != "current"
     weight_stashes = {stage: WeightStash(held) for stage, held in shards.items()} if is_stashed else {}
     return Replica(
@@ -153,7 +159,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
         program=program,
         evaluation=forward_of(program),
         weight_stashes=weight_stashes,
-        gradient_norm=GradientNorm(counted, program.num_stages, mesh),
+        gradient_norm=_gradient_norm(job, mesh, stages, shards, tied=tied),
         tied=tied,
         loss_scale=LossScale(job.precision.loss_scale, job.precision.loss_scale_growth_steps)
         if job.precision.scales_loss
@@ -162,6 +168,20 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
         float8_reduce_max=partial(_max_over_holders, mesh=mesh),
         pool=pool,
     )
+
+
+def _gradient_norm(
+    job: JobSpec, mesh: Mesh, stages: dict[int, DecoderStage], shards: dict[int, ShardedStage], tied: TiedEmbedding
+) -> GradientNorm:
+    """The norm of the model's gradient, in which a tied tensor is counted once, as the table."""
+    counted = {
+        stage: (shards[stage], [p for p in placed_parameters(module).values() if p is not tied.head])
+        for stage, module in stages.items()
+    }
+    of_stages = [stage_parameters(job.model, job.plan, stage) for stage in range(job.plan.num_stages)]
+    num_parameters = [sum(map(len, regions.values())) for regions in of_stages]
+    num_parameters[-1] -= job.model.tied_embeddings
+    return GradientNorm(counted, num_parameters, mesh)
 
 
 def _max_over_holders(amaxes: Tensor, mesh: Mesh) -> Tensor:

@@ -1,13 +1,15 @@
 """AdamW, its learning rate, and the global gradient norm that clips it."""
 
 import math
+from collections.abc import Sequence
 from inspect import unwrap
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from shardwright.config.job import OptimizerSpec
-from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
+from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
@@ -54,14 +56,15 @@ class GradientNorm:
     the model, so the norm does not depend on how the pipeline is cut, to the last bit.
     """
 
-    def __init__(self, counted: dict[int, tuple[ShardedStage, list[PlacedParameter]]], num_stages: int, mesh: Mesh):
-        """`counted`: by stage, the parameters that this rank counts its part of, in order of the model."""
+    def __init__(
+        self, counted: dict[int, tuple[ShardedStage, list[PlacedParameter]]], num_parameters: Sequence[int], mesh: Mesh
+    ) -> None:
+        """`counted`: by stage, the parameters that this rank counts its part of, in order of the model.
+
+        `num_parameters` are those of each stage of the model.
+        """
         self._mesh = mesh
-        sizes = torch.zeros(num_stages, dtype=torch.int64, device=mesh.device)
-        for stage, (_, parameters) in counted.items():
-            sizes[stage] = len(parameters)
-        all_reduce_max(sizes, mesh.pp)
-        starts = [0, *torch.cumsum(sizes, 0).tolist()]
+        starts = [0, *accumulate(num_parameters)]
         self._num_slots = starts[-1]
         self._slots: list[tuple[int, FlatUnit, PlacedParameter]] = [
             (starts[stage] + i, shards.unit_of(parameter), parameter)

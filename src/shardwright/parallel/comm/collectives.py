@@ -19,10 +19,7 @@ from shardwright.config.units import MIB
 from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.ledger import Ledger
-
-# torch 2.13 renamed these two and warns at the old names; 2.11 knows the old names alone.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from shardwright.parallel.comm.transport import Transport, Underway
 
 # Tells the messages of an exchange from those of a pipeline, should they ever share a group.
 EXCHANGE_TAG = 2**30
@@ -36,37 +33,43 @@ _OPERATIONS: dict[Any, Callable[..., Tensor]] = {dist.ReduceOp.SUM: torch.add, d
 class Axis:
     """One axis of the mesh, as one rank sees it: the ranks on its line along that axis, and its place among them.
 
-    `group` carries its collectives; where passes run side by side, `backward_group` those of the backward one.
+    `transport` carries its collectives; where passes run side by side, `backward_transport` those of the backward one.
     `by_node` is there where the line spans nodes and what travels on it is to mind their borders.
     """
 
     name: str
     ranks: tuple[int, ...]
     index: int
-    group: dist.ProcessGroup | None
+    transport: Transport | None
     ledger: Ledger
     watch: Watch | None
-    backward_group: dist.ProcessGroup | None = None
+    backward_transport: Transport | None = None
     turns: Turns = field(default_factory=Turns)
     by_node: "NodeAxes | None" = None
 
     @property
-    def communicator(self) -> dist.ProcessGroup | None:
-        """The process group for a collective that this thread issues now.
+    def communicator(self) -> Transport:
+        """The transport of a collective that this thread issues now.
 
-        Where a forward and a backward run side by side, that is the one of the thread's pass. An axis with one group
-        belongs to the backward, which reduces gradients on it; a forward beside it that used it would swap messages
-        with it.
+        Where a forward and a backward run side by side, that is the one of the thread's pass. An axis with one belongs
+        to the backward, which reduces gradients on it; a forward beside it that used it would swap messages with it.
         """
         beside = self.turns.beside
-        assert beside != "forward" or self.backward_group is not None, (
+        assert beside != "forward" or self.backward_transport is not None, (
             f"a forward beside a backward may not use axis {self.name}, which has one communicator for both"
         )
-        return self.backward_group if beside == "backward" and self.backward_group is not None else self.group
+        carrier = self.backward_transport if beside == "backward" and self.backward_transport else self.transport
+        assert carrier is not None, f"axis {self.name} has one rank"
+        return carrier
 
     def alone(self, name: str) -> "Axis":
         """An axis on which this rank is alone."""
         return Axis(name, (self.ranks[self.index],), 0, None, ledger=self.ledger, watch=self.watch, turns=self.turns)
+
+    @property
+    def kind(self) -> str:
+        """The kind of device whose kernels are taken: cpu or cuda."""
+        return self.ledger.kind or self.ledger.device.type
 
     @property
     def size(self) -> int:
@@ -160,7 +163,7 @@ def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.R
 
         exchange = _exchange([x, x], [theirs, theirs], axis)
         return _start(axis, "all_reduce", x.nbytes, exchange, _to_each(axis, x.nbytes), reduce)
-    work = dist.all_reduce(x, op, group=axis.communicator, async_op=True)
+    work = axis.communicator.all_reduce(x, op)
     return _start(axis, "all_reduce", x.nbytes, work, _around_ring(axis, 2 * (axis.size - 1) * x.nbytes // axis.size))
 
 
@@ -175,7 +178,7 @@ def start_all_gather(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         return _done(axis)
     x = x.contiguous()
     if not _is_gloo(axis):
-        work = _all_gather(out, x, group=axis.communicator, async_op=True)
+        work = axis.communicator.all_gather(out, x)
         return _start(axis, "all_gather", out.nbytes, work, _around_ring(axis, out.nbytes - x.nbytes))
     parts = out.chunk(axis.size)
     if parts[axis.index].data_ptr() != x.data_ptr():
@@ -194,7 +197,7 @@ def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         return _done(axis)
     x = x.contiguous()
     if not _is_gloo(axis):
-        work = _reduce_scatter(out, x, group=axis.communicator, async_op=True)
+        work = axis.communicator.reduce_scatter(out, x)
         return _start(axis, "reduce_scatter", x.nbytes, work, _around_ring(axis, x.nbytes - out.nbytes))
     shares = x.chunk(axis.size)
     arriving = x.new_empty(axis.size - 1, *out.shape)
@@ -215,13 +218,13 @@ def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
 
 
 def _is_gloo(axis: Axis) -> bool:
-    return bool(dist.get_backend(axis.group) == "gloo")
+    return axis.transport is not None and axis.transport.is_gloo
 
 
 class _Exchange:
     """Sends and receives that are over together."""
 
-    def __init__(self, works: list[Any]) -> None:
+    def __init__(self, works: list[Underway]) -> None:
         self._works = works
 
     def is_completed(self) -> bool:
@@ -241,14 +244,10 @@ def _exchange(mine: Sequence[Tensor], theirs: Sequence[Tensor], axis: Axis) -> _
     another. Each rank begins with its neighbour, so that not all send to one. Where there is nothing to say, which
     both sides know, nothing is sent.
     """
-    group = axis.communicator
+    carrier = axis.communicator
     around = [(axis.index + step) % axis.size for step in range(1, axis.size)]
-    works = [
-        dist.irecv(theirs[i], axis.ranks[i], group=group, tag=EXCHANGE_TAG)
-        for i in reversed(around)
-        if theirs[i].numel()
-    ]
-    works += [dist.isend(mine[i], axis.ranks[i], group=group, tag=EXCHANGE_TAG) for i in around if mine[i].numel()]
+    works = [carrier.recv(theirs[i], axis.ranks[i], EXCHANGE_TAG) for i in reversed(around) if theirs[i].numel()]
+    works += [carrier.send(mine[i], axis.ranks[i], EXCHANGE_TAG) for i in around if mine[i].numel()]
     return _Exchange(works)
 
 
@@ -257,7 +256,7 @@ def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     if axis.size == 1:
         out.copy_(x)
         return _done(axis)
-    work = dist.all_to_all_single(out, x.contiguous(), group=axis.communicator, async_op=True)
+    work = axis.communicator.all_to_all(out, x.contiguous())
     return _start(axis, "all_to_all", x.nbytes, work, _to_each(axis, x.nbytes // axis.size))
 
 
@@ -274,8 +273,9 @@ def start_all_to_all_v(
     x = x.contiguous()
     row_bytes = x.shape[1:].numel() * x.element_size()
     sent_bytes = {axis.ranks[i]: split * row_bytes for i, split in enumerate(in_splits) if i != axis.index and split}
+    work: Underway
     if not _is_gloo(axis):
-        work = dist.all_to_all_single(out, x, list(out_splits), list(in_splits), group=axis.communicator, async_op=True)
+        work = axis.communicator.all_to_all(out, x, out_splits, in_splits)
     else:
         mine, theirs = x.split(list(in_splits)), out.split(list(out_splits))
         theirs[axis.index].copy_(mine[axis.index])
@@ -289,25 +289,30 @@ def start_exchange(out: Tensor, x: Tensor, axis: Axis) -> Pending:
         out.copy_(x)
         return _done(axis)
     to, source = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[axis.index - 1]
-    group = axis.communicator
+    carrier = axis.communicator
     if _is_gloo(axis):
-        arriving = dist.irecv(out, source, group=group, tag=EXCHANGE_TAG)
-        work = _Exchange([arriving, dist.isend(x, to, group=group, tag=EXCHANGE_TAG)])
+        arriving = carrier.recv(out, source, EXCHANGE_TAG)
+        work = _Exchange([arriving, carrier.send(x, to, EXCHANGE_TAG)])
     else:
-        both = [dist.P2POp(dist.isend, x, to, group), dist.P2POp(dist.irecv, out, source, group)]
-        work = _Exchange(dist.batch_isend_irecv(both))
+        work = _Exchange(carrier.exchange(out, x, to, source))
     return _start(axis, "exchange", x.nbytes, work, {to: x.nbytes}, peer=source)
 
 
+def _own(axis: Axis) -> Transport:
+    """The transport of an axis whatever pass asks: messages are told apart by their tags, so passes may share it."""
+    assert axis.transport is not None, f"axis {axis.name} has one rank"
+    return axis.transport
+
+
 def start_send(x: Tensor, axis: Axis, to: int, tag: int) -> Pending:
-    """Send `x` to index `to` of the axis. Messages are told apart by their tags, so passes may share the group."""
-    work = dist.isend(x, axis.ranks[to], group=axis.group, tag=tag)
+    """Send `x` to index `to` of the axis."""
+    work = _own(axis).send(x, axis.ranks[to], tag)
     return _start(axis, "send", x.nbytes, work, {axis.ranks[to]: x.nbytes}, peer=axis.ranks[to])
 
 
 def start_recv(out: Tensor, axis: Axis, source: int, tag: int) -> Pending:
     """Receive into `out` from index `source` of the axis."""
-    work = dist.irecv(out, axis.ranks[source], group=axis.group, tag=tag)
+    work = _own(axis).recv(out, axis.ranks[source], tag)
     return _start(axis, "recv", out.nbytes, work, {}, peer=axis.ranks[source])
 
 
@@ -352,7 +357,7 @@ def all_to_all(x: Tensor, axis: Axis) -> Tensor:
 def broadcast(x: Tensor, axis: Axis, source: int) -> Tensor:
     """Overwrite `x` with that of index `source` of the axis, and return it."""
     if axis.size > 1:
-        work = dist.broadcast(x, axis.ranks[source], group=axis.communicator, async_op=True)
+        work = axis.communicator.broadcast(x, axis.ranks[source])
         is_last = (axis.index + 1) % axis.size == source
         sent_bytes = {} if is_last else _around_ring(axis, x.nbytes)
         _start(axis, "broadcast", x.nbytes, work, sent_bytes, peer=axis.ranks[source]).wait()

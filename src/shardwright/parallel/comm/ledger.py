@@ -35,12 +35,15 @@ class Ledger:
 
     Blocked seconds are host time on a CPU; where two passes run side by side, time in which both are blocked. On
     CUDA the host does not wait, so events on the compute stream bracket each wait; `blocked_s` resolves them.
+
+    `kind` is the kind of device that a dry run stands for, where that is not the device's own.
     """
 
     device: torch.device
     rank: int = 0
     ranks_per_node: int = 0
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    kind: str = ""
     _link_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
     _host_blocked_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)

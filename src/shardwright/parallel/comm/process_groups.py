@@ -1,7 +1,9 @@
 """The mesh of process groups: this rank's line along each axis of sharding/groups.py."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from shardwright.parallel.comm.collectives import Axis, NodeAxes
 from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.comm.transport import GroupTransport, Transport
 from shardwright.sharding import groups
 from shardwright.sharding.groups import AxisGroups, GroupKind, axis_groups
 from shardwright.sharding.mesh import MeshShape
@@ -43,6 +46,9 @@ class Mesh:
     stands before a message of the other. `ends` joins the first and the last stage, which share a tied embedding.
     `replicas` sum gradients, and `expert_replicas` those of experts, for which the ranks of a stage are folded into
     `ep` and `expert_tp` (sharding/mesh.py). `ep` knows its nodes where dispatch is node-aware.
+
+    `kind` is the kind of device, cpu or cuda, whose algorithms and kernels are taken; that of `device`, but in a dry
+    run, whose tensors have no memory on any (the device meta).
     """
 
     rank: int
@@ -61,6 +67,7 @@ class Mesh:
     replicas: ReplicaAxes
     expert_replicas: ReplicaAxes
     device: torch.device
+    kind: str
     ledger: Ledger
     turns: Turns
     watch: Watch | None
@@ -71,7 +78,10 @@ class Mesh:
         return self.dp.index == self.cp.index == self.tp.index == 0
 
     def to_host(self, value: torch.Tensor) -> float:
-        """The number in a tensor. On CUDA this is where the host waits for the device, and so for other ranks."""
+        """The number in a tensor, 1 where tensors have no values. On CUDA this is where the host waits for the device,
+        and so for other ranks."""
+        if value.is_meta:
+            return 1.0
         if self.watch is None or self.device.type == "cpu":
             return float(value)
         with self.watch.waiting(
@@ -80,21 +90,29 @@ class Mesh:
             return float(value)
 
 
+# Makes the communicator of this rank's line, one of those given; None where it is alone.
+Connect = Callable[[list[list[int]]], Transport | None]
+
+
 def make_mesh(
     plan: PlanSpec, rank: int, device: torch.device, timeout_s: float, watch: Watch | None = None,
-    ends: AxisGroups | None = None, side_by_side: bool = False, ranks_per_node: int = 0,
+    ends: AxisGroups | None = None, side_by_side: bool = False, ranks_per_node: int = 0, kind: str = "",
+    connect: Connect | None = None,
 ) -> Mesh:  # fmt: skip
     """Create the process groups of every axis. All ranks of an initialised default group must call this.
 
     `ends` are the ends of pipelines that share a tied table; `side_by_side` says that a forward and a backward pass may
-    run at once. `ranks_per_node` neighbouring ranks share a node, if it is not 0.
+    run at once. `ranks_per_node` neighbouring ranks share a node, if it is not 0. A dry run says for what `kind` of
+    device it stands, and what to `connect` to in place of other ranks.
     """
-    ledger, turns = Ledger(device, rank, ranks_per_node), Turns()
+    kind = kind or device.type
+    ledger, turns = Ledger(device, rank, ranks_per_node, kind=kind), Turns()
     # The watch speaks first; this bound only ends a rank whose watch could not.
-    maker = _AxisMaker(plan, rank, ledger, watch, turns, timedelta(seconds=2 * timeout_s + 10))
-    twice = side_by_side and device.type == "cpu"  # on CUDA one thread issues both passes
+    connect = connect or partial(_new_group, rank, timedelta(seconds=2 * timeout_s + 10))
+    maker = _AxisMaker(plan, rank, ledger, watch, turns, connect)
+    twice = side_by_side and kind == "cpu"  # on CUDA one thread issues both passes
     pp = maker.along(groups.PP)
-    own_directions = device.type == "cuda"  # Gloo tells messages apart by their tags
+    own_directions = kind == "cuda"  # Gloo tells messages apart by their tags
     return Mesh(
         rank=rank,
         shape=MeshShape.of(plan),
@@ -112,6 +130,7 @@ def make_mesh(
         replicas=maker.replicas(is_expert=False),
         expert_replicas=maker.replicas(is_expert=True),
         device=device,
+        kind=kind,
         ledger=ledger,
         turns=turns,
         watch=watch,
@@ -127,7 +146,7 @@ class _AxisMaker:
     ledger: Ledger
     watch: Watch | None
     turns: Turns
-    timeout: timedelta
+    connect: Connect
     made: dict[tuple[AxisGroups, int], Axis] = field(default_factory=dict)
 
     def along(self, kind: GroupKind, twice: bool = False, number: int = 0) -> Axis:
@@ -140,20 +159,12 @@ class _AxisMaker:
         if (lies, number) not in self.made:
             lines = lies.lines()
             mine = next((line for line in lines if self.rank in line), [self.rank])
-            backward = self._group(lines) if twice else None
+            backward = self.connect(lines) if twice else None
             self.made[lies, number] = Axis(
-                lies.axis, tuple(mine), mine.index(self.rank), self._group(lines), self.ledger, self.watch, backward,
+                lies.axis, tuple(mine), mine.index(self.rank), self.connect(lines), self.ledger, self.watch, backward,
                 self.turns,
             )  # fmt: skip
         return self.made[lies, number]
-
-    def _group(self, lines: list[list[int]]) -> dist.ProcessGroup | None:
-        mine = None
-        for ranks in lines:  # every rank takes part in the creation of every group, in the same order
-            if len(ranks) > 1:
-                made = dist.new_group(ranks, timeout=self.timeout)
-                mine = made if self.rank in ranks else mine
-        return mine
 
     def replicas(self, is_expert: bool) -> ReplicaAxes:
         """The ranks that sum gradients with this one."""
@@ -169,3 +180,13 @@ class _AxisMaker:
             return whole
         inside, between = axis_groups(plan, groups.EP).split(here)
         return replace(whole, by_node=NodeAxes(self.axis(between, twice, 1), self.axis(inside, twice, 1)))
+
+
+def _new_group(rank: int, timeout: timedelta, lines: list[list[int]]) -> Transport | None:
+    """The process group of this rank's line. Every rank takes part in the creation of every group, in one order."""
+    mine = None
+    for ranks in lines:
+        if len(ranks) > 1:
+            made = dist.new_group(ranks, timeout=timeout)
+            mine = GroupTransport(made) if rank in ranks else mine
+    return mine

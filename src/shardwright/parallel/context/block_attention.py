@@ -14,6 +14,7 @@ S before B in memory.
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -40,14 +41,16 @@ class Sight:
 
 
 def attend_block(
-    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, scale: float | None = None
+    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, scale: float | None = None, kind: str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """softmax(Q K^T x scale) V [B, N, S, D], and log of the sum of exponentials [B, N, S], float32. Without a `scale`
-    it is 1 / sqrt(D)."""
+    """softmax(Q K^T x scale) V [B, N, S, D], and log of the sum of exponentials [B, N, S], float32.
+
+    Without a `scale` it is 1 / sqrt(D). `kind` is that of the device whose kernel is taken.
+    """
     allowed_BST = sight.allowed()
     is_causal = sight.is_causal and allowed_BST is None
     bias = None if allowed_BST is None else _bias(allowed_BST, q_BNSD.dtype)
-    if q_BNSD.device.type == "cuda":
+    if kind == "cuda":
         out_BNSD, lse_BNS = _attend_on_cuda(q_BNSD, k_BGTD, v_BGTD, bias, is_causal=is_causal, scale=scale)
     else:
         out_BNSD, lse_BNS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -62,7 +65,7 @@ def attend_block(
 
 def block_gradients(
     dout_BNSD: Tensor, q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, out_BNSD: Tensor, lse_BNS: Tensor, sight: Sight,
-    scale: float | None = None,
+    scale: float | None = None, kind: str = "cpu",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The block's part of the gradients of q, k and v. `out` and `lse` are those of all of a query's keys."""
     allowed_BST = sight.allowed()
@@ -72,7 +75,7 @@ def block_gradients(
         bias = _bias(allowed_BST, q_BNSD.dtype)
         # Where no key is seen at all: -inf - -inf would be NaN, and exp(-inf - 0) is the 0 that it should be.
         lse_BNS = lse_BNS.masked_fill(lse_BNS == -math.inf, 0.0)
-    if q_BNSD.device.type == "cuda":
+    if kind == "cuda":
         return _gradients_on_cuda(
             dout_BNSD,
             q_BNSD,
@@ -88,6 +91,14 @@ def block_gradients(
         dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD, lse_BNS, 0.0, is_causal, attn_mask=bias, scale=scale
     )
     return gradients
+
+
+def rehearsed_attention(q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, scale: float, kind: str) -> Tensor:
+    """Causal attention of a dry run, [B, N, S, D], with a gradient: tensors without memory are on no device for whose
+    kernel torch would decide, so the one that it takes for `kind` is named."""
+    on_cuda, on_cpu = "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"
+    kernel = getattr(torch.ops.aten, on_cuda if kind == "cuda" else on_cpu)
+    return cast(Tensor, kernel(q_BNSD, k_BGSD, v_BGSD, 0.0, True, scale=scale)[0])
 
 
 def _bias(allowed_BST: Tensor, dtype: torch.dtype) -> Tensor:

@@ -37,5 +37,6 @@ def share_that_counts(tokens_BS: Tensor, replicas: Axis) -> float:
     however those lie over ranks and microbatches. If none counts it is 1.
     """
     targets_BS = tokens_BS[:, 1:]
-    counted = int(all_reduce((targets_BS >= 0).sum(), replicas))
+    total = all_reduce((targets_BS >= 0).sum(), replicas)
+    counted = 0 if total.is_meta else int(total)  # in a dry run nothing has a value
     return counted / (targets_BS.numel() * replicas.size) if counted else 1.0

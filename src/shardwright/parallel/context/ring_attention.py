@@ -150,7 +150,9 @@ class _Attention(torch.autograd.Function):
             block = block_of(cp.index, source, q_sBND.shape[0], is_causal)
             k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
             sight = _sight(block, cp.index, source, documents_PBs)
-            out_BNsD, lse_BNs = attend_block(q_BNsD[:, :, block.queries], k_BGsD, v_BGsD, sight, scale=scale)
+            out_BNsD, lse_BNs = attend_block(
+                q_BNsD[:, :, block.queries], k_BGsD, v_BGsD, sight, scale=scale, kind=cp.kind
+            )
             if merged is None:
                 merged = Merged(out_BNsD, lse_BNs)
             else:
@@ -181,6 +183,7 @@ class _Attention(torch.autograd.Function):
                 lse_BNS=lse_BNs[here],
                 sight=sight,
                 scale=ctx.scale,
+                kind=cp.kind,
             )
             dq_sBND[block.queries] += dq_BNsD.permute(2, 0, 1, 3)
             exchange.add_gradients(source, block.keys, dk_BGsD.permute(2, 0, 1, 3), dv_BGsD.permute(2, 0, 1, 3))

@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.collectives import Axis, NodeAxes, all_reduce_max, start_all_to_all, start_all_to_all_v
+from shardwright.parallel.expert.counting import count_each
 
 # What the experts of this rank make of the rows that came, [N, H] to [N, H]. The second argument says how many rows
 # each of them has, [e], int64 in host memory; the rows are sorted by expert.
@@ -85,7 +87,9 @@ def plan_dispatch(experts_TK: Tensor, num_experts: int, ep: Axis) -> DispatchPla
     num_local = num_experts // ep.size
     expert_TK = experts_TK.flatten()
     chosen_TK = torch.where(expert_TK < 0, num_experts, expert_TK)  # those without an expert come last
-    counts_E = torch.bincount(chosen_TK, minlength=num_experts + 1)[:num_experts]
+    counts_E = count_each(chosen_TK, num_experts)
+    if experts_TK.is_meta:
+        return _expected_dispatch(row_like=experts_TK, counts_E=counts_E, ep=ep)
     num_sent = counts_E.view(ep.size, num_local).sum(1).tolist()
     choice_R = torch.argsort(chosen_TK, stable=True)[: sum(num_sent)]
     row_TK = torch.full_like(expert_TK, choice_R.numel())
@@ -100,6 +104,24 @@ def plan_dispatch(experts_TK: Tensor, num_experts: int, ep: Axis) -> DispatchPla
     num_received, counts_e = counts_Pe.sum(1).tolist(), counts_Pe.sum(0).cpu()
     row_TK = row_TK.view_as(experts_TK)
     return DispatchPlan(choice_R, row_TK, num_sent, num_received, arriving_N=arriving_N, counts_e=counts_e)
+
+
+def _expected_dispatch(row_like: Tensor, counts_E: Tensor, ep: Axis) -> DispatchPlan:
+    """The dispatch of a dry run, where choices have no values: every expert gets as many rows of each rank."""
+    num_choices, num_local = row_like.numel(), counts_E.numel() // ep.size
+    sent = [stop - start for start, stop in (split_evenly(num_choices, ep.size, i) for i in range(ep.size))]
+    start_all_to_all(torch.empty_like(counts_E), counts_E, ep).wait()
+    received = [sent[ep.index]] * ep.size
+    of_expert = [split_evenly(sum(received), num_local, i) for i in range(num_local)]
+    is_in_order = ep.size == 1 or num_local == 1
+    return DispatchPlan(
+        choice_R=row_like.new_empty(num_choices),
+        row_TK=row_like,
+        num_sent=sent,
+        num_received=received,
+        arriving_N=None if is_in_order else row_like.new_empty(sum(received)),
+        counts_e=torch.tensor([stop - start for start, stop in of_expert]),
+    )
 
 
 def through_experts(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, ep: Axis) -> Tensor:

@@ -27,22 +27,23 @@ _KERNEL_ALIGNMENT_BYTES = 16  # of a row; the kernel refuses others
 
 
 def grouped_linear(
-    x_NH: ProductInput, weight: PlacedParameter, counts_e: Tensor, deferred: DeferredGradients
+    x_NH: ProductInput, weight: PlacedParameter, counts_e: Tensor, deferred: DeferredGradients, kind: str = "cpu"
 ) -> Tensor:
     """Row by row x W^T with the matrix of the row's expert: [N, H] to [N, O], for a weight of shape [e, ..., H].
 
-    `counts_e` are the rows of each expert, int64 in host memory. The weight's gradient may wait in `deferred`.
+    `counts_e` are the rows of each expert, int64 in host memory. The weight's gradient may wait in `deferred`. `kind`
+    is that of the device whose kernels are taken.
     """
-    return _GroupedProduct.apply(*values_and_recipe(x_NH), weight, counts_e, deferred)
+    return _GroupedProduct.apply(*values_and_recipe(x_NH), weight, counts_e, deferred, kind)
 
 
-def grouped_product(x_NA: Tensor, matrices_eAB: Tensor, counts_e: Tensor) -> Tensor:
+def grouped_product(x_NA: Tensor, matrices_eAB: Tensor, counts_e: Tensor, kind: str = "cpu") -> Tensor:
     """Each row times the matrix of its expert: [N, B]. Not differentiable.
 
     On CUDA one kernel does all of it. On a CPU that kernel is itself a loop over the experts, and no faster than this
     one (benchmarks/grouped.py).
     """
-    if x_NA.is_cuda and x_NA.dtype == torch.bfloat16 and _is_aligned(matrices_eAB):
+    if kind == "cuda" and x_NA.dtype == torch.bfloat16 and _is_aligned(matrices_eAB):
         ends_e = counts_e.cumsum(0).to(x_NA.device, torch.int32, non_blocking=True)
         return functional.grouped_mm(x_NA, matrices_eAB, offs=ends_e)
     y_NB = x_NA.new_empty(x_NA.shape[0], matrices_eAB.shape[2])
@@ -73,18 +74,19 @@ class _GroupedProduct(torch.autograd.Function):
         weight: PlacedParameter,
         counts_e: Tensor,
         deferred: DeferredGradients,
+        kind: str,
     ) -> Tensor:
         keep_input(ctx, x_NH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
-        ctx.weight, ctx.counts_e, ctx.deferred = weight, counts_e, deferred
-        return grouped_product(x_NH, weight.flatten(1, -2).transpose(1, 2), counts_e)
+        ctx.weight, ctx.counts_e, ctx.deferred, ctx.kind = weight, counts_e, deferred, kind
+        return grouped_product(x_NH, weight.flatten(1, -2).transpose(1, 2), counts_e, kind)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         dy_NO = grads[0].contiguous()
         x_NH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         counts_e: Tensor = ctx.counts_e
-        dx_NH = grouped_product(dy_NO, weight.flatten(1, -2), counts_e)
+        dx_NH = grouped_product(dy_NO, weight.flatten(1, -2), counts_e, ctx.kind)
         ctx.deferred.now_or_later(lambda: weight.add_products(dy_NO, x_NH, row_ranges(counts_e)))
-        return dx_NH, None, None, None, None
+        return dx_NH, None, None, None, None, None

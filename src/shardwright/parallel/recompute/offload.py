@@ -29,6 +29,7 @@ class HostPool:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.allocated_bytes = 0
         self.bytes_out = 0
         self.bytes_in = 0
         self.held_bytes = 0
@@ -39,17 +40,19 @@ class HostPool:
         self._outward = torch.cuda.Stream(device) if on_cuda else None
         self._inward = torch.cuda.Stream(device) if on_cuda else None
 
+    def _make(self, x: Tensor) -> _Buffer:
+        """Host memory for such a tensor; without memory in a dry run."""
+        self.allocated_bytes += x.nbytes
+        place = self.device if self.device.type == "meta" else None
+        return _Buffer(torch.empty(x.shape, dtype=x.dtype, pin_memory=self.device.type == "cuda", device=place))
+
     def send(self, x: Tensor) -> tuple[_Buffer, torch.cuda.Event | None]:
         """Begin to copy `x` out. Returns where to, and on CUDA when the copy is over."""
         x = x.detach()
         size = x.numel() * x.element_size()
         with self._lock:
             free = self._free[x.shape, x.dtype]
-            buffer = (
-                free.pop()
-                if free
-                else _Buffer(torch.empty(x.shape, dtype=x.dtype, pin_memory=self.device.type == "cuda"))
-            )
+            buffer = free.pop() if free else self._make(x)
             self.bytes_out += size
             self.held_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.held_bytes)

@@ -98,7 +98,8 @@ class FlatUnit(UnitEvents[Tensor]):
         self._mine = slice(first, first + self.layout.shard_size)
         self._followers: list[tuple[PlacedParameter, PlacedParameter]] = []
         self._gathering: tuple[Pending, Tensor] | None = None  # and the memory that the values come to
-        self._summing: tuple[Pending | Reduction, Tensor] | None = None  # and the memory that the sum comes to
+        # And the memory that the sum comes to, if it is not to stay there.
+        self._summing: tuple[Pending | Reduction, Tensor | None] | None = None
         self._compressor = make_compressor() if make_compressor is not None else None
         self._make_buffers(initial)
 
@@ -265,7 +266,8 @@ class FlatUnit(UnitEvents[Tensor]):
             pending = start_all_reduce(source, sharding.shards)
         else:
             pending = start_reduce_scatter(out, source, sharding.shards)
-        self._summing = pending, out
+        stays = (cast if sharding.zero == 0 else aside) is None
+        self._summing = pending, None if stays else out
 
     def _partial_sums(self) -> list[list[PlacedParameter]]:
         """Parameters whose gradients are partial sums over tp, neighbours in the buffer together."""
@@ -291,8 +293,8 @@ class FlatUnit(UnitEvents[Tensor]):
         (pending, out), summed = self._summing, self.summed_gradients()
         self._summing = None
         pending.wait()
-        all_reduce(out, self.sharding.copies)
-        if out.data_ptr() != summed.data_ptr():
+        all_reduce(summed if out is None else out, self.sharding.copies)
+        if out is not None:
             summed.add_(out) if has_sum else summed.copy_(out)
 
     def _drop_gradients(self) -> None:

@@ -24,10 +24,10 @@ def measured_memory(
 
     def new_bytes(tensors: Iterable[Tensor]) -> int:
         """Bytes of the storages that were not counted yet."""
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-        fresh = {address: num_bytes for address, num_bytes in storages.items() if address not in counted}
-        counted.update(fresh)
-        return sum(fresh.values())
+        storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+        fresh = [storage for number, storage in storages.items() if number not in counted]
+        counted.update(storages)
+        return sum(storage.nbytes() for storage in fresh)
 
     own = (
         [tied.head.gradient] if tied.are_both_here and tied.head is not None and tied.head.gradient is not None else []

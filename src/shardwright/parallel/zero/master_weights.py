@@ -29,8 +29,9 @@ class ShardPiece:
 
 
 def on_host(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros in host memory, pinned where a device copies from and to it."""
-    return torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda")
+    """Zeros in host memory, pinned where a device copies from and to it; without memory in a dry run."""
+    place = device if device.type == "meta" else None
+    return torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda", device=place)
 
 
 class Masters:

@@ -1,0 +1,259 @@
+"""One rank of a job without its cluster: the real build, steps and optimizer, on tensors that have no memory.
+
+Tensors are on torch's device meta: operators say which shapes they give and compute nothing. Collectives are over at
+once (parallel/comm/transport.py). So a rank of a model of any size runs in seconds on one CPU, and shows what it would
+hold at its peak, in which operator, and what it would send.
+
+What depends on values is taken for even: every expert is sent as many rows, no choice finds its expert full.
+"""
+
+import resource
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.account.job_memory import rank_memory, steps_to_fill
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.measure.memory_trace import MemoryTrace, Origin, SavedStorages, storages_of
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.comm.transport import DryTransport
+from shardwright.parallel.recompute.offload import HostPool
+from shardwright.schedule.job_program import job_program
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.train.async_step import train_stream
+from shardwright.train.build import Replica, build, job_mesh
+from shardwright.train.train_step import train_step
+
+META = torch.device("meta")
+_MOST_NAMED = 10  # operators whose results are the largest part of the peak
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Bytes on the device when most is there, by kind, and on the host; and the operator and action at that moment.
+
+    `activations` are what autograd keeps for backwards, `buffers` the pool's and what stays beside the state, and
+    `working` all else: what operators need while they run, messages, gradients on their way through a layer. `largest`
+    has, of what was made in this step and is there, the bytes by operator and line of the source.
+    """
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    buffers_bytes: int
+    working_bytes: int
+    host_bytes: int
+    operator: str
+    action: str
+    largest: tuple[tuple[Origin, int], ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """All on the device."""
+        return (
+            self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
+            + self.buffers_bytes + self.working_bytes
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What one rank did in a step. `collectives` are calls and bytes by "collective axis", as in the ledger of a run;
+    `curve` is the most memory in each action, in their order; `account` what is predicted without running anything."""
+
+    rank: int
+    place: str
+    device: str
+    peak: PeakMemory
+    curve: tuple[tuple[str, int], ...]
+    collectives: dict[str, dict[str, int]]
+    account: RankMemory
+    num_operators: int
+    took_s: float
+    host_peak_bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self) | {
+            "peak": asdict(self.peak) | {"total_bytes": self.peak.total_bytes},
+            "account": self.account.as_dict(),
+        }
+
+
+class _DryOptimizer(torch.optim.Optimizer):
+    """Adam's memory without its arithmetic: two moments for each weight."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        super().__init__(weights or [torch.zeros(0, device=META)], {"lr": 0.0})
+        for weight in weights:
+            if weight.numel():
+                self.state[weight] = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Compute nothing."""
+
+
+def _no_values(place: ParameterShard, device: torch.device) -> Tensor:
+    return torch.empty(place.shape, device=device)
+
+
+def dry_mesh(job: JobSpec, rank: int, device: str) -> Mesh:
+    """The axes of one rank, with nobody on them."""
+    return job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
+
+
+def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
+    """Run a rank of a job, as it would on a `device`, cpu or cuda. PlanError for a rank that is not there."""
+    if not 0 <= rank < job.plan.world:
+        raise PlanError(
+            f"dry run of {job.name}",
+            [f"rank {rank} is asked for, and the plan has {job.plan.degrees} = {job.plan.world}, 0 to "
+             f"{job.plan.world - 1}"],
+        )  # fmt: skip
+    began_s = time.perf_counter()
+    mesh = dry_mesh(job, rank, device)
+    host = _HostMemory()
+    trace, saved = MemoryTrace(host), SavedStorages()
+    with trace:
+        replica = build(job, mesh, _no_values, lambda decayed, plain: _DryOptimizer([*decayed, *plain]))
+        host.look_at(replica)
+        stream = _Stream(job, replica, mesh)
+        with saved:  # both times, for it adds operators
+            before = -1
+            while before < replica.pool.peak_bytes:  # a step begins with the buffers that the one before left
+                before = replica.pool.peak_bytes
+                trace.begin()
+                stream.run()  # the last of these says when memory is most
+            observer = _Observer(replica, trace, saved, host)
+            trace.begin(observer)
+            stream.run()
+    assert observer.peak is not None, "a step takes operators"
+    place = mesh.shape.coordinates(rank)
+    return DryRun(
+        rank,
+        mesh.shape.describe(rank),
+        device,
+        observer.peak,
+        curve=tuple(observer.curve()),
+        collectives=mesh.ledger.table(),
+        account=rank_memory(_on(job, device), stream.program, place["pp"], place["tp"]),
+        num_operators=trace.num_operators,
+        took_s=time.perf_counter() - began_s,
+        host_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _on(job: JobSpec, device: str) -> JobSpec:
+    return job.model_copy(update={"run": job.run.model_copy(update={"device": device})})
+
+
+class _HostMemory:
+    """What lies in host memory: state of the optimizer and values that are offloaded, inputs that are away."""
+
+    def __init__(self) -> None:
+        self._state_bytes = 0
+        self._pools: list[HostPool] = []
+        self.storages: dict[int, int] = {}
+
+    def __call__(self) -> int:
+        """Bytes now."""
+        return self._state_bytes + sum(pool.allocated_bytes for pool in self._pools)
+
+    def look_at(self, replica: Replica) -> None:
+        """Find the state that is on the host."""
+        units = [unit for shards in replica.shards.values() for unit in shards.units]
+        values = [unit.value_shard for unit in units if unit.sharding.host_values]
+        self.storages = storages_of([*values, *(t for unit in units for t in unit.masters.memory(on_host=True))])
+        self._state_bytes = sum(self.storages.values())
+        pools = {id(stage.host): stage.host for stage in replica.stages.values() if stage.host is not None}
+        self._pools = list(pools.values())
+
+
+class _Stream:
+    """The steps of a rank that are run at a time: one, or as many as it takes to fill a pipeline that never drains."""
+
+    def __init__(self, job: JobSpec, replica: Replica, mesh: Mesh) -> None:
+        self._job, self._replica, self._mesh = job, replica, mesh
+        self._num_steps = steps_to_fill(job)
+        self.program = job_program(job, self._num_steps)
+
+    def _batch(self, _: int) -> Tensor:
+        job = self._job
+        return torch.zeros(
+            job.batch.global_batch_size // job.plan.dp, job.model.sequence + 1, dtype=torch.long, device=META
+        )
+
+    def run(self) -> None:
+        """Run them, and count what they send."""
+        job, replica, mesh = self._job, self._replica, self._mesh
+        mesh.ledger.clear()
+        if self.program.weights == "current":
+            train_step(job, replica, mesh, 0, tokens_BS=self._batch(0))
+        else:
+            train_stream(job, replica, mesh, self.program, first_step=0, batch_of=self._batch)
+
+
+class _Observer:
+    """Looks at memory after each operator of a step: by kind at the peak, and at the most of each action."""
+
+    def __init__(self, replica: Replica, trace: MemoryTrace, saved: SavedStorages, host: _HostMemory) -> None:
+        self._replica, self._trace, self._saved, self._host = replica, trace, saved, host
+        self._peak_at = trace.peak_at
+        self._row = replica.executor.row
+        self._most: dict[int, int] = {}  # by action
+        self.peak: PeakMemory | None = None
+        units = [unit for shards in replica.shards.values() for unit in shards.units]
+        self._parameters = storages_of(t for unit in units for t in unit.parameter_memory())
+        self._gradients = storages_of(t for unit in units for t in unit.gradient_memory())
+        self._optimizer = storages_of(t for unit in units for t in unit.masters.memory(on_host=False))
+
+    def __call__(self) -> None:
+        """An operator ran."""
+        index = min(len(self._replica.executor.performed), len(self._row) - 1)
+        now_bytes = self._trace.now_bytes
+        if now_bytes > self._most.get(index, -1):
+            self._most[index] = now_bytes
+        if self._trace.num_operators == self._peak_at:
+            self.peak = self._look(self._trace.origin().operator, str(self._row[index]))
+
+    def curve(self) -> list[tuple[str, int]]:
+        """The most of each action, in their order."""
+        return [(str(self._row[index]), self._most[index]) for index in sorted(self._most)]
+
+    def _look(self, operator: str, action: str) -> PeakMemory:
+        apart = set(self._host.storages)
+        sizes = []
+        for kind in (self._parameters, self._gradients, self._optimizer):
+            sizes.append(sum(size for number, size in kind.items() if number not in apart))
+            apart.update(kind)
+        units = [unit for shards in self._replica.shards.values() for unit in shards.units]
+        kept = storages_of(t for unit in units for t in unit.kept_memory())
+        buffers = self._replica.pool.held_bytes + sum(size for number, size in kept.items() if number not in apart)
+        activations = self._saved.num_bytes(without=apart | set(kept))
+        parameters, gradients, optimizer = sizes
+        return PeakMemory(
+            parameters,
+            gradients,
+            optimizer,
+            activations_bytes=activations,
+            buffers_bytes=buffers,
+            working_bytes=self._trace.now_bytes - sum(sizes) - activations - buffers,
+            host_bytes=self._host(),
+            operator=operator,
+            action=action,
+            largest=self._largest(),
+        )
+
+    def _largest(self) -> tuple[tuple[Origin, int], ...]:
+        made: Counter[Origin] = Counter()
+        for number, num_bytes in self._trace.live.items():
+            if number in self._trace.origins:
+                made[self._trace.origins[number]] += num_bytes
+        return tuple(made.most_common(_MOST_NAMED))

@@ -1,0 +1,158 @@
+"""The memory that the operators of this process allocate, followed one by one: how much is there, and when most.
+
+Every operator of torch passes by a dispatch mode, forward and backward, and what it gives lies in storages that are
+counted until nobody holds them. That works for tensors without memory (the device meta), which a dry run has.
+
+The mode is torch.utils._python_dispatch.TorchDispatchMode. torch documents it as the way to see every operator and has
+kept it for years, but has no public name for it; it is used here and nowhere else.
+"""
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import shardwright
+
+Storage = torch.UntypedStorage
+_SOURCE, _HERE = str(Path(shardwright.__file__).parent), str(Path(__file__).parent)
+
+
+class Origin(NamedTuple):
+    """What made a storage: an operator of torch, and the line of ours that called it."""
+
+    operator: str
+    line: str
+
+
+def storages_of(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """The bytes of the storages of some tensors, each once, by the number that stands for it while it lives."""
+    return {id(storage): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+
+
+class MemoryTrace(TorchDispatchMode):
+    """While it lasts, follows the storages that operators make on this thread.
+
+    `now_bytes` is in storages, and `peak_bytes` the most since `begin`, after operator number `peak_at`. What
+    `apart_bytes` says is not counted: memory of the host, which a dry run has no other place for.
+    """
+
+    def __init__(self, apart_bytes: Callable[[], int] = lambda: 0) -> None:
+        super().__init__()
+        self._apart_bytes = apart_bytes
+        self._live: dict[int, int] = {}
+        self._all_bytes = 0
+        self._observer: Callable[[], None] | None = None
+        self._running: Any = None
+        self.origins: dict[int, Origin] = {}  # of storages that were made while somebody observed
+        self.num_operators = 0
+        self.peak_bytes = 0
+        self.peak_at = 0
+
+    @property
+    def now_bytes(self) -> int:
+        """What is there now."""
+        return self._all_bytes - self._apart_bytes()
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Follow the storages of tensors that were there before."""
+        for tensor in tensors:
+            self._follow(tensor.untyped_storage())
+
+    @property
+    def live(self) -> dict[int, int]:
+        """Bytes of each storage that is there, by the number that stands for it."""
+        return dict(self._live)
+
+    def begin(self, observer: Callable[[], None] | None = None) -> None:
+        """Count operators and the peak anew; `observer` is called after each operator."""
+        self._observer = observer
+        self.num_operators, self.peak_bytes, self.peak_at = 0, self.now_bytes, 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """One operator."""
+        self._running = func
+        result = func(*args, **(kwargs or {}))
+        for leaf in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(leaf, Tensor):
+                self._follow(leaf.untyped_storage())
+            elif isinstance(leaf, tuple | list):
+                self.add(part for part in tree_leaves(leaf) if isinstance(part, Tensor))
+        self.num_operators += 1
+        if (now := self.now_bytes) > self.peak_bytes:
+            self.peak_bytes, self.peak_at = now, self.num_operators
+        if self._observer is not None:
+            self._observer()
+        return result
+
+    def _follow(self, storage: Storage) -> None:
+        number, num_bytes = id(storage), storage.nbytes()
+        if number not in self._live:
+            self._live[number] = num_bytes
+            self._all_bytes += num_bytes
+            if self._observer is not None:
+                self.origins[number] = self.origin()
+            weakref.finalize(storage, self._forget, number).atexit = False
+
+    def _forget(self, number: int) -> None:
+        self._all_bytes -= self._live.pop(number)
+        self.origins.pop(number, None)
+
+    def origin(self) -> Origin:
+        """The operator that runs, and the line of ours that called it."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name.startswith(_SOURCE) and not name.startswith(_HERE):
+                return Origin(str(self._running), f"{name[len(_SOURCE) + 1 :]}:{frame.f_lineno}")
+            frame = frame.f_back
+        return Origin(str(self._running), "")
+
+
+class SavedStorages:
+    """While it lasts (on one thread), knows the storages in which tensors lie that autograd keeps for a backward."""
+
+    def __init__(self) -> None:
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
+        self.holders: Counter[int] = Counter()  # by the number of the storage
+        self.sizes: dict[int, int] = {}
+
+    def __enter__(self) -> "SavedStorages":
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+
+    def _pack(self, tensor: Tensor) -> "_SavedTensor":
+        return _SavedTensor(tensor, self)
+
+    def num_bytes(self, without: Iterable[int]) -> int:
+        """Bytes of the storages that are kept now, but for some."""
+        return sum(self.sizes[number] for number in set(self.holders) - set(without))
+
+
+class _SavedTensor:
+    """A saved tensor; autograd drops this when it no longer needs the tensor."""
+
+    def __init__(self, tensor: Tensor, saved: SavedStorages) -> None:
+        self.tensor, self._saved = tensor, saved
+        storage = tensor.untyped_storage()
+        self._number = id(storage)
+        saved.holders[self._number] += 1
+        saved.sizes[self._number] = storage.nbytes()
+
+    def __del__(self) -> None:
+        holders = self._saved.holders
+        holders[self._number] -= 1
+        if not holders[self._number]:
+            del holders[self._number]

@@ -1,0 +1,132 @@
+"""How what crosses ranks leaves this one: through a process group of torch.distributed, or, in a dry run, not at all.
+
+A dry run does all that a rank does but has no other ranks: a collective is over at once, and its result is whatever
+memory it was to come to. So what a rank asks for is counted and sized as in a run, with the algorithms of the backend
+that it stands for.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 renamed these two and warns at the old names; 2.11 knows the old names alone.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Underway(Protocol):
+    """What was asked of a transport and may still be under way."""
+
+    def is_completed(self) -> bool:
+        """Whether it is over. Does not block."""
+        ...
+
+    def wait(self) -> Any:
+        """Block until it is over; on CUDA only the stream waits."""
+        ...
+
+
+class Transport(Protocol):
+    """Carries the collectives and messages of one group of ranks. Ranks are those of the world."""
+
+    @property
+    def is_gloo(self) -> bool:
+        """Whether the backend is Gloo, whose own all-gather and reduce-scatter copy or send more than they need."""
+        ...
+
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Underway: ...
+    def all_gather(self, out: Tensor, x: Tensor) -> Underway: ...
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Underway: ...
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
+    ) -> Underway: ...
+    def broadcast(self, x: Tensor, source: int) -> Underway: ...
+    def send(self, x: Tensor, to: int, tag: int = 0) -> Underway: ...
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> Underway: ...
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
+        """Send and receive at once, as NCCL wants it."""
+        ...
+
+
+@dataclass(frozen=True)
+class GroupTransport:
+    """A process group of torch.distributed."""
+
+    group: dist.ProcessGroup
+
+    @property
+    def is_gloo(self) -> bool:
+        return bool(dist.get_backend(self.group) == "gloo")
+
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Any:
+        return dist.all_reduce(x, op, group=self.group, async_op=True)
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Any:
+        return _all_gather(out, x, group=self.group, async_op=True)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Any:
+        return _reduce_scatter(out, x, group=self.group, async_op=True)
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
+    ) -> Any:
+        takes, gives = (None if splits is None else list(splits) for splits in (out_splits, in_splits))
+        return dist.all_to_all_single(out, x, takes, gives, group=self.group, async_op=True)
+
+    def broadcast(self, x: Tensor, source: int) -> Any:
+        return dist.broadcast(x, source, group=self.group, async_op=True)
+
+    def send(self, x: Tensor, to: int, tag: int = 0) -> Any:
+        return dist.isend(x, to, group=self.group, tag=tag)
+
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> Any:
+        return dist.irecv(out, source, group=self.group, tag=tag)
+
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Any]:
+        both = [dist.P2POp(dist.isend, x, to, self.group), dist.P2POp(dist.irecv, out, source, self.group)]
+        return list(dist.batch_isend_irecv(both))
+
+
+class _Over:
+    """Nothing is left to wait for."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class DryTransport:
+    """Nobody is there: every collective is over at once, and gives what was in memory."""
+
+    is_gloo: bool
+
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> _Over:
+        return _Over()
+
+    def all_gather(self, out: Tensor, x: Tensor) -> _Over:
+        return _Over()
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> _Over:
+        return _Over()
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
+    ) -> _Over:
+        return _Over()
+
+    def broadcast(self, x: Tensor, source: int) -> _Over:
+        return _Over()
+
+    def send(self, x: Tensor, to: int, tag: int = 0) -> _Over:
+        return _Over()
+
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> _Over:
+        return _Over()
+
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
+        return [_Over()]
