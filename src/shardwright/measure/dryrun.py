@@ -209,10 +209,6 @@ class _Observer:
         self._row = replica.executor.row
         self._most: dict[int, int] = {}  # by action
         self.peak: PeakMemory | None = None
-        units = [unit for shards in replica.shards.values() for unit in shards.units]
-        self._parameters = storages_of(t for unit in units for t in unit.parameter_memory())
-        self._gradients = storages_of(t for unit in units for t in unit.gradient_memory())
-        self._optimizer = storages_of(t for unit in units for t in unit.masters.memory(on_host=False))
 
     def __call__(self) -> None:
         """An operator ran."""
@@ -230,18 +226,23 @@ class _Observer:
     def _look(self, operator: str, action: str) -> PeakMemory:
         apart = set(self._host.storages)
         sizes = []
-        for kind in (self._parameters, self._gradients, self._optimizer):
+        units = [unit for shards in self._replica.shards.values() for unit in shards.units]
+        versions = [t for weight_stash in self._replica.weight_stashes.values() for t in weight_stash.memory()]
+        kinds = (
+            [*versions, *(t for unit in units for t in unit.parameter_memory())],
+            [t for unit in units for t in unit.gradient_memory()],
+            [t for unit in units for t in unit.masters.memory(on_host=False)],
+        )
+        for kind in map(storages_of, kinds):
             sizes.append(sum(size for number, size in kind.items() if number not in apart))
             apart.update(kind)
-        units = [unit for shards in self._replica.shards.values() for unit in shards.units]
         kept = storages_of(t for unit in units for t in unit.kept_memory())
         buffers = self._replica.pool.held_bytes + sum(size for number, size in kept.items() if number not in apart)
         activations = self._saved.num_bytes(without=apart | set(kept))
-        parameters, gradients, optimizer = sizes
         return PeakMemory(
-            parameters,
-            gradients,
-            optimizer,
+            parameters_bytes=sizes[0],
+            gradients_bytes=sizes[1],
+            optimizer_bytes=sizes[2],
             activations_bytes=activations,
             buffers_bytes=buffers,
             working_bytes=self._trace.now_bytes - sum(sizes) - activations - buffers,

@@ -32,6 +32,10 @@ class WeightStash:
         newest = self._versions[self.newest]
         return (self.most_alive - 1) * sum(values.untyped_storage().nbytes() for values in newest)
 
+    def memory(self) -> list[Tensor]:
+        """The values of all versions that are there."""
+        return [values for version in self._versions.values() for values in version]
+
     def expect(self, versions: list[int]) -> None:
         """Which version each microbatch of the coming run sees, counted from the newest one at its begin."""
         self._versions = {0: self._versions[self.newest]}
