@@ -228,9 +228,15 @@ class _Observer:
         sizes = []
         units = [unit for shards in self._replica.shards.values() for unit in shards.units]
         versions = [t for weight_stash in self._replica.weight_stashes.values() for t in weight_stash.memory()]
+        tied = self._replica.tied
+        own = (
+            [tied.head.gradient]
+            if tied.are_both_here and tied.head is not None and tied.head.gradient is not None
+            else []
+        )
         kinds = (
             [*versions, *(t for unit in units for t in unit.parameter_memory())],
-            [t for unit in units for t in unit.gradient_memory()],
+            [*own, *(t for unit in units for t in unit.gradient_memory())],
             [t for unit in units for t in unit.masters.memory(on_host=False)],
         )
         for kind in map(storages_of, kinds):
