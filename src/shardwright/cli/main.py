@@ -21,7 +21,6 @@ from shardwright import __version__
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
 from shardwright.cli.predict import COMMANDS
-from shardwright.cli.rehearse import dryrun
 from shardwright.config import largest
 from shardwright.train.launch.ending import die_of_signals, telling_of_signals
 
@@ -168,7 +167,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         sys.exit(1)
 
 
-for command in (*COMMANDS, dryrun):
+for command in COMMANDS:
     cli.add_command(command)
 
 

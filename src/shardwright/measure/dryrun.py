@@ -19,10 +19,12 @@ from torch import Tensor
 from shardwright.account.job_memory import rank_memory, steps_to_fill
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.measure.memory_trace import MemoryTrace, Origin, SavedStorages, storages_of
+from shardwright.measure.memory_trace import MemoryTrace, Origin
+from shardwright.measure.saved_tensors import LiveBytes
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.recompute.offload import HostPool
+from shardwright.parallel.zero.held_memory import held_storages
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.parameter_shard import ParameterShard
@@ -34,8 +36,8 @@ META = torch.device("meta")
 _MOST_NAMED = 10  # operators whose results are the largest part of the peak
 
 
-@dataclass(frozen=True)
-class PeakMemory:
+@dataclass(frozen=True, kw_only=True)
+class PeakMemory(RankMemory):
     """Bytes on the device when most is there, by kind, and on the host; and the operator and action at that moment.
 
     `activations` are what autograd keeps for backwards, `buffers` the pool's and what stays beside the state, and
@@ -43,30 +45,25 @@ class PeakMemory:
     has, of what was made in this step and is there, the bytes by operator and line of the source.
     """
 
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int
-    buffers_bytes: int
     working_bytes: int
-    host_bytes: int
     operator: str
     action: str
     largest: tuple[tuple[Origin, int], ...]
 
     @property
     def total_bytes(self) -> int:
-        """All on the device."""
-        return (
-            self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes
-            + self.buffers_bytes + self.working_bytes
-        )  # fmt: skip
+        """All on the device, at one moment."""
+        return super().total_bytes + self.working_bytes
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What one rank did in a step. `collectives` are calls and bytes by "collective axis", as in the ledger of a run;
-    `curve` is the most memory in each action, in their order; `account` what is predicted without running anything."""
+    """What one rank did in a step, or in as many as it takes to fill a pipeline that never drains.
+
+    `place` is the rank with its coordinates, `collectives` calls and bytes by "collective axis", as in the ledger of a
+    run, `curve` the most memory in each action, in their order, and `account` what is predicted without running
+    anything. `host_peak_bytes` is the memory of this process, not of the rank.
+    """
 
     rank: int
     place: str
@@ -81,10 +78,7 @@ class DryRun:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        return asdict(self) | {
-            "peak": asdict(self.peak) | {"total_bytes": self.peak.total_bytes},
-            "account": self.account.as_dict(),
-        }
+        return asdict(self) | {"peak": self.peak.as_dict(), "account": self.account.as_dict()}
 
 
 class _DryOptimizer(torch.optim.Optimizer):
@@ -120,7 +114,7 @@ def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
     began_s = time.perf_counter()
     mesh = dry_mesh(job, rank, device)
     host = _HostMemory()
-    trace, saved = MemoryTrace(host), SavedStorages()
+    trace, saved = MemoryTrace(host), LiveBytes()
     with trace:
         replica = build(job, mesh, _no_values, lambda decayed, plain: _DryOptimizer([*decayed, *plain]))
         host.look_at(replica)
@@ -160,18 +154,14 @@ class _HostMemory:
     def __init__(self) -> None:
         self._state_bytes = 0
         self._pools: list[HostPool] = []
-        self.storages: dict[int, int] = {}
 
     def __call__(self) -> int:
         """Bytes now."""
         return self._state_bytes + sum(pool.allocated_bytes for pool in self._pools)
 
     def look_at(self, replica: Replica) -> None:
-        """Find the state that is on the host."""
-        units = [unit for shards in replica.shards.values() for unit in shards.units]
-        values = [unit.value_shard for unit in units if unit.sharding.host_values]
-        self.storages = storages_of([*values, *(t for unit in units for t in unit.masters.memory(on_host=True))])
-        self._state_bytes = sum(self.storages.values())
+        """Find what is on the host, once a replica is built."""
+        self._state_bytes = sum(held_storages(replica.shards, replica.tied)["host"].values())
         pools = {id(stage.host): stage.host for stage in replica.stages.values() if stage.host is not None}
         self._pools = list(pools.values())
 
@@ -203,7 +193,7 @@ class _Stream:
 class _Observer:
     """Looks at memory after each operator of a step: by kind at the peak, and at the most of each action."""
 
-    def __init__(self, replica: Replica, trace: MemoryTrace, saved: SavedStorages, host: _HostMemory) -> None:
+    def __init__(self, replica: Replica, trace: MemoryTrace, saved: LiveBytes, host: _HostMemory) -> None:
         self._replica, self._trace, self._saved, self._host = replica, trace, saved, host
         self._peak_at = trace.peak_at
         self._row = replica.executor.row
@@ -224,35 +214,21 @@ class _Observer:
         return [(str(self._row[index]), self._most[index]) for index in sorted(self._most)]
 
     def _look(self, operator: str, action: str) -> PeakMemory:
-        apart = set(self._host.storages)
-        sizes = []
-        units = [unit for shards in self._replica.shards.values() for unit in shards.units]
-        versions = [t for weight_stash in self._replica.weight_stashes.values() for t in weight_stash.memory()]
-        tied = self._replica.tied
-        own = (
-            [tied.head.gradient]
-            if tied.are_both_here and tied.head is not None and tied.head.gradient is not None
-            else []
-        )
-        kinds = (
-            [*versions, *(t for unit in units for t in unit.parameter_memory())],
-            [*own, *(t for unit in units for t in unit.gradient_memory())],
-            [t for unit in units for t in unit.masters.memory(on_host=False)],
-        )
-        for kind in map(storages_of, kinds):
-            sizes.append(sum(size for number, size in kind.items() if number not in apart))
-            apart.update(kind)
-        kept = storages_of(t for unit in units for t in unit.kept_memory())
-        buffers = self._replica.pool.held_bytes + sum(size for number, size in kept.items() if number not in apart)
-        activations = self._saved.num_bytes(without=apart | set(kept))
+        replica = self._replica
+        versions = [t for weight_stash in replica.weight_stashes.values() for t in weight_stash.memory()]
+        storages = held_storages(replica.shards, replica.tied, versions)
+        held = {kind: sum(sizes.values()) for kind, sizes in storages.items()}
+        activations = self._saved.num_bytes(without={number for sizes in storages.values() for number in sizes})
+        buffers = replica.pool.held_bytes + held["kept"]
+        state = held["parameters"] + held["gradients"] + held["optimizer"]
         return PeakMemory(
-            parameters_bytes=sizes[0],
-            gradients_bytes=sizes[1],
-            optimizer_bytes=sizes[2],
+            parameters_bytes=held["parameters"],
+            gradients_bytes=held["gradients"],
+            optimizer_bytes=held["optimizer"],
             activations_bytes=activations,
             buffers_bytes=buffers,
-            working_bytes=self._trace.now_bytes - sum(sizes) - activations - buffers,
             host_bytes=self._host(),
+            working_bytes=self._trace.now_bytes - state - activations - buffers,
             operator=operator,
             action=action,
             largest=self._largest(),

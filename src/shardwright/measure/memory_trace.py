@@ -9,7 +9,6 @@ kept it for years, but has no public name for it; it is used here and nowhere el
 
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,11 +29,6 @@ class Origin(NamedTuple):
 
     operator: str
     line: str
-
-
-def storages_of(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """The bytes of the storages of some tensors, each once, by the number that stands for it while it lives."""
-    return {id(storage): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
 
 
 class MemoryTrace(TorchDispatchMode):
@@ -116,43 +110,3 @@ class MemoryTrace(TorchDispatchMode):
                 return Origin(str(self._running), f"{name[len(_SOURCE) + 1 :]}:{frame.f_lineno}")
             frame = frame.f_back
         return Origin(str(self._running), "")
-
-
-class SavedStorages:
-    """While it lasts (on one thread), knows the storages in which tensors lie that autograd keeps for a backward."""
-
-    def __init__(self) -> None:
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
-        self.holders: Counter[int] = Counter()  # by the number of the storage
-        self.sizes: dict[int, int] = {}
-
-    def __enter__(self) -> "SavedStorages":
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._hooks.__exit__(*error)
-
-    def _pack(self, tensor: Tensor) -> "_SavedTensor":
-        return _SavedTensor(tensor, self)
-
-    def num_bytes(self, without: Iterable[int]) -> int:
-        """Bytes of the storages that are kept now, but for some."""
-        return sum(self.sizes[number] for number in set(self.holders) - set(without))
-
-
-class _SavedTensor:
-    """A saved tensor; autograd drops this when it no longer needs the tensor."""
-
-    def __init__(self, tensor: Tensor, saved: SavedStorages) -> None:
-        self.tensor, self._saved = tensor, saved
-        storage = tensor.untyped_storage()
-        self._number = id(storage)
-        saved.holders[self._number] += 1
-        saved.sizes[self._number] = storage.nbytes()
-
-    def __del__(self) -> None:
-        holders = self._saved.holders
-        holders[self._number] -= 1
-        if not holders[self._number]:
-            del holders[self._number]

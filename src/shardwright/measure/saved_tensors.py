@@ -3,7 +3,8 @@
 Too slow for a run, whose account is a prediction (account/activations.py): this is what that is held against.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 
 import torch
@@ -40,9 +41,10 @@ def _local(tensor: Tensor) -> Tensor:
 class LiveBytes:
     """While it lasts (on one thread), counts bytes that saved tensors hold, `constants` apart; `peak` is the most."""
 
-    def __init__(self, constants: Iterable[Tensor]) -> None:
-        self._apart = {tensor.untyped_storage().data_ptr() for tensor in constants}
-        self._holders: dict[int, int] = {}
+    def __init__(self, constants: Iterable[Tensor] = ()) -> None:
+        self._apart = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in constants)}
+        self._holders: Counter[int] = Counter()  # how many saved tensors lie in a storage, by what stands for it
+        self._sizes: dict[int, int] = {}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
         self.now = 0
         self.peak = 0
@@ -57,23 +59,26 @@ class LiveBytes:
     def _pack(self, tensor: Tensor) -> "_Held":
         return _Held(tensor, self)
 
-    def begin(self, tensor: Tensor) -> None:
+    def num_bytes(self, without: Collection[int]) -> int:
+        """Bytes of the storages that are held now, but for some, which are named by their `id`."""
+        return sum(self._sizes[number] for number in self._holders if number not in without)
+
+    def begin(self, storage: torch.UntypedStorage) -> None:
         """One more saved tensor lies in this storage."""
-        storage = tensor.untyped_storage()
-        holders = self._holders.get(storage.data_ptr(), 0)
-        self._holders[storage.data_ptr()] = holders + 1
-        if holders == 0 and storage.data_ptr() not in self._apart:
-            self.now += storage.nbytes()
+        number = id(storage)
+        self._holders[number] += 1
+        if self._holders[number] == 1:
+            self._sizes[number] = 0 if number in self._apart else storage.nbytes()
+            self.now += self._sizes[number]
             self.peak = max(self.peak, self.now)
 
-    def end(self, tensor: Tensor) -> None:
+    def end(self, storage: torch.UntypedStorage) -> None:
         """One fewer."""
-        storage = tensor.untyped_storage()
-        self._holders[storage.data_ptr()] -= 1
-        if self._holders[storage.data_ptr()] == 0:
-            del self._holders[storage.data_ptr()]
-            if storage.data_ptr() not in self._apart:
-                self.now -= storage.nbytes()
+        number = id(storage)
+        self._holders[number] -= 1
+        if not self._holders[number]:
+            del self._holders[number]
+            self.now -= self._sizes.pop(number)
 
 
 class _Held:
@@ -81,7 +86,7 @@ class _Held:
 
     def __init__(self, tensor: Tensor, account: LiveBytes) -> None:
         self.tensor, self._account = tensor, account
-        account.begin(tensor)
+        account.begin(tensor.untyped_storage())
 
     def __del__(self) -> None:
-        self._account.end(self.tensor)
+        self._account.end(self.tensor.untyped_storage())

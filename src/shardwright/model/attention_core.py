@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwright.model.forward_pass import ForwardPass
-from shardwright.parallel.context.block_attention import rehearsed_attention
+from shardwright.parallel.context.block_attention import dry_attention
 from shardwright.parallel.context.ring_attention import gathered_attention, ring_attention
 from shardwright.parallel.tensor.linear import LayerSharding
 
@@ -35,7 +35,7 @@ def dot_product_attention(
     else:
         q_BNSD, k_BGSD, v_BGSD = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGE))
         if q_SBND.is_meta:
-            out_BNSD = rehearsed_attention(q_BNSD, k_BGSD, v_BGSD, scale, kind=cp.kind)
+            out_BNSD = dry_attention(q_BNSD, k_BGSD, v_BGSD, scale, kind=cp.kind)
         else:
             out_BNSD = functional.scaled_dot_product_attention(
                 q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=scale, enable_gqa=q_SBND.shape[2] > k_SBGD.shape[2]

@@ -46,9 +46,6 @@ class Mesh:
     stands before a message of the other. `ends` joins the first and the last stage, which share a tied embedding.
     `replicas` sum gradients, and `expert_replicas` those of experts, for which the ranks of a stage are folded into
     `ep` and `expert_tp` (sharding/mesh.py). `ep` knows its nodes where dispatch is node-aware.
-
-    `kind` is the kind of device, cpu or cuda, whose algorithms and kernels are taken; that of `device`, but in a dry
-    run, whose tensors have no memory on any (the device meta).
     """
 
     rank: int
@@ -67,7 +64,6 @@ class Mesh:
     replicas: ReplicaAxes
     expert_replicas: ReplicaAxes
     device: torch.device
-    kind: str
     ledger: Ledger
     turns: Turns
     watch: Watch | None
@@ -130,7 +126,6 @@ def make_mesh(
         replicas=maker.replicas(is_expert=False),
         expert_replicas=maker.replicas(is_expert=True),
         device=device,
-        kind=kind,
         ledger=ledger,
         turns=turns,
         watch=watch,

@@ -1,7 +1,7 @@
 """How what crosses ranks leaves this one: through a process group of torch.distributed, or, in a dry run, not at all.
 
-A dry run does all that a rank does but has no other ranks: a collective is over at once, and its result is whatever
-memory it was to come to. So what a rank asks for is counted and sized as in a run, with the algorithms of the backend
+A dry run does all that a rank does but has no other ranks: a collective is over at once, and its result is left
+as it was. So what a rank asks for is counted and sized as in a run, with the algorithms of the backend
 that it stands for.
 """
 
@@ -30,24 +30,45 @@ class Underway(Protocol):
 
 
 class Transport(Protocol):
-    """Carries the collectives and messages of one group of ranks. Ranks are those of the world."""
+    """Carries the collectives and messages of one group of ranks; all only begin. Ranks are those of the world."""
 
     @property
     def is_gloo(self) -> bool:
         """Whether the backend is Gloo, whose own all-gather and reduce-scatter copy or send more than they need."""
         ...
 
-    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Underway: ...
-    def all_gather(self, out: Tensor, x: Tensor) -> Underway: ...
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Underway: ...
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Underway:
+        """Reduce `x` in place."""
+        ...
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Underway:
+        """Put each rank's `x` into `out`, along dim 0. Shapes [n, ...] and [n * size, ...]."""
+        ...
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Underway:
+        """Put this rank's share of the sum of `x` into `out`. Shapes [n * size, ...] and [n, ...]."""
+        ...
+
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
-    ) -> Underway: ...
-    def broadcast(self, x: Tensor, source: int) -> Underway: ...
-    def send(self, x: Tensor, to: int, tag: int = 0) -> Underway: ...
-    def recv(self, out: Tensor, source: int, tag: int = 0) -> Underway: ...
+    ) -> Underway:
+        """Give each rank its share of dim 0 of `x`; shares are equal where no splits, in rows, are given."""
+        ...
+
+    def broadcast(self, x: Tensor, source: int) -> Underway:
+        """Overwrite `x` with that of a rank."""
+        ...
+
+    def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
+        """Send to a rank. Over Gloo a receive takes the message with its own `tag`."""
+        ...
+
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> Underway:
+        """Receive from a rank."""
+        ...
+
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
-        """Send and receive at once, as NCCL wants it."""
+        """Send and receive as one operation: NCCL would wait for ever where every rank sends before it receives."""
         ...
 
 
@@ -101,7 +122,7 @@ class _Over:
 
 @dataclass(frozen=True)
 class DryTransport:
-    """Nobody is there: every collective is over at once, and gives what was in memory."""
+    """Nobody is there: every collective is over at once, and leaves its result as it was."""
 
     is_gloo: bool
 

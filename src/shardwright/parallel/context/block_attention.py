@@ -93,7 +93,7 @@ def block_gradients(
     return gradients
 
 
-def rehearsed_attention(q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, scale: float, kind: str) -> Tensor:
+def dry_attention(q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, scale: float, kind: str) -> Tensor:
     """Causal attention of a dry run, [B, N, S, D], with a gradient: tensors without memory are on no device for whose
     kernel torch would decide, so the one that it takes for `kind` is named."""
     on_cuda, on_cpu = "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"
