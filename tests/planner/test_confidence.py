@@ -1,7 +1,8 @@
-"""How sure it is that one plan is faster: the shipped numbers are those of the fit, and they hold on published sweeps."""
+"""How sure it is that one plan is faster: shipped numbers are those of the fit, and they hold on published sweeps."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -111,10 +112,12 @@ def test_what_no_sweep_has_is_as_unsure_as_anything() -> None:
 
 
 def test_what_differs() -> None:
-    """A schedule says nothing where one plan has no pipeline, nor an expert's shards where there are no experts."""
+    """A pipeline of one rank is as good as 1F1B, and experts on one rank have no shards to differ in."""
     plain = PlanGrid(dp=4, tp=2, pp=2, expert_tp=2)
     assert differing(plain, plain) == set()
-    assert differing(plain, PlanGrid(dp=4, tp=2, pp=2, expert_tp=2, virtual=2)) == {"schedule"}
-    assert differing(plain, PlanGrid(dp=8, tp=2, pp=1, expert_tp=2, schedule="sequential")) == {"pp"}
-    assert differing(plain, PlanGrid(dp=8, tp=1, pp=2, zero=1, microbatch=2)) == {"tp", "zero", "microbatch_size"}
-    assert differing(plain, PlanGrid(dp=8, tp=1, pp=2, sequence_parallel=True)) == {"tp"}
+    assert differing(plain, replace(plain, virtual=2)) == {"schedule"}
+    assert differing(plain, PlanGrid(dp=8, tp=2, schedule="sequential")) == {"pp"}
+    assert differing(plain, PlanGrid(dp=8, pp=2, zero=1, microbatch=2)) == {"tp", "zero", "microbatch_size"}
+    assert differing(replace(plain, schedule="dualpipe"), PlanGrid(dp=8, tp=2)) == {"pp", "schedule"}
+    assert differing(plain, PlanGrid(dp=8, pp=2, sequence_parallel=True)) == {"tp"}
+    assert differing(plain, replace(plain, offload_optimizer=1.0, ep=2)) == {"ep", "offload"}

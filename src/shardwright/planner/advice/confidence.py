@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from shardwright.config import catalog
 from shardwright.workload.query import PlanGrid
@@ -30,8 +31,13 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     "offload": ("offload_optimizer", "offload_parameters"),
     "compress": ("compress", "compress_rank", "compress_share"),
 }
-# A kind that says nothing where one of the plans, or neither, has its axis in use: (axis, how many must have it).
-_OF_AXIS = {"schedule": ("pp", 2), "sequence_parallel": ("tp", 2), "cp": ("cp", 1), "ep": ("ep", 1)}
+# Fields that say nothing where an axis is not in use, and what then stands for all they could be.
+_WITHOUT: dict[str, dict[str, Any]] = {
+    "pp": {"schedule": "1f1b", "virtual": 1, "extra_warmup": 0},
+    "tp": {"sequence_parallel": False},
+    "cp": {"cp_method": "ring"},
+    "ep": {"expert_tp": 1, "dispatch": "direct"},
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,16 @@ class RatioSpread:
         spread = self.of(kinds)
         return student_cdf(log_ratio / spread, self.freedom) if spread else 0.5
 
+    def ratio(self, confidence: float, kinds: Iterable[str]) -> float:
+        """How many times as long the second plan must take for the first to be faster with a confidence above 1/2."""
+        low, high = 0.0, 1.0
+        while student_cdf(high, self.freedom) < confidence:
+            high *= 2
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if student_cdf(middle, self.freedom) < confidence else (low, middle)
+        return math.exp(high * self.of(kinds))
+
 
 @lru_cache(maxsize=1)
 def fitted_spread() -> RatioSpread:
@@ -65,13 +81,17 @@ def fitted_spread() -> RatioSpread:
 
 def differing(first: PlanGrid, second: PlanGrid) -> frozenset[str]:
     """The kinds of difference between two plans; their dp follows from the others."""
-    found = set()
-    for kind, fields in DIFFERENCES.items():
-        axis, least = _OF_AXIS.get(kind, ("", 0))
-        num_using = sum(getattr(plan, axis) > 1 for plan in (first, second)) if axis else 0
-        if num_using >= least and any(getattr(first, name) != getattr(second, name) for name in fields):
-            found.add(kind)
-    return frozenset(found)
+    mine, theirs = (_fields(plan) for plan in (first, second))
+    return frozenset(kind for kind, names in DIFFERENCES.items() if any(mine[name] != theirs[name] for name in names))
+
+
+def _fields(plan: PlanGrid) -> dict[str, Any]:
+    """What a plan says, where it says something."""
+    unused = [fields for axis, fields in _WITHOUT.items() if getattr(plan, axis) == 1]
+    found = {name: getattr(plan, name) for names in DIFFERENCES.values() for name in names}
+    for fields in unused:
+        found |= fields
+    return found
 
 
 def student_cdf(x: float, freedom: int) -> float:
