@@ -280,7 +280,7 @@ def plan(
     from shardwright.config.software import software_of
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.advice import best_plans, explained
-    from shardwright.planner.advice.recommendation import recommended
+    from shardwright.planner.advice.recommendation import CONSIDERED, recommended
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.planner.search.objectives import NAMES, Objective
     from shardwright.report.job_toml import write_toml
@@ -293,8 +293,11 @@ def plan(
     if as_software:
         constraints = constraints.as_software(software_of(spec.cluster.software))
     try:
-        advice = best_plans(spec, constraints, shipped(), wanted, num_shown=top, num_simulated=simulated)
-        advice = recommended(advice, constraints, shipped(), is_roomy=wanted.name == "memory")
+        advice = best_plans(
+            spec, constraints, shipped(), wanted, num_shown=max(top, CONSIDERED), num_simulated=simulated
+        )
+        is_roomy = wanted.name == "memory"
+        advice = recommended(advice, constraints, shipped(), num_shown=top, is_roomy=is_roomy)
         if not as_json:
             advice = explained(advice, spec if has_own else None, constraints, shipped())
     except KeyError as error:

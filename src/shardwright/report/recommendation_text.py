@@ -66,26 +66,28 @@ def _why(of: Recommendation, first: PricedPlan) -> str:
 
 def _differences(of: Recommendation, first: PricedPlan) -> Iterator[str]:
     """What makes it simpler than the first plan, in the order in which it counts, and then what does not."""
-    mine, theirs = _parts(of.plan), _parts(first)
+    mine, theirs = _parts(of.plan, first), _parts(first, of.plan)
     for is_less, before in ((True, ""), (False, "though ")):
         for name in Simplicity._fields:
             ours, others = getattr(of.simplicity, name), getattr(of.of_fastest, name)
             if ours != others and is_less == (ours < others):
-                yield before + (f"{mine[name]} instead of {theirs[name]}" if mine[name] else f"no {theirs[name]}")
+                both = f"{mine[name]} instead of {theirs[name]}"
+                yield before + (both if mine[name] and theirs[name] else mine[name] or f"no {theirs[name]}")
 
 
-def _parts(plan: PricedPlan) -> dict[str, str]:
-    """What a plan has of each part of simplicity, in words; empty where that is nothing."""
-    spec, has_stages, software = plan.job.plan, plan.job.plan.pp > 1, plan.job.cluster.software
-    missing = lacks(software_of(software), plan.job)
+def _parts(plan: PricedPlan, other: PricedPlan) -> dict[str, str]:
+    """What a plan has of each part of simplicity, in words beside another; empty where that is nothing."""
+    spec, has_stages = plan.job.plan, plan.job.plan.pp > 1
+    software = software_of(plan.job.cluster.software)
+    missing = [name for name in lacks(software, plan.job) if name not in lacks(software, other.job)]
     ranks = [f"{axis} {getattr(spec, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(spec, axis) > 1]
     return {
-        "num_lacking": f"need of what {software} lacks ({', '.join(missing)})" if missing else "",
+        "num_lacking": f"{', '.join(missing)}, which {software.name} lacks" if missing else "",
         "num_axes": " x ".join(axes_in_use(spec)) or "one rank",
-        "num_copies": "a second copy of the model" if has_stages and spec.num_copies > 1 else "",
-        "order": f"schedule {spec.schedule}" if has_stages else "",
+        "num_copies": "second copy of the parameters" if has_stages and spec.num_copies > 1 else "",
+        "order": spec.schedule if has_stages else "",
         "num_extras": ", ".join(extras(plan.job)),
-        "ranks_of_model": " x ".join(ranks),
+        "ranks_of_model": " x ".join(ranks) or "whole models",
         "zero": f"ZeRO-{spec.zero}" if spec.zero else "",
         "stages_per_rank": f"v {spec.stages_per_rank if has_stages else 1}",
     }

@@ -23,6 +23,8 @@ from shardwright.planner.search.simpler_plans import simpler_plans
 # The confidence from which two plans are told apart. Of pairs of published runs that were called so, nine of ten were
 # called right; with 90 % plans that take an eighth longer would count as equal.
 TOLD_APART = 0.8
+# Kinds of plans that are looked at, at least: how many are shown decides nothing.
+CONSIDERED = 16
 _TRIES = 4  # plans beside those that are shown that are simulated, at most
 
 
@@ -42,8 +44,10 @@ class Recommendation:
         return self.plan.first_is_faster is None
 
 
-def recommended(advice: Advice, constraints: Constraints, constants: Constants, is_roomy: bool = False) -> Advice:
-    """The advice, with how sure it is of the order of its plans, and with the plan to take.
+def recommended(
+    advice: Advice, constraints: Constraints, constants: Constants, *, num_shown: int, is_roomy: bool = False
+) -> Advice:
+    """The advice with the first of its plans, how sure it is of their order, and the plan to take.
 
     That one may be a plan beside those that were found. If it is faster than the found one of its kind, it takes its
     place. With `is_roomy` it needs no more memory than those that were found.
@@ -64,7 +68,7 @@ def recommended(advice: Advice, constraints: Constraints, constants: Constants, 
         taken = replace(chosen, first_is_faster=_sure(fastest, chosen, spread))
     confidence = 0.5 if taken.first_is_faster is None else taken.first_is_faster
     found = Recommendation(taken, confidence, simplicity(taken.job), simplicity(fastest.job))
-    return replace(advice, plans=plans, recommendation=found)
+    return replace(advice, plans=plans[:num_shown], recommendation=found)
 
 
 def _chosen(
