@@ -21,7 +21,7 @@ from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.simpler_plans import simpler_plans
 
 # The confidence from which two plans are told apart. Of pairs of published runs that were called so, nine of ten were
-# called right; with 90 % plans that take an eighth longer would count as equal.
+# called right; with 90 % plans that take a seventh longer would count as equal.
 TOLD_APART = 0.8
 # Kinds of plans that are looked at, at least: how many are shown decides nothing.
 CONSIDERED = 16

@@ -113,7 +113,7 @@ def _shared(job: JobSpec, constraints: Constraints, block: PlanBlock, found: Seq
 
 
 def _fastest(block: PlanBlock, token_s: Column, chosen: Column) -> list[int]:
-    """Of the plans at the indices `chosen` those that are the fastest of all that differ from them in sizes alone."""
+    """Indices among `chosen` of the fastest of all plans that differ in sizes alone."""
     order = chosen[np.argsort(token_s[chosen], kind="stable")]
     table = np.stack([block.columns[name][order].astype(float) for name in _ALIKE], axis=1)
     _, first = np.unique(table, axis=0, return_index=True)
