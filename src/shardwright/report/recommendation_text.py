@@ -86,7 +86,7 @@ def _parts(plan: PricedPlan, other: PricedPlan) -> dict[str, str]:
         "num_axes": " x ".join(axes_in_use(spec)) or "one rank",
         "num_copies": "second copy of the parameters" if has_stages and spec.num_copies > 1 else "",
         "order": spec.schedule if has_stages else "",
-        "num_extras": ", ".join(extras(plan.job)),
+        "num_extras": ", ".join(name for name in extras(plan.job) if name not in extras(other.job)),
         "ranks_of_model": " x ".join(ranks) or "whole models",
         "zero": f"ZeRO-{spec.zero}" if spec.zero else "",
         "stages_per_rank": f"v {spec.stages_per_rank if has_stages else 1}",

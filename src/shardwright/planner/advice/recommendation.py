@@ -1,6 +1,6 @@
 """Which plan to take: of those that can't be told apart from the fastest, the simplest.
 
-A prediction that one plan is 3 % faster than another is right little more often than not, and a plan with fewer axes, a
+A prediction that one plan is 3 % faster than another is right some three times in four, and a plan with fewer axes, a
 plain schedule and nothing in host memory is easier to set up, to watch and to mend. So plans are equal unless the
 fastest one is faster with a confidence of at least TOLD_APART, and of equal plans the simplest is recommended.
 """
@@ -20,8 +20,8 @@ from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.simpler_plans import simpler_plans
 
-# The confidence from which two plans are told apart. Of pairs of published runs that were called so, nine of ten were
-# called right; with 90 % plans that take a seventh longer would count as equal.
+# The confidence from which two plans are told apart. Of the pairs of published runs that are, 19 of 20 are told right
+# (docs/planner.md); with 90 % plans that take a seventh longer would count as equal.
 TOLD_APART = 0.8
 # Kinds of plans that are looked at, at least: how many are shown decides nothing.
 CONSIDERED = 16
