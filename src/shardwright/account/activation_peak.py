@@ -19,7 +19,7 @@ from shardwright.account.activations import (
     head_working_bytes,
     layer_of,
 )
-from shardwright.account.kept_tensors import Share
+from shardwright.account.kept_tensors import Bytes, Share
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import LAYER, Policy
@@ -96,10 +96,10 @@ class LayerMemory:
     what operators need in that turn, where that counts."""
 
     policy: Policy
-    kept_bytes: int
-    again_bytes: int
-    deferred_bytes: int
-    working_bytes: int = 0
+    kept_bytes: Bytes
+    again_bytes: Bytes
+    deferred_bytes: Bytes
+    working_bytes: Bytes = 0
 
     @classmethod
     def of(cls, layer: Layer, policy: Policy, is_away: bool = False, works: bool = False) -> "LayerMemory":
@@ -123,17 +123,17 @@ class StageMemory:
     head_working_bytes: int = 0
 
     @cached_property
-    def kept_bytes(self) -> int:
+    def kept_bytes(self) -> Bytes:
         """From F to B."""
         of_layers = sum(layer.kept_bytes for layer in self.layers)
         return self.documents_bytes + self.embedding_bytes + of_layers + self.head_bytes
 
     @cached_property
-    def deferred_bytes(self) -> int:
+    def deferred_bytes(self) -> Bytes:
         """From I to W."""
         return sum(layer.deferred_bytes for layer in self.layers) + self.head_deferred_bytes
 
-    def backward_bytes(self, is_split: bool) -> int:
+    def backward_bytes(self, is_split: bool) -> Bytes:
         """The most at once while its backward runs, which goes from the head to the embedding."""
         held = self.kept_bytes - self.head_bytes
         most = self.kept_bytes + self.head_working_bytes
@@ -147,7 +147,7 @@ class StageMemory:
         return most
 
 
-def bytes_at(moment: Moment, stages: Mapping[int, StageMemory]) -> int:
+def bytes_at(moment: Moment, stages: Mapping[int, StageMemory]) -> Bytes:
     """Bytes of activations at a moment."""
     total = sum(count * stages[stage].kept_bytes for stage, count in moment.kept)
     total += sum(count * stages[stage].deferred_bytes for stage, count in moment.deferred)

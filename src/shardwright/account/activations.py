@@ -12,9 +12,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.account.attention_activations import attention_of
-from shardwright.account.kept_tensors import BOOL, FLOAT32, INT32, INT64, Chain, KeptTensors, Share, kept_chain
+from shardwright.account.kept_tensors import (
+    BOOL,
+    FLOAT32,
+    INT32,
+    INT64,
+    Bytes,
+    Chain,
+    KeptTensors,
+    Share,
+    kept_chain,
+    most,
+)
 from shardwright.account.moe_activations import Rows, expected_rows, experts_of
-from shardwright.account.working_memory import Need, OperatorNeeds, most_needed
+from shardwright.account.working_memory import BackwardNeed, OperatorNeeds, most_needed
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import split_evenly
 from shardwright.config.recompute_policy import LAYER, Policy
@@ -30,29 +41,29 @@ class Layer:
     is no product, and is computed again with the whole layer. `needs` are those of its operators in the backward.
     """
 
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Bytes]
     attention: Chain
     mlp: Chain
     shared: Chain = ()
     has_experts: bool = False
-    needs: tuple[Need, ...] = ()
+    needs: tuple[BackwardNeed, ...] = ()
 
     @property
     def chains(self) -> tuple[Chain, ...]:
         """All of them."""
         return (self.attention, self.mlp, self.shared) if self.shared else (self.attention, self.mlp)
 
-    def kept(self, policy: Policy) -> dict[str, int]:
+    def kept(self, policy: Policy) -> dict[str, Bytes]:
         """Bytes that are kept from the forward to the backward, by tensor."""
         if LAYER in policy:
             return {"input": self.sizes["input"]}
         return {name: self.sizes[name] for chain in self.chains for name in _kept_names(chain, policy)}
 
-    def kept_bytes(self, policy: Policy) -> int:
+    def kept_bytes(self, policy: Policy) -> Bytes:
         """All that is kept."""
         return sum(self.kept(policy).values())
 
-    def again_bytes(self, policy: Policy) -> int:
+    def again_bytes(self, policy: Policy) -> Bytes:
         """What is there in the backward besides what was kept: of the largest region, all that it makes again.
 
         When attention's turn comes, the chains behind it have let go what they kept.
@@ -64,21 +75,21 @@ class Layer:
         for chain in self.chains:
             gone = sum(self.sizes[name] for name in behind) if chain is self.attention else 0
             sizes += [self._made_bytes(run) - gone for run in _runs(chain, policy) if run[0].name in policy]
-        return max(sizes)
+        return most(*sizes)
 
-    def _made_bytes(self, region: Chain) -> int:
+    def _made_bytes(self, region: Chain) -> Bytes:
         made = {name for operator in region for name in operator.keeps} | {region[-1].gives}
         return sum(self.sizes[name] for name in made - {region[0].takes})
 
-    def working_bytes(self, policy: Policy) -> int:
+    def working_bytes(self, policy: Policy) -> Bytes:
         """The most that an operator needs in its backward beside what the layer kept and made again, less what is free
         by then."""
         there = self.kept(policy)
         if LAYER in policy:
             there |= {name: self.sizes[name] for chain in self.chains for o in chain for name in o.keeps}
-        return max(0, most_needed(self.needs, there))
+        return most_needed(self.needs, there)
 
-    def deferred_bytes(self) -> int:
+    def deferred_bytes(self) -> Bytes:
         """What is kept from I to W: inputs and output gradients of the products."""
         return sum(self.sizes[name] for chain in self.chains for operator in chain for name in operator.waits)
 
@@ -132,7 +143,7 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     return Layer(attention_sizes | sizes, attention, kept_chain(operators, keeps), needs=of_all)
 
 
-def documents_kept(job: JobSpec) -> dict[str, int]:
+def documents_kept(job: JobSpec) -> dict[str, Bytes]:
     """What every stage keeps of a microbatch where documents are separate: of each token, the document it is in."""
     if not job.data.separate_documents:
         return {}
@@ -141,13 +152,13 @@ def documents_kept(job: JobSpec) -> dict[str, int]:
     return {"documents": INT32 * tokens * job.plan.microbatch_size}
 
 
-def embedding_kept(job: JobSpec) -> dict[str, int]:
+def embedding_kept(job: JobSpec) -> dict[str, Bytes]:
     """What the first stage keeps besides its layers, of one microbatch. Token ids are the batch's, and there anyway,
     unless a rank's are picked from them or have lost their marks."""
     plan = job.plan
     tokens = job.tokens_within * plan.microbatch_size
     is_picked = plan.cp > 1 and plan.cp_method != "ulysses"
-    kept: dict[str, int] = {}
+    kept: dict[str, Bytes] = {}
     if plan.tp > 1 or is_picked:
         kept["rows"] = INT64 * tokens
     elif job.data.separate_documents:
@@ -159,7 +170,7 @@ def embedding_kept(job: JobSpec) -> dict[str, int]:
     return kept
 
 
-def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
+def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, Bytes]:
     """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's."""
     share, (first, end) = Share.of(job), split_evenly(job.model.vocab, job.plan.tp, tp_index)
     tokens = share.tensors.tokens
@@ -174,13 +185,13 @@ def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
     }
 
 
-def head_working_bytes(job: JobSpec, tp_index: int = 0) -> int:
+def head_working_bytes(job: JobSpec, tp_index: int = 0) -> Bytes:
     """The most that the loss, the head and its norm need in their backward beside what they kept."""
     first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
-    return max(0, most_needed(OperatorNeeds(job, Share.of(job)).of_head(end - first), head_kept(job, tp_index)))
+    return most_needed(OperatorNeeds(job, Share.of(job)).of_head(end - first), head_kept(job, tp_index))
 
 
-def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> int:
+def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> Bytes:
     """What the head keeps from I to W: its input, and the gradient of the logits."""
     share, (first, end) = Share.of(job), split_evenly(job.model.vocab, job.plan.tp, tp_index)
-    return share["whole final normal"] + share.element * int(share.tensors.tokens) * (end - first)
+    return share["whole final normal"] + share.element * share.tensors.tokens * (end - first)

@@ -4,14 +4,14 @@ Letters: S sequence, B microbatch size, T = S x B tokens, H hidden, N query head
 width of a head's query and key. Sizes are bytes on one rank.
 """
 
-from shardwright.account.kept_tensors import FLOAT32, Chain, Share, kept_chain
+from shardwright.account.kept_tensors import FLOAT32, Bytes, Chain, Share, kept_chain
 from shardwright.config.job import JobSpec
 from shardwright.workload.layer_operators import attention_operators
 
 Kept = tuple[str, ...]
 
 
-def attention_of(job: JobSpec) -> tuple[dict[str, int], Chain]:
+def attention_of(job: JobSpec) -> tuple[dict[str, Bytes], Chain]:
     """Sizes of the tensors of any layer's attention, and its operators, for one microbatch on any rank."""
     share = Share.of(job)
     operators = attention_operators(share.tensors.shape)
@@ -23,7 +23,7 @@ def attention_of(job: JobSpec) -> tuple[dict[str, int], Chain]:
     return sizes, kept_chain(operators, keeps)
 
 
-def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, int], Kept]:
+def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, Bytes], Kept]:
     """Tensors of attention with grouped queries that are not in the list, and which of all it keeps."""
     model, element, tokens = job.model, share.element, share.tensors.tokens
     heads, kv_heads, width = share.tensors.heads, model.num_kv_heads // job.plan.tp, model.head_size
@@ -53,7 +53,7 @@ def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, int], Kept]:
     return sizes, (*kept, "attended before trade" if trades else "attended")
 
 
-def _latent(job: JobSpec, share: Share) -> tuple[dict[str, int], Kept]:
+def _latent(job: JobSpec, share: Share) -> tuple[dict[str, Bytes], Kept]:
     """Tensors of multi-head latent attention that are not in the list, and which of all it keeps."""
     is_low_rank, is_padded = job.model.latent.q_rank > 0, job.model.value_width < job.model.query_width
     sizes = {

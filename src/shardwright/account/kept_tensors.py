@@ -1,10 +1,12 @@
 """What our runtime keeps of a layer's operators, laid over the one list of them (workload/layer_operators.py).
 
-Sizes are bytes on one rank, whole numbers, exact.
+Sizes are bytes on one rank, whole numbers, exact; or arrays of them, where the microbatch sizes of a job's plan are
+several in an array. Nothing here needs numpy.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
@@ -12,6 +14,15 @@ from shardwright.workload.layer_operators import LayerOperator, by_part
 from shardwright.workload.tensor_sizes import TensorSizes
 
 FLOAT32, INT32, INT64, BOOL = 4, 4, 8, 1
+
+Bytes = Any  # a whole number, or an array of them
+
+
+def most(first: Bytes, *others: Bytes) -> Bytes:
+    """The largest of some numbers, entry by entry where they are arrays."""
+    for other in others:
+        first = first + (other - first) * (other > first)
+    return first
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class Share:
     tensors: TensorSizes
 
     @classmethod
-    def of(cls, job: JobSpec, sent: int = 0, arrived: int = 0) -> "Share":
+    def of(cls, job: JobSpec, sent: Bytes = 0, arrived: Bytes = 0) -> "Share":
         """That of any rank of a job, whose rows for experts are so many."""
         plan, tokens = job.plan, job.tokens_within * job.plan.microbatch_size
         here = tokens // plan.tp if plan.sequence_parallel else tokens
@@ -60,15 +71,15 @@ class Share:
         )
         return cls(job.precision.compute_bytes, job.model.norm == "rmsnorm", tensors)
 
-    def __getitem__(self, tensor: str) -> int:
+    def __getitem__(self, tensor: str) -> Bytes:
         """Bytes of a tensor of the list, in the number type of the model."""
-        return int(self.element * self.tensors[tensor])
+        return self.element * self.tensors[tensor]
 
-    def sizes(self, operators: Iterable[LayerOperator]) -> dict[str, int]:
+    def sizes(self, operators: Iterable[LayerOperator]) -> dict[str, Bytes]:
         """Bytes of all tensors that operators take and give."""
         return {name: self[name] for operator in operators for name in operator.tensors}
 
-    def statistics(self, rows: int) -> int:
+    def statistics(self, rows: Bytes) -> Bytes:
         """What a norm of so many vectors keeps besides its input.
 
         RMSNorm keeps 1 / rms in float32; LayerNorm keeps mean and 1 / deviation, in the number type of x on a CPU.

@@ -9,7 +9,7 @@ the rank, N rows that arrive, H hidden, F inner width of an expert on this rank.
 
 from dataclasses import dataclass
 
-from shardwright.account.kept_tensors import FLOAT32, INT64, Chain, Share, kept_chain
+from shardwright.account.kept_tensors import FLOAT32, INT64, Bytes, Chain, Share, kept_chain
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.workload.layer_operators import routed_operators, shared_operators
@@ -20,8 +20,8 @@ class Rows:
     """Rows of one microbatch in one layer: that leave this rank, and that arrive at its experts; and the choices that
     the routing has room for, of each token."""
 
-    sent: int
-    arrived: int
+    sent: Bytes
+    arrived: Bytes
     choices: int
 
 
@@ -36,12 +36,11 @@ def expected_rows(job: JobSpec) -> Rows:
     return Rows(sent, sent, moe.num_chosen)
 
 
-def _tokens_sent(job: JobSpec, share: Share) -> int:
-    tokens = share.tensors.tokens if job.plan.expert_tp_size == job.plan.tp else share.tensors.tokens_here
-    return int(tokens)
+def _tokens_sent(job: JobSpec, share: Share) -> Bytes:
+    return share.tensors.tokens if job.plan.expert_tp_size == job.plan.tp else share.tensors.tokens_here
 
 
-def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, int], Chain, Chain]:
+def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes], Chain, Chain]:
     """Sizes of the tensors of any layer with experts, its operators, and those of its shared experts."""
     rows, moe, plan = rows or expected_rows(job), job.model.moe, job.plan
     share = Share.of(job, rows.sent, rows.arrived)
@@ -73,7 +72,7 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, int], 
     return sizes, kept_chain(routed, keeps), kept_chain(shared, keeps | biased)
 
 
-def _router_sizes(moe: MoeSpec, share: Share, batch: int, choices: int) -> dict[str, int]:
+def _router_sizes(moe: MoeSpec, share: Share, batch: Bytes, choices: int) -> dict[str, Bytes]:
     tokens, logits = share.tensors.tokens_here, FLOAT32 * share.tensors["logits"]
     return {
         "logits": logits,

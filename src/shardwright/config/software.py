@@ -26,6 +26,11 @@ class SoftwareSpec(Spec):
     """One generation of one framework."""
 
     name: str
+    is_own: bool = Field(
+        False,
+        description="It is this runtime, whose memory is counted exactly (shardwright estimate) and not from the "
+        "numbers here, where a job says all that it takes.",
+    )
     source: str = Field(description="Where these facts are from.")
     matches: tuple[str, ...] = Field(
         (), description="Patterns by which the text about a run tells that it used this software."

@@ -17,5 +17,5 @@ def run_of(job: JobSpec) -> Run:
         shape_of(job.model), cut_of(job), cluster.device, cluster.software, together,
         inner.bandwidth_gb_per_s * 1e9, ports * outer.bandwidth_gb_per_s * 1e9,
         inner.latency_us * 1e-6, outer.latency_us * 1e-6,
-        Topology(tuple((level.devices, level.share) for level in of.levels), tuple(of.torus)),
+        Topology(tuple((level.devices, level.share) for level in of.levels), tuple(of.torus)), job,
     )  # fmt: skip

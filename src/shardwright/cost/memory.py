@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import MIB
 from shardwright.cost.calibration import Constants, constant, device_of, software_under
+from shardwright.cost.own_memory import held_activations, held_buffers, held_state
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.sharding.compression import KEEPS_ERROR
 from shardwright.sharding.groups import SHARDS, layout
@@ -40,6 +41,7 @@ class Memory:
     gradients: Numbers
     optimizer: Numbers
     activations: Numbers
+    buffers: Numbers
     working: Numbers
     overhead: Numbers
     host: Numbers
@@ -47,7 +49,7 @@ class Memory:
     @property
     def total(self) -> Numbers:
         """What the allocator has given out."""
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.working
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers + self.working
 
     @property
     def process(self) -> Numbers:
@@ -85,6 +87,8 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
 def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, held: tuple[Array, Array]) -> Memory:
     """Memory of every rank, in arrays of shape (ranks, plans)."""
     software, cut, shape = software_under(run), run.cut, run.shape
+    if software.is_own and run.job is not None:
+        return _of_this_runtime(run, constants, ranks, memo, held)
     words = ranks.kinds, *layer_words(cut)
     residual, loss, of_head, *rows = memo.rows(
         "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
@@ -112,13 +116,40 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     )
     activations = (kept - away) * alive + ranks.head * of_head
     working = np.maximum(working + stage_again, ranks.head * loss) + _libraries(software, ranks, placeholders)
-    working = working + _gathered(run, software, sum(held), np.maximum(1, num_layers))
     generation = device_of(run.device).generation
     lost = constant(constants, generation, "memory_lost") * (activations + working)
     overhead = constant(constants, generation, "context_bytes") + lost
     parameters, gradients, optimizer, host = _state(cut, software, held if shape.experts else held[:1])
+    buffers = _gathered(run, software, sum(held), np.maximum(1, num_layers))
     return Memory(
-        parameters, gradients, optimizer, activations, working=working, overhead=overhead, host=host + away * alive
+        parameters,
+        gradients,
+        optimizer,
+        activations,
+        buffers=buffers,
+        working=working,
+        overhead=overhead,
+        host=host + away * alive,
+    )
+
+
+def _of_this_runtime(
+    run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, held: tuple[Array, Array]
+) -> Memory:
+    """Memory of every rank of this runtime, in arrays; `overhead` is the headroom of the device's entry."""
+    device, cut = device_of(run.device), run.cut
+    activations, working, away, messages = held_activations(run, ranks, memo)
+    parameters, gradients, optimizer, host = held_state(cut, held if run.shape.experts else held[:1])
+    buffers = messages + held_buffers(run, ranks, held[0] + held[1])
+    return Memory(
+        parameters,
+        gradients,
+        optimizer,
+        activations,
+        buffers=buffers,
+        working=working,
+        overhead=device.memory_bytes - device.room_bytes + 0.0 * working,
+        host=host + away,
     )
 
 

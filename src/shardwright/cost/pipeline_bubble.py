@@ -23,7 +23,8 @@ def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers, 
     elif schedule == "sequential":
         alive = 1.0 * np.minimum(1, m)
     elif schedule == "interleaved-1f1b":
-        alive = np.minimum(m * v, 2 * (p - 1 - rank) + (v - 1) * p + 1) / v
+        group = p + m % p  # the first takes the rest
+        alive = np.minimum(m * v, 2 * (p - 1 - rank) + (v - 1) * group + 1) / v
     elif schedule in ("zb-h1", "zb-v"):
         alive = 1.0 * np.minimum(m, p)
     elif schedule == "zb-h2":
@@ -39,6 +40,36 @@ def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers, 
     else:
         alive = 1.0 * np.minimum(m, p - rank + np.minimum(extra_warmup, p - 1 - rank))
     return np.where(p == 1, 1.0, alive)
+
+
+def in_flight_split(schedule: str, p: Numbers, rank: Numbers, m: Numbers) -> tuple[Numbers, Numbers]:
+    """Microbatches whose activations a pipeline rank keeps, and those that wait for their weight gradients alone, when
+    most of them wait; of all its layers. (0, 0) for schedules in which none waits long.
+
+    Of v-half and v-min about those of the ranks on which most wait. What a microbatch leaves for its weight gradients
+    may be more than what it keeps, where that is computed again; so either moment may be the peak.
+    """
+    if schedule == "zb-h1":
+        waits = np.minimum(rank, np.maximum(0, m - 1))
+        kept = np.minimum(p - rank, m - waits)
+    elif schedule == "zb-h2":
+        waits = np.minimum(2 * rank, np.maximum(0, m - 1))
+        kept = np.minimum(2 * (p - 1 - rank) + 1, m - waits)
+    elif schedule == "zb-v":
+        waits = np.minimum(rank, m - 1) * (m > p)
+        kept = np.minimum(p - rank, m) / 2
+    elif schedule in ("v-half", "v-min"):
+        half = np.where(p == 2, 3, np.maximum(1, p // 4))  # of stages, of which a rank has two
+        waits = (half if schedule == "v-half" else np.where(p < 8, 1, 2)) / 2 + 0 * rank
+        kept = in_flight(schedule, p, rank, m, 2) - waits
+    elif schedule == "dualpipe":
+        waits = np.minimum(rank, p - 1 - rank) / 2
+        kept = p / 4 - waits
+    elif schedule == "dualpipev":
+        waits, kept = rank / 2, (p - rank) / 2
+    else:
+        waits = kept = 0.0 * (p + rank + m)
+    return np.where(p == 1, 0.0, kept), np.where(p == 1, 0.0, waits)
 
 
 def num_reductions(schedule: str, p: Numbers, m: Numbers) -> Numbers:

@@ -188,7 +188,8 @@ class Run:
     """What is predicted: a model under a plan on devices, with a generation of software.
 
     Bandwidths are in bytes a second, of one device in one direction, as the maker states them; 0 is unknown. So are
-    latencies, in seconds. `devices_per_node` devices share the links of a node, rack or torus.
+    latencies, in seconds. `devices_per_node` devices share the links of a node, rack or torus. `job` is the job that it
+    came from, if one, whose plan's numbers may be others than those of `cut`.
     """
 
     shape: ModelShape
@@ -201,6 +202,7 @@ class Run:
     node_latency_s: float = 0.0
     network_latency_s: float = 0.0
     topology: Topology = Topology()
+    job: JobSpec | None = None
 
     @property
     def setting(self) -> tuple[Any, ...]:
@@ -208,7 +210,7 @@ class Run:
         return _setting(self)
 
 
-_setting = attrgetter(*(f.name for f in fields(Run) if f.name != "cut"))
+_setting = attrgetter(*(f.name for f in fields(Run) if f.name not in ("cut", "job")))
 
 
 def policy_name(policy: Policy) -> str:

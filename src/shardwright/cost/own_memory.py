@@ -1,0 +1,227 @@
+"""Memory of this runtime, of many plans at once: the account (account/) in arrays.
+
+What a layer keeps, makes again, leaves for its weight gradients and needs while it runs is asked of the account itself,
+once for each distinct layer. Here it is multiplied by microbatches in flight, of which schedules have closed forms, and
+the state and ZeRO's buffers are added. The account plays the rank's own list of actions instead, which takes thousands
+of times as long; a test compares the two (tests/cost/test_own_memory.py), and what a search finds is judged by the
+account before it is shown.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from shardwright.account.activation_peak import LayerMemory
+from shardwright.account.activations import (
+    documents_kept,
+    embedding_kept,
+    head_deferred_bytes,
+    head_kept,
+    head_working_bytes,
+    layer_of,
+)
+from shardwright.account.kept_tensors import Bytes, Share
+from shardwright.config.job import JobSpec
+from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
+from shardwright.cost.pipeline_bubble import in_flight, in_flight_split
+from shardwright.sharding.compression import KEEPS_ERROR
+from shardwright.sharding.groups import SHARDS, layout
+from shardwright.workload.arrays import Array, Numbers, distinct
+from shardwright.workload.memo import Memo, layer_columns, layer_words
+from shardwright.workload.query import PlanGrid, Run
+from shardwright.workload.stage_contents import LayerKind, PipelineRanks
+
+_FLOAT = 4
+_OF_LAYER, _OF_ENDS = 4, 6  # rows of a kind of layer, and of what is not of layers
+# Policies of which a layer is asked at once, for a search has them all: a layer takes longer to make than to ask.
+_USUAL = ("none", "attention", "activation+norm", "activation+attention+norm+qkv+up", "full")
+_MESSAGES = 3  # of a pipeline on their way, or waiting
+
+
+def _all_kinds(run: Run, kinds: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
+    """The kinds of layers to ask the account for, which are the same for all plans of a search."""
+    policies = dict.fromkeys((*_USUAL, *(_asked(policy) for _, policy in kinds)))
+    of_model = ("dense", "experts") if run.shape.experts else ("dense",)
+    return tuple((kind, policy) for kind in of_model for policy in policies)
+
+
+def _asked(policy: str) -> str:
+    return "none" if policy == "stage" else policy
+
+
+def account_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
+    """Bytes by plan, (values, plans): of each kind of layer what a microbatch keeps, makes again in its turn, leaves
+    from I to W, and needs while it runs; then a stage's input, which is a message too, what the embedding keeps, what
+    every stage does, and of the head what it keeps, leaves and needs."""
+    cut = run.cut.as_arrays()
+    found = np.empty((_OF_LAYER * len(kinds) + _OF_ENDS, len(cut.tp)))
+    # The account takes several sizes of a microbatch at once, unless the room of experts rounds them.
+    sizes = cut.microbatch if run.shape.experts and _job_of(run).model.moe.capacity(1) is not None else 0 * cut.tp
+    alike = (cut.tp, cut.cp, cut.ep, cut.expert_tp, cut.sequence_parallel.astype(np.int64), sizes)
+    firsts, which = distinct(alike)
+    for number, first in enumerate(firsts.tolist()):
+        plans = np.flatnonzero(which == number)
+        rows = _plan_rows(_with_layers(_job_of(run), cut, first, cut.microbatch[plans]), kinds)
+        for row, values in zip(found, rows, strict=True):
+            row[plans] = values
+    return found
+
+
+def _job_of(run: Run) -> JobSpec:
+    assert run.job is not None, "a run of this runtime is of a job"
+    return run.job
+
+
+def _with_layers(job: JobSpec, cut: PlanGrid, index: int, microbatch: Array) -> JobSpec:
+    """A job with the layers of a plan, of microbatches of several sizes. Checks nothing."""
+    numbers = {name: int(getattr(cut, name)[index]) for name in ("tp", "cp", "ep", "expert_tp")}
+    plan = numbers | {
+        "microbatch_size": microbatch if len(microbatch) > 1 else int(microbatch[0]),
+        "sequence_parallel": bool(cut.sequence_parallel[index]),
+        "cp_method": cut.cp_method,
+        "dispatch": cut.dispatch,
+    }
+    return job.model_copy(update={"plan": job.plan.model_copy(update=plan)})
+
+
+def _plan_rows(job: JobSpec, kinds: tuple[LayerKind, ...]) -> list[Bytes]:
+    numbers = {job.model.moe.has_experts(number): number for number in range(job.model.layers)}
+    layers = {has_experts: layer_of(job, number) for has_experts, number in numbers.items()}
+    rows = []
+    for kind, policy in kinds:
+        layer = layers.get(kind == "experts")
+        of = LayerMemory.of(layer, policy_of(policy), works=True) if layer else _NO_LAYER
+        rows += [of.kept_bytes, of.again_bytes, of.deferred_bytes, of.working_bytes]
+    return [
+        *rows,
+        Share.of(job)["input"],
+        sum(embedding_kept(job).values()),
+        sum(documents_kept(job).values()),
+        sum(head_kept(job).values()),
+        head_deferred_bytes(job),
+        head_working_bytes(job),
+    ]
+
+
+_NO_LAYER = LayerMemory(KEEP_ALL, 0, 0, 0)
+
+
+def policy_of(name: str) -> Policy:
+    """The policy that a cut calls by a name (workload/query.py); of a stage that runs again each layer keeps all."""
+    if name in ("none", "stage"):
+        return KEEP_ALL
+    return WHOLE_LAYER if name == "full" else frozenset(name.split("+"))
+
+
+def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Bytes by rank and plan, (ranks, plans): of activations at the peak, of working memory then, of inputs that are on
+    the host, and of messages."""
+    cut = run.cut
+    asked = _all_kinds(run, ranks.kinds)
+    rows = memo.rows("account", run, (asked, *layer_words(cut)), layer_columns, partial(account_rows, kinds=asked))
+    stage_input, embedding, documents, head, head_waits, head_works = rows[-_OF_ENDS:]
+    kept: Numbers = ranks.embedding * embedding + documents * cut.virtual
+    waits, turn, away, stage_again = 0.0 * kept, 0.0 * kept, 0.0 * kept, 0.0 * kept
+    for (kind, policy), count in zip(ranks.kinds, ranks.layers, strict=True):
+        first = _OF_LAYER * asked.index((kind, _asked(policy)))
+        mine, again, later, works = rows[first : first + _OF_LAYER]
+        waits = waits + count * later
+        turn = np.maximum(turn, (again + works) * (count > 0))
+        if policy == "stage":
+            stage_again = stage_again + mine * count / cut.virtual
+        else:
+            kept = kept + count * mine
+            if policy == "full":  # all but a stage's own input wait on the host, and two are here in their turn
+                away = away + count * mine * cut.offload_activations
+                turn = turn + 2 * mine * cut.offload_activations
+    away = np.maximum(0.0, away - stage_input * (cut.virtual * cut.num_copies - ranks.embedding))
+    if any(policy == "stage" for _, policy in ranks.kinds):
+        kept = kept + stage_input * cut.virtual
+    p, m, v, extra = cut.pp, cut.num_microbatches, cut.virtual, cut.extra_warmup
+    alive = cut.by_schedule(
+        lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra[at])
+    )
+    split = cut.by_schedule(
+        lambda name, at: np.stack(in_flight_split(name, p[at], _on_which_most_wait(name, ranks, p, at), m[at]))
+    )
+    all_waits = waits + ranks.head * head_waits
+    whole = np.maximum((kept - away) * alive * _unevenness(run), (kept - away) * split[0] + all_waits * split[1])
+    activations = whole + stage_again + ranks.head * head
+    working = np.maximum(turn - ranks.head * head, ranks.head * head_works)
+    return activations, np.maximum(0.0, working), away * alive, _MESSAGES * stage_input * (p > 1)
+
+
+def _unevenness(run: Run) -> Numbers:
+    """How much more the largest stages keep than the mean one, where microbatches gather in some of a rank's stages."""
+    cut, layers = run.cut, run.shape.layers
+    stages = cut.pp * cut.virtual
+    uneven = -(-layers // stages) * stages / layers
+    return cut.by_schedule(lambda name, at: np.where(name == "interleaved-1f1b", uneven[at], 1.0))
+
+
+def _on_which_most_wait(schedule: str, ranks: PipelineRanks, p: Array, at: Any) -> Array:
+    """The rank, of pipeline ranks that hold alike, on which most microbatches wait for their weight gradients: the last
+    of them, or of DualPipe's the middle."""
+    rank, is_first, is_last = ranks.rank[:, at], ranks.embedding[:, at] > 0, ranks.head[:, at] > 0
+    if schedule == "dualpipe":
+        return np.where(is_first | is_last, rank, p[at] // 2 - 1)
+    last = p[at] - 1 if schedule in _ALTERNATING else np.maximum(rank, p[at] - 2)  # of others the last has the head
+    return np.where(is_first, rank, np.where(is_last, p[at] - 1, last))
+
+
+def held_state(cut: PlanGrid, held: tuple[Array, ...]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Bytes of (parameters, gradients, optimizer, what the host holds) of common elements, and routed experts' if any;
+    as account/job_memory.py counts them, without padding."""
+    parameters, gradients, optimizer, host = (0.0 * held[0] for _ in range(4))
+    values = cut.element_bytes
+    gradient = cut.gradient_bytes or _FLOAT
+    master = _FLOAT if values < _FLOAT else 0
+    for elements, kind in zip(held, SHARDS.values(), strict=False):
+        shards = layout(cut, kind).size
+        mine = elements * np.where(cut.zero == 3, 1 / shards, 1.0)
+        updated = elements * np.where(cut.zero > 0, 1 / shards, 1.0)
+        parameters = parameters + values * mine * (1 - cut.offload_parameters)
+        gradients = gradients + gradient * elements * np.where(cut.zero >= 2, 1 / shards, 1.0)
+        optimizer = optimizer + updated * (2 * _FLOAT + master) * (1 - cut.offload_optimizer)
+        host = host + updated * (3 * _FLOAT + master) * cut.offload_optimizer + values * mine * cut.offload_parameters
+    return parameters, gradients, optimizer, host
+
+
+def held_buffers(run: Run, ranks: PipelineRanks, held: Array) -> Numbers:
+    """Most bytes that ZeRO borrows at once (sharding/zero_events.py), of `held` elements of each rank.
+
+    In a pipeline whole stages are there: in stage 2 the gradients of one, in stage 3 its values too, or of two whose
+    turns follow each other. A model in one piece has two layers' values, and the gradients of one that arrive and two
+    that are summed. Beside that the tables are units of their own.
+    """
+    cut = run.cut
+    table = run.shape.table_elements / cut.tp
+    tables = table * (ranks.embedding + ranks.head - ranks.embedding * ranks.head * int(run.shape.tied))
+    num_layers = np.maximum(1, sum(ranks.layers))
+    layer = np.maximum(0.0, held - tables) / num_layers
+    values, gradient = cut.element_bytes, cut.gradient_bytes or _FLOAT
+    copies, is_several = cut.num_copies, cut.virtual > 1
+    stage = np.maximum(0.0, held - tables) / (cut.virtual * copies) + np.minimum(tables, table)
+    alternates = cut.by_schedule(lambda name, at: 1.0 * (name in _ALTERNATING) + 0 * cut.pp[at])
+    whole = cut.pp * cut.virtual == 1
+    # Two stages in turn: one's gradients arrive while the last of the other's are summed.
+    of_gradients = np.where(whole, layer + tables, stage * copies + alternates * np.minimum(layer, stage))
+    # Of a single microbatch they are summed as they come.
+    of_gradients = np.where(cut.num_microbatches == 1, np.minimum(of_gradients, layer + tables), of_gradients)
+    more = np.where(alternates > 0, stage, np.minimum(2 * layer, stage) * is_several)
+    of_three = np.where(
+        whole,
+        values * (2 * layer + np.minimum(tables, table)) + gradient * (3 * layer + np.minimum(tables, table)),
+        values * stage * copies * (1 + is_several) + gradient * (stage * copies + more),
+    )
+    found = np.where(cut.zero == 3, of_three, np.where(cut.zero == 2, gradient * of_gradients, 0.0))
+    found = np.where(cut.replicas > 1, found, 0.0)
+    if cut.precision == "fp8":  # weights are kept in fp8, for both products
+        found = found + 2 * np.where(cut.zero < 3, held - tables, stage)
+    if cut.compress in KEEPS_ERROR:
+        found = found + _FLOAT * held * (cut.replicas > 1)
+    return found
+
+
+_ALTERNATING = ("zb-v", "v-half", "v-min", "dualpipev")  # a rank's two stages take turns with every microbatch
