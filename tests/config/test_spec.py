@@ -321,7 +321,9 @@ def test_only_fp16_scales_the_loss() -> None:
 
 # --- the mesh ---
 
-MESHES = st.tuples(*(st.integers(1, 6) for _ in AXES)).map(lambda sizes: MeshShape(dict(zip(AXES, sizes, strict=True))))
+MESHES = st.tuples(*(st.integers(1, 6) for _ in AXES)).map(
+    lambda sizes: MeshShape.of(PlanSpec(**dict(zip(AXES, sizes, strict=True))))
+)
 
 
 def as_array(shape: MeshShape) -> np.ndarray:
