@@ -174,17 +174,17 @@ def test_ranks_of_a_stage_among_neighbours_are_counted(plan: PlanSpec, num_ranks
 
 
 @settings(deadline=None)
-@given(plans(), st.integers(1, 12))
-def test_nodes_that_cut_a_stage_evenly_have_neighbours_of_it(plan: PlanSpec, per_node: int) -> None:
+@given(plans(), st.data())
+def test_nodes_that_cut_a_stage_evenly_have_neighbours_of_it(plan: PlanSpec, data: st.DataObject) -> None:
+    per_node = data.draw(divisors(plan.world))
     count = of_stage_on_node(plan, per_node)
     if plan.block == plan.stage_ranks:
         assert count == per_node
         return
-    row = stage_array(plan)[0]
-    nodes = [len({int(rank) // per_node for rank in row[at : at + max(1, count)]}) for at in range(0, len(row), count or 1)]
+    nodes = [rank // per_node for rank in stage_array(plan)[0].tolist()]
+    parts = [nodes[at : at + count] for at in range(0, len(nodes), count)] if count else []
     if count:
-        assert len(row) % count == 0 or count > len(row)
-        assert set(nodes) == {1} and len({int(rank) // per_node for rank in row}) == len(nodes)
+        assert all(len(part) == count and len(set(part)) == 1 for part in parts) and len(set(nodes)) == len(parts)
 
 
 def grid_of(plan: PlanSpec) -> PlanGrid:

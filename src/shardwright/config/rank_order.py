@@ -90,10 +90,6 @@ class RankOrder:
         """Whether those that exchange something in every layer lie as near as if there were nobody else."""
         return {"dp", "pp"}.isdisjoint(self.axes[:3])
 
-    def words(self, degrees: Degrees) -> str:
-        """The order of the axes with more than one rank: "pp-dp"."""
-        return "-".join(axis for axis in self.axes if getattr(degrees, axis) > 1) or str(self)
-
 
 def _separated(axes: tuple[str, ...]) -> tuple[str, str] | None:
     """What lies inside and outside of tp among cp, ep and dp, where both is; None where an order is legal."""
@@ -112,6 +108,12 @@ STAGES_INSIDE = "tp-cp-ep-pp-dp"
 def number_of(order: str) -> int:
     """The place of an order in ORDERS."""
     return _NUMBERS[order]
+
+
+def order_words(degrees: Degrees) -> str:
+    """The order of the axes with more than one rank, of one plan: "pp-dp"."""
+    ((number, _),) = degrees.orders
+    return "-".join(axis for axis in ORDERS[number].axes if getattr(degrees, axis) > 1)
 
 
 def full_order(text: str) -> str:

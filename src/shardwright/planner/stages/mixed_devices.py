@@ -17,7 +17,7 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import Column, PlanBlock, taken
+from shardwright.planner.search.plan_block import Column, PlanBlock, standing_ranks, taken
 from shardwright.planner.search.space import degrees, with_sharing, with_words, words_of
 from shardwright.planner.stages.best_layout import LaidOut, best_layout
 from shardwright.simulate.closed_form import step_time
@@ -60,7 +60,8 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
     """Jobs under plans, in the order of what an ideal layout of them would take."""
     rows = degrees(job, constraints)
     stage = rows["dp"] * rows["cp"] * rows["tp"]
-    rows = taken(rows, np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0))
+    is_behind = standing_ranks(rows).block == stage  # each stage on devices of one kind
+    rows = taken(rows, is_behind & np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0))
     found: list[tuple[float, int, PlanBlock]] = []
     if len(rows["dp"]):
         for words in words_of(job, constraints, rows):
