@@ -87,9 +87,7 @@ def expected(plan: PlanSpec, kind: str) -> list[list[int]]:
         at = {rank: (stage, place) for stage, row in enumerate(stage_array(plan)) for place, rank in enumerate(row)}
         mirror = {at[line[0]]: line for line in shards}
         shards = [
-            line + mirror[plan.pp - 1 - stage, place]
-            for (stage, place), line in mirror.items()
-            if stage < plan.pp // 2
+            line + mirror[plan.pp - 1 - stage, place] for (stage, place), line in mirror.items() if stage < plan.pp // 2
         ]
     return by_first(shards)
 
@@ -167,7 +165,9 @@ def test_ranks_of_a_stage_among_neighbours_are_counted(plan: PlanSpec, num_ranks
         assert of_stage(plan, num_ranks) == num_ranks
         return
     found = of_stage(plan, num_ranks)
-    stages = stage_array(plan)[0] + plan.world * np.arange(num_ranks // plan.world + 1)[:, None]  # were there more ranks
+    stages = (
+        stage_array(plan)[0] + plan.world * np.arange(num_ranks // plan.world + 1)[:, None]
+    )  # were there more ranks
     assert found == (stages < num_ranks).sum()
     mirrored = of_stage(plan, num_ranks, 2)
     assert mirrored == (2 * found if num_ranks >= plan.block * plan.pp else found)

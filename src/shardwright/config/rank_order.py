@@ -95,7 +95,7 @@ def _separated(axes: tuple[str, ...]) -> tuple[str, str] | None:
     """What lies inside and outside of tp among cp, ep and dp, where both is; None where an order is legal."""
     at = axes.index("tp")
     inside, outside = ([axis for axis in part if axis in _REPLICAS] for part in (axes[:at], axes[at:]))
-    return (" and ".join(inside), " and ".join(outside)) if inside and outside else None
+    return (", ".join(inside), ", ".join(outside)) if inside and outside else None
 
 
 # All that are legal; the first is the default.
@@ -133,8 +133,9 @@ def full_order(text: str) -> str:
         inside, outside = separated
         near = "-".join(("tp", *(axis for axis in axes if axis != "tp")))
         raise ValueError(
-            f"tp lies between {inside} and {outside}, and they are laid over the ranks of a stage as one line: replicas "
-            f'(dp x cp) sum gradients along it, and experts fold it; put tp inside of all three or outside: "{near}"'
+            f"tp lies outside of {inside} and inside of {outside}, and these are laid over the ranks of a stage as one "
+            f"line: replicas (dp x cp) sum gradients along it, and experts fold it; put tp inside of all three or "
+            f'outside, such as "{near}"'
         )
     return "-".join(axes)
 

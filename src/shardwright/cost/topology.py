@@ -1,7 +1,7 @@
 """Which links a group of ranks crosses: fast links within a domain, switches above the nodes, the rings of a torus.
 
-Ranks are laid out axis by axis, so a group is `size` ranks that lie `stride` apart: among all ranks, or among those of a
-stage, whose blocks may have the other stages of a pipeline between them (config/rank_order.py).
+Ranks are laid out axis by axis, so a group is `size` ranks that lie `stride` apart: among all ranks, or among those of
+a stage, whose blocks may have the other stages of a pipeline between them (config/rank_order.py).
 """
 
 from dataclasses import dataclass
@@ -129,7 +129,8 @@ def _on_torus(size: Numbers, stride: Numbers, reach: Reach) -> tuple[Numbers, Nu
     lanes, hops, first = 0.0 * size, 0.0 * size, 1
     for length in reach.torus:
         end = first * length
-        along, span = 1, 1  # ranks of a group on this axis, and positions from the first of them to behind the last
+        along: Numbers = 1  # ranks of a group on this axis
+        span: Numbers = 1  # positions from the first of them to behind the last
         for count, apart in _dims(size, stride, reach):
             begin = np.clip(apart, first, end)
             here = np.maximum(1, np.minimum(apart * count, end) // begin)

@@ -92,8 +92,8 @@ def tell(job: JobSpec) -> Story:
     fullest = max(memory, key=lambda rank: memory[rank].total_bytes)
     passes = piece_passes(job, run, software_under(run), costing, kinds=kinds)
     return Story(
-        job=job, program=program, order=rank_order(job), first_node=first_node(job), portions=portions(job), groups=groups,
-        experts=_experts(job, groups), memory=memory,
+        job=job, program=program, order=rank_order(job), first_node=first_node(job), portions=portions(job),
+        groups=groups, experts=_experts(job, groups), memory=memory,
         predicted=[] if priced is None else predicted_memory(run, shipped()), fullest=fullest,
         effects=list(effects(job, fullest, memory[fullest])),
         passes=passes, rank=rank, pieces=of_ranks[rank], times=times,

@@ -2,8 +2,8 @@
 
 With the default order of the axes (config/rank_order.py has the others) the whole layout is one line,
 arange(world).view(pp, dp, cp, tp). The last axis varies fastest, so the ranks of one tensor-parallel group are
-neighbours and stay inside a node, where links are fast; pipeline stages are farthest apart, for they exchange the least.
-Where a node has few devices and gradients are large, stages may be nearer than replicas: view(dp, pp, cp, tp).
+neighbours and stay inside a node, where links are fast; pipeline stages are farthest apart, for they mostly exchange
+the least. Stages that are nearer than replicas are view(dp, pp, cp, tp).
 
 Experts fold the same ranks of a stage otherwise (Liu et al. 2025, arXiv 2504.14960, section 3): arange(world).view(pp,
 edp, ep, etp). The ranks of an ep line hold different experts and exchange tokens, so they are neighbours too; those of

@@ -39,7 +39,7 @@ def _order_columns(cut: PlanGrid) -> tuple[Array, ...]:
     """The numbers that say where those lie who exchange something in every layer, where others may lie between them."""
     if all(ORDERS[number].keeps_layers_near for number, _ in cut.orders):
         return ()
-    return cut.order_number, cut.dp, cut.pp
+    return cut.order_number, cut.dp, cut.pp, cut.block
 
 
 def layer_columns(cut: PlanGrid) -> tuple[Array, ...]:

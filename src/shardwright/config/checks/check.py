@@ -202,9 +202,9 @@ def _order_faults(plan: PlanSpec) -> list[str]:
     if max(dense, experts) % min(dense, experts) == 0:
         return []
     return [
-        f"plan.order {plan.order} has {' and '.join(inside)} inside pp, which are {dense} neighbouring ranks of a stage "
-        f"and {experts} as experts fold them, and neither divides the other; put ep outside of pp, or use the order "
-        f"{EXAMPLE}"
+        f"plan.order {plan.order} has {' and '.join(inside)} inside pp, which are {dense} neighbouring ranks of a "
+        f"stage and {experts} as experts fold them, and neither divides the other; put ep outside of pp, or use the "
+        f"order {EXAMPLE}"
     ]
 
 

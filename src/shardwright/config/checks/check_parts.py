@@ -27,8 +27,8 @@ def part_faults(job: JobSpec) -> list[str]:
     stage = plan.stage_ranks
     if plan.block < stage:
         faults.append(
-            f"plan.order {plan.order} has {plan.block} of the {stage} ranks of a stage behind each other and then those "
-            f"of others, and cluster.parts needs a stage on devices of one kind; use the order {EXAMPLE}"
+            f"plan.order {plan.order} has {plan.block} of the {stage} ranks of a stage behind each other and then "
+            f"those of others, and cluster.parts needs a stage on devices of one kind; use the order {EXAMPLE}"
         )
     for number, part in enumerate(cluster.parts):
         where = f"cluster.parts[{number}]"

@@ -121,8 +121,10 @@ def _one(job: JobSpec, words: Words) -> Run:
 
 def standing_ranks(columns: Columns) -> PlanGrid:
     """How the ranks of plans stand, and nothing else of them."""
-    names = "tp", "pp", "cp", "dp", "ep", "expert_tp"
-    return PlanGrid(order_number=columns["order"], **{name: columns[name] for name in names})
+    return PlanGrid(
+        dp=columns["dp"], tp=columns["tp"], pp=columns["pp"], cp=columns["cp"], ep=columns["ep"],
+        expert_tp=columns["expert_tp"], order_number=columns["order"],
+    )  # fmt: skip
 
 
 def taken(columns: Columns, rows: Column) -> Columns:

@@ -24,12 +24,27 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec, divisors
 from shardwright.config.plan import STAGES_PER_RANK, chunks_per_rank
 from shardwright.config.rank_order import (
-    EXAMPLE, ORDERS, STAGES_INSIDE, Degrees, full_order, inside_pipeline, number_of, of_stage_on_node,
+    EXAMPLE,
+    ORDERS,
+    STAGES_INSIDE,
+    Degrees,
+    full_order,
+    inside_pipeline,
+    number_of,
+    of_stage_on_node,
 )  # fmt: skip
 from shardwright.cost.from_job import run_of
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import (
-    DEGREES, SHARING, Column, Columns, PlanBlock, Words, crossed, standing_ranks, taken,
+    DEGREES,
+    SHARING,
+    Column,
+    Columns,
+    PlanBlock,
+    Words,
+    crossed,
+    standing_ranks,
+    taken,
 )  # fmt: skip
 from shardwright.sharding.groups import REPLICAS, is_hybrid, layout, of_stage
 from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid
@@ -116,11 +131,9 @@ def lies_otherwise(job: JobSpec, one: Degrees, other: Degrees) -> Column:
     if run.topology.torus:
         return found | (one.block != other.block)
     for devices in (max(1, run.devices_per_node), *(devices for devices, _ in run.topology.levels)):
-        for near in (
-            lambda plan, n: np.minimum(of_stage(plan, n), plan.stage_ranks),
-            lambda plan, n: np.minimum(np.maximum(1, n // plan.block), plan.pp),
-        ):
-            found |= near(one, devices) != near(other, devices)
+        of_stages = (np.minimum(of_stage(plan, devices), plan.stage_ranks) for plan in (one, other))
+        of_pipelines = (np.clip(devices // plan.block, 1, plan.pp) for plan in (one, other))
+        found |= np.not_equal(*of_stages) | np.not_equal(*of_pipelines)
     return found
 
 

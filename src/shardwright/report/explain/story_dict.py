@@ -20,9 +20,7 @@ def story_dict(story: Story) -> dict[str, Any]:
         "batch": [asdict(portion) for portion in story.portions],
         "rank_order": story.order,
         "first_node": story.first_node,
-        "groups": [
-            {name: value for name, value in asdict(group).items() if name != "lies"} for group in story.groups
-        ],
+        "groups": [{name: value for name, value in asdict(group).items() if name != "lies"} for group in story.groups],
         "links": [asdict(link) for link in story.links],
         "experts": None if story.experts is None else asdict(story.experts),
         "memory": {rank: of_rank.as_dict() for rank, of_rank in story.memory.items()},
