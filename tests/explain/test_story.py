@@ -19,6 +19,7 @@ from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.rank_order import ORDERS
 from shardwright.cost.topology import Group
 from shardwright.cost.wire_bytes import ring_sent
 from shardwright.explain.batch_split import portions
@@ -87,6 +88,10 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "experts": ({"dp": 16, "ep": 16, "zero": 1}, MOE),
     "folded": ({"dp": 8, "tp": 2, "ep": 8, "expert_tp": 1, "sequence_parallel": True, "pp": 2}, MOE),
     "dualpipe": ({"dp": 2, "ep": 2, "pp": 4, "schedule": "dualpipev"}, MOE),
+    "stages inside": ({"dp": 8, "tp": 2, "pp": 2, "zero": 1, "order": "tp-pp-dp"}, None),
+    "hybrid inside": ({"dp": 8, "pp": 2, "zero": 2, "zero_ranks": 4, "order": "pp-dp"}, None),
+    "experts and stages inside": ({"dp": 8, "ep": 4, "pp": 2, "zero": 1, "order": "ep-pp-dp"}, MOE),
+    "tp across": ({"dp": 8, "tp": 2, "order": "dp-tp"}, None),
     "interleaved": ({"dp": 2, "pp": 4, "schedule": "interleaved-1f1b", "virtual_stages": 2}, None),
 }
 
@@ -252,7 +257,7 @@ CHOICES = st.fixed_dictionaries(
         "compress": st.sampled_from(["none", "int8", "powersgd", "topk", "bf16"]),
         "cp_method": st.sampled_from(["ring", "all-gather", "ulysses"]), "ep": st.sampled_from([1, 2]),
         "expert_tp": st.sampled_from([0, 1]), "offload_optimizer": st.sampled_from([0.0, 0.5]),
-        "zero_ranks": st.sampled_from([0, 2]),
+        "zero_ranks": st.sampled_from([0, 2]), "order": st.sampled_from(list(map(str, ORDERS))),
     }
 )  # fmt: skip
 ANY_KIND = st.sampled_from([*KINDS, "qwen", "latent", "latent-plain-queries", "mixtral", "deepseek", "switch"])

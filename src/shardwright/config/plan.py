@@ -78,8 +78,8 @@ class PlanSpec(Spec):
     order: Annotated[str, AfterValidator(full_order)] = Field(
         EXAMPLE,
         description="Order of the axes over the ranks, innermost first: ranks of the first are neighbours. pp-dp puts "
-        "the stages of a pipeline inside a node and its replicas across nodes. Of axes left out tp, cp and ep lie "
-        "inside of those named, dp and pp outside.",
+        "the stages of a pipeline inside a node and its replicas across nodes. Of axes left out tp, cp and ep are "
+        "innermost, dp and pp outermost.",
     )
     microbatch_size: Sequences = Field(1, description="Sequences in one forward pass of one rank.")
     schedule: ScheduleName = Field("1f1b", description="Order of forward and backward passes in the pipeline.")

@@ -117,25 +117,28 @@ def order_words(degrees: Degrees) -> str:
 
 
 def full_order(text: str) -> str:
-    """An order by all its axes. Of those left out tp, cp and ep lie inside of those named, dp and pp outside.
+    """An order by all its axes. Of those left out tp, cp and ep are innermost, in this order, and dp and pp outermost.
 
     ValueError with what is wrong with it, and a way out.
     """
     named = text.split("-")
     wrong = [name for name in dict.fromkeys(named) if name not in AXES]
     if wrong or len(set(named)) < len(named):
-        twice = next((name for name in named if named.count(name) > 1), "")
-        what = f"{shortened(wrong[0])!r} is none" if wrong else f"{twice} is there twice"
+        twice = [] if wrong else [name for name in AXES if named.count(name) > 1]
+        what = f"{shortened(wrong[0])!r} is none" if wrong else f"{' and '.join(twice)} more than once"
         raise ValueError(f'it should be axes of the mesh with "-" between, each once, and {what}; such as "{EXAMPLE}"')
     left = [axis for axis in AXES if axis not in named]
-    axes = (*(a for a in left if a not in ("dp", "pp")), *named, *(a for a in left if a in ("dp", "pp")))
+    of_stage = [axis for axis in named if axis != "pp"]
+    at = named.index("tp") + 1 if of_stage[:1] == ["tp"] else 0
+    near, far = ([axis for axis in left if (axis in ("dp", "pp")) == is_far] for is_far in (False, True))
+    axes = (*named[:at], *near, *named[at:], *far)
     if separated := _separated(axes):
         inside, outside = separated
-        near = "-".join(("tp", *(axis for axis in axes if axis != "tp")))
+        legal = "-".join(("tp", *(axis for axis in axes if axis != "tp")))
         raise ValueError(
             f"tp lies outside of {inside} and inside of {outside}, and these are laid over the ranks of a stage as one "
             f"line: replicas (dp x cp) sum gradients along it, and experts fold it; put tp inside of all three or "
-            f'outside, such as "{near}"'
+            f'outside, such as "{legal}"'
         )
     return "-".join(axes)
 
