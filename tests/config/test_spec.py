@@ -369,3 +369,6 @@ def test_a_mesh_in_words() -> None:
         "  pp 0, dp 0: ranks 0 1",
         "  pp 1, dp 0: ranks 2 3",
     ]
+    inside = MeshShape.of(PlanSpec(pp=2, dp=2, order="pp-dp"))
+    assert inside.describe(1) == "rank 1 (dp 0, pp 1, tp 0)"
+    assert str(inside).splitlines()[:2] == ["mesh dp 2 x pp 2 x tp 1", "  dp 0, pp 0: ranks 0"]

@@ -59,9 +59,9 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
 def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants) -> Iterator[JobSpec]:
     """Jobs under plans, in the order of what an ideal layout of them would take."""
     rows = degrees(job, constraints)
-    stage = rows["dp"] * rows["cp"] * rows["tp"]
-    is_behind = standing_ranks(rows).block == stage  # each stage on devices of one kind
-    rows = taken(rows, is_behind & np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0))
+    ranks = standing_ranks(rows)
+    stage, is_whole = ranks.stage_ranks, ranks.block == ranks.stage_ranks  # on devices of one kind
+    rows = taken(rows, is_whole & np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0))
     found: list[tuple[float, int, PlanBlock]] = []
     if len(rows["dp"]):
         for words in words_of(job, constraints, rows):
@@ -81,7 +81,7 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
 
 def _ideal_s(job: JobSpec, block: PlanBlock, constants: Constants) -> Column:
     """Seconds of a step whose layers are shared ideally, by plan; infinite where memory is much too small for that."""
-    stage = block.columns["dp"] * block.columns["cp"] * block.columns["tp"]
+    stage = standing_ranks(block.columns).stage_ranks
     alone = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
     runs = [block.run(part, Memo()) for part in alone]
     step_s = [np.asarray(step_time(run, constants).total) for run in runs]
