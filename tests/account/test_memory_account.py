@@ -117,6 +117,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "int8": {"dp": 2, "zero": 2, "compress": "int8"},
     "hybrid": {"dp": 4, "zero": 3, "zero_ranks": 2},
     "hybrid-zero1": {"dp": 4, "zero": 1, "zero_ranks": 2},
+    "stages-inside": {"dp": 2, "pp": 2, "zero": 3, "order": "pp-dp"},
 }
 MIXED = {"compute": "bf16", "gradients": "compute"}
 

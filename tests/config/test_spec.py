@@ -321,7 +321,9 @@ def test_only_fp16_scales_the_loss() -> None:
 
 # --- the mesh ---
 
-MESHES = st.tuples(*(st.integers(1, 6) for _ in AXES)).map(lambda sizes: MeshShape(dict(zip(AXES, sizes, strict=True))))
+MESHES = st.tuples(*(st.integers(1, 6) for _ in AXES)).map(
+    lambda sizes: MeshShape.of(PlanSpec(**dict(zip(AXES, sizes, strict=True))))
+)
 
 
 def as_array(shape: MeshShape) -> np.ndarray:
@@ -367,3 +369,6 @@ def test_a_mesh_in_words() -> None:
         "  pp 0, dp 0: ranks 0 1",
         "  pp 1, dp 0: ranks 2 3",
     ]
+    inside = MeshShape.of(PlanSpec(pp=2, dp=2, order="pp-dp"))
+    assert inside.describe(1) == "rank 1 (dp 0, pp 1, tp 0)"
+    assert str(inside).splitlines()[:2] == ["mesh dp 2 x pp 2 x tp 1", "  dp 0, pp 0: ranks 0"]

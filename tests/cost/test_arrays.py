@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
 from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.rank_order import ORDERS
 from shardwright.cost.calibration import shipped
 from shardwright.cost.memory import peak_memory, rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
@@ -30,7 +31,7 @@ DEGREES = st.fixed_dictionaries(
         "cp": st.sampled_from([1, 2]), "ep": st.sampled_from([1, 2, 8]), "virtual": st.sampled_from([1, 2, 3]),
         "zero": st.sampled_from([0, 1, 2, 3]), "zero_ranks": st.sampled_from([0, 2, 8]),
         "microbatch": st.sampled_from([1, 2]), "sequence_parallel": st.booleans(),
-        "global_batch": st.sampled_from([96, 128]),
+        "global_batch": st.sampled_from([96, 128]), "order_number": st.integers(0, len(ORDERS) - 1),
     }
 )  # fmt: skip
 WORDS = st.fixed_dictionaries(

@@ -16,7 +16,7 @@ from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.kernels import fill
 from shardwright.cost.memory import rank_memory
-from shardwright.cost.topology import Group, group_of
+from shardwright.cost.topology import Group, group_of, reach_of_ranks
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.query import PlanGrid, Run
 
@@ -150,9 +150,9 @@ def test_a_product_never_fills_more_than_all(rows: int, columns: int, batch: int
 def test_a_group_shares_the_ports_of_its_domain() -> None:
     rates = rates_of(RUN, CONSTANTS)
     size = 1e12  # so that latency is nothing
-    assert group_of(16, 1, 8) == Group(16, 8)
-    assert group_of(16, 8, 8) == Group(16, 1)
-    assert group_of(4, 2, 8) == Group(4, 4)
+    assert group_of(16, 1, reach_of_ranks(8)) == Group(16, 8)
+    assert group_of(16, 8, reach_of_ranks(8)) == Group(16, 1)
+    assert group_of(4, 2, reach_of_ranks(8)) == Group(4, 4)
     whole, alone = (ring_s(rates, group, size) for group in (Group(16, 8), Group(16, 1)))
     assert alone == pytest.approx(size * 15 / 16 / rates.network, rel=1e-3)
     assert whole == pytest.approx(max(alone / 8, size * 15 / 16 / rates.link), rel=1e-3)

@@ -44,7 +44,7 @@ OTHER = {
     "zero": 1, "zero_ranks": 2, "offload_optimizer": 0.5, "offload_parameters": True, "layout": [15, 17],
     "recompute": "full", "recompute_operators": ["norm"], "recompute_every": 2,
     "recompute_layers": [["layer"]] + 31 * [[]], "memory_limit_gib": 0.002, "offload_activations": True,
-    "bucket_mib": 50.0, "compress": "int8", "compress_rank": 8, "compress_share": 0.1,
+    "order": "pp-dp", "bucket_mib": 50.0, "compress": "int8", "compress_rank": 8, "compress_share": 0.1,
 }  # fmt: skip
 # most_alive is of schedule auto, whose program is simulated; compress_least of tensors too small to matter.
 NOT_PRICED = {"most_alive", "compress_least", "loss_scale", "loss_scale_growth_steps", "float8_history"}

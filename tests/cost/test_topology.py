@@ -15,7 +15,7 @@ from shardwright.config.model_shape import ModelShape
 from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s, ring_pass_s, ring_s
 from shardwright.cost.from_job import run_of
-from shardwright.cost.topology import Group, group_of
+from shardwright.cost.topology import Group, group_of, reach_of_ranks
 from shardwright.simulate.closed_form import step_time
 from shardwright.workload.query import PlanGrid, Run, Topology
 
@@ -57,7 +57,7 @@ def test_more_bandwidth_upward_is_never_slower(cut: PlanGrid, share: float) -> N
 @given(POWERS, POWERS)
 def test_a_ring_leaves_a_switch_once(size: int, stride: int) -> None:
     """Groups of one kind fill a switch: each has its part of the links upward for what passes a rank once."""
-    group = group_of(size, stride, 8, Topology(((32, 0.25),)))
+    group = group_of(size, stride, reach_of_ranks(8, Topology(((32, 0.25),))))
     expected = BIG * (size - 1) / size
     passed = [expected / RATES.link] if group.inside > 1 else []
     if size * stride > 8 and size > 1:
@@ -69,7 +69,7 @@ def test_a_ring_leaves_a_switch_once(size: int, stride: int) -> None:
 
 @given(POWERS, POWERS, st.sampled_from([Topology(), Topology(((32, 0.5),)), Topology(torus=(4, 4, 4))]))
 def test_one_rank_communicates_nothing(stride: int, domain: int, topology: Topology) -> None:
-    group = group_of(1, stride, domain, topology)
+    group = group_of(1, stride, reach_of_ranks(domain, topology))
     assert [float(collective(RATES, group, 1e9)) for collective in COLLECTIVES] == [0.0, 0.0, 0.0]
 
 
@@ -79,19 +79,19 @@ def test_one_rank_communicates_nothing(stride: int, domain: int, topology: Topol
 )
 def test_a_group_on_a_torus_gets_its_rings(size: int, stride: int, links: int) -> None:
     """A full axis of 4 is a ring, both ways; a part of one is a line; several axes carry a part each."""
-    group = group_of(size, stride, 64, Topology(torus=(4, 4, 4)))
+    group = group_of(size, stride, reach_of_ranks(64, Topology(torus=(4, 4, 4))))
     one = RATES.link / 6
     assert ring_s(RATES, group, BIG) == pytest.approx(BIG * (size - 1) / size / (links * one), rel=1e-3)
 
 
 def test_an_all_to_all_on_a_torus_is_bound_by_its_bisection() -> None:
     """On a ring of n, half of what n / 2 ranks send crosses 2 links each way: size n / 8 a link."""
-    group = group_of(16, 1, 256, Topology(torus=(16, 16)))
+    group = group_of(16, 1, reach_of_ranks(256, Topology(torus=(16, 16))))
     assert all_to_all_s(RATES, group, BIG) == pytest.approx(BIG * 16 / 8 / (RATES.link / 4), rel=1e-3)
 
 
 def test_pods_of_a_torus_are_joined_by_a_network() -> None:
-    group = group_of(128, 1, 64, Topology(torus=(4, 4, 4)))
+    group = group_of(128, 1, reach_of_ranks(64, Topology(torus=(4, 4, 4))))
     assert (int(group.domains), int(group.inside)) == (2, 64)
     assert ring_s(RATES, group, BIG) > ring_s(RATES, Group(64, 64, lanes=group.lanes), BIG)
 
@@ -124,7 +124,7 @@ def test_what_does_not_fit_together_is_said() -> None:
 def test_one_of_the_stages_below_a_switch_sends_upward() -> None:
     """16 stages of 1,024 ranks on pods of 3,072, seven times oversubscribed: three share what one of them needs."""
     topology = Topology(levels=((3072, 1 / 7),))
-    group = group_of(16, 1024, 8, topology)
+    group = group_of(16, 1024, reach_of_ranks(8, topology))
     assert group.stretch == pytest.approx(1 + 5 / 15 * (7 / 3 - 1))
     assert group.narrowest == pytest.approx(3 / 7)
-    assert group_of(3, 1024, 8, topology).stretch == 1  # all in one pod
+    assert group_of(3, 1024, reach_of_ranks(8, topology)).stretch == 1  # all in one pod

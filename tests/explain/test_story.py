@@ -15,10 +15,14 @@ from mesh_lines import expert_array, lines, mesh_array
 from ranks import run_on_mesh
 from shardwright.account.budget import meet_budget
 from shardwright.account.replica_traffic import replica_traffic
+from shardwright.cli.checked_job import load
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.rank_order import EXAMPLE, ORDERS
+from shardwright.cost.calibration import shipped
+from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import Group
 from shardwright.cost.wire_bytes import ring_sent
 from shardwright.explain.batch_split import portions
@@ -29,6 +33,7 @@ from shardwright.report.explain.story_dict import story_dict
 from shardwright.report.explain.story_text import story_text
 from shardwright.schedule.job_program import job_program, plan_faults
 from shardwright.sharding.mesh import MeshShape
+from shardwright.simulate.closed_form import step_time
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
 
@@ -87,6 +92,10 @@ PLANS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "experts": ({"dp": 16, "ep": 16, "zero": 1}, MOE),
     "folded": ({"dp": 8, "tp": 2, "ep": 8, "expert_tp": 1, "sequence_parallel": True, "pp": 2}, MOE),
     "dualpipe": ({"dp": 2, "ep": 2, "pp": 4, "schedule": "dualpipev"}, MOE),
+    "stages inside": ({"dp": 8, "tp": 2, "pp": 2, "zero": 1, "order": "tp-pp-dp"}, None),
+    "hybrid inside": ({"dp": 8, "pp": 2, "zero": 2, "zero_ranks": 4, "order": "pp-dp"}, None),
+    "experts and stages inside": ({"dp": 8, "ep": 4, "pp": 2, "zero": 1, "order": "ep-pp-dp"}, MOE),
+    "tp across": ({"dp": 8, "tp": 2, "order": "dp-tp"}, None),
     "interleaved": ({"dp": 2, "pp": 4, "schedule": "interleaved-1f1b", "virtual_stages": 2}, None),
 }
 
@@ -203,10 +212,11 @@ def test_experts_have_homes() -> None:
 degrees = st.sampled_from([1, 2, 4])
 
 
-@settings(max_examples=25, deadline=None)
-@given(degrees, degrees, degrees, degrees, degrees, st.booleans())
-def test_groups_are_those_of_the_mesh(dp: int, tp: int, pp: int, cp: int, ep: int, whole: bool) -> None:
+@settings(max_examples=50, deadline=None)
+@given(degrees, degrees, degrees, degrees, degrees, st.booleans(), st.sampled_from(list(map(str, ORDERS))))
+def test_groups_are_those_of_the_mesh(dp: int, tp: int, pp: int, cp: int, ep: int, whole: bool, axes: str) -> None:
     fields = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "sequence_parallel": True, "expert_tp": int(whole)}
+    fields["order"] = axes
     try:
         job = small_job("mixtral", batch=16, **fields)
     except PlanError:
@@ -217,9 +227,37 @@ def test_groups_are_those_of_the_mesh(dp: int, tp: int, pp: int, cp: int, ep: in
         of_axis = lines(ranks, *map(names.index, group.axis.split(" ")))
         assert list(group.ranks) == next(line for line in of_axis if 0 in line)
         assert group.num_groups == len(of_axis)
-    order = rank_order(job).removeprefix("rank = ")
+    order, _, of_stage = rank_order(job).removeprefix("rank = ").replace("x", "*").partition(" with s = ")
     for rank in range(job.plan.world):
-        assert eval(order.replace("x", "*"), dict(MeshShape.of(job.plan).coordinates(rank))) == rank
+        place: dict[str, Any] = dict(MeshShape.of(job.plan).coordinates(rank))
+        place["s"] = eval(of_stage or "0", place)
+        assert eval(order, place) == rank
+
+
+def test_stages_or_replicas_are_inside_a_server() -> None:
+    """The plan that is often told, 4 stages and 8 replicas on 8 servers of 4: who is in one, and what that costs."""
+    found = {}
+    for order in (EXAMPLE, "pp-dp"):
+        job = load("gpt-100b-32xa100", (f"plan.order={order}",))
+        story = tell(job)
+        nodes = {group.axis: list(group.nodes) for group in story.groups}
+        found[order] = nodes, step_time(run_of(job), shipped()), story_text(story)
+    (replicas, near, text), (stages, far, other) = found.values()
+    assert replicas["pp"] == [0, 2, 4, 6] and replicas["dp"] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert stages["pp"] == [0, 0, 0, 0] and stages["dp"] == list(range(8))
+    assert "Node 0 has pp 0, dp 0 to 3." in text and "Node 0 has dp 0, pp 0 to 3." in other
+    assert "rank = pp x 8 + dp." in text and "rank = dp x 4 + pp." in other
+    assert far.messages < near.messages / 5 and far.data > 3 * near.data
+    assert far.compute == near.compute and far.bubble == pytest.approx(near.bubble)
+
+
+def test_estimate_prices_an_order() -> None:
+    steps = {}
+    for order in (EXAMPLE, "pp-dp"):
+        done = CliRunner().invoke(cli, ["estimate", "gpt-100b-32xa100", "--json", "--set", f"plan.order={order}"])
+        assert done.exit_code == 0, done.output
+        steps[order] = json.loads(done.output)
+    assert steps[EXAMPLE] != steps["pp-dp"]
 
 
 def test_groups_of_a_pipeline_that_holds_stages_twice() -> None:
@@ -252,7 +290,7 @@ CHOICES = st.fixed_dictionaries(
         "compress": st.sampled_from(["none", "int8", "powersgd", "topk", "bf16"]),
         "cp_method": st.sampled_from(["ring", "all-gather", "ulysses"]), "ep": st.sampled_from([1, 2]),
         "expert_tp": st.sampled_from([0, 1]), "offload_optimizer": st.sampled_from([0.0, 0.5]),
-        "zero_ranks": st.sampled_from([0, 2]),
+        "zero_ranks": st.sampled_from([0, 2]), "order": st.sampled_from(list(map(str, ORDERS))),
     }
 )  # fmt: skip
 ANY_KIND = st.sampled_from([*KINDS, "qwen", "latent", "latent-plain-queries", "mixtral", "deepseek", "switch"])

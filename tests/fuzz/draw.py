@@ -9,6 +9,7 @@ import random
 from typing import Any, get_args
 
 from shardwright.config.plan import STAGES_PER_RANK, ScheduleName
+from shardwright.config.rank_order import AXES, ORDERS
 from shardwright.config.recompute_policy import OPERATORS
 
 Fields = dict[str, Any]
@@ -46,7 +47,15 @@ def draw(seed: int, number: int) -> Fields:
         world = plan["dp"] * plan["cp"] * plan["tp"] * plan["pp"]
         here = rng.choice([n for n in (1, 2, 4, 8) if world % n == 0])
         fields["cluster"] = {"devices_per_node": here, "nodes": world // here}
+    if rng.random() < 0.4:
+        plan["order"] = _order(rng)
     return fields
+
+
+def _order(rng: random.Random) -> str:
+    """Axes in any order, and now and then one that is refused; some are left out."""
+    axes = list(rng.choice(ORDERS).axes) if rng.random() < 0.97 else rng.sample(AXES, len(AXES))
+    return "-".join(axes if rng.random() < 0.8 else [axis for axis in axes if axis not in rng.sample(AXES, 2)])
 
 
 def _degrees(rng: random.Random) -> Fields:

@@ -33,6 +33,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "all-gather": ("llama", {"cp": 2, "cp_method": "all-gather"}),
     "ulysses": ("llama", {"cp": 2, "cp_method": "ulysses"}),
     "1f1b": ("gpt-tied", {"pp": 2, "dp": 2, "zero": 1, "batch": 8}),
+    "stages inside": ("gpt-tied", {"pp": 2, "dp": 2, "zero": 1, "order": "pp-dp", "batch": 8}),
     "zb-v": ("llama", {"pp": 2, "schedule": "zb-v", "zero": 3, "dp": 2, "batch": 8}),
     "dualpipev": ("llama", {"pp": 2, "schedule": "dualpipev", "batch": 8}),
     "stages again": ("llama", {"pp": 2, "recompute": "stage", "batch": 8}),

@@ -30,12 +30,20 @@ def kind(plan: Any) -> tuple[int, ...]:
     return plan.tp, plan.pp, plan.cp, plan.ep
 
 
-@pytest.mark.parametrize(("model", "width"), [("dense", 1), ("dense", 2), ("experts", 4)])
-def test_pruning_loses_nothing(model: str, width: int) -> None:
+ORDERS = {"searched": Constraints(), "dp-tp": Constraints({"order": "dp-tp"}), "pp-cp": Constraints({"order": "pp-cp"})}
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "order"),
+    [("dense", 1, ""), ("dense", 2, ""), ("experts", 4, ""), ("dense", 2, "dp-tp"), ("experts", 4, "pp-cp")],
+)
+def test_pruning_loses_nothing(model: str, width: int, order: str) -> None:
     """The fastest plan that fits of each of the best kinds, as pricing every plan finds it."""
     job = small_job(model, width)
     constraints = constraints_of(
-        ["plan.cp_method=ring", "plan.dispatch=direct", "plan.recompute_every=1"], ["plan.virtual_stages=1,2"]
+        ["plan.cp_method=ring", "plan.dispatch=direct", "plan.recompute_every=1"]
+        + [f"plan.order={order}"] * bool(order),
+        ["plan.virtual_stages=1,2"],
     )
     best: dict[tuple[int, ...], float] = defaultdict(lambda: np.inf)
     num_plans = num_fit = 0
@@ -55,17 +63,17 @@ def test_pruning_loses_nothing(model: str, width: int) -> None:
 
 
 @cache
-def blocks(model: str) -> list[PlanBlock]:
+def blocks(model: str, order: str = "searched") -> list[PlanBlock]:
     """The whole space of a small job."""
-    return all_plans(small_job(model), Constraints())
+    return all_plans(small_job(model), ORDERS[order])
 
 
 @settings(max_examples=25, deadline=None)
-@given(model=st.sampled_from(list(MODELS)), data=st.data())
-def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
+@given(model=st.sampled_from(list(MODELS)), order=st.sampled_from(list(ORDERS)), data=st.data())
+def test_no_bound_is_above_a_price(model: str, order: str, data: st.DataObject) -> None:
     """Each bound, against what the plans that it stands for take."""
     job = small_job(model)
-    block = data.draw(st.sampled_from(blocks(model)))
+    block = data.draw(st.sampled_from(blocks(model, order)))
     chosen = np.array(data.draw(st.lists(st.integers(0, len(block) - 1), min_size=1, max_size=20)))
     block = block.where(chosen)
     words, columns = block.words, block.columns
@@ -108,10 +116,11 @@ def test_no_bound_is_above_a_price(model: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_memo_changes_no_price(model: str) -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_memo_changes_no_price(model: str, order: str) -> None:
     """Plans of many words priced with one memo, as each block alone."""
     job, memo, random = small_job(model), Memo(), np.random.default_rng(0)
-    found = blocks(model)
+    found = blocks(model, order)
     for index in random.choice(len(found), 50, replace=False).tolist():
         block = found[index].where(random.integers(0, len(found[index]), 20))
         alone, remembered = prices(job, block, shipped()), prices(job, block, shipped(), memo)

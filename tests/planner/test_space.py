@@ -1,5 +1,6 @@
 """The planner's space is what the checks of a job accept: no plan more, and none less but for what is documented."""
 
+from collections import Counter
 from functools import cache
 from itertools import product
 from typing import Any
@@ -14,10 +15,15 @@ from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
-from shardwright.planner.search.constraints import Constraints
+from shardwright.config.rank_order import EXAMPLE, ORDERS, STAGES_INSIDE, number_of
+from shardwright.cost.calibration import shipped
+from shardwright.planner.advice.advice import priced
+from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.plan_block import NUMBERS, PlanBlock, Words
+from shardwright.planner.search.search import search
 from shardwright.planner.search.space import RECOMPUTE, SCHEDULES, count_by_words, degrees
 from shardwright.schedule.job_program import plan_faults
+from shardwright.sharding.groups import CP, DP, EP, PP, REPLICAS, TP, axis_groups
 
 DENSE: dict[str, Any] = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "sequence": 12}
 MODELS = {
@@ -41,6 +47,7 @@ def key(plan: PlanSpec, batch: int = 4) -> Key:
     """A plan as its words and its numbers."""
     values = {name: getattr(plan, name) for name in Words.__dataclass_fields__ if name != "float8"}
     numbers = plan.model_dump() | {"expert_tp": plan.expert_tp_size, "global_batch_size": batch}
+    numbers["order"] = number_of(plan.order)
     words = Words(**(values | {"recompute_operators": tuple(plan.recompute_operators)}))
     return words, tuple(numbers[name] for name in NUMBERS)
 
@@ -54,6 +61,14 @@ def keys(block: PlanBlock) -> list[Key]:
 def space(model: str) -> frozenset[Key]:
     """All plans of a small job."""
     return frozenset(found for block in all_plans(small_job(model), Constraints()) for found in keys(block))
+
+
+def on_nodes(plan: PlanSpec) -> list[list[list[int]]]:
+    """How many ranks of each line are on each of the nodes of `small_job`, for every kind of line."""
+    return [
+        sorted(sorted(Counter(rank // 2 for rank in line).values()) for line in axis_groups(plan, kind).lines())
+        for kind in (TP, CP, DP, EP, PP, *REPLICAS.values())
+    ]
 
 
 def standing_for(plan: PlanSpec, has_experts: bool) -> PlanSpec:
@@ -73,6 +88,8 @@ def standing_for(plan: PlanSpec, has_experts: bool) -> PlanSpec:
         same |= {"expert_tp": 0}
     if plan.zero_ranks >= plan.replicas:
         same |= {"zero_ranks": 0}
+    if on_nodes(plan) == on_nodes(plan.model_copy(update={"order": EXAMPLE})):
+        same |= {"order": EXAMPLE}
     return plan.model_copy(update=same)
 
 
@@ -91,7 +108,7 @@ def plans(draw: st.DrawFn) -> PlanSpec:
         "zero": draw(st.integers(0, 3)), "zero_ranks": draw(st.sampled_from((0, 2))) if tp == 1 else 0,
         "offload_optimizer": draw(st.sampled_from((0.0, 1.0))), "offload_parameters": draw(st.booleans()),
     }  # fmt: skip
-    return PlanSpec(**(words | numbers))
+    return PlanSpec(**(words | numbers), order=draw(st.sampled_from((EXAMPLE, STAGES_INSIDE))))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -149,3 +166,32 @@ def test_every_virtual_stage_is_there() -> None:
         for plan in (block.plan(index, job).plan for index in range(len(block)))
     }
     assert found == {(pp, v) for pp, v in product((2, 4), (2, 3)) if pp * v <= 4}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_order_is_searched_where_it_moves_a_group_to_other_links(model: str) -> None:
+    """And nowhere else, so that nothing is priced twice."""
+    job = small_job(model)
+    rows = degrees(job, Constraints())
+    with_other = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    inside = {number_of(STAGES_INSIDE)}
+    assert {row["order"] for row in with_other} == {0, *inside}
+    for row in with_other:
+        numbers = {name: int(row[name]) for name in ("tp", "pp", "cp", "dp", "ep", "expert_tp")}
+        default, other = (PlanSpec(**numbers, order=order) for order in (EXAMPLE, STAGES_INSIDE))
+        is_drawn = any(all(o[n] == row[n] for n in row if n != "order") and o["order"] for o in with_other)
+        assert is_drawn == (on_nodes(default) != on_nodes(other))
+
+
+@pytest.mark.parametrize("order", ["pp-dp", "dp-tp", "tp-pp-cp-ep-dp"])
+def test_an_order_that_is_kept_is_the_only_one(order: str) -> None:
+    job, constraints = small_job("experts"), constraints_of([f"plan.order={order}", "plan.recompute=none"], [])
+    rows = degrees(job, constraints)
+    full = PlanSpec(order=order).order
+    assert {str(ORDERS[number]) for number in rows["order"].tolist()} == {full}
+    found = search(job, constraints, shipped(), num_shown=4).candidates
+    assert found and {candidate.job.plan.order for candidate in found} == {full}
+    for candidate in found:
+        assert job_faults(candidate.job) == []
+        (alone,) = priced([candidate.job], shipped())
+        assert float(alone.time.total) / candidate.job.tokens_per_step == pytest.approx(candidate.token_s, rel=1e-9)

@@ -3,18 +3,18 @@
 import ast
 import re
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import shardwright
-from mesh_lines import by_first, expert_array, lines, mesh_array
+from mesh_lines import by_first, expert_array, lines, mesh_array, stage_array
 from shardwright.config.plan import PlanSpec, ScheduleName
+from shardwright.config.rank_order import ORDERS, RankOrder, inside_pipeline, number_of, of_stage_on_node
 from shardwright.sharding import groups, mesh
 from shardwright.sharding.groups import (
     AxisGroups,
@@ -24,8 +24,10 @@ from shardwright.sharding.groups import (
     is_hybrid,
     layout,
     num_replicas,
+    of_stage,
     zero_stage,
 )
+from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.stage_placement import placement_of
 from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid, stacked
 
@@ -44,18 +46,23 @@ def divisors(number: int) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> PlanSpec:
+def plans(draw: st.DrawFn, orders: tuple[RankOrder, ...] = ORDERS) -> PlanSpec:
     """Degrees with everything that changes who is with whom, as checks of a job admit it."""
     dp, cp, tp = (draw(st.integers(1, 4)) for _ in range(3))
     is_mirrored = draw(st.booleans())
     expert_tp = draw(st.sampled_from([0, 1]))
     zero = draw(st.integers(0, 3))
-    return PlanSpec(
+    plan = PlanSpec(
         dp=dp, cp=cp, tp=tp, pp=draw(st.sampled_from([2, 4] if is_mirrored else [1, 2, 3, 4])),
         schedule="dualpipe" if is_mirrored else "1f1b", zero=zero, expert_tp=expert_tp,
         zero_ranks=0 if is_mirrored else draw(st.just(0) | divisors(dp * cp)),
-        ep=draw(divisors(dp * cp * (tp if expert_tp == 1 else 1))),
+        ep=draw(divisors(dp * cp * (tp if expert_tp == 1 else 1))), order=str(draw(st.sampled_from(orders))),
     )  # fmt: skip
+    inside = ORDERS[number_of(plan.order)].inside
+    if inside is not None:
+        sizes = inside_pipeline(plan, inside)
+        assume(max(sizes) % min(sizes) == 0)
+    return plan
 
 
 def expected(plan: PlanSpec, kind: str) -> list[list[int]]:
@@ -77,12 +84,10 @@ def expected(plan: PlanSpec, kind: str) -> list[list[int]]:
         return by_first([line[place::sharing] for line in replicas for place in range(sharing)])
     shards = [line[begin : begin + sharing] for line in replicas for begin in range(0, count, sharing)]
     if plan.schedule == "dualpipe":
-        stage = plan.world // plan.pp
-        mirror = {line[0]: line for line in shards}
+        at = {rank: (stage, place) for stage, row in enumerate(stage_array(plan)) for place, rank in enumerate(row)}
+        mirror = {at[line[0]]: line for line in shards}
         shards = [
-            line + mirror[line[0] + (plan.pp - 1 - 2 * (line[0] // stage)) * stage]
-            for line in shards
-            if line[0] // stage < plan.pp // 2
+            line + mirror[plan.pp - 1 - stage, place] for (stage, place), line in mirror.items() if stage < plan.pp // 2
         ]
     return by_first(shards)
 
@@ -100,7 +105,7 @@ def test_lines_are_those_that_are_cut_from_the_mesh(plan: PlanSpec) -> None:
             assert found.line(line[0]) == line
             assert found.nodes(line[0], 3) == [rank // 3 for rank in line]
         assert set(found.nodes(0, 0)) == {0}
-        if found.size > 1 and not found.is_mirrored:
+        if found.size > 1 and not found.is_mirrored and plan.block == plan.stage_ranks:
             assert {line[1] - line[0] for line in rows} == {found.layout.stride}
 
 
@@ -115,20 +120,76 @@ def test_a_line_is_split_at_the_borders_of_nodes(plan: PlanSpec, data: st.DataOb
     assert between.lines() == by_first([line[i::num] for line in whole for i in range(num)])
 
 
-@pytest.mark.parametrize("order", [*permutations(mesh.AXES)])
-@given(plans())
-def test_strides_follow_from_the_one_order(order: tuple[str, ...], plan: PlanSpec) -> None:
-    """Were axes laid over ranks otherwise, so were all groups; replicas apart are two dims."""
+DEFAULT = (ORDERS[0],)
+
+
+@given(plans(DEFAULT))
+def test_the_default_is_one_line_of_numpy(plan: PlanSpec) -> None:
+    """The layout in the words of mesh.py, which no order of axes may move."""
+    ranks = np.arange(plan.world).reshape(plan.pp, plan.dp, plan.cp, plan.tp)
+    folded = np.arange(plan.world).reshape(plan.pp, -1, plan.ep, plan.expert_tp or plan.tp)
+    assert (ranks == mesh_array(plan)).all() and (folded == expert_array(plan)).all()
     along = {"tp": (TP,), "cp": (CP,), "dp": (DP,), "pp": (PP,), "world": (PP, DP, CP, TP), "replicas": (DP, CP)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mesh, "AXES", order)
-        for name, dims in along.items():
-            assert axis_groups(plan, KINDS[name]).lines() == lines(mesh_array(plan, order), *dims)
+    for name, dims in along.items():
+        assert axis_groups(plan, KINDS[name]).lines() == lines(ranks, *dims)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@given(data=st.data())
+def test_ranks_follow_an_order_as_one_line_of_numpy(order: RankOrder, data: st.DataObject) -> None:
+    """Without experts to fold: arange(world) in the shape of the axes, slowest first."""
+    degrees = {axis: data.draw(st.integers(1, 3)) for axis in ("pp", "dp", "cp", "tp")}
+    plan = PlanSpec(**degrees, order=str(order))
+    axes = [axis for axis in reversed(order.axes) if axis != "ep"]
+    ranks = np.arange(plan.world).reshape([degrees[axis] for axis in axes])
+    shape = MeshShape.of(plan)
+    for place in np.ndindex(ranks.shape):
+        assert shape.coordinates(int(ranks[place])) == dict(zip(axes, place, strict=True))
+    for axis in axes:
+        assert axis_groups(plan, KINDS[axis]).lines() == lines(ranks, axes.index(axis))
+
+
+@settings(deadline=None)
+@given(plans())
+def test_places_of_the_mesh_are_those_of_its_lines(plan: PlanSpec) -> None:
+    shape, dense = MeshShape.of(plan), mesh_array(plan)
+    for place in np.ndindex(dense.shape):
+        assert [shape.coordinates(int(dense[place]))[axis] for axis in mesh.AXES] == [*place]
+
+
+@settings(deadline=None)
+@given(plans(), st.integers(1, 24))
+def test_ranks_of_a_stage_among_neighbours_are_counted(plan: PlanSpec, num_ranks: int) -> None:
+    """How many of the first ranks are of the first stage, where its ranks are not all neighbours."""
+    if plan.block == plan.stage_ranks:
+        assert of_stage(plan, num_ranks) == num_ranks
+        return
+    found = of_stage(plan, num_ranks)
+    stages = (
+        stage_array(plan)[0] + plan.world * np.arange(num_ranks // plan.world + 1)[:, None]
+    )  # were there more ranks
+    assert found == (stages < num_ranks).sum()
+    mirrored = of_stage(plan, num_ranks, 2)
+    assert mirrored == (2 * found if num_ranks >= plan.block * plan.pp else found)
+
+
+@settings(deadline=None)
+@given(plans(), st.data())
+def test_nodes_that_cut_a_stage_evenly_have_neighbours_of_it(plan: PlanSpec, data: st.DataObject) -> None:
+    per_node = data.draw(divisors(plan.world))
+    count = of_stage_on_node(plan, per_node)
+    if plan.block == plan.stage_ranks:
+        assert count == per_node
+        return
+    nodes = [rank // per_node for rank in stage_array(plan)[0].tolist()]
+    parts = [nodes[at : at + count] for at in range(0, len(nodes), count)] if count else []
+    if count:
+        assert all(len(part) == count and len(set(part)) == 1 for part in parts) and len(set(nodes)) == len(parts)
 
 
 def grid_of(plan: PlanSpec) -> PlanGrid:
     numbers = {name: getattr(plan, name) for name in ("dp", "tp", "pp", "cp", "ep", "zero", "zero_ranks", "schedule")}
-    return PlanGrid(**numbers, expert_tp=plan.expert_tp_size)
+    return PlanGrid(**numbers, expert_tp=plan.expert_tp_size, order_number=number_of(plan.order))
 
 
 @settings(deadline=None)
@@ -141,7 +202,9 @@ def test_arrays_are_the_plans_one_by_one(each: list[PlanSpec]) -> None:
     def said(plan: Any) -> list[Any]:
         layouts = [layout(plan, kind) for kind in KINDS.values()]
         holders = [num_replicas(plan, is_expert) for is_expert in (False, True)]
-        return [number for of in layouts for number in (of.size, of.stride)] + holders
+        reached = [of_stage(plan, 8), of_stage(plan, 8, plan.num_copies), of_stage_on_node(plan, 4)]
+        numbers = [number for of in layouts for number in (of.size, of.stride, of.block, of.pitch)]
+        return numbers + holders + reached
 
     columns = [np.broadcast_to(np.asarray(number), len(each)) for number in said(together)]
     for number, (plan, cut) in enumerate(zip(each, cuts, strict=True)):
@@ -218,6 +281,7 @@ TELLTALES = {
 }
 ALLOWED = {
     "sharding/groups.py", "sharding/mesh.py",
+    "config/rank_order.py",  # places in a stage, and where the pipeline comes in
     "config/plan.py",  # the number of ranks, and of those that share a stage
     "config/checks/check.py",  # says which zero_ranks there may be, with the arithmetic
 }  # fmt: skip

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
 from shardwright.config.field_types import Layers, LayersOr0, Ranks, RanksOr0, Sequences, ShareOr0
+from shardwright.config.rank_order import EXAMPLE, full_order, number_of, of_stage_on_node, stage_block, stage_size
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy, RecomputedName
 
 ScheduleName = Literal[
@@ -73,6 +74,12 @@ class PlanSpec(Spec):
         "direct",
         description="How tokens cross to experts on other nodes. direct: once for each expert; node-aware: once for "
         "each node, and from there to its experts inside the node.",
+    )
+    order: Annotated[str, AfterValidator(full_order)] = Field(
+        EXAMPLE,
+        description="Order of the axes over the ranks, innermost first: ranks of the first are neighbours. pp-dp puts "
+        "the stages of a pipeline inside a node and its replicas across nodes. Of axes left out tp, cp and ep are "
+        "innermost, dp and pp outermost.",
     )
     microbatch_size: Sequences = Field(1, description="Sequences in one forward pass of one rank.")
     schedule: ScheduleName = Field("1f1b", description="Order of forward and backward passes in the pipeline.")
@@ -154,12 +161,22 @@ class PlanSpec(Spec):
     @property
     def stage_ranks(self) -> int:
         """Ranks that share the work of one stage."""
-        return self.dp * self.cp * self.tp
+        return int(stage_size(self))
 
     @property
     def world(self) -> int:
         """Number of ranks."""
         return self.stage_ranks * self.pp
+
+    @property
+    def orders(self) -> tuple[tuple[int, int], ...]:
+        """The place of its order in ORDERS (rank_order.py), which it has."""
+        return ((number_of(self.order), 1),)
+
+    @property
+    def block(self) -> int:
+        """Neighbouring ranks of one stage, before those of the next."""
+        return int(stage_block(self))
 
     @property
     def degrees(self) -> str:
@@ -237,14 +254,20 @@ def ep_ranks_of_node(plan: PlanSpec, ranks_per_node: int) -> int:
     ValueError, with what is wrong, where nodes cut the lines into unequal parts.
     """
     span, etp = plan.ep * plan.expert_tp_size, plan.expert_tp_size
-    if ranks_per_node == 0 or ranks_per_node % span == 0:
-        return min(ranks_per_node, plan.ep)
-    if span % ranks_per_node or ranks_per_node % etp:
-        times = f"ep {plan.ep}" + (f" x expert_tp {etp}" if etp > 1 else "")
+    of_stage = of_stage_on_node(plan, ranks_per_node) if ranks_per_node else 0
+    if ranks_per_node and not of_stage:
         raise ValueError(
-            f"{times} = {span} neighbouring ranks exchange tokens, and nodes of {ranks_per_node} cut them unevenly"
+            f"with plan.order {plan.order} {plan.block} neighbouring ranks are of one stage and {plan.block} x pp "
+            f"{plan.pp} of a pipeline, and nodes of {ranks_per_node} cut them unevenly"
         )
-    return ranks_per_node // etp
+    if of_stage == 0 or of_stage % span == 0:
+        return min(of_stage, plan.ep)
+    if span % of_stage or of_stage % etp:
+        times = f"ep {plan.ep}" + (f" x expert_tp {etp}" if etp > 1 else "")
+        nodes = f"nodes of {ranks_per_node}"
+        nodes += f", each with {of_stage} ranks of a stage," if of_stage < ranks_per_node else ""
+        raise ValueError(f"{times} = {span} neighbouring ranks exchange tokens, and {nodes} cut them unevenly")
+    return int(of_stage // etp)
 
 
 def layer_policies(plan: PlanSpec, layers: int) -> list[Policy]:

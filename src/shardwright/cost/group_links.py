@@ -3,17 +3,33 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardwright.cost.topology import Group, group_of
-from shardwright.sharding.groups import COPIES, CP, EP, PP, SHARDS, TP, GroupKind, layout
-from shardwright.workload.query import Run
+import numpy as np
+
+from shardwright.cost.topology import Group, Reach, group_of, reach_in_stage, reach_of_ranks
+from shardwright.sharding.groups import COPIES, CP, EP, PP, SHARDS, TP, GroupKind, Layout, layout
+from shardwright.workload.query import Run, Topology
 
 
 def _links(kind: GroupKind) -> "cached_property[Group]":
     def links(groups: "Groups") -> Group:
-        run, lies = groups.run, layout(groups.run.cut, kind)
-        return group_of(lies.size, lies.stride, max(1, run.devices_per_node), run.topology)
+        lies = layout(groups.run.cut, kind)
+        if kind == PP:
+            reach = reach_of_ranks(*groups.fast)
+        elif np.any(lies.mirrors > 1):
+            reach = reach_in_stage(groups.run.cut, *groups.fast, mirrors=lies.mirrors)
+        else:
+            reach = groups.in_stage
+        return group_of(lies.size, lies.stride, reach)
 
     return cached_property(links)
+
+
+def group_at(run: Run, lies: Layout) -> Group:
+    """The group of ranks that lie so, of one plan."""
+    groups = Groups(run)
+    is_of_ranks = lies.block == lies.pitch
+    reach = reach_of_ranks(*groups.fast) if is_of_ranks else reach_in_stage(run.cut, *groups.fast, mirrors=lies.mirrors)
+    return group_of(lies.size, lies.stride, reach)
 
 
 @dataclass(frozen=True)
@@ -34,3 +50,13 @@ class Groups:
     copies = _links(COPIES[False])
     expert_shard = _links(SHARDS[True])
     expert_copies = _links(COPIES[True])
+
+    @property
+    def fast(self) -> tuple[int, Topology]:
+        """Neighbouring devices that share fast links, and what joins them to others."""
+        return max(1, self.run.devices_per_node), self.run.topology
+
+    @cached_property
+    def in_stage(self) -> Reach:
+        """How far links reach among the ranks of a stage."""
+        return reach_in_stage(self.run.cut, *self.fast)

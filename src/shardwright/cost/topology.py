@@ -1,12 +1,15 @@
 """Which links a group of ranks crosses: fast links within a domain, switches above the nodes, the rings of a torus.
 
-Ranks are laid out with the fastest axis of the plan innermost, so a group is `size` ranks that lie `stride` apart.
+Ranks are laid out axis by axis, so a group is `size` ranks that lie `stride` apart: among all ranks, or among those of
+a stage, whose blocks may have the other stages of a pipeline between them (config/rank_order.py).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.config.rank_order import Degrees
+from shardwright.sharding.groups import of_stage
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.query import Topology
 
@@ -73,18 +76,48 @@ class Group:
         return self._narrowed(1.0)
 
 
-def group_of(size: Numbers, stride: Numbers, domain: int, topology: Topology = _FLAT) -> Group:
-    """The group of `size` ranks, `stride` apart, where `domain` neighbours share fast links."""
+@dataclass(frozen=True)
+class Reach:
+    """How many places are among the devices of a domain of fast links, and with what share upward below each switch;
+    and a torus's axes.
 
-    def within(devices: int) -> Numbers:
-        return np.maximum(1, np.minimum(size, devices // stride))
+    A block of places are neighbouring ranks, and the next ones begin `pitch` ranks on; 0 where places are ranks.
+    """
 
-    inside = within(domain)
-    upper = tuple((within(devices), share) for devices, share in topology.levels)
-    return Group(size, inside, upper, *(_on_torus(inside, stride, topology.torus) if topology.torus else ()))
+    domain: Numbers
+    levels: tuple[tuple[Numbers, float], ...] = ()
+    torus: tuple[int, ...] = ()
+    block: Numbers = 0
+    pitch: Numbers = 0
 
 
-def _on_torus(size: Numbers, stride: Numbers, torus: tuple[int, ...]) -> tuple[Numbers, Numbers]:
+def reach_of_ranks(domain: int, topology: Topology = _FLAT) -> Reach:
+    """The reach of links where places are ranks, and `domain` neighbours share fast links."""
+    return Reach(domain, topology.levels, topology.torus)
+
+
+def reach_in_stage(plan: Degrees, domain: int, topology: Topology = _FLAT, mirrors: Numbers = 1) -> Reach:
+    """The reach of links where places are those of the ranks of a stage."""
+    if np.all(plan.block == plan.stage_ranks):
+        return reach_of_ranks(domain, topology)
+    levels = tuple((of_stage(plan, devices, mirrors), share) for devices, share in topology.levels)
+    near = of_stage(plan, domain, mirrors)
+    pitch = plan.block * plan.pp
+    return Reach(near, levels, topology.torus, np.where(plan.block == plan.stage_ranks, pitch, plan.block), pitch)
+
+
+def group_of(size: Numbers, stride: Numbers, reach: Reach) -> Group:
+    """The group of the ranks at `size` places, `stride` apart."""
+
+    def within(places: Numbers) -> Numbers:
+        return np.maximum(1, np.minimum(size, places // stride))
+
+    inside = within(reach.domain)
+    upper = tuple((within(places), share) for places, share in reach.levels)
+    return Group(size, inside, upper, *(_on_torus(inside, stride, reach) if reach.torus else ()))
+
+
+def _on_torus(size: Numbers, stride: Numbers, reach: Reach) -> tuple[Numbers, Numbers]:
     """(share of a device's links that rings of `size` ranks use, how often an all-to-all passes one link).
 
     Along an axis that a group fills it has a ring, both ways; of a part of it a line, whose ends meet on the way back.
@@ -92,15 +125,26 @@ def _on_torus(size: Numbers, stride: Numbers, torus: tuple[int, ...]) -> tuple[N
     et al. 2023, arXiv 2304.01433, section 2). An all-to-all of n ranks passes each link n / 8 times what a rank sends
     on a ring and n / 4 times on a line (its bisection), of the longest axis.
     """
-    links = 2 * len(torus)
+    links = 2 * len(reach.torus)
     lanes, hops, first = 0.0 * size, 0.0 * size, 1
-    for length in torus:
+    for length in reach.torus:
         end = first * length
-        begin = np.clip(stride, first, end)
-        along = np.maximum(1, np.minimum(stride * size, end) // begin)
-        between = begin // first
-        is_ring = (along * between == length) & (length > 2)
-        lanes = lanes + np.where(along > 1, np.where(is_ring, 2, 1) / between, 0.0)
-        hops = np.maximum(hops, np.where(along > 1, along * between / np.where(is_ring, 8, 4), 0.0))
+        along: Numbers = 1  # ranks of a group on this axis
+        span: Numbers = 1  # positions from the first of them to behind the last
+        for count, apart in _dims(size, stride, reach):
+            begin = np.clip(apart, first, end)
+            here = np.maximum(1, np.minimum(apart * count, end) // begin)
+            along, span = along * here, np.where(here > 1, here * (begin // first), span)
+        is_ring = (span == length) & (length > 2)
+        lanes = lanes + np.where(along > 1, np.where(is_ring, 2, 1) * along / span, 0.0)
+        hops = np.maximum(hops, np.where(along > 1, span / np.where(is_ring, 8, 4), 0.0))
         first = end
     return np.maximum(lanes, 1) / links, hops * links
+
+
+def _dims(size: Numbers, stride: Numbers, reach: Reach) -> list[tuple[Numbers, Numbers]]:
+    """(number of ranks, how far apart) within a block, and of the blocks."""
+    if np.ndim(reach.block) == 0 and reach.block == 0:
+        return [(size, stride)]
+    inner = np.clip(reach.block // stride, 1, size)
+    return [(inner, stride), (-(-size // inner), np.maximum(1, stride // reach.block) * reach.pitch)]

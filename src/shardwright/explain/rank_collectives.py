@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from shardwright.account.replica_traffic import replica_traffic
 from shardwright.config.job import JobSpec
 from shardwright.cost.collective_time import all_to_all_s, message_s, ring_s
+from shardwright.cost.group_links import group_at
 from shardwright.cost.stage_time import Costing
-from shardwright.cost.topology import group_of
 from shardwright.cost.wire_bytes import SentBytes, all_to_all_sent, ring_sent
 from shardwright.explain.operator_passes import Collective, PieceKind, PiecePass, total_s
 from shardwright.explain.rank_groups import RankGroup
@@ -144,7 +144,7 @@ def _of_group(
     seconds = None
     if priced is not None:
         run, rates = priced.costing.run, priced.costing.rates
-        links = group_of(len(of.ranks), of.ranks[1] - of.ranks[0], max(1, run.devices_per_node), run.topology)
+        links = group_at(run, of.lies)
         one = full_bytes / calls
         seconds = all_to_all_s(rates, links, one) if is_direct else ring_s(rates, links, one, rounds)
     return Crossing(

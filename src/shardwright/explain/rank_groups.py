@@ -2,10 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from math import prod
 
 from shardwright.config.job import JobSpec
 from shardwright.cost.topology import Group
-from shardwright.sharding.groups import COPIES, CP, EP, PP, REPLICAS, SHARDS, TP, axis_groups, ends
+from shardwright.sharding.groups import COPIES, CP, EP, PP, REPLICAS, SHARDS, TP, Layout, axis_groups, ends
 from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.stage_placement import StagePlacement
 
@@ -20,6 +21,7 @@ class RankGroup:
     nodes: tuple[int, ...]
     num_groups: int
     carries: str
+    lies: Layout
 
     @property
     def as_priced(self) -> Group:
@@ -29,11 +31,28 @@ class RankGroup:
 
 def rank_order(job: JobSpec) -> str:
     """How a rank follows from its place on the axes: "rank = (pp x 2 + dp) x 2 + tp"."""
-    sizes = {axis: size for axis, size in MeshShape.of(job.plan).sizes.items() if size > 1}
+    mesh = MeshShape.of(job.plan)
+    axes = list(mesh.sizes)
+    if prod(mesh.sizes[axis] for axis in axes[axes.index("pp") + 1 :]) == mesh.block:
+        return f"rank = {_nested(mesh.sizes)}"
+    stage = {axis: size for axis, size in mesh.sizes.items() if axis != "pp"}
+    pp, block = mesh.sizes["pp"], mesh.block  # experts inside pp take more neighbours than the axes inside it
+    return f"rank = (s // {block} x {pp} + pp) x {block} + s % {block} with s = {_nested(stage)}"
+
+
+def _nested(sizes: dict[str, int]) -> str:
     text = ""
     for axis, size in sizes.items():
-        text = f"({text}) x {size} + {axis}" if " + " in text else f"{text} x {size} + {axis}" if text else axis
-    return f"rank = {text or '0'}"
+        if size > 1:
+            text = f"({text}) x {size} + {axis}" if " + " in text else f"{text} x {size} + {axis}" if text else axis
+    return text or "0"
+
+
+def first_node(job: JobSpec) -> dict[str, tuple[int, int]]:
+    """The first and the last place on each axis of the ranks of node 0; empty where nodes are not known, or one has
+    all."""
+    mesh, per_node = MeshShape.of(job.plan), job.cluster.devices_per_node
+    return mesh.ranges(range(per_node)) if 0 < per_node < mesh.world else {}
 
 
 def groups_of_rank_0(job: JobSpec, placement: StagePlacement) -> list[RankGroup]:
@@ -47,7 +66,7 @@ def groups_of_rank_0(job: JobSpec, placement: StagePlacement) -> list[RankGroup]
     found += [axis_groups(plan, kind[True]) for kind in (SHARDS, COPIES) if has_experts]
     per_node = job.cluster.devices_per_node
     return [
-        RankGroup(of.axis, tuple(of.line(0)), tuple(of.nodes(0, per_node)), of.num_groups, of.carries)
+        RankGroup(of.axis, tuple(of.line(0)), tuple(of.nodes(0, per_node)), of.num_groups, of.carries, of.lies)
         for of in dict.fromkeys(found)
         if of.size > 1
     ]

@@ -21,7 +21,7 @@ from shardwright.explain.batch_split import Portion, portions
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
 from shardwright.explain.operator_passes import PieceKind, PiecePass, piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import Crossing, PricedGroups, crossings
-from shardwright.explain.rank_groups import RankGroup, groups_of_rank_0, rank_order
+from shardwright.explain.rank_groups import RankGroup, first_node, groups_of_rank_0, rank_order
 from shardwright.explain.strategy_effects import Effect, effects
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.schedule import Program
@@ -49,6 +49,7 @@ class Story:
     job: JobSpec
     program: Program
     order: str
+    first_node: Mapping[str, tuple[int, int]]
     portions: list[Portion]
     groups: list[RankGroup]
     experts: ExpertPlacement | None
@@ -91,8 +92,8 @@ def tell(job: JobSpec) -> Story:
     fullest = max(memory, key=lambda rank: memory[rank].total_bytes)
     passes = piece_passes(job, run, software_under(run), costing, kinds=kinds)
     return Story(
-        job=job, program=program, order=rank_order(job), portions=portions(job), groups=groups,
-        experts=_experts(job, groups), memory=memory,
+        job=job, program=program, order=rank_order(job), first_node=first_node(job), portions=portions(job),
+        groups=groups, experts=_experts(job, groups), memory=memory,
         predicted=[] if priced is None else predicted_memory(run, shipped()), fullest=fullest,
         effects=list(effects(job, fullest, memory[fullest])),
         passes=passes, rank=rank, pieces=of_ranks[rank], times=times,

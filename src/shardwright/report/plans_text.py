@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.plan import PlanSpec
+from shardwright.config.rank_order import order_words
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
 from shardwright.config.units import GIB
@@ -53,6 +54,8 @@ def plan_words(plan: PlanSpec) -> str:
     """A plan in one line: its degrees, and what of the rest is not the default."""
     axes = ["tp", "pp", "dp", *(axis for axis in ("cp", "ep") if getattr(plan, axis) > 1)]
     words = [f"{axis} {getattr(plan, axis)}" for axis in axes]
+    if plan.block < plan.stage_ranks:
+        words.append(f"order {order_words(plan)}")
     if plan.pp > 1:
         words.append(plan.schedule + (f" v {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
     words.append(f"mb {plan.microbatch_size}")

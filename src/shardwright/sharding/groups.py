@@ -1,7 +1,7 @@
 """Who shares what: the groups of ranks of a plan, for process groups, the account, `explain` and the cost model alike.
 
 A group is a line of the mesh (mesh.py): ranks whose places differ along some axes alone. Its layout says how many ranks
-it has and how far apart they lie. ZeRO adds two rules, for the lines of replicas alone:
+it has and how far apart they lie, among the ranks of their stage. ZeRO adds two rules, for the lines of replicas alone:
 
 - Hybrid sharding cuts a line: `zero_ranks` neighbours share one set of shards, and those with one place among such
   neighbours hold the same shard. It applies to experts where it divides the number of their replicas.
@@ -16,13 +16,14 @@ from math import prod
 from typing import Literal
 
 from shardwright.config.plan import PlanSpec
-from shardwright.sharding.mesh import AXES, Count, Degrees, axis_sizes, expert_axis_sizes
+from shardwright.config.rank_order import Count, Degrees, by_order
+from shardwright.sharding.mesh import AXES, axis_sizes, expert_axis_sizes
 from shardwright.sharding.stage_placement import StagePlacement
 
 
 @dataclass(frozen=True)
 class GroupKind:
-    """Ranks along some axes, slowest first; or of the replicas among them those that share shards, or hold the same.
+    """Ranks along some axes; or of the replicas among them those that share shards, or hold the same.
 
     `carries` says what travels between them. `unfolded` are the axes that the same ranks lie along where experts are
     laid out as all else is.
@@ -63,51 +64,75 @@ COPIES = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the ranks of a group lie: dims of (number of ranks, how far apart they are), fastest first.
+    """Where the ranks of a group lie: `num` of them, `stride` apart among the places of their stage.
 
-    `mirrors` is 2 where those at the mirrored position of the pipeline belong to the group, too.
+    A block of that many places are neighbouring ranks, and the next ones begin `pitch` ranks on (config/rank_order.py);
+    places are the ranks themselves where the two are equal. `mirrors` is 2 where those at the mirrored position of the
+    pipeline belong to the group, too.
     """
 
-    dims: tuple[tuple[Count, Count], ...]
+    num: Count
+    stride: Count
+    block: Count
+    pitch: Count
     mirrors: Count = 1
 
     @property
     def size(self) -> Count:
         """Number of ranks of a group."""
-        return prod((size for size, _ in self.dims), start=self.mirrors)
-
-    @property
-    def stride(self) -> Count:
-        """How far apart neighbours are."""
-        return self.dims[0][1]
+        return self.num * self.mirrors
 
     def split(self, num_ranks: Count) -> "tuple[Layout, Layout]":
         """(groups of so many neighbours, groups of the ranks with one place among such neighbours)."""
-        ((size, stride),) = self.dims
-        return Layout(((num_ranks, stride),)), Layout(((size // num_ranks, stride * num_ranks),))
+        apart = self.stride * num_ranks
+        return replace(self, num=num_ranks), replace(self, num=self.num // num_ranks, stride=apart)
+
+    def place(self, rank: int) -> int:
+        """The place of a rank."""
+        return int(rank // self.pitch * self.block + rank % self.block)
+
+    def line(self, first: int) -> list[int]:
+        """The ranks of the line that begins with rank `first`, without those mirrored."""
+        stage = first - first % self.block - first // self.pitch * self.pitch  # where the blocks of its stage begin
+        places = [self.place(first) + n * self.stride for n in range(self.num)]
+        return [int(place // self.block * self.pitch + stage + place % self.block) for place in places]
 
 
 def layout(plan: Degrees, kind: GroupKind) -> Layout:
     """The layout of the groups of a kind."""
-    whole = _along(kind.axes, expert_axis_sizes(plan) if kind.is_folded else axis_sizes(plan))
+    if kind in (PP, WORLD):
+        world = plan.stage_ranks * plan.pp
+        return Layout(plan.pp, plan.block, world, world) if kind == PP else Layout(world, 1, world, world)
+    sizes = expert_axis_sizes(plan) if kind.is_folded else axis_sizes(plan)
+    num = prod(sizes[axis] for axis in kind.axes)
+    stride = by_order(
+        plan,
+        lambda order: order.experts if kind.is_folded else order.stage,
+        lambda axes: _stride(axes, kind.axes, sizes),
+    )
+    whole = Layout(num, stride, plan.block, plan.block * plan.pp)
     if kind.part == "all":
         return whole
-    shards, copies = whole.split(_num_sharing(plan, whole.size))
-    return Layout(shards.dims, plan.num_copies) if kind.part == "shards" else copies
+    shards, copies = whole.split(_num_sharing(plan, num))
+    return replace(shards, mirrors=plan.num_copies) if kind.part == "shards" else copies
 
 
-def _along(axes: tuple[str, ...], sizes: dict[str, Count]) -> Layout:
-    """Lines along some axes of a mesh of such sizes, slowest first. Neighbouring axes are one dim."""
-    dims: list[tuple[Count, Count]] = []
-    stride: Count = 1
-    continues = False
-    for axis, size in reversed(sizes.items()):
-        if axis in axes:
-            inner, apart = dims.pop() if continues else (1, stride)
-            dims.append((inner * size, apart))
-        continues = axis in axes
-        stride = stride * size
-    return Layout(tuple(dims))
+def _stride(axes: tuple[str, ...], along: tuple[str, ...], sizes: dict[str, Count]) -> Count:
+    """How far apart neighbours along some axes lie: as many places as the axes inside have."""
+    first = min(axes.index(axis) for axis in along)
+    return prod(sizes[axis] for axis in axes[:first])
+
+
+def of_stage(plan: Degrees, num_ranks: int, mirrors: Count = 1) -> Count:
+    """How many among so many neighbouring ranks are of one stage; all, where a stage's ranks are neighbours.
+
+    With `mirrors` 2 those at the mirrored position of the pipeline count too, where whole pipelines are among them.
+    """
+    pitch = plan.block * plan.pp
+    rest = num_ranks % pitch
+    found = num_ranks // pitch * plan.block + rest - (rest > plan.block) * (rest - plan.block)
+    found = found * (1 + (mirrors - 1) * (num_ranks >= pitch))
+    return found + (plan.block == plan.stage_ranks) * (num_ranks - found)
 
 
 def _num_sharing(plan: Degrees, num_replicas: Count) -> Count:
@@ -142,6 +167,13 @@ class AxisGroups:
         return len(self.picked) or int(self.layout.size)
 
     @property
+    def lies(self) -> Layout:
+        """The layout of those that take part."""
+        if not self.picked:
+            return self.layout
+        return replace(self.layout, num=self.size, stride=self.layout.stride * (self.picked[-1] - self.picked[0]))
+
+    @property
     def num_groups(self) -> int:
         """Number of groups."""
         return self.world // int(self.layout.size)
@@ -153,22 +185,23 @@ class AxisGroups:
 
     def lines(self) -> list[list[int]]:
         """The ranks of each group, in the order of their first ranks. No rank is in two."""
-        firsts = [r for r in range(self.world) if all(r // stride % size == 0 for size, stride in self.layout.dims)]
+        lies = self.layout
+        firsts = [rank for rank in range(self.world) if lies.place(rank) // lies.stride % lies.num == 0]
         if self.is_mirrored:
-            ((pp, stride),) = self.pipeline.dims
-            firsts = [rank for rank in firsts if rank // stride % pp < pp // 2]
+            firsts = [rank for rank in firsts if self._position(rank) < self.pipeline.num // 2]
         return [self.line(first) for first in firsts]
 
     def line(self, first: int) -> list[int]:
-        """The ranks of the group that begins with rank `first`."""
-        ranks = [first]
-        for size, stride in self.layout.dims:
-            ranks = [rank + place * stride for place in range(size) for rank in ranks]
+        """The ranks of the group that begins with rank `first`, ascending: so a process group numbers them."""
+        ranks = self.layout.line(first)
         if self.is_mirrored:
-            ((pp, stride),) = self.pipeline.dims
-            mirrored = pp - 1 - 2 * (first // stride % pp)
-            ranks += [rank + mirrored * stride for rank in ranks]
+            mirrored = self.pipeline.num - 1 - 2 * self._position(first)
+            ranks = sorted([*ranks, *(rank + mirrored * self.pipeline.stride for rank in ranks)])
         return [ranks[place] for place in self.picked] or ranks
+
+    def _position(self, rank: int) -> int:
+        """A rank's position in its pipeline."""
+        return int(rank // self.pipeline.stride % self.pipeline.num)
 
     def nodes(self, first: int, ranks_per_node: int) -> list[int]:
         """The node of each rank of the group that begins with rank `first`; all on one where nodes are not known, 0."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.rank_order import ORDERS
 from shardwright.workload.arrays import Array, distinct
 from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import PipelineRanks, different_ranks
@@ -31,7 +32,14 @@ def plain_columns(cut: PlanGrid) -> tuple[Array, ...]:
     """The whole numbers from which follows what a piece without experts computes, sends and keeps. `cut` is of
     arrays."""
     flags = (cut.sequence_parallel, cut.offload_activations)
-    return cut.tp, cut.cp, cut.microbatch, *(flag.astype(np.int64) for flag in flags)
+    return cut.tp, cut.cp, cut.microbatch, *(flag.astype(np.int64) for flag in flags), *_order_columns(cut)
+
+
+def _order_columns(cut: PlanGrid) -> tuple[Array, ...]:
+    """The numbers that say where those lie who exchange something in every layer, where others may lie between them."""
+    if all(ORDERS[number].keeps_layers_near for number, _ in cut.orders):
+        return ()
+    return cut.order_number, cut.dp, cut.pp, cut.block
 
 
 def layer_columns(cut: PlanGrid) -> tuple[Array, ...]:
@@ -46,10 +54,11 @@ def shard_words(cut: PlanGrid) -> tuple[Any, ...]:
 
 def shard_columns(cut: PlanGrid) -> tuple[Array, ...]:
     """The numbers that determine how the parameters of a layer come together under ZeRO-3. `cut` is of arrays."""
-    is_sharded = cut.zero == 3
+    is_sharded, has_orders = cut.zero == 3, any(number for number, _ in cut.orders)
     return (
         cut.tp, cut.ep, cut.expert_tp, is_sharded * cut.cp, is_sharded * cut.dp, is_sharded * (1 + cut.zero_ranks),
         cut.offload_parameters.astype(np.int64), is_sharded * cut.num_copies,
+        *((is_sharded * cut.order_number, is_sharded * (cut.order_number > 0) * cut.pp) if has_orders else ()),
     )  # fmt: skip
 
 

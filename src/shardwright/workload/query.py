@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.plan import STAGE_COPIES, ScheduleName, layer_policies
+from shardwright.config.rank_order import number_of, stage_block, stage_size
 from shardwright.config.recompute_policy import WHOLE_LAYER, Policy
 from shardwright.sharding.groups import REPLICAS, WORLD, layout
 from shardwright.workload.arrays import Array, Numbers
@@ -34,6 +35,7 @@ class PlanGrid:
     one on its way, 0 as the software has it; `bucket_bytes` of the parameters whose gradients travel together, 0 all.
 
     Where plans have several schedules, `schedule_number` has of each its place in SCHEDULE_NAMES; -1 is `schedule`.
+    `order_number` is the place of its order of axes in ORDERS (config/rank_order.py).
 
     `recompute` is none; full (each layer) or stage (all of a stage), from its input; names of plan.recompute_operators,
     in order of the alphabet with "+" between; and, of other frameworks, selective (the attention core where its scores
@@ -50,6 +52,7 @@ class PlanGrid:
     virtual: Numbers = 1
     schedule: str = "1f1b"
     schedule_number: Numbers = -1
+    order_number: Numbers = 0
     sequence_parallel: Numbers = False
     zero: Numbers = 0
     zero_ranks: Numbers = 0
@@ -76,6 +79,25 @@ class PlanGrid:
     def element_bytes(self) -> int:
         """Bytes of a weight or an activation in forward and backward."""
         return 4 if self.precision == "float32" else 2
+
+    @cached_property
+    def orders(self) -> tuple[tuple[int, Numbers], ...]:
+        """The orders of the plans, each with which of the plans have it."""
+        numbers = np.atleast_1d(self.order_number)
+        present = np.flatnonzero(np.bincount(numbers)).tolist()
+        if len(present) < 2:
+            return tuple((number, 1) for number in present) or ((0, 1),)
+        return tuple((number, numbers == number) for number in present)
+
+    @cached_property
+    def stage_ranks(self) -> Numbers:
+        """Ranks that share the work of one stage."""
+        return stage_size(self)
+
+    @cached_property
+    def block(self) -> Numbers:
+        """Neighbouring ranks of one stage, before those of the next."""
+        return stage_block(self)
 
     @cached_property
     def world(self) -> Numbers:
@@ -233,7 +255,7 @@ def cut_of(job: JobSpec) -> PlanGrid:
     is_uniform = len(set(policies)) == 1
     return PlanGrid(
         dp=p.dp, tp=p.tp, pp=p.pp, cp=p.cp, ep=p.ep, expert_tp=p.expert_tp_size, virtual=p.stages_per_rank,
-        schedule=p.schedule, sequence_parallel=p.sequence_parallel and p.tp > 1,
+        schedule=p.schedule, order_number=number_of(p.order), sequence_parallel=p.sequence_parallel and p.tp > 1,
         zero=p.zero, zero_ranks=p.zero_ranks, microbatch=p.microbatch_size, global_batch=job.batch.global_batch_size,
         recompute=policies[0] if is_uniform else "mixed", policies=() if is_uniform else policies,
         precision=precision.product_number, layout=tuple(p.layout),

@@ -15,6 +15,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.model import all_divisors, nearest_divisors
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
+from shardwright.config.rank_order import EXAMPLE, ORDERS, inside_pipeline, number_of
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import counted
 
@@ -186,9 +187,25 @@ def _fold_faults(job: JobSpec) -> list[str]:
             f"sequence parallel they all have the same ones; set plan.sequence_parallel to true, or plan.expert_tp to "
             f"{plan.tp}"
         )
+    if not faults:
+        faults += _order_faults(plan)
     if plan.dispatch == "node-aware" and plan.ep > 1 and not faults:
         faults += _dispatch_faults(plan, job.cluster.devices_per_node)
     return faults
+
+
+def _order_faults(plan: PlanSpec) -> list[str]:
+    inside = ORDERS[number_of(plan.order)].inside
+    if inside is None or plan.pp == 1:
+        return []
+    dense, experts = inside_pipeline(plan, inside)
+    if max(dense, experts) % min(dense, experts) == 0:
+        return []
+    return [
+        f"plan.order {plan.order} has {' and '.join(inside)} inside pp, which are {dense} neighbouring ranks of a "
+        f"stage and {experts} as experts fold them, and neither divides the other; put ep outside of pp, or use the "
+        f"order {EXAMPLE}"
+    ]
 
 
 def _dispatch_faults(plan: PlanSpec, devices_per_node: int) -> list[str]:

@@ -3,6 +3,7 @@
 from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
+from shardwright.config.rank_order import EXAMPLE
 
 
 def part_faults(job: JobSpec) -> list[str]:
@@ -24,6 +25,11 @@ def part_faults(job: JobSpec) -> list[str]:
             f"cluster.parts has {parts} = {cluster.num_devices}; leave cluster.nodes and devices_per_node out"
         )
     stage = plan.stage_ranks
+    if plan.block < stage:
+        faults.append(
+            f"plan.order {plan.order} has {plan.block} of the {stage} ranks of a stage behind each other and then "
+            f"those of others, and cluster.parts needs a stage on devices of one kind; use the order {EXAMPLE}"
+        )
     for number, part in enumerate(cluster.parts):
         where = f"cluster.parts[{number}]"
         faults += entry_faults(f"{where}.device", "devices", part.device, DeviceSpec)

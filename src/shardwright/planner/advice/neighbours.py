@@ -7,7 +7,10 @@ from typing import Any
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE, order_words
+from shardwright.planner.search.space import lies_otherwise
 from shardwright.schedule.job_program import plan_faults
+from shardwright.sharding.groups import REPLICAS, layout, of_stage
 
 _POLICIES = ("none", "selective", "full")
 
@@ -47,8 +50,12 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         fewer = {"zero_ranks": 0} if zero == 0 else {}
         yield "zero", zero, {"zero": zero, "offload_parameters": plan.offload_parameters and zero == 3} | fewer
     if plan.zero:
-        of_node = job.cluster.devices_per_node // plan.tp
+        of_node = of_stage(plan, job.cluster.devices_per_node) // layout(plan, REPLICAS[False]).stride
         yield "zero_ranks", 0 if plan.zero_ranks else of_node, {"zero_ranks": 0 if plan.zero_ranks else of_node}
+    for order in (EXAMPLE, STAGES_INSIDE):
+        moved = plan.model_copy(update={"order": order})
+        if lies_otherwise(job, plan, moved):
+            yield "order", order_words(moved), {"order": order}
     for schedule in schedules:
         chosen = STAGES_PER_RANK.get(schedule, 1) == 0
         for virtual in sorted({2, max(2, layers // plan.pp)}) if chosen else (1,):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
+from shardwright.config.rank_order import order_words
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import Constants, device_of, software_under
 from shardwright.cost.from_job import run_of
@@ -102,7 +103,7 @@ def _value(job: JobSpec, field: str) -> object:
     """A field's value in the words of a neighbour."""
     if field == "schedule" and job.plan.virtual_stages > 1:
         return f"{job.plan.schedule} with virtual_stages {job.plan.virtual_stages}"
-    return getattr(job.plan, field)
+    return order_words(job.plan) if field == "order" else getattr(job.plan, field)
 
 
 def _most(memory: Memory) -> str:

@@ -10,6 +10,8 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import device_of
+from shardwright.cost.from_job import run_of
+from shardwright.cost.group_links import Groups
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ def tensor_inside_a_node(job: JobSpec) -> RuleOfThumb | None:
         "tp inside the fast links",
         f"tp at most {domain}, the devices of a node",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 1",
-        job.plan.tp <= domain,
+        bool(Groups(run_of(job)).tp.domains == 1),
     )
 
 
@@ -73,7 +75,7 @@ def pipeline_across_nodes(job: JobSpec) -> RuleOfThumb | None:
         "pipeline across nodes, once tp fills one",
         f"tp {node} before pp, where the model needs both",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 1",
-        plan.tp >= min(node, job.model.num_kv_heads) or plan.stage_ranks >= node,
+        plan.tp >= min(node, job.model.num_kv_heads) or plan.block >= node,
     )
 
 
@@ -145,7 +147,7 @@ def experts_before_tensor(job: JobSpec) -> RuleOfThumb | None:
 
 def experts_near(job: JobSpec) -> RuleOfThumb | None:
     """Tokens cross the network once for each node that has experts for them."""
-    if not job.model.moe.experts or job.plan.ep * job.plan.expert_tp_size <= job.cluster.devices_per_node:
+    if not job.model.moe.experts or Groups(run_of(job)).ep.domains == 1:
         return None
     return RuleOfThumb(
         "tokens once to each node",

@@ -27,9 +27,10 @@ from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.stage_time import PieceTime
-from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, Words
+from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, Words, standing_ranks
 from shardwright.simulate.closed_form import message_and_turn_s, microbatch_time, pipeline_s, step_time
 from shardwright.workload.memo import Memo
+from shardwright.workload.query import SCHEDULE_NAMES
 
 # Schedules that hide tokens' way to experts behind another microbatch.
 _PAIRED = ("dualpipe", "dualpipev")
@@ -64,10 +65,14 @@ def zero3_token_s(
     job: JobSpec, rows: Columns, words: Words, hybrid: Column, constants: Constants, memo: Memo
 ) -> Column:
     """A lower bound on seconds by token under ZeRO-3 and any schedule, over all replicas or where `hybrid` over those
-    of a node."""
-    least_s = np.full(len(hybrid), np.inf)
-    for over in (np.zeros_like(hybrid), hybrid):
+    of a node; or over those of both copies of a stage, which may be nearer to each other where stages lie between."""
+    least_s, one, two = np.full(len(hybrid), np.inf), SCHEDULE_NAMES.index("1f1b"), SCHEDULE_NAMES.index("dualpipe")
+    ranks = standing_ranks(rows)
+    is_mirrored = (ranks.block < ranks.stage_ranks) & (rows["pp"] % 2 == 0)
+    ways = [(np.zeros_like(hybrid), one), (hybrid, one), *[(np.zeros_like(hybrid), two)] * bool(is_mirrored.any())]
+    for over, schedule in ways:
         columns = plain(rows) | {"zero": np.full_like(hybrid, 3), "zero_ranks": over}
+        columns["schedule"] = np.where(is_mirrored, schedule, one)
         time = _microbatch(job, columns, words, constants, memo=memo)
         compute_s = time.forward + time.input_grad + time.weight_grad + time.again
         least_s = np.minimum(least_s, compute_s + time.tensor + time.context + time.shard)

@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import STAGES_PER_RANK, PlanSpec
+from shardwright.config.rank_order import ORDERS
 from shardwright.cost.from_job import run_of
 from shardwright.workload.memo import Memo
-from shardwright.workload.query import SCHEDULE_NAMES, Run
+from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid, Run
 
 Column = NDArray[Any]
 Columns = dict[str, Column]  # by name of a field of PlanSpec, and global_batch_size; all of one length
 
-# Numbers of a plan that say how its ranks stand and what each computes, and those that say who holds what.
+# Numbers of a plan that say how its ranks stand and what each computes, and those that say who holds what. An order of
+# axes is its place in ORDERS.
 DEGREES = (
-    "global_batch_size", "tp", "pp", "cp", "dp", "ep", "expert_tp", "microbatch_size", "sequence_parallel",
+    "global_batch_size", "tp", "pp", "cp", "dp", "ep", "expert_tp", "order", "microbatch_size", "sequence_parallel",
 )  # fmt: skip
 SHARING = ("zero", "zero_ranks", "offload_optimizer", "offload_parameters")
 NUMBERS = (*DEGREES, "virtual_stages", *SHARING)
@@ -32,6 +34,7 @@ CARRIED = ("bucket_mib", "compress", "compress_rank", "compress_share", "compres
 _OF_CUT = {name: name for name in (*DEGREES, *SHARING)} | {
     "global_batch_size": "global_batch",
     "microbatch_size": "microbatch",
+    "order": "order_number",
 }
 
 # Stages a rank by schedule, in the order of SCHEDULE_NAMES; 0 is for the plan to say.
@@ -87,6 +90,7 @@ class PlanBlock:
         if row["expert_tp"] == row["tp"]:
             row["expert_tp"] = 0
         row["offload_optimizer"] = float(row["offload_optimizer"])
+        row["order"] = str(ORDERS[row["order"]])
         row["schedule"] = SCHEDULE_NAMES[self.schedule[index]]
         plan = PlanSpec.model_validate(carried | self.words.fields() | row)
         return job.model_copy(
@@ -113,6 +117,14 @@ def _one(job: JobSpec, words: Words) -> Run:
     plan = PlanSpec.model_validate(carried | words.fields())
     precision = job.precision.model_copy(update={"float8": words.float8})
     return run_of(job.model_copy(update={"plan": plan, "precision": precision}))
+
+
+def standing_ranks(columns: Columns) -> PlanGrid:
+    """How the ranks of plans stand, and nothing else of them."""
+    return PlanGrid(
+        dp=columns["dp"], tp=columns["tp"], pp=columns["pp"], cp=columns["cp"], ep=columns["ep"],
+        expert_tp=columns["expert_tp"], order_number=columns["order"],
+    )  # fmt: skip
 
 
 def taken(columns: Columns, rows: Column) -> Columns:

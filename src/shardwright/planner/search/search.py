@@ -21,6 +21,7 @@ import numpy as np
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.rank_order import ORDERS
 from shardwright.cost.calibration import Constants, rates_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
@@ -102,7 +103,8 @@ class _Search:
             codes = codes * (1 << 15) + rows[name]
         kinds, of_row = np.unique(codes, return_inverse=True)
         # Rows of degrees, those of them that stand for all with the same layers, and of each row which these are.
-        layers, layer = distinct([rows[name] for name in _LAYER])
+        is_near = all(ORDERS[number].keeps_layers_near for number in np.unique(rows["order"]))
+        layers, layer = distinct([rows[name] for name in (*_LAYER, *(() if is_near else ("order", "dp", "pp")))])
         self.layers = taken(rows, layers)
         self.rows = rows | {"kind": of_row.reshape(-1), "layer": layer, "row": np.arange(len(layer))}
         self.rows |= dict.fromkeys(("exchange_s", "zero3_s", "turn_s"), np.zeros(len(layer)))  # until they are known

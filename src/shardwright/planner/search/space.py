@@ -9,7 +9,8 @@ method.
 Left out: schedules that change the numbers (pipedream, pipedream-2bw) or that a solver makes (auto); `extra_warmup`;
 layouts, which planner/stages/partition_dp.py finds for a plan; `budget` and `layers`, which choose what to compute
 again by layer; shares of the optimizer state between none and all in host memory; hybrid sharding other than over a
-node.
+node; orders of the axes but the default and the one with stages inside a node, and the latter where no group crosses
+other links by it.
 """
 
 import math
@@ -22,10 +23,31 @@ import numpy as np
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec, divisors
 from shardwright.config.plan import STAGES_PER_RANK, chunks_per_rank
+from shardwright.config.rank_order import (
+    EXAMPLE,
+    ORDERS,
+    STAGES_INSIDE,
+    Degrees,
+    full_order,
+    inside_pipeline,
+    number_of,
+    of_stage_on_node,
+)  # fmt: skip
+from shardwright.cost.from_job import run_of
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import DEGREES, SHARING, Column, Columns, PlanBlock, Words, crossed, taken
-from shardwright.sharding.groups import is_hybrid
-from shardwright.workload.query import SCHEDULE_NAMES
+from shardwright.planner.search.plan_block import (
+    DEGREES,
+    SHARING,
+    Column,
+    Columns,
+    PlanBlock,
+    Words,
+    crossed,
+    standing_ranks,
+    taken,
+)  # fmt: skip
+from shardwright.sharding.groups import REPLICAS, is_hybrid, layout, of_stage
+from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid
 
 SCHEDULES = (
     "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev", "gpipe",
@@ -72,10 +94,47 @@ def degrees(job: JobSpec, constraints: Constraints) -> Columns:
                         for (ep, etp, is_sequence), size in product(folds, sizes)
                         if not (is_sequence and model.sequence // cp % tp)
                     ]
-    table = np.array(rows, dtype=np.int64).reshape(-1, len(DEGREES))
-    columns: Columns = {name: table[:, index] for index, name in enumerate(DEGREES)}
+    names = [name for name in DEGREES if name != "order"]
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(names))
+    columns: Columns = {name: table[:, index] for index, name in enumerate(names)}
     columns["sequence_parallel"] = columns["sequence_parallel"].astype(bool)
-    return columns
+    return _ordered(job, constraints, columns)
+
+
+def _ordered(job: JobSpec, constraints: Constraints, rows: Columns) -> Columns:
+    """Rows with each order of the axes; with others than the first those whose groups then cross other links."""
+    kept = constraints.keep.get("order")
+    orders = (EXAMPLE, STAGES_INSIDE) if kept is None and not job.cluster.parts else (kept or EXAMPLE,)
+    parts = [rows | {"order": np.full_like(rows["dp"], number_of(full_order(order)))} for order in orders]
+    plans = [standing_ranks(part) for part in parts]
+    masks = [has_blocks(plan) for plan in plans]
+    for plan, mask in zip(plans[1:], masks[1:], strict=True):
+        mask &= lies_otherwise(job, plans[0], plan)
+    found = [taken(part, mask) for part, mask in zip(parts, masks, strict=True)]
+    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+
+def has_blocks(plans: PlanGrid) -> Column:
+    """Mask of the plans whose order cuts stages into blocks of whole lines (config/checks/check.py)."""
+    ((number, _),) = plans.orders
+    inside = ORDERS[number].inside
+    if inside is None:
+        return np.ones_like(plans.pp, dtype=bool)
+    dense, experts = inside_pipeline(plans, inside)
+    return (plans.pp == 1) | (np.maximum(dense, experts) % np.minimum(dense, experts) == 0)
+
+
+def lies_otherwise(job: JobSpec, one: Degrees, other: Degrees) -> Column:
+    """Mask of the plans of which some group crosses other links under another order; with the same degrees."""
+    run = run_of(job)
+    found = np.zeros(np.shape(one.pp), dtype=bool)
+    if run.topology.torus:
+        return found | (one.block != other.block)
+    for devices in (max(1, run.devices_per_node), *(devices for devices, _ in run.topology.levels)):
+        of_stages = (np.minimum(of_stage(plan, devices), plan.stage_ranks) for plan in (one, other))
+        of_pipelines = (np.clip(devices // plan.block, 1, plan.pp) for plan in (one, other))
+        found |= np.not_equal(*of_stages) | np.not_equal(*of_pipelines)
+    return found
 
 
 def _tensor_degrees(model: ModelSpec, num_devices: int) -> list[int]:
@@ -198,9 +257,10 @@ def _admits_methods(job: JobSpec, columns: Columns, words: Words) -> Column:
     else:
         mask &= ((cp > 1) & (model.sequence % (2 * cp) == 0)) | ((cp == 1) & (words.cp_method == "ring"))
     if words.dispatch == "node-aware":
-        node, span = job.cluster.devices_per_node, columns["ep"] * columns["expert_tp"]
-        crosses = (span % node == 0) & (node % columns["expert_tp"] == 0) & (span > node) if node else False
-        mask &= (columns["ep"] > 1) & crosses
+        per_node, span = job.cluster.devices_per_node, columns["ep"] * columns["expert_tp"]
+        node = of_stage_on_node(standing_ranks(columns), per_node) if per_node else np.zeros_like(span)
+        is_even = (span % np.maximum(1, node) == 0) & (node % columns["expert_tp"] == 0)
+        mask &= (columns["ep"] > 1) & (node > 0) & is_even & (span > node)
     return mask
 
 
@@ -250,8 +310,9 @@ def _offload_choices(constraints: Constraints) -> list[tuple[float, bool]]:
 def hybrid_ranks(job: JobSpec, constraints: Constraints, rows: Columns) -> Column:
     """Replicas that share one set of shards where not all do: those of a node, or what the user fixed; 0 where that
     leaves one group."""
-    kept = constraints.keep.get("zero_ranks", 0)
-    size = np.full_like(rows["tp"], kept) if kept else job.cluster.devices_per_node // rows["tp"]
+    kept, plans = constraints.keep.get("zero_ranks", 0), standing_ranks(rows)
+    on_node = of_stage(plans, job.cluster.devices_per_node) // layout(plans, REPLICAS[False]).stride
+    size = np.full_like(rows["tp"], kept) if kept else on_node
     replicas = rows["dp"] * rows["cp"]
     return np.where((size > 1) & is_hybrid(size, replicas), size, 0)
 

@@ -17,7 +17,7 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_block import Column, PlanBlock, taken
+from shardwright.planner.search.plan_block import Column, PlanBlock, standing_ranks, taken
 from shardwright.planner.search.space import degrees, with_sharing, with_words, words_of
 from shardwright.planner.stages.best_layout import LaidOut, best_layout
 from shardwright.simulate.closed_form import step_time
@@ -59,8 +59,9 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
 def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants) -> Iterator[JobSpec]:
     """Jobs under plans, in the order of what an ideal layout of them would take."""
     rows = degrees(job, constraints)
-    stage = rows["dp"] * rows["cp"] * rows["tp"]
-    rows = taken(rows, np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0))
+    ranks = standing_ranks(rows)
+    stage, is_whole = ranks.stage_ranks, ranks.block == ranks.stage_ranks  # on devices of one kind
+    rows = taken(rows, is_whole & np.all([part.num_devices % stage == 0 for part in job.cluster.parts], axis=0))
     found: list[tuple[float, int, PlanBlock]] = []
     if len(rows["dp"]):
         for words in words_of(job, constraints, rows):
@@ -80,7 +81,7 @@ def _most_promising(job: JobSpec, constraints: Constraints, constants: Constants
 
 def _ideal_s(job: JobSpec, block: PlanBlock, constants: Constants) -> Column:
     """Seconds of a step whose layers are shared ideally, by plan; infinite where memory is much too small for that."""
-    stage = block.columns["dp"] * block.columns["cp"] * block.columns["tp"]
+    stage = standing_ranks(block.columns).stage_ranks
     alone = [job.model_copy(update={"cluster": job.cluster.alone(part)}) for part in job.cluster.parts]
     runs = [block.run(part, Memo()) for part in alone]
     step_s = [np.asarray(step_time(run, constants).total) for run in runs]

@@ -74,7 +74,7 @@ def _groups(story: Story) -> Iterator[str]:
     node = job.cluster.devices_per_node
     where = "cluster.devices_per_node is not set: all ranks are told as on one node."
     if node:
-        where = f"A node has {node} devices: rank r is on node r // {node}."
+        where = f"A node has {node} devices: rank r is on node r // {node}.{_first_node(story)}"
     yield _says(f"{story.order}.", where, "The groups that rank 0 is in:")
     rows = [["axis", "size", "such groups", "ranks", "on nodes", "what passes"]]
     for group in story.groups:
@@ -91,6 +91,15 @@ def _groups(story: Story) -> Iterator[str]:
             f"Links: {'; '.join(links)}. A group on one node stays on its fast links (NVLink or what the device has); "
             "one on several crosses the network (InfiniBand or what the cluster has)."
         )
+
+
+def _first_node(story: Story) -> str:
+    """Who is inside a node: stages of a pipeline, or replicas."""
+    inside = [
+        f"{axis} {first} to {last}" if last > first else f"{axis} {first}"
+        for axis, (first, last) in story.first_node.items()
+    ]
+    return f" Node 0 has {', '.join(inside)}." if inside else ""
 
 
 def _nodes(group: RankGroup) -> str:
