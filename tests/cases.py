@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from shardwright.account.replica_traffic import Traffic
+from shardwright.account.step_collectives import Traffic
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
