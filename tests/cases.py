@@ -194,6 +194,11 @@ def shapes() -> Any:
     return fitting.filter(lambda shape: not schedule_faults(*shape))
 
 
+def of_replicas(traffic: Mapping[str, Traffic]) -> dict[str, Traffic]:
+    """The entries of the axes of data parallel."""
+    return {name: entry for name, entry in traffic.items() if name.split(" ", 1)[1].startswith(("dp", "edp"))}
+
+
 def ring_bytes(traffic: Mapping[str, Traffic], num_ranks: Mapping[str, int]) -> float:
     """What a rank sends if every collective is a ring, by hand; `num_ranks` is by axis.
 

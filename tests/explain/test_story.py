@@ -9,12 +9,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import EXPERTS, KINDS, context_bytes, made_up_tokens, ring_bytes, small_job
+from cases import EXPERTS, KINDS, context_bytes, made_up_tokens, of_replicas, ring_bytes, small_job
 from expert_traffic import ExpertRanks, sent_direct
 from mesh_lines import expert_array, lines, mesh_array
 from ranks import run_on_mesh
 from shardwright.account.budget import meet_budget
-from shardwright.account.replica_traffic import replica_traffic
+from shardwright.account.step_collectives import Traffic, step_ledger
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
@@ -28,6 +28,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.report.explain.story_dict import story_dict
 from shardwright.report.explain.story_text import story_text
 from shardwright.schedule.job_program import job_program, plan_faults
+from shardwright.sharding.groups import PP, axis_groups
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
@@ -119,12 +120,21 @@ def test_seconds_add_up_to_the_prediction(name: str) -> None:
     assert (step.again > 0) == (name == "recompute")
 
 
+def sums_of(story: Story) -> dict[str, Traffic]:
+    """What a story tells, added up by collective and axis."""
+    found: dict[str, Traffic] = {}
+    for c in story.crossings:
+        before = found.get(f"{c.kind} {c.axis}", Traffic(0, 0))
+        found[f"{c.kind} {c.axis}"] = Traffic(before.calls + c.calls, before.payload_bytes + round(c.full_bytes))
+    return dict(sorted(found.items()))
+
+
 @pytest.mark.parametrize("name", PLANS)
-def test_bytes_of_replicas_are_those_that_are_predicted(name: str) -> None:
+def test_calls_and_bytes_add_up_to_the_account(name: str) -> None:
+    """That is what the ledger of the rank has, so a story can't contradict a run."""
     story = tell(job_of(*PLANS[name]))
-    found = {f"{c.kind} {c.axis}": (c.calls, c.full_bytes) for c in story.crossings if "dp" in c.axis}
-    expected = replica_traffic(story.job, job_program(story.job), story.rank)
-    assert found == {key: (moved.calls, moved.payload_bytes) for key, moved in expected.items()}
+    rank = axis_groups(story.job.plan, PP).line(0)[story.rank]
+    assert sums_of(story) == step_ledger(story.job, story.program, rank)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -132,7 +142,7 @@ def test_what_replicas_send_is_what_rings_send(name: str) -> None:
     story = tell(job_of(*PLANS[name]))
     sizes = {group.axis: len(group.ranks) for group in story.groups}
     sent = sum(c.sent.total for c in story.crossings if "dp" in c.axis)
-    assert sent == pytest.approx(ring_bytes(replica_traffic(story.job, job_program(story.job), story.rank), sizes))
+    assert sent == pytest.approx(ring_bytes(of_replicas(sums_of(story)), sizes))
 
 
 @given(st.sampled_from([2, 4, 8, 16, 64]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2]))
@@ -152,26 +162,12 @@ def counted(mesh: Mesh, job: JobSpec) -> dict[str, dict[str, int]]:
     return mesh.ledger.table()
 
 
-@pytest.mark.parametrize("plan", [{"tp": 2, "sequence_parallel": True, "dp": 2}, {"tp": 2, "pp": 2}])
+@pytest.mark.parametrize("plan", [{"tp": 2, "sequence_parallel": True, "dp": 2}, {"tp": 2, "pp": 2}, {"cp": 2}])
 def test_bytes_are_those_that_ranks_count(plan: dict[str, Any]) -> None:
-    """Of layers, head, messages and replicas all; what the story leaves out are sums of a few numbers a token (the
-    loss), of norms' gradients and of squared norms, and the gather of the embedding's gradient."""
     job = small_job(**plan, microbatch_size=2, batch=4 * plan.get("dp", 1))
     story = tell(job)
-    table = run_on_mesh(job, counted, job)[0]
-    told: dict[str, list[float]] = {}
-    for c in story.crossings:
-        entry = told.setdefault(f"{c.kind} {c.axis}", [0.0, 0.0])
-        entry[0], entry[1] = entry[0] + c.calls, entry[1] + c.full_bytes
-    hidden_states = 16 * 2 * 32 * 4
-    if job.plan.sequence_parallel:
-        told["all_gather tp"][0] += job.num_microbatches
-        told["all_gather tp"][1] += job.num_microbatches * hidden_states
-    assert set(told) == (
-        {"all_gather tp", "reduce_scatter tp", "all_reduce dp"} if job.plan.dp > 1 else {"all_reduce tp", "send pp"}
-    )
-    for key, (calls, size) in told.items():
-        assert table[key] == {"count": calls, "bytes": size}, key
+    table = run_on_mesh(job, counted, job)[axis_groups(job.plan, PP).line(0)[story.rank]]
+    assert {name: {"count": t.calls, "bytes": t.payload_bytes} for name, t in sums_of(story).items()} == table
 
 
 def test_keys_and_values_go_round_as_often_as_ranks_count() -> None:

@@ -11,6 +11,7 @@ Letters: T tokens of a microbatch within the layers, E experts, K choices of a t
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from shardwright.account.kept_tensors import FLOAT32, INT32, INT64, Share
 from shardwright.account.moe_activations import tokens_sent
@@ -30,14 +31,14 @@ _OURS = {"head_parallel": True, "dispatch_bytes": 2, "key_gradient_bytes": 4}
 
 @dataclass(frozen=True)
 class Collective:
-    """Calls of one collective on one axis for one pass of one operator, and the bytes of all of them. `priced` is the
-    exchange of the one list that it is, None where predictions have none."""
+    """Calls of one collective on one axis for one pass of one operator, and the bytes of all of them. Where dispatch
+    minds the borders of nodes, `reach` says on which side of them it stays."""
 
     kind: str
     axis: str
     calls: int
     num_bytes: int
-    priced: Exchange | None = None
+    reach: Literal["any", "inside nodes", "between nodes"] = "any"
 
 
 Collectives = tuple[Collective, ...]
@@ -117,7 +118,7 @@ def _listed(rank: _Rank, exchanges: tuple[Exchange, ...]) -> Iterator[Collective
         if kind == "ring":  # a rank passes on what the others have
             hops = rank.job.plan.cp - 1
             kind, calls, size = "exchange", hops * exchange.rounds, size * hops // rank.job.plan.cp
-        yield Collective(kind, exchange.axis, calls, size, exchange)
+        yield Collective(kind, exchange.axis, calls, size)
 
 
 def _forward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[Collective]:
@@ -193,6 +194,7 @@ class _Hop:
     index: int
     num_rows: int
     num_counts: int
+    reach: Literal["any", "inside nodes", "between nodes"] = "any"
 
     @property
     def arrived(self) -> int:
@@ -201,17 +203,17 @@ class _Hop:
 
     def counts(self) -> Iterator[Collective]:
         if self.num_ranks > 1:
-            yield Collective("all_to_all", "ep", 1, INT64 * self.num_counts)
+            yield Collective("all_to_all", "ep", 1, INT64 * self.num_counts, self.reach)
 
     def there(self, row_bytes: int) -> Iterator[Collective]:
         if self.num_ranks > 1:
             rows = self.num_rows - even_shares(self.num_rows, self.num_ranks)[self.index]
-            yield Collective("all_to_all_v", "ep", 1, rows * row_bytes)
+            yield Collective("all_to_all_v", "ep", 1, rows * row_bytes, self.reach)
 
     def back(self, row_bytes: int) -> Iterator[Collective]:
         if self.num_ranks > 1:
             rows = self.arrived - self.arrived // self.num_ranks
-            yield Collective("all_to_all_v", "ep", 1, rows * row_bytes)
+            yield Collective("all_to_all_v", "ep", 1, rows * row_bytes, self.reach)
 
 
 def _hops(rank: _Rank) -> tuple[_Hop, ...]:
@@ -224,9 +226,9 @@ def _hops(rank: _Rank) -> tuple[_Hop, ...]:
     if here in (0, plan.ep):
         return (_Hop(plan.ep, rank.ep_index, tokens * moe.num_chosen, moe.experts),)
     nodes, (node, place) = plan.ep // here, divmod(rank.ep_index, here)
-    between = _Hop(nodes, node, rows_to_nodes(tokens, moe.num_chosen, nodes), nodes)
+    between = _Hop(nodes, node, rows_to_nodes(tokens, moe.num_chosen, nodes), nodes, "between nodes")
     rows = rows_inside(between.arrived, moe.num_chosen, nodes)
-    return between, _Hop(here, place, rows, moe.experts // nodes)
+    return between, _Hop(here, place, rows, moe.experts // nodes, "inside nodes")
 
 
 def _dispatched(rank: _Rank) -> Iterator[Collective]:
@@ -268,7 +270,12 @@ def _float8_matrices(rank: _Rank, o: LayerOperator, kind: str) -> list[Matrix]:
     """The matrices of an operator whose products are in fp8 with scales that ranks of tp find together, each step
     anew."""
     is_found = rank.job.precision.float8 in ("tensorwise", "rowwise") and rank.job.plan.tp > 1
-    return [p.matrix for p in o.products if p.matrix.cut is not None] if is_found and kind in LAYERS else []
+    return _cut_matrices(o) if is_found and kind in LAYERS else []
+
+
+def _cut_matrices(o: LayerOperator) -> list[Matrix]:
+    """The matrices of an operator whose products may be in fp8: those that tp cuts, but experts'."""
+    return [p.matrix for p in o.products if p.matrix.cut is not None and not p.matrix.experts]
 
 
 def _largest(rank: _Rank) -> Iterator[Collective]:
@@ -289,9 +296,8 @@ def cast_collectives(job: JobSpec, kind: str) -> Collectives:
 
 
 def num_float8_matrices(job: JobSpec, kind: str) -> int:
-    """Matrices of a layer whose products are in fp8."""
-    operators = piece_operators(shape_of(job.model), kind)
-    return sum(p.matrix.cut is not None for o in operators for p in o.products) * (job.precision.float8 != "none")
+    """Matrices of a layer whose products are in fp8, where any are."""
+    return sum(len(_cut_matrices(o)) for o in piece_operators(shape_of(job.model), kind))
 
 
 _Overlay = dict[str, Callable[[_Rank], Iterator[Collective]]]

@@ -30,7 +30,7 @@ from shardwright.config.plan import layer_policies, split_evenly
 from shardwright.schedule.action import RECV, SEND, Kind
 from shardwright.schedule.message_sizes import message_bytes
 from shardwright.schedule.schedule import Program
-from shardwright.sharding.groups import COPIES, DP, PP, REPLICAS, SHARDS, TP, WORLD, axis_groups, ends
+from shardwright.sharding.groups import COPIES, DP, EP, PP, REPLICAS, SHARDS, TP, WORLD, axis_groups, ends
 from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.router_totals import size_of_totals
 from shardwright.sharding.stage_parameters import model_parameters
@@ -71,6 +71,10 @@ class PassCounts:
     repeated: int
     backwards: int
 
+    def again(self, share: float) -> int:
+        """Forwards that are computed again of an operator of which a backward does so with a `share`."""
+        return self.repeated + round(share * self.backwards)
+
     def __add__(self, other: "PassCounts") -> "PassCounts":
         return PassCounts(
             self.forwards + other.forwards, self.repeated + other.repeated, self.backwards + other.backwards
@@ -92,15 +96,22 @@ def step_collectives(job: JobSpec, program: Program, rank: int) -> Iterator[Move
     place = MeshShape.of(job.plan).coordinates(rank)
     pp_rank = place["pp"]
     yield from _of_pieces(job, program, pp_rank, ep_index(job, rank))
-    yield from _messages(job, program, pp_rank)
-    yield from _of_state(job, program, pp_rank, place["tp"])
-    yield from _end_of_step(job, program, pp_rank)
+    yield from rank_moves(job, program, pp_rank, place["tp"])
+
+
+def rank_moves(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> list[Moved]:
+    """What a rank moves beside the collectives of its operators: messages, gradients and parameters, sums."""
+    return [
+        *_messages(job, program, pp_rank),
+        *_of_state(job, program, pp_rank, tp_index),
+        *_end_of_step(job, program, pp_rank),
+    ]
 
 
 def ep_index(job: JobSpec, rank: int) -> int:
     """The place of a rank on its ep line."""
-    plan = job.plan
-    return rank // plan.expert_tp_size % plan.ep
+    ((size, stride),) = axis_groups(job.plan, EP).layout.dims
+    return int(rank // stride % size)
 
 
 def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind, PassCounts]:
@@ -123,22 +134,20 @@ def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind,
     return found
 
 
-def times_again(pieces: Sequence[OperatorCollectives], policy: str, counts: PassCounts) -> dict[str, int]:
-    """How many forwards of each operator of a piece are computed again: under "stage" when the program says so."""
-    if policy == "stage":
-        return {of.name: counts.repeated for of in pieces}
-    shares = {o.name: share for o, share in operators_again(tuple(of.of for of in pieces), policy)}
-    return {of.name: round(counts.backwards * shares.get(of.name, 0.0)) + counts.repeated for of in pieces}
+def again_shares(pieces: Sequence[OperatorCollectives], policy: str) -> dict[str, float]:
+    """The share of each operator's forward that a backward computes again; under "stage" the program says when."""
+    again = operators_again(tuple(of.of for of in pieces), policy) if policy != "stage" else []
+    return {of.name: 0.0 for of in pieces} | {operator.name: share for operator, share in again}
 
 
 def _of_pieces(job: JobSpec, program: Program, pp_rank: int, ep_index: int) -> Iterator[Moved]:
     for (kind, policy), counts in pass_counts(job, program, pp_rank).items():
         pieces = piece_collectives(job, kind, ep_index)
-        again = times_again(pieces, policy, counts)
+        shares = again_shares(pieces, policy)
         for of in pieces:
             yield from _times("forward", of.forward, counts.forwards)
             yield from _times("forward", of.with_graph, counts.backwards)
-            yield from _times("computed again", of.forward, again[of.name])
+            yield from _times("computed again", of.forward, counts.again(shares[of.name]))
             yield from _times("backward", of.backward, counts.backwards)
 
 

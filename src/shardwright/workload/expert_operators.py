@@ -27,7 +27,9 @@ def weigh_shared(c: Context, o: LayerOperator) -> Operator:
     product's input is the router's, which keeps it."""
     n, product = c.sizes[o.gives], MatrixProduct.of(c.sizes["shared gate logits"], o.products[0].matrix, 1)
     kept = c.bytes_of(o.takes)
-    return Operator(o, (product,), None, 2 * HALF * n, 3 * HALF * n, kept=kept, given=c.bytes_of(o.gives), needs_kept=True)
+    return Operator(
+        o, (product,), None, 2 * HALF * n, 3 * HALF * n, kept=kept, given=c.bytes_of(o.gives), needs_kept=True
+    )
 
 
 def assemble(c: Context, o: LayerOperator) -> Operator:
