@@ -178,7 +178,7 @@ def test_keys_and_values_go_round_as_often_as_ranks_count() -> None:
 
 def test_tokens_travel_as_expected() -> None:
     job = job_of(*PLANS["experts"])
-    (there,) = (c for c in tell(job).crossings if c.axis == "ep" and c.phase == "forward")
+    (there,) = (c for c in tell(job).crossings if c.kind == "all_to_all_v" and c.phase == "forward")
     ranks = ExpertRanks(16, 16, 8)
     counts = [[job.model.sequence * 2 / 16] * 16] * 16  # even
     (mine, *_) = sent_direct(counts, ranks, row_bytes=2 * job.model.hidden, is_backward=True)

@@ -13,7 +13,7 @@ all-gather, of which the engine here leaves out some (sharding/zero_events.py).
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.account.layer_collectives import (
@@ -89,6 +89,11 @@ def step_ledger(job: JobSpec, program: Program, rank: int) -> dict[str, Traffic]
         before = found.get(key, Traffic(0, 0))
         found[key] = Traffic(before.calls + moved.calls, before.payload_bytes + moved.num_bytes)
     return dict(sorted(found.items()))
+
+
+def ledger_table(traffic: Mapping[str, Traffic]) -> dict[str, dict[str, int]]:
+    """The same in the form of a ledger's own table."""
+    return {name: {"count": of.calls, "bytes": of.payload_bytes} for name, of in traffic.items()}
 
 
 def step_collectives(job: JobSpec, program: Program, rank: int) -> Iterator[Moved]:
