@@ -61,7 +61,7 @@ SHRINKS = 40  # runs at most that making a failure smaller may take
 @dataclass(frozen=True)
 class Trace:
     """What one rank computed: its steps, the loss of an evaluation after them, and its boxes of the parameters; and
-    what it moved in the last step, or in all of a schedule that has no single step."""
+    what it moved in its last step that updated weights, or in all of a schedule that has no single step."""
 
     steps: list[StepResult]
     evaluated: float
@@ -105,14 +105,16 @@ def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
     def mine(step: int) -> Tensor:
         return tokens_of(job, step)[mesh.dp.index * share :][:share]
 
+    ledger: Table = {}
     if replica.program.weights == "current":
         steps = []
         for step in range(STEPS):
             mesh.ledger.clear()
             steps.append(train_step(job, replica, mesh, step, mine(step)))
+            ledger = ledger if steps[-1].skipped else mesh.ledger.table()
     else:
         steps = train_stream(job, replica, mesh, job_program(job, STEPS), 0, mine)
-    ledger = mesh.ledger.table()
+        ledger = mesh.ledger.table()
     evaluated = evaluate(job, replica, mesh, mine(STEPS))
     boxes = []
     with replica.gathered():
@@ -200,7 +202,8 @@ def judged(job: JobSpec, ranks: list[Trace], alone: JobSpec, wanted: list[Trace]
 
 def moved_otherwise(job: JobSpec, ranks: list[Trace]) -> list[str]:
     """What ranks moved that was not foretold. Delayed scales know no past where gradients have overflowed."""
-    if job.precision.float8 == "delayed" and any(step.skipped for step in ranks[0].steps):
+    skipped = [step.skipped for step in ranks[0].steps]
+    if all(skipped) or (job.precision.float8 == "delayed" and any(skipped)):
         return []
     program = job_program(job)
     if program.weights != "current":

@@ -9,6 +9,7 @@ from fuzz.collectives import DEVICES, drawn_rank, jobs, wrong
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import AuxLoss, GateName, Scope
 from shardwright.config.plan import CompressName, ContextMethod, Recompute, ScheduleName
+from shardwright.precision.float8_recipe import RECIPES
 
 SEED, NUM_DRAWN, MOST_PASSES, NUM_PARTS = 49, 185, 12, 10
 LEAST_COMPARED = 100
@@ -56,10 +57,7 @@ def test_every_strategy_is_compared() -> None:
         ({m.aux_loss for m in moes}, get_args(AuxLoss)),
         ({m.aux_scope for m in moes}, get_args(Scope)),
         ({m.shared_gate for m in moes}, (False, True)),
-        (
-            {job.precision.float8 for job in found if job.plan.tp > 1},
-            ("none", "delayed", "tensorwise", "rowwise", "blockwise"),
-        ),
+        ({job.precision.float8 for job in found if job.plan.tp > 1}, ("none", *RECIPES)),
         ({job.precision.compute for job in found}, ("float32", "bf16", "fp16")),
         ({job.model.tied_embeddings for job in found if job.plan.pp > 1}, (False, True)),
         ({job.data.separate_documents for job in found if job.plan.dp > 1}, (False, True)),

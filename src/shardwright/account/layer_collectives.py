@@ -30,7 +30,7 @@ _OURS = {"head_parallel": True, "dispatch_bytes": 2, "key_gradient_bytes": 4}
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveCalls:
     """Calls of one collective on one axis for one pass of one operator, and the bytes of all of them. Where dispatch
     minds the borders of nodes, `reach` says on which side of them it stays."""
 
@@ -41,7 +41,7 @@ class Collective:
     reach: Literal["any", "inside nodes", "between nodes"] = "any"
 
 
-Collectives = tuple[Collective, ...]
+Collectives = tuple[CollectiveCalls, ...]
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class _Rank:
 
 
 def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[OperatorCollectives, ...]:
-    """Those of the operators of a piece, "dense" or "experts" (a layer), "embedding" or "head", for one microbatch on a
-    rank with this place on its ep line."""
+    """What the operators of a piece send, of "dense" or "experts" (a layer), "embedding" or "head", for one microbatch on
+    a rank with this place on its ep line."""
     rank = _Rank(job, ep_index)
     return tuple(
         OperatorCollectives(
@@ -109,7 +109,7 @@ def _chain(job: JobSpec, kind: str) -> Chain:
     return chains(shape_of(job.model), cut, software)[kind]
 
 
-def _listed(rank: _Rank, exchanges: tuple[Exchange, ...]) -> Iterator[Collective]:
+def _listed(rank: _Rank, exchanges: tuple[Exchange, ...]) -> Iterator[CollectiveCalls]:
     """Exchanges of the one list as the ledger counts them. Those of rows on their way to experts are `_trip`'s."""
     for exchange in exchanges:
         size, kind, calls = round(float(exchange.size)), str(exchange.kind), 1
@@ -118,10 +118,10 @@ def _listed(rank: _Rank, exchanges: tuple[Exchange, ...]) -> Iterator[Collective
         if kind == "ring":  # a rank passes on what the others have
             hops = rank.job.plan.cp - 1
             kind, calls, size = "exchange", hops * exchange.rounds, size * hops // rank.job.plan.cp
-        yield Collective(kind, exchange.axis, calls, size)
+        yield CollectiveCalls(kind, exchange.axis, calls, size)
 
 
-def _forward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[Collective]:
+def _forward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
     if o.name in _AHEAD:
         yield from _AHEAD[o.name](rank)
     for matrix in _float8_matrices(rank, o, kind):
@@ -129,7 +129,7 @@ def _forward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[Collective]:
             yield from _largest(rank)
 
 
-def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[Collective]:
+def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
     if o.name in _BACK:
         yield from _BACK[o.name](rank)
     for matrix in _float8_matrices(rank, o, kind):
@@ -140,16 +140,16 @@ def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[Collective]:
 # The loss.
 
 
-def _loss(rank: _Rank) -> Iterator[Collective]:
+def _loss(rank: _Rank) -> Iterator[CollectiveCalls]:
     """The largest logit of each token, and then the target's and the sum of exponentials (model/loss.py)."""
     if rank.job.plan.tp > 1:
-        yield Collective("all_reduce", "tp", 2, 3 * FLOAT32 * rank.tokens)
+        yield CollectiveCalls("all_reduce", "tp", 2, 3 * FLOAT32 * rank.tokens)
 
 
 # Routers.
 
 
-def _gathers(rank: _Rank) -> Iterator[Collective]:
+def _gathers(rank: _Rank) -> Iterator[CollectiveCalls]:
     """Logits and positions of all tokens of a microbatch, where what a token gets depends on the others
     (model/router.py)."""
     moe, plan = rank.job.model.moe, rank.job.plan
@@ -158,31 +158,31 @@ def _gathers(rank: _Rank) -> Iterator[Collective]:
     rows, positions = int(rank.share.tensors.tokens_here), rank.job.tokens_between
     for axis, size in rank.splits:
         rows, positions = rows * size, positions * size
-        yield Collective("all_gather", axis, 2, FLOAT32 * rows * moe.experts + INT64 * positions)
+        yield CollectiveCalls("all_gather", axis, 2, FLOAT32 * rows * moe.experts + INT64 * positions)
 
 
-def _counts(rank: _Rank) -> Iterator[Collective]:
+def _counts(rank: _Rank) -> Iterator[CollectiveCalls]:
     """How often each expert was chosen in each sample, for the loss that keeps them even."""
     moe = rank.job.model.moe
     if moe.aux_loss != "none" and moe.aux_scope != "global":
         for axis, _ in rank.splits:
-            yield Collective("all_reduce", axis, 1, INT64 * rank.job.plan.microbatch_size * moe.experts)
+            yield CollectiveCalls("all_reduce", axis, 1, INT64 * rank.job.plan.microbatch_size * moe.experts)
 
 
 # Tokens on their way to experts.
 
 
-def _choices(rank: _Rank) -> Iterator[Collective]:
+def _choices(rank: _Rank) -> Iterator[CollectiveCalls]:
     """Experts and weights of all tokens of the tp line, each of whose ranks has a part of every expert."""
     if rank.job.plan.expert_tp_size > 1 and rank.shards_sequence:
-        yield Collective("all_gather", "tp", 2, (INT64 + FLOAT32) * rank.tokens * rank.job.model.moe.num_chosen)
+        yield CollectiveCalls("all_gather", "tp", 2, (INT64 + FLOAT32) * rank.tokens * rank.job.model.moe.num_chosen)
 
 
-def _gradients_of_weights(rank: _Rank) -> Iterator[Collective]:
-    """Those of the weights of choices, of which each rank of the tp line has a part."""
+def _gradients_of_weights(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """Gradients of the weights of choices, of which each rank of the tp line has a part."""
     if rank.job.plan.expert_tp_size > 1:
         kind = "reduce_scatter" if rank.shards_sequence else "all_reduce"
-        yield Collective(kind, "tp", 1, FLOAT32 * rank.tokens * rank.job.model.moe.num_chosen)
+        yield CollectiveCalls(kind, "tp", 1, FLOAT32 * rank.tokens * rank.job.model.moe.num_chosen)
 
 
 @dataclass(frozen=True)
@@ -201,19 +201,19 @@ class _Hop:
         """Rows that come here, from all ranks of the axis."""
         return self.num_ranks * even_shares(self.num_rows, self.num_ranks)[self.index]
 
-    def counts(self) -> Iterator[Collective]:
+    def counts(self) -> Iterator[CollectiveCalls]:
         if self.num_ranks > 1:
-            yield Collective("all_to_all", "ep", 1, INT64 * self.num_counts, self.reach)
+            yield CollectiveCalls("all_to_all", "ep", 1, INT64 * self.num_counts, self.reach)
 
-    def there(self, row_bytes: int) -> Iterator[Collective]:
+    def there(self, row_bytes: int) -> Iterator[CollectiveCalls]:
         if self.num_ranks > 1:
             rows = self.num_rows - even_shares(self.num_rows, self.num_ranks)[self.index]
-            yield Collective("all_to_all_v", "ep", 1, rows * row_bytes, self.reach)
+            yield CollectiveCalls("all_to_all_v", "ep", 1, rows * row_bytes, self.reach)
 
-    def back(self, row_bytes: int) -> Iterator[Collective]:
+    def back(self, row_bytes: int) -> Iterator[CollectiveCalls]:
         if self.num_ranks > 1:
             rows = self.arrived - self.arrived // self.num_ranks
-            yield Collective("all_to_all_v", "ep", 1, rows * row_bytes, self.reach)
+            yield CollectiveCalls("all_to_all_v", "ep", 1, rows * row_bytes, self.reach)
 
 
 def _hops(rank: _Rank) -> tuple[_Hop, ...]:
@@ -231,19 +231,19 @@ def _hops(rank: _Rank) -> tuple[_Hop, ...]:
     return between, _Hop(here, place, rows, moe.experts // nodes, "inside nodes")
 
 
-def _dispatched(rank: _Rank) -> Iterator[Collective]:
+def _dispatched(rank: _Rank) -> Iterator[CollectiveCalls]:
     """Tokens to their experts; node-aware, the experts and weights of their choices go with them to the node."""
     moe, row_bytes = rank.job.model.moe, rank.share.element * rank.job.model.hidden
     first, *inside = _hops(rank)
     if inside and moe.gate == "expert-choice":  # ranks agree on the most choices of a token
-        yield Collective("all_reduce", "ep", 1, INT64)
+        yield CollectiveCalls("all_reduce", "ep", 1, INT64)
     for hop in (first, *inside):
         yield from (*hop.counts(), *hop.there(row_bytes))
     if inside:
         yield from (*first.there(FLOAT32 * moe.num_chosen), *first.there(INT32 * moe.num_chosen))
 
 
-def _dispatched_back(rank: _Rank) -> Iterator[Collective]:
+def _dispatched_back(rank: _Rank) -> Iterator[CollectiveCalls]:
     """Gradients of what was dispatched."""
     first, *inside = _hops(rank)
     yield from _returned(rank)
@@ -251,13 +251,13 @@ def _dispatched_back(rank: _Rank) -> Iterator[Collective]:
         yield from first.back(FLOAT32 * rank.job.model.moe.num_chosen)
 
 
-def _returned(rank: _Rank) -> Iterator[Collective]:
+def _returned(rank: _Rank) -> Iterator[CollectiveCalls]:
     """What experts made of tokens, on its way back."""
     for hop in reversed(_hops(rank)):
         yield from hop.back(rank.share.element * rank.job.model.hidden)
 
 
-def _returned_back(rank: _Rank) -> Iterator[Collective]:
+def _returned_back(rank: _Rank) -> Iterator[CollectiveCalls]:
     """Gradients of what experts made."""
     for hop in _hops(rank):
         yield from hop.there(rank.share.element * rank.job.model.hidden)
@@ -278,10 +278,10 @@ def _cut_matrices(o: LayerOperator) -> list[Matrix]:
     return [p.matrix for p in o.products if p.matrix.cut is not None and not p.matrix.experts]
 
 
-def _largest(rank: _Rank) -> Iterator[Collective]:
+def _largest(rank: _Rank) -> Iterator[CollectiveCalls]:
     """The largest value of the operand of a product that tp cuts: of all of it, or of each token's row."""
     numbers = rank.tokens if rank.job.precision.float8 == "rowwise" else 1
-    yield Collective("all_reduce", "tp", 1, FLOAT32 * numbers)
+    yield CollectiveCalls("all_reduce", "tp", 1, FLOAT32 * numbers)
 
 
 def cast_collectives(job: JobSpec, kind: str) -> Collectives:
@@ -291,7 +291,7 @@ def cast_collectives(job: JobSpec, kind: str) -> Collectives:
     for matrix in (m for o in piece_operators(shape_of(job.model), kind) for m in _float8_matrices(rank, o, kind)):
         rows = matrix.columns if matrix.is_row_parallel else matrix.inner
         numbers = rows if job.precision.float8 == "rowwise" else 1
-        found.append(Collective("all_reduce", "tp", 1, FLOAT32 * numbers))
+        found.append(CollectiveCalls("all_reduce", "tp", 1, FLOAT32 * numbers))
     return tuple(found)
 
 
@@ -300,7 +300,7 @@ def num_float8_matrices(job: JobSpec, kind: str) -> int:
     return sum(len(_cut_matrices(o)) for o in piece_operators(shape_of(job.model), kind))
 
 
-_Overlay = dict[str, Callable[[_Rank], Iterator[Collective]]]
+_Overlay = dict[str, Callable[[_Rank], Iterator[CollectiveCalls]]]
 _AHEAD: _Overlay = {
     "head": _loss, "router": _gathers, "experts enter": _choices, "dispatch": _dispatched, "combine": _returned,
 }  # fmt: skip

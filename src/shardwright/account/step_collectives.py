@@ -2,10 +2,10 @@
 
 It is what the ledger of a run has, exactly: what operators exchange (layer_collectives.py), as often as the program
 runs each pass and the policies of layers run it again; messages between stages, which the program has; what replicas
-exchange, which is ZeRO's events played on sizes (zero_replay.py); and the sums that a step ends with. Of fp8's delayed
-scales it is a step with a past. What a gate chooses is not known: rows to experts are as even as they can be
-(sharding/even_routing.py), and only how often they travel is exact. Experts that choose, each as many tokens as it has
-room for, are taken for tokens that choose as many each.
+exchange, which is ZeRO's events played on sizes (zero_replay.py); and the sums that a step ends with. It is of a step
+that updates the weights, not of one that an overflow leaves out, and of delayed scales of fp8 one with a past. What a
+gate chooses is not known: rows to experts are as even as they can be (sharding/even_routing.py), and only how often
+they travel is exact. Where experts choose, every token is taken for having as many of them.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054, section 7) say what replicas move: with P the bytes of all parameters, an
 all-reduce of P without ZeRO, a reduce-scatter and an all-gather of P in stages 1 and 2, and in stage 3 one more
@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.account.layer_collectives import (
-    Collective,
+    CollectiveCalls,
     OperatorCollectives,
     cast_collectives,
     num_float8_matrices,
@@ -52,7 +52,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Moved:
+class PhaseCalls:
     """Calls of one collective on one axis, in one part of a step, and their bytes."""
 
     phase: str
@@ -64,7 +64,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class PassCounts:
-    """How often pieces of a kind run on a rank in the steps of a program, each of them for each of its microbatches:
+    """How often pieces of a kind run on a rank in the steps of a program, all of them for all of their microbatches:
     forwards, those of them that a program runs once more for a whole stage, and backwards."""
 
     forwards: int
@@ -92,11 +92,11 @@ def step_ledger(job: JobSpec, program: Program, rank: int) -> dict[str, Traffic]
 
 
 def ledger_table(traffic: Mapping[str, Traffic]) -> dict[str, dict[str, int]]:
-    """The same in the form of a ledger's own table."""
+    """Traffic in the form of a ledger's own table."""
     return {name: {"count": of.calls, "bytes": of.payload_bytes} for name, of in traffic.items()}
 
 
-def step_collectives(job: JobSpec, program: Program, rank: int) -> Iterator[Moved]:
+def step_collectives(job: JobSpec, program: Program, rank: int) -> Iterator[PhaseCalls]:
     """All that a rank moves while it runs `program`, by part of the step; one of layers for each operator."""
     place = MeshShape.of(job.plan).coordinates(rank)
     pp_rank = place["pp"]
@@ -104,7 +104,7 @@ def step_collectives(job: JobSpec, program: Program, rank: int) -> Iterator[Move
     yield from rank_moves(job, program, pp_rank, place["tp"])
 
 
-def rank_moves(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> list[Moved]:
+def rank_moves(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> list[PhaseCalls]:
     """What a rank moves beside the collectives of its operators: messages, gradients and parameters, sums."""
     return [
         *_messages(job, program, pp_rank),
@@ -145,7 +145,7 @@ def again_shares(pieces: Sequence[OperatorCollectives], policy: str) -> dict[str
     return {of.name: 0.0 for of in pieces} | {operator.name: share for operator, share in again}
 
 
-def _of_pieces(job: JobSpec, program: Program, pp_rank: int, ep_index: int) -> Iterator[Moved]:
+def _of_pieces(job: JobSpec, program: Program, pp_rank: int, ep_index: int) -> Iterator[PhaseCalls]:
     for (kind, policy), counts in pass_counts(job, program, pp_rank).items():
         pieces = piece_collectives(job, kind, ep_index)
         shares = again_shares(pieces, policy)
@@ -156,42 +156,42 @@ def _of_pieces(job: JobSpec, program: Program, pp_rank: int, ep_index: int) -> I
             yield from _times("backward", of.backward, counts.backwards)
 
 
-def _times(phase: str, collectives: Iterable[Collective], times: int) -> Iterator[Moved]:
+def _times(phase: str, collectives: Iterable[CollectiveCalls], times: int) -> Iterator[PhaseCalls]:
     for one in collectives if times else ():
-        yield Moved(phase, one.kind, one.axis, times * one.calls, times * one.num_bytes)
+        yield PhaseCalls(phase, one.kind, one.axis, times * one.calls, times * one.num_bytes)
 
 
-def _messages(job: JobSpec, program: Program, pp_rank: int) -> Iterator[Moved]:
+def _messages(job: JobSpec, program: Program, pp_rank: int) -> Iterator[PhaseCalls]:
     """Activations to the next stage and gradients back, as the program has them."""
     kinds = Counter(action.kind for action in program.ranks[pp_rank])
     for name, among in (("send", SEND), ("recv", RECV)):
         if calls := sum(kinds[kind] for kind in among):
-            yield Moved("between stages", name, "pp", calls, calls * message_bytes(job))
+            yield PhaseCalls("between stages", name, "pp", calls, calls * message_bytes(job))
 
 
-def _of_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int) -> Iterator[Moved]:
+def _of_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int) -> Iterator[PhaseCalls]:
     """Gradients and parameters, over replicas and over tp; and what of weights goes with their casts to fp8."""
     held = rank_state(job, program, pp_rank, tp_index)
     found = replay(job, program, pp_rank, held)
     for (kind, axis), num_bytes in sorted(found.moved_bytes.items()):
         phase = "parameters" if kind == "all_gather" and job.plan.zero else "gradients"
-        yield Moved(phase, kind, axis, found.calls[kind, axis], num_bytes)
+        yield PhaseCalls(phase, kind, axis, found.calls[kind, axis], num_bytes)
     for (_, region), times in found.num_casts.items():
         yield from _times("forward", cast_collectives(job, _layer_kind(job, int(region))), times)
     yield from _tied_table(job, program, pp_rank, tp_index)
 
 
-def _tied_table(job: JobSpec, program: Program, pp_rank: int, tp_index: int) -> Iterator[Moved]:
+def _tied_table(job: JobSpec, program: Program, pp_rank: int, tp_index: int) -> Iterator[PhaseCalls]:
     """The two gradients of a tied table, if its uses are on two ranks."""
     stages, last = program.placement.stages_of(pp_rank), program.num_stages - 1
     if not job.model.tied_embeddings or (0 in stages) == (last in stages):
         return
     first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
     num_bytes = job.precision.gradient_bytes * (end - first) * job.model.hidden
-    yield Moved("gradients", "all_reduce", ends(job.plan, program.placement).axis, 1, num_bytes)
+    yield PhaseCalls("gradients", "all_reduce", ends(job.plan, program.placement).axis, 1, num_bytes)
 
 
-def _end_of_step(job: JobSpec, program: Program, pp_rank: int) -> Iterator[Moved]:
+def _end_of_step(job: JobSpec, program: Program, pp_rank: int) -> Iterator[PhaseCalls]:
     """Sums that every rank knows when a step is over, of a few numbers."""
     plan, stages = job.plan, program.placement.stages_of(pp_rank)
     drains = program.weights == "current"
@@ -205,7 +205,7 @@ def _end_of_step(job: JobSpec, program: Program, pp_rank: int) -> Iterator[Moved
     sums += [(axis_groups(plan, kind), _NUMBER) for kind in (PP, REPLICAS[False])] * num_steps  # the loss
     for groups, num_bytes in sums:
         if groups.size > 1:
-            yield Moved("end of step", "all_reduce", groups.axis, 1, num_bytes)
+            yield PhaseCalls("end of step", "all_reduce", groups.axis, 1, num_bytes)
 
 
 def _parameters(job: JobSpec) -> int:

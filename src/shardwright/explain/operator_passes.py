@@ -7,8 +7,7 @@ adds them up.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shardwright.account.layer_collectives import Collective as Moves
-from shardwright.account.layer_collectives import OperatorCollectives, piece_collectives
+from shardwright.account.layer_collectives import CollectiveCalls, OperatorCollectives, piece_collectives
 from shardwright.account.step_collectives import PieceKind, again_shares
 from shardwright.config.job import JobSpec
 from shardwright.config.software import SoftwareSpec
@@ -170,7 +169,7 @@ class _Passes:
             backward=self._collectives(account.backward, of.backward),
         )
 
-    def _collectives(self, moved: Iterable[Moves], times: Iterable[ExchangeTime]) -> tuple[Collective, ...]:
+    def _collectives(self, moved: Iterable[CollectiveCalls], times: Iterable[ExchangeTime]) -> tuple[Collective, ...]:
         """The collectives of one pass of an operator, each with the seconds of the exchange that is predicted for it;
         a few numbers that predictions leave out have those that they take by themselves, and hold nobody up."""
         left, found = [of for of in times if float(of.exchange.size)], []
@@ -187,14 +186,14 @@ class _Passes:
             found.append(Collective(kind, axis, 0, 0.0, SentBytes(), float(of.seconds), float(of.exposed)))
         return tuple(found)
 
-    def _by_itself_s(self, of: Moves) -> float | None:
+    def _by_itself_s(self, of: CollectiveCalls) -> float | None:
         if self.costing is None:
             return None
         kind: Kind = _PRICED_AS.get(of.kind, of.kind)  # type: ignore[assignment]
         axis: Axis = of.axis  # type: ignore[assignment]
         return of.calls * float(self.costing.exchange_s(Exchange(kind, axis, of.num_bytes / of.calls)))
 
-    def _sent(self, of: Moves) -> SentBytes:
+    def _sent(self, of: CollectiveCalls) -> SentBytes:
         group: Group = getattr(self.groups, of.axis)
         if of.reach != "any":
             is_inside, size = of.reach == "inside nodes", float(of.num_bytes)

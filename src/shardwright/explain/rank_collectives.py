@@ -8,7 +8,7 @@ replicas exchange, it says that of all of it, which is shared by seconds; sums o
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.account.step_collectives import Moved, PassCounts, PieceKind, pass_counts, rank_moves
+from shardwright.account.step_collectives import PassCounts, PhaseCalls, PieceKind, pass_counts, rank_moves
 from shardwright.config.job import JobSpec
 from shardwright.cost.collective_time import all_to_all_s, message_s, ring_s
 from shardwright.cost.stage_time import Costing
@@ -107,7 +107,7 @@ def _joined(one: Crossing, more: Crossing) -> Crossing:
 
 
 def _messages(
-    job: JobSpec, program: Program, rank: int, messages: list[Moved], by_axis: Mapping[str, RankGroup],
+    job: JobSpec, program: Program, rank: int, messages: list[PhaseCalls], by_axis: Mapping[str, RankGroup],
     priced: PricedGroups | None,
 ) -> Iterator[Crossing]:  # fmt: skip
     """What the rank sends to its neighbours in the pipeline, and what comes from them."""
@@ -127,7 +127,9 @@ def _messages(
         )  # fmt: skip
 
 
-def _replicas(sums: list[Moved], by_axis: Mapping[str, RankGroup], priced: PricedGroups | None) -> Iterator[Crossing]:
+def _replicas(
+    sums: list[PhaseCalls], by_axis: Mapping[str, RankGroup], priced: PricedGroups | None
+) -> Iterator[Crossing]:
     """Gradients and parameters over the replicas, a tied table's two gradients, and the sums that a step ends with."""
     found = [_of_group(moved, by_axis[moved.axis], priced) for moved in sums]
     if priced is None:
@@ -143,7 +145,7 @@ def _is_predicted(of: Crossing) -> bool:
     return of.phase in ("gradients", "parameters") and of.axis != "tp"
 
 
-def _of_group(moved: Moved, of: RankGroup, priced: PricedGroups | None) -> Crossing:
+def _of_group(moved: PhaseCalls, of: RankGroup, priced: PricedGroups | None) -> Crossing:
     group, rounds = of.as_priced, 2 if moved.kind == "all_reduce" else 1
     is_direct = moved.kind == "all_to_all"
     full_bytes = float(moved.num_bytes)
