@@ -88,8 +88,8 @@ class _Rank:
 
 
 def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[OperatorCollectives, ...]:
-    """What the operators of a piece send, of "dense" or "experts" (a layer), "embedding" or "head", for one microbatch on
-    a rank with this place on its ep line."""
+    """What the operators of a piece send, "dense" or "experts" (a layer), "embedding" or "head", of one microbatch on a
+    rank with this place on its ep line."""
     rank = _Rank(job, ep_index)
     return tuple(
         OperatorCollectives(
