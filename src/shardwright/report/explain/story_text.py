@@ -270,6 +270,8 @@ def _crossings(story: Story) -> Iterator[str]:
         "several nodes one hop in each node leaves it."
     )
     yield crossings_text(story.crossings)
+    if not all(c.calls for c in story.crossings):
+        yield "What has no calls is predicted, and our runtime does without it."
     if any((c.exposed_s or 0.0) > 1.5 * (c.seconds or 0.0) for c in story.crossings if c.phase == "parameters"):
         yield _says(
             "More of the replicas' communication is exposed than it takes by itself: the prediction is of software "
