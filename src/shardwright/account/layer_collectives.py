@@ -110,7 +110,7 @@ def _chain(job: JobSpec, kind: str) -> Chain:
 
 
 def _listed(rank: _Rank, exchanges: tuple[Exchange, ...]) -> Iterator[CollectiveCalls]:
-    """Exchanges of the one list as the ledger counts them. Those of rows on their way to experts are `_trip`'s."""
+    """Exchanges of the one list as the ledger counts them. Rows on their way to experts are `_hops`'."""
     for exchange in exchanges:
         size, kind, calls = round(float(exchange.size)), str(exchange.kind), 1
         if exchange.axis == "ep" or not size:

@@ -22,7 +22,6 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.measure.memory_trace import MemoryTrace, Origin
 from shardwright.measure.saved_tensors import LiveBytes
-from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.recompute.offload import HostPool
 from shardwright.parallel.zero.held_memory import held_storages
@@ -101,11 +100,6 @@ def _no_values(place: ParameterShard, device: torch.device) -> Tensor:
     return torch.empty(place.shape, device=device)
 
 
-def dry_mesh(job: JobSpec, rank: int, device: str) -> Mesh:
-    """The axes of one rank, with nobody on them."""
-    return job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
-
-
 def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
     """Run a rank of a job, as it would on a `device`, cpu or cuda. PlanError for a rank that is not there."""
     if not 0 <= rank < job.plan.world:
@@ -174,9 +168,9 @@ class DrySteps:
     """A rank and the steps of it that are run at a time: one, or as many as fill a pipeline that never drains."""
 
     def __init__(self, job: JobSpec, rank: int, device: str) -> None:
-        """Build the rank, as it would be on a `device`."""
+        """Build the rank, as it would be on a `device`, with nobody on its axes."""
         self._job, self.num_steps = job, steps_to_fill(job)
-        self.mesh = dry_mesh(job, rank, device)
+        self.mesh = job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
         self.program = job_program(job, self.num_steps)
         self.replica = build(job, self.mesh, _no_values, lambda decayed, plain: _DryOptimizer([*decayed, *plain]))
 
