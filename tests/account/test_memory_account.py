@@ -28,6 +28,7 @@ from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.mesh import MeshShape
+from shardwright.sharding.zero_events import Reductions
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.optimizer import make_adamw
@@ -52,7 +53,7 @@ def allocated(job: JobSpec, index: int) -> RankMemory:
     sharding = Sharding(job.plan.zero, axis(job.plan.dp, index), axis(1), axis(1), *numbers, numbers[1])
     pool = tensor_pool(CPU)
     regions = stage.prepare(CPU, numbers[0]).regions()
-    shards = ShardedStage(regions, [], sharding, pool, job.plan.bucket_mib, seeded(job.run.seed))
+    shards = ShardedStage(regions, [], sharding, pool, job.plan.bucket_mib, seeded(job.run.seed), Reductions())
     shards.make_optimizers(partial(make_adamw, job.optimizer))
     for unit in shards.units:
         unit.masters.step(torch.zeros(unit.layout.shard_size), 1.0, 0.0)

@@ -9,17 +9,30 @@ from shardwright.sharding.buffer_pool import BufferPool, Loan
 def test_the_smallest_that_fits_is_lent() -> None:
     made: list[int] = []
     pool = BufferPool[None](made.append)
-    large, small = pool.borrow(10), pool.borrow(4)
+    large, small = pool.borrow(100), pool.borrow(90)
     pool.give_back(large)
     pool.give_back(small)
-    assert pool.borrow(3) is small
-    assert pool.borrow(3) is large
-    assert made == [10, 4]
+    assert pool.borrow(85) is small
+    assert pool.borrow(85) is large
+    assert made == [100, 90]
 
 
-def test_a_free_one_that_is_too_small_gives_way() -> None:
+def test_none_is_lent_for_much_less() -> None:
+    """Else all buffers would become as large as the largest that was ever asked for."""
     pool = BufferPool[None](lambda num_bytes: None)
-    pool.give_back(pool.borrow(4))
+    values, gradients = pool.borrow(40), pool.borrow(80)
+    pool.give_back(gradients)
+    pool.give_back(values)
+    assert pool.borrow(40) is values
+    small = pool.borrow(40)
+    assert (small.num_bytes, pool.held_bytes, pool.peak_bytes) == (40, 80, 120)
+
+
+def test_free_ones_give_way_before_there_is_more_than_ever() -> None:
+    pool = BufferPool[None](lambda num_bytes: None)
+    lent = [pool.borrow(4), pool.borrow(6)]
+    for loan in lent:
+        pool.give_back(loan)
     pool.borrow(10)
     assert (pool.held_bytes, pool.peak_bytes) == (10, 10)
 

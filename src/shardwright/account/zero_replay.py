@@ -20,7 +20,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.compression import reduced_bucket, scattered_bucket
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.zero_events import StageEvents, UnitEvents, UnitSizes
+from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents, UnitSizes
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,14 @@ class _SizedUnit(UnitEvents[None]):
 class _SizedStage(StageEvents[_SizedUnit]):
     """A stage whose forwards and backwards are events alone."""
 
-    def __init__(self, state: StageState, units: dict[UnitKey, _SizedUnit]) -> None:
+    def __init__(self, state: StageState, units: dict[UnitKey, _SizedUnit], reductions: Reductions) -> None:
         mine = {number: units[state.stage, number] for number in range(len(state.units))}
         super().__init__(
             list(mine.values()),
             late={mine[number] for number, unit in enumerate(state.units) if unit.is_late},
             units_in={region: [units[key] for key in keys] for region, keys in state.units_in.items()},
             is_shared=any(unit.replicas.num_ranks > 1 or unit.replicas.num_copies > 1 for unit in state.units),
+            reductions=reductions,
         )
         # Passes over thousands of microbatches ask the same of their stage: what that is, once for all.
         self._gathered = [region for region in state.regions if self.is_gathered(region)]
@@ -201,7 +202,8 @@ class _Replay:
             for number, stage in held.items()
             for n, unit in enumerate(stage.units)
         }
-        self._stages = {number: _SizedStage(stage, units) for number, stage in held.items()}
+        reductions = Reductions()
+        self._stages = {number: _SizedStage(stage, units, reductions) for number, stage in held.items()}
 
     def run(self, program: Program, row: tuple[Action, ...]) -> None:
         """Carry out one rank's list."""

@@ -265,24 +265,27 @@ def layout(
 )
 @click.option("--tokens", type=float, default=0.0, help="Tokens to train on within --days.")
 @click.option("--days", type=float, default=0.0, help="Days for --tokens.")
-@file_option("--toml", help="Write the job with the best plan, for train and the other commands.")
+@file_option("--toml", help="Write the job with the recommended plan, for train and the other commands.")
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
     float8: str, objective: str, simulated: int | None, as_software: bool, tokens: float, days: float,
     toml: Path | None,
 ) -> None:  # fmt: skip
-    """Find the best plans for JOB's model, batch and cluster, and say why they are.
+    """Find the best plans for JOB's model, batch and cluster, say why they are, and recommend one.
 
-    Every legal plan is considered. JOB's own plan, if it has one, is compared with what is found.
+    Every legal plan is considered; recommended is the simplest of those that can't be told apart from the fastest.
+    JOB's own plan, if it has one, is compared with what is found.
     """
     from shardwright.config.base import PlanError
     from shardwright.config.software import software_of
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.advice import best_plans, explained
+    from shardwright.planner.advice.recommendation import CONSIDERED, recommended
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.planner.search.objectives import NAMES, Objective
     from shardwright.report.job_toml import write_toml
-    from shardwright.report.plans_text import plan_dict, plans_text
+    from shardwright.report.plans_text import plans_text
+    from shardwright.report.recommendation_text import plan_dicts, recommendation_text
 
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
@@ -290,17 +293,24 @@ def plan(
     if as_software:
         constraints = constraints.as_software(software_of(spec.cluster.software))
     try:
-        advice = best_plans(spec, constraints, shipped(), wanted, num_shown=top, num_simulated=simulated)
+        advice = best_plans(
+            spec, constraints, shipped(), wanted, num_shown=max(top, CONSIDERED), num_simulated=simulated
+        )
+        is_roomy = wanted.name == "memory"
+        advice = recommended(advice, constraints, shipped(), num_shown=top, is_roomy=is_roomy)
         if not as_json:
             advice = explained(advice, spec if has_own else None, constraints, shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
-    click.echo(json.dumps([plan_dict(found) for found in advice.plans]) if as_json else plans_text(advice))
-    if toml and advice.plans:
-        write_toml(toml, advice.plans[0].job)
-        click.echo(f"the job with the best plan is in {toml}", err=True)
-    if not advice.plans:
+    if as_json:
+        click.echo(json.dumps(plan_dicts(advice)))
+    else:
+        click.echo("\n\n".join(filter(None, (recommendation_text(advice), plans_text(advice)))))
+    if advice.recommendation is None:
         sys.exit(1)
+    if toml:
+        write_toml(toml, advice.recommendation.plan.job)
+        click.echo(f"the job with the recommended plan is in {toml}", err=True)
 
 
 @click.command(cls=JobCommand)

@@ -185,11 +185,12 @@ def _filled(text: str, hang: int = 0) -> str:
 
 
 def _rows(plans: list[PricedPlan]) -> Iterator[list[str]]:
-    yield ["", "step", "pessimistic", "tokens/s/device", "MFU", "HFU", "memory", "cost", "  plan"]
+    yield ["", "step", "first faster", "pessimistic", "tokens/s/device", "MFU", "HFU", "memory", "cost", "  plan"]
     for number, plan in enumerate(plans, 1):
         usd = "unknown" if plan.money.usd is None else f"{float(plan.money.usd):,.2f} USD"
         yield [
-            str(number), f"{plan.time.total:.3f} s", f"{plan.cautious.total:.3f} s",
+            str(number), f"{plan.time.total:.3f} s",
+            "" if plan.first_is_faster is None else f"{plan.first_is_faster:.0%}", f"{plan.cautious.total:.3f} s",
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
             f"{plan.memory.process / GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
         ]  # fmt: skip

@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 
 Memory = TypeVar("Memory")
 
+_MOST_SPARE = 1.25  # a buffer is at most so many times as large as what it is lent for
+
 
 @dataclass(frozen=True, eq=False)
 class Loan(Generic[Memory]):
@@ -22,7 +24,9 @@ class Loan(Generic[Memory]):
 
 
 class BufferPool(Generic[Memory]):
-    """Lends buffers. The smallest that is large enough is taken, and a new one is made where there is none.
+    """Lends buffers. The smallest that is large enough, and not much too large, is taken; where there is none a new one
+    is made. Then free ones go, the largest first, before there is more memory than ever: so the most that is held is
+    little more than the most that is lent.
 
     `held_bytes` is the memory of all buffers, lent and free, and `peak_bytes` the most that it ever was.
     """
@@ -39,11 +43,10 @@ class BufferPool(Generic[Memory]):
         """A buffer of at least so many bytes, whose values are whatever was there."""
         with self._lock:
             for index, buffer in enumerate(self._free):
-                if buffer.num_bytes >= num_bytes:
+                if num_bytes <= buffer.num_bytes <= _MOST_SPARE * num_bytes:
                     return self._free.pop(index)
-            # A free one that is too small is dropped, so that there are never more than were needed at once.
-            if self._free:
-                self.held_bytes -= self._free.pop(0).num_bytes
+            while self._free and self.held_bytes + num_bytes > self.peak_bytes:
+                self.held_bytes -= self._free.pop().num_bytes
             self.held_bytes += num_bytes
             self.peak_bytes = max(self.peak_bytes, self.held_bytes)
             return Loan(num_bytes, self._make(num_bytes))

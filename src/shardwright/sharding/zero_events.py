@@ -28,11 +28,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 
-# Reductions under way at once. Each holds a buffer, and in stages 2 and 3 that memory is what is being saved.
+# Reductions that a rank has under way at once. Each holds a buffer, and in stages 2 and 3 that memory is what is being
+# saved.
 MOST_REDUCING = 2
 
 _MASTER_BYTES = 4  # of an element that the optimizer updates
@@ -178,6 +179,25 @@ class UnitEvents(ABC, Generic[Memory]):
             self._start_gather(None)
 
 
+class Reductions:
+    """The reductions that a rank has under way, oldest first, of all its stages: each holds memory until it is over."""
+
+    def __init__(self) -> None:
+        self._under_way: deque[UnitEvents[Any]] = deque()
+
+    def start(self, unit: UnitEvents[Any]) -> None:
+        """Begin to sum a unit's gradients, once there are few enough others under way."""
+        while len(self._under_way) >= MOST_REDUCING:
+            self._under_way.popleft().finish_reduce()
+        unit.start_reduce()
+        self._under_way.append(unit)
+
+    def finish(self, units: Collection[UnitEvents[Any]]) -> None:
+        """Wait until no reduction of these units is under way, nor any that began before."""
+        while any(unit in units for unit in self._under_way):
+            self._under_way.popleft().finish_reduce()
+
+
 Unit = TypeVar("Unit", bound=UnitEvents)  # type: ignore[type-arg]
 
 
@@ -189,19 +209,24 @@ class StageEvents(Generic[Unit]):
     """
 
     def __init__(
-        self, units: Sequence[Unit], late: Collection[Unit], units_in: Mapping[str, Sequence[Unit]], is_shared: bool
+        self,
+        units: Sequence[Unit],
+        late: Collection[Unit],
+        units_in: Mapping[str, Sequence[Unit]],
+        is_shared: bool,
+        reductions: Reductions,
     ) -> None:
         """`units_in` are the units whose values each region needs, in the order in which regions are computed.
 
         `late` units have gradients that are complete only when another stage's are. `is_shared` says whether any other
-        rank sums gradients with this one.
+        rank sums gradients with this one, and `reductions` are those that this rank has under way.
         """
         self.units = list(units)
         self._late = [unit for unit in units if unit in late]
         self._prompt = [unit for unit in reversed(units) if unit not in late]
         self._due = self._prompt  # those of the next reduction
         self._next = 0  # the first of them that has not been started
-        self._reducing: deque[Unit] = deque()
+        self._reductions = reductions
         self._units_in = {region: list(needed) for region, needed in units_in.items()}
         self._regions = list(units_in)
         self._is_shared = is_shared
@@ -241,10 +266,7 @@ class StageEvents(Generic[Unit]):
     def _start_next(self) -> None:
         unit = self._due[self._next]
         self._next += 1
-        while len(self._reducing) >= MOST_REDUCING:
-            self._reducing.popleft().finish_reduce()
-        unit.start_reduce()
-        self._reducing.append(unit)
+        self._reductions.start(unit)
 
     def reduce(self) -> None:
         """Start what has not been started: units with a parameter that got no gradient.
@@ -257,8 +279,7 @@ class StageEvents(Generic[Unit]):
 
     def wait(self) -> None:
         """Block until all sums are there, but those of late units."""
-        while self._reducing:
-            self._reducing.popleft().finish_reduce()
+        self._reductions.finish(self.units)
         self._next = 0
 
     def reduce_late(self) -> None:

@@ -35,6 +35,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.groups import ends, zero_stage
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import stage_parameters
+from shardwright.sharding.zero_events import Reductions
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
 NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -122,7 +123,7 @@ def build(
     stages = _stages(job, mesh, program)
     tied = _tied(job, stages, mesh)
     pool = tensor_pool(mesh.device)
-    shards = {}
+    shards, reductions = {}, Reductions()
     float8_states: list[Float8Linear] = []
     for stage, module in stages.items():
         regions = {
@@ -138,6 +139,7 @@ def build(
             pool,
             bucket_mib=job.plan.bucket_mib,
             initial=initial,
+            reductions=reductions,
             make_compressor=make_compressor(job.plan),
             expert_sharding=of_experts,
         )

@@ -50,6 +50,11 @@ def read_left_out() -> dict[str, dict[str, float]]:
     }
 
 
+def read_confidence() -> dict[str, Any]:
+    """confidence.toml: how far predicted ratios of steps are off, by what differs between two plans."""
+    return tomllib.loads((resources.files(__package__) / "confidence.toml").read_text(encoding="utf-8"))
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         fields = {"name": path.stem} | read_toml(path)

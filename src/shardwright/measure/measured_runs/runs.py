@@ -4,6 +4,7 @@ The format is that of benchmarks/truth/README.md. Facts come from columns; what 
 first (row_facts.py). The software is that of its column, or the generation whose patterns match source and notes.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,11 @@ from shardwright.workload.query import PlanGrid, Run
 @dataclass(frozen=True)
 class Measured:
     """One row: what is predicted (None, and why), and what was measured (0 is not known). `family` is the collection
-    that it is from; rows of one `group` have the same plan."""
+    that it is from, `publication` the document of it; rows of one `group` have the same plan."""
 
     id: str
     family: str
+    publication: str
     tier: str
     group: str
     is_latest: bool
@@ -60,14 +62,20 @@ def measured(row: Row) -> Measured:
         reason = str(error.args[0])
     step_s = _step_s(row, run)
     return Measured(
-        id=row["id"], family=row["id"].split("-")[0], tier=row.get("tier") or "A",
-        group=row.get("plan_group") or row["id"], is_latest=row.get("latest", "1") != "0", device=row["gpu"], run=run,
-        reason=reason, step_s=step_s, memory_gb=_float(row, "peak_mem_gb"),
+        id=row["id"], family=row["id"].split("-")[0], publication=_publication(row.get("source") or ""),
+        tier=row.get("tier") or "A", group=row.get("plan_group") or row["id"], is_latest=row.get("latest", "1") != "0",
+        device=row["gpu"], run=run, reason=reason, step_s=step_s, memory_gb=_float(row, "peak_mem_gb"),
         says_recompute=bool(row.get("recompute")),
         knows_recompute=bool(row.get("recompute")) and "HEAD" not in row.get("notes", ""),
         sees_device=row.get("memory_kind") == "driver" or "nvidia-smi" in row.get("notes", ""),
         of_last_rank=row.get("memory_kind") == "last-rank" or "on the LAST rank" in row.get("notes", ""),
     )  # fmt: skip
+
+
+def _publication(source: str) -> str:
+    """The document that a source names: up to its revision in a repository ("@", hexadecimal), or all of it."""
+    revision = re.search(r"@[0-9a-f]{7,40}\b", source)
+    return source[: revision.end()] if revision else source
 
 
 def _float(row: Row, name: str) -> float:

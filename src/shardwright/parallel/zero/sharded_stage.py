@@ -17,7 +17,7 @@ from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding, TensorPool
 from shardwright.parallel.zero.master_weights import MakeOptimizer
 from shardwright.sharding.buckets import bucket_elements, unit_groups
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.zero_events import StageEvents
+from shardwright.sharding.zero_events import Reductions, StageEvents
 
 
 class ShardedStage(StageEvents[FlatUnit]):
@@ -31,13 +31,14 @@ class ShardedStage(StageEvents[FlatUnit]):
         pool: TensorPool,
         bucket_mib: float,
         initial: Initial,
+        reductions: Reductions,
         make_compressor: Callable[[], Compressor] | None = None,
         expert_sharding: Sharding | None = None,
     ) -> None:
         """`regions` are what is computed one after the other, by name, with the parameters of each.
 
-        `late` are those whose gradient is complete only when another stage's is. Experts' parameters are shared as
-        `expert_sharding` says.
+        `late` are those whose gradient is complete only when another stage's is, `reductions` those under way on the
+        rank. Experts' parameters are shared as `expert_sharding` says.
         """
 
         def sharding_of(place: ParameterShard) -> Sharding:
@@ -57,6 +58,7 @@ class ShardedStage(StageEvents[FlatUnit]):
             late={self._unit_of[parameter] for parameter in late},
             units_in={name: list(dict.fromkeys(self._unit_of[p] for p in held)) for name, held in regions.items()},
             is_shared=any(axis.size > 1 for unit in units for axis in (unit.sharding.shards, unit.sharding.copies)),
+            reductions=reductions,
         )
 
     def unit_of(self, parameter: PlacedParameter) -> FlatUnit:

@@ -21,6 +21,7 @@ from shardwright.simulate.full_step import num_played, played_steps
 
 if TYPE_CHECKING:  # what explains a plan is imported where one is explained
     from shardwright.planner.advice.reasons import Reason
+    from shardwright.planner.advice.recommendation import Recommendation
     from shardwright.planner.advice.repair import Misfit
     from shardwright.planner.advice.rules import RuleOfThumb
     from shardwright.planner.advice.sensitivity import Flip
@@ -46,6 +47,7 @@ class PricedPlan:
     fits: bool
     simulated: bool = False
     even_s: float | None = None  # what its step takes with layers spread evenly, where `plan.layout` is better
+    first_is_faster: float | None = None  # how sure it is that the first plan is faster; None of that one
 
     @property
     def tokens_per_s_per_device(self) -> float:
@@ -77,6 +79,7 @@ class Advice:
     reasons: "list[Reason]" = field(default_factory=list)
     binding: str = ""
     rules: "list[RuleOfThumb]" = field(default_factory=list)
+    recommendation: "Recommendation | None" = None  # the plan to take, where there is one
 
 
 def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[PricedPlan]:
@@ -105,7 +108,7 @@ def best_plans(
     on, found = best(job, constraints, constants, objective, num_shown=num_shown)
     plans = priced([candidate.job for candidate in found.candidates], constants)
     count = _num_affordable(plans) if num_simulated is None else num_simulated
-    plans = _simulated(plans[:count], constants) + plans[count:]
+    plans = played(plans[:count], constants) + plans[count:]
     plans = [_laid_out(plan, constants) for plan in plans[:_LAID_OUT]] + plans[_LAID_OUT:]
     plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
     return Advice(on, plans, found.tally)
@@ -136,7 +139,12 @@ def _num_affordable(plans: Sequence[PricedPlan]) -> int:
     return max(count for count in range(len(plans) + 1) if num_played(jobs[:count]) <= _AFFORDABLE)
 
 
-def _simulated(plans: Sequence[PricedPlan], constants: Constants) -> list[PricedPlan]:
+def is_soon_played(job: JobSpec, like: JobSpec) -> bool:
+    """Whether a plan is simulated in a fraction of a second, or as soon as another one."""
+    return num_played([job]) <= max(_AFFORDABLE, num_played([like]))
+
+
+def played(plans: Sequence[PricedPlan], constants: Constants) -> list[PricedPlan]:
     """Plans with the times of their own orders of work."""
     found = []
     times = played_steps([plan.job for plan in plans], [plan.closed for plan in plans], constants)
@@ -153,7 +161,7 @@ def _laid_out(plan: PricedPlan, constants: Constants) -> PricedPlan:
         return plan
     (laid,) = priced([job], constants)
     if plan.simulated:
-        (laid,) = _simulated([laid], constants)
+        (laid,) = played([laid], constants)
     if not laid.fits or laid.time.total * (1 + _GAIN) > plan.time.total:
         return plan
     return replace(laid, even_s=float(plan.time.total))
@@ -167,7 +175,7 @@ def _own(job: JobSpec, constraints: Constraints, constants: Constants, is_simula
     (alone,) = priced([job], constants)
     token_s = float(alone.closed.total) / job.tokens_per_step
     if is_simulated:
-        (alone,) = _simulated([alone], constants)
+        (alone,) = played([alone], constants)
     stands = standing(job, token_s, constraints, constants)
     return Own(alone, stands, misfit(job, _schedules(constraints), constants))
 

@@ -1,0 +1,70 @@
+"""Which of two plans is the simpler one: what a person who sets it up and finds its faults has to deal with.
+
+First what the software lacks, for somebody would have to write it. Then axes in use, for each has groups, failures and
+settings of its own; models that are held twice; how work is ordered; what is done beside training to save memory or
+bytes. Then smaller degrees, and less that replicas share.
+"""
+
+from typing import NamedTuple
+
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import PlanSpec
+from shardwright.config.software import software_of
+from shardwright.config.software_support import lacks
+
+AXES = ("dp", "tp", "pp", "cp", "ep")
+# One after the other, or one forward and one backward in turn; stages that alternate. All others compute input and
+# weight gradients apart.
+_ORDERS = {"sequential": 0, "gpipe": 0, "1f1b": 0, "interleaved-1f1b": 1, "looped-bfs": 1}
+_SPLIT = 2
+
+
+class Simplicity(NamedTuple):
+    """How much there is of each; plans are compared by the first that differs, and less is simpler."""
+
+    num_lacking: int
+    num_axes: int
+    num_copies: int
+    order: int
+    num_extras: int
+    ranks_of_model: int
+    zero: int
+    stages_per_rank: int
+
+
+def simplicity(job: JobSpec) -> Simplicity:
+    """How simple a job's plan is."""
+    plan = job.plan
+    has_stages = plan.pp > 1
+    return Simplicity(
+        num_lacking=len(lacks(software_of(job.cluster.software), job)),
+        num_axes=len(axes_in_use(plan)),
+        num_copies=plan.num_copies if has_stages else 1,
+        order=_ORDERS.get(plan.schedule, _SPLIT) if has_stages else 0,
+        num_extras=len(extras(job)),
+        ranks_of_model=plan.tp * plan.pp * plan.cp * plan.ep,
+        zero=plan.zero,
+        stages_per_rank=plan.stages_per_rank if has_stages else 1,
+    )
+
+
+def axes_in_use(plan: PlanSpec) -> list[str]:
+    """The axes of more than one rank."""
+    return [axis for axis in AXES if getattr(plan, axis) > 1]
+
+
+def extras(job: JobSpec) -> list[str]:
+    """What a plan does beside training to save memory, bytes or time, in words."""
+    plan = job.plan
+    found = {
+        f"recomputation ({plan.recompute})": plan.recompute != "none",
+        "optimizer state in host memory": plan.offload_optimizer > 0,
+        "parameters in host memory": plan.offload_parameters,
+        "activations in host memory": plan.offload_activations,
+        f"gradients compressed ({plan.compress})": plan.compress != "none",
+        "shards of a node beside copies of them": plan.zero_ranks > 0,
+        "stages of uneven layers": bool(plan.layout),
+        f"{plan.dispatch} dispatch": plan.ep > 1 and plan.dispatch != "direct",
+        f"fp8 ({job.precision.float8})": job.precision.float8 != "none",
+    }
+    return [name for name, has in found.items() if has]

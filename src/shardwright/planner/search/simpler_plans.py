@@ -1,0 +1,120 @@
+"""Plans beside those that were found: the same degrees, a plainer order of work, other sharing, less recomputation.
+
+A search keeps the fastest plan of each kind, and a simpler one of the same kind may be nearly as fast.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import Constants
+from shardwright.planner.search import space
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import DEGREES, Column, Columns, PlanBlock, Words, taken, together
+from shardwright.planner.search.plan_price import fits, prices
+from shardwright.planner.search.results import Candidate
+from shardwright.workload.memo import Memo
+
+PLAIN = ("1f1b", "interleaved-1f1b")
+_RECOMPUTE = (Words(), Words(recompute="selective"), Words(recompute="full"))
+_TIMES = (0.5, 1, 2)  # the microbatch size that was found, so often
+_ALIKE = ("row", "schedule", "zero", "zero_ranks", "offload_optimizer", "offload_parameters")
+_Again = tuple[str, tuple[str, ...], int, bool]
+
+
+def simpler_plans(
+    job: JobSpec, constraints: Constraints, found: Sequence[JobSpec], constants: Constants, *, room: float,
+    most_token_s: float,
+) -> list[Candidate]:  # fmt: skip
+    """The legal plans beside `found` that fit in `room` bytes of a device and take at most `most_token_s` by token.
+
+    Of those that differ in the sizes of microbatches and of stages alone the fastest stands for all.
+    """
+    memo, candidates = Memo(), list[Candidate]()
+    rows = _rows(job, constraints, found)
+    for block in _blocks(job, constraints, rows, found):
+        priced = prices(job, block, constants, memo)
+        fitting = np.broadcast_to(fits(job, priced.memory, room), priced.token_s.shape)
+        chosen = np.flatnonzero(fitting & (priced.token_s <= most_token_s))
+        candidates += [
+            Candidate(block.plan(index, job), float(priced.token_s[index]))
+            for index in _fastest(block, priced.token_s, chosen)
+        ]
+    return candidates
+
+
+def _rows(job: JobSpec, constraints: Constraints, found: Sequence[JobSpec]) -> Columns:
+    """The degrees of each plan with some sizes of microbatches; `row` is the place of the plan among `found`."""
+    rows = []
+    for place, one in enumerate(found):
+        plan, batch = one.plan, one.batch.global_batch_size
+        for size in (int(times * plan.microbatch_size) for times in _TIMES):
+            if size and batch % (plan.dp * size) == 0 and constraints.allows("microbatch_size", size):
+                numbers = plan.model_dump() | {
+                    "global_batch_size": batch, "microbatch_size": size, "expert_tp": plan.expert_tp_size,
+                }  # fmt: skip
+                rows.append([place, *(int(numbers[name]) for name in DEGREES)])
+    table = np.array(rows, dtype=np.int64).reshape(-1, 1 + len(DEGREES))
+    columns: Columns = {name: table[:, index] for index, name in enumerate(("row", *DEGREES))}
+    return columns | {"sequence_parallel": columns["sequence_parallel"].astype(bool)}
+
+
+def _again(words: Words) -> _Again:
+    return words.recompute, words.recompute_operators, words.recompute_every, words.offload_activations
+
+
+def _words_of(job: JobSpec) -> Words:
+    plan = job.plan
+    fields = {name: getattr(plan, name) for name in Words.__dataclass_fields__ if name != "float8"}
+    operators = tuple(plan.recompute_operators)
+    return Words(**fields | {"recompute_operators": operators}, float8=job.precision.float8)
+
+
+def _blocks(job: JobSpec, constraints: Constraints, rows: Columns, found: Sequence[JobSpec]) -> Iterator[PlanBlock]:
+    """The plans beside those that were found, those of the same words but for their schedules in one block."""
+    own = [_words_of(one) for one in found]
+    again = {_again(words) for words in (*_RECOMPUTE, *own)}
+    staged: dict[Words, list[PlanBlock]] = {}
+    for words in space.words_of(job, constraints, rows):
+        methods = [
+            (of.cp_method, of.dispatch, of.float8) == (words.cp_method, words.dispatch, words.float8) for of in own
+        ]
+        mine = taken(rows, np.array(methods)[rows["row"]])
+        if words.schedule not in PLAIN or _again(words) not in again or not len(mine["dp"]):
+            continue
+        block = space.with_words(job, constraints, mine, words)
+        block = block.where(_is_even(job, block.columns))
+        columns = block.columns | {"schedule": block.schedule}
+        alike = replace(words, schedule="1f1b")
+        staged.setdefault(alike, []).append(PlanBlock(alike, columns))
+    for blocks in staged.values():
+        block = _shared(job, constraints, together(blocks), found)
+        if len(block):
+            yield block
+
+
+def _is_even(job: JobSpec, columns: Columns) -> Column:
+    """Mask of the plans whose stages hold as many layers each, or that have the fewest stages of their kind."""
+    stages = columns["pp"] * columns["virtual_stages"]
+    return (job.model.layers % stages == 0) | (columns["virtual_stages"] <= 2)
+
+
+def _shared(job: JobSpec, constraints: Constraints, block: PlanBlock, found: Sequence[JobSpec]) -> PlanBlock:
+    """The plans with every ZeRO stage; hybrid sharding and host memory are for those beside a plan that has them."""
+    offloads = np.array([one.plan.offload_optimizer > 0 or one.plan.offload_parameters for one in found])
+    is_hybrid = np.array([one.plan.zero_ranks > 0 for one in found])
+    shared = space.with_sharing(job, constraints, block)
+    offloaded = space.with_offload(constraints, shared.where(offloads[shared.columns["row"]]))
+    both = together([shared, offloaded])
+    keeps_hybrid = "zero_ranks" in constraints.keep
+    return both.where((both.columns["zero_ranks"] == 0) | is_hybrid[both.columns["row"]] | keeps_hybrid)
+
+
+def _fastest(block: PlanBlock, token_s: Column, chosen: Column) -> list[int]:
+    """Indices among `chosen` of the fastest of all plans that differ in sizes alone."""
+    order = chosen[np.argsort(token_s[chosen], kind="stable")]
+    table = np.stack([block.columns[name][order].astype(float) for name in _ALIKE], axis=1)
+    _, first = np.unique(table, axis=0, return_index=True)
+    return [int(order[place]) for place in np.sort(first)]

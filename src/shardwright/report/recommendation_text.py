@@ -1,0 +1,106 @@
+"""The recommended plan as text, with why it is not the fastest; and all plans as JSON, with which is which."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from shardwright.config.software import software_of
+from shardwright.config.software_support import lacks
+from shardwright.config.units import GIB
+from shardwright.planner.advice.advice import Advice, PricedPlan
+from shardwright.planner.advice.recommendation import TOLD_APART, Recommendation
+from shardwright.planner.advice.simplicity import Simplicity, axes_in_use, extras
+from shardwright.report.plans_text import plan_dict, plan_words
+
+_WIDTH = 118
+
+
+def plan_dicts(advice: Advice) -> list[dict[str, Any]]:
+    """The plans of `--json`, fastest first: those of the table, and the recommended one if it is not among them.
+
+    `first_is_faster` is how sure it is that the first plan is faster, null of that one itself.
+    """
+    of = advice.recommendation
+    plans = list(advice.plans)
+    if of and not any(plan is of.plan for plan in plans):
+        plans.append(of.plan)
+    plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
+    return [plan_dict(plan) | _told(plan, of) for plan in plans]
+
+
+def _told(plan: PricedPlan, of: Recommendation | None) -> dict[str, Any]:
+    sure = plan.first_is_faster
+    return {
+        "fastest": sure is None,
+        "recommended": of is not None and plan is of.plan,
+        "first_is_faster": sure,
+        "told_apart": sure is not None and sure >= TOLD_APART,
+    }
+
+
+def recommendation_text(advice: Advice) -> str:
+    """The plan to take, and one sentence on why it is that one."""
+    of = advice.recommendation
+    if of is None:
+        return ""
+    plan = of.plan
+    numbers = (
+        f"{plan.time.total:.3f} s a step, {plan.tokens_per_s_per_device:,.0f} tokens/s/device, "
+        f"MFU {plan.time.mfu:.1%}, {plan.memory.process / GIB:.1f} GiB"
+    )
+    lines = [f"Recommended: {plan_words(plan.job.plan)}", f"  {numbers}", _filled(_why(of, advice.plans[0]))]
+    return "\n".join([*lines, *(_filled(line) for line in _alike(advice))])
+
+
+def _why(of: Recommendation, first: PricedPlan) -> str:
+    if of.is_fastest:
+        return "It is the fastest plan that was found, and of those that can't be told apart from it none is simpler."
+    plan = of.plan
+    slower = float(plan.time.total / plan.job.tokens_per_step) / float(first.time.total / first.job.tokens_per_step) - 1
+    return (
+        f"It is predicted to be {slower:.1%} slower than the fastest plan, of which it is {of.confidence:.0%} sure "
+        f"that it is faster, less than the {TOLD_APART:.0%} from which plans are told apart; and it is the simplest "
+        f"of those that can't be: {'; '.join(_differences(of, first)) or 'it is as simple'}."
+    )
+
+
+def _differences(of: Recommendation, first: PricedPlan) -> Iterator[str]:
+    """What makes it simpler than the first plan, in the order in which it counts, and then what does not."""
+    mine, theirs = _parts(of.plan, first), _parts(first, of.plan)
+    for is_less, before in ((True, ""), (False, "though ")):
+        for name in Simplicity._fields:
+            ours, others = getattr(of.simplicity, name), getattr(of.of_fastest, name)
+            if ours != others and is_less == (ours < others):
+                both = f"{mine[name]} instead of {theirs[name]}"
+                yield before + (both if mine[name] and theirs[name] else mine[name] or f"no {theirs[name]}")
+
+
+def _parts(plan: PricedPlan, other: PricedPlan) -> dict[str, str]:
+    """What a plan has of each part of simplicity, in words beside another; empty where that is nothing."""
+    spec, has_stages = plan.job.plan, plan.job.plan.pp > 1
+    software = software_of(plan.job.cluster.software)
+    missing = [name for name in lacks(software, plan.job) if name not in lacks(software, other.job)]
+    ranks = [f"{axis} {getattr(spec, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(spec, axis) > 1]
+    return {
+        "num_lacking": f"{', '.join(missing)}, which {software.name} lacks" if missing else "",
+        "num_axes": " x ".join(axes_in_use(spec)) or "one rank",
+        "num_copies": "second copy of the parameters" if has_stages and spec.num_copies > 1 else "",
+        "order": spec.schedule if has_stages else "",
+        "num_extras": ", ".join(name for name in extras(plan.job) if name not in extras(other.job)),
+        "ranks_of_model": " x ".join(ranks) or "whole models",
+        "zero": f"ZeRO-{spec.zero}" if spec.zero else "",
+        "stages_per_rank": f"v {spec.stages_per_rank if has_stages else 1}",
+    }
+
+
+def _alike(advice: Advice) -> Iterator[str]:
+    """Which plans of the table can't be told apart from the first."""
+    numbered = [(number, plan.first_is_faster) for number, plan in enumerate(advice.plans, 1)]
+    alike = [str(number) for number, sure in numbered if sure is not None and sure < TOLD_APART]
+    if alike:
+        plans = f"plan {alike[0]}" if len(alike) == 1 else f"plans {', '.join(alike[:-1])} and {alike[-1]}"
+        yield f"Of the plans below, {plans} can't be told apart from the first."
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")

@@ -1,0 +1,260 @@
+"""The recommended plan: the simplest of those that can't be told apart from the fastest."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planned import small_job
+from shardwright.cli.main import cli
+from shardwright.config.checks.check import job_faults
+from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job
+from shardwright.config.plan import PlanSpec, ScheduleName
+from shardwright.cost.calibration import shipped
+from shardwright.cost.from_job import run_of
+from shardwright.planner.advice.advice import Advice, PricedPlan, best_plans, priced
+from shardwright.planner.advice.confidence import fitted_spread
+from shardwright.planner.advice.recommendation import CONSIDERED, TOLD_APART, in_order, kinds_between, recommended
+from shardwright.planner.advice.simplicity import extras, simplicity
+from shardwright.planner.search.constraints import Constraints, constraints_of
+from shardwright.planner.search.objectives import Objective
+from shardwright.planner.search.plan_price import room_bytes
+from shardwright.planner.search.results import Candidate
+from shardwright.planner.search.simpler_plans import PLAIN, simpler_plans
+from shardwright.report.job_toml import write_toml
+from shardwright.report.recommendation_text import plan_dicts, recommendation_text
+from shardwright.schedule.job_program import plan_faults
+from shardwright.simulate.closed_form import step_time
+
+FREE = constraints_of([], [])
+DEGREES = ("tp", "pp", "cp", "dp", "ep")
+
+
+def with_plan(job: JobSpec, **plan: object) -> JobSpec:
+    return job.model_copy(update={"plan": PlanSpec.model_validate(plan)})
+
+
+def llama_on_a_node() -> JobSpec:
+    fields = (
+        "model.name=llama3-8b", "cluster.name=h100-node", "batch.global_batch_size=128", "precision.compute=bf16",
+        "plan.dp=8", "plan.tp=1", "plan.pp=1", "plan.sequence_parallel=false", "plan.microbatch_size=1",
+    )  # fmt: skip
+    return load_job("quickstart", list(fields))
+
+
+def advised(job: JobSpec, constraints: Constraints = FREE, objective: str = "time", shown: int = 10) -> Advice:
+    found = best_plans(job, constraints, shipped(), Objective(objective), CONSIDERED)  # type: ignore[arg-type]
+    return recommended(found, constraints, shipped(), is_roomy=objective == "memory", num_shown=shown)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Advice:
+    return advised(llama_on_a_node())
+
+
+degrees = st.sampled_from([1, 2, 4, 8])
+plans = st.builds(
+    PlanSpec, dp=degrees, tp=degrees, pp=degrees, cp=degrees, ep=degrees, zero=st.integers(0, 3),
+    microbatch_size=degrees, schedule=st.sampled_from(get_args(ScheduleName)), virtual_stages=st.integers(1, 3),
+    recompute=st.sampled_from(["none", "selective", "full"]), offload_optimizer=st.sampled_from([0.0, 1.0]),
+    compress=st.sampled_from(["none", "int8"]), layout=st.sampled_from([[], [1, 2]]),
+)  # fmt: skip
+BASE = small_job("dense")
+
+
+@given(st.lists(st.tuples(plans, st.sampled_from([1.0, 2.0])), min_size=2, max_size=6), st.randoms())
+def test_the_order_of_simplicity_is_total_and_stable(drawn: list[tuple[PlanSpec, float]], random: Any) -> None:
+    """However plans are given they come out in one order, and a plan comes after those that are no less simple."""
+    given_plans = [Candidate(BASE.model_copy(update={"plan": plan}), seconds) for plan, seconds in drawn]
+    first = list(in_order(given_plans))
+    random.shuffle(given_plans)
+    assert list(in_order(given_plans)) == first
+    assert [simplicity(of.job) for of in first] == sorted(simplicity(of.job) for of in first)
+    for before, after in pairwise(first):
+        assert simplicity(before.job) < simplicity(after.job) or before.token_s <= after.token_s
+
+
+@given(plans)
+def test_each_thing_less_is_simpler(plan: PlanSpec) -> None:
+    job = BASE.model_copy(update={"plan": plan})
+    for name, nothing in (("offload_optimizer", 0.0), ("compress", "none"), ("recompute", "none"), ("layout", [])):
+        less = job.model_copy(update={"plan": plan.model_copy(update={name: nothing})})
+        assert simplicity(less) < simplicity(job) or getattr(plan, name) == nothing
+    for axis in ("tp", "cp"):
+        less = job.model_copy(update={"plan": plan.model_copy(update={axis: 1})})
+        assert simplicity(less) < simplicity(job) or getattr(plan, axis) == 1
+    if plan.pp > 1 and plan.schedule == "dualpipe":
+        plain = job.model_copy(update={"plan": plan.model_copy(update={"schedule": "1f1b", "virtual_stages": 1})})
+        assert simplicity(plain) < simplicity(job)
+
+
+def test_what_counts_first() -> None:
+    """One axis fewer before a plain schedule, that before recomputation, and all before smaller degrees."""
+    ordered: Sequence[dict[str, object]] = (
+        {"dp": 8, "zero": 3, "recompute": "full"},
+        {"dp": 4, "pp": 2, "schedule": "1f1b", "recompute": "full"},
+        {"dp": 4, "pp": 2, "schedule": "interleaved-1f1b", "virtual_stages": 3},
+        {"dp": 4, "pp": 2, "schedule": "zb-h1"},
+        {"dp": 2, "pp": 4, "schedule": "zb-h1"},
+        {"dp": 2, "pp": 4, "schedule": "zb-h1", "zero": 1},
+        {"dp": 4, "pp": 2, "schedule": "zb-h1", "recompute": "selective"},
+        {"dp": 4, "pp": 2, "schedule": "dualpipe"},
+        {"dp": 2, "pp": 2, "tp": 2},
+    )
+    found = [simplicity(with_plan(BASE, **plan)) for plan in ordered]
+    assert found == sorted(found) and len(set(found)) == len(found)
+    cluster = BASE.cluster.model_copy(update={"software": "megatron-2021"})
+    lacking = with_plan(BASE.model_copy(update={"cluster": cluster}), dp=8, zero=1)
+    assert simplicity(lacking) > simplicity(with_plan(lacking, dp=2, tp=2, pp=2))  # somebody would have to write it
+    assert extras(with_plan(BASE, dp=8, zero=3, offload_parameters=True)) == ["parameters in host memory"]
+
+
+def test_nobody_starts_with_dualpipe_for_three_percent(llama: Advice) -> None:
+    """Llama 3 8B on 8 H100: replicas alone, nothing twice, nothing again, and it says so."""
+    found, fastest = llama.recommendation, llama.plans[0]
+    assert found is not None and not found.is_fastest
+    plan = found.plan.job.plan
+    assert (plan.dp, plan.recompute, extras(found.plan.job)) == (8, "none", [])
+    assert fastest.job.plan.schedule == "dualpipe" and found.simplicity < found.of_fastest
+    assert 0.5 < found.confidence < TOLD_APART and found.plan.fits
+    assert fastest.time.total < found.plan.time.total < 1.06 * fastest.time.total
+    text = " ".join(recommendation_text(llama).split())
+    slower = found.plan.time.total / fastest.time.total - 1
+    assert text.startswith("Recommended: tp 1, pp 1, dp 8") and f"{slower:.1%} slower" in text
+    assert f"{found.confidence:.0%} sure" in text and "dp instead of dp x pp; no second copy of the parameters" in text
+
+
+def test_each_plan_has_how_sure_it_is_that_the_first_is_faster(llama: Advice) -> None:
+    first, *others = llama.plans
+    assert first.first_is_faster is None
+    for plan in others:
+        kinds = kinds_between(first.job, plan.job)
+        ratio = plan.time.total / first.time.total  # all of them were simulated
+        assert plan.first_is_faster is not None
+        assert fitted_spread().ratio(plan.first_is_faster, kinds) == pytest.approx(ratio, rel=1e-6)
+    told = plan_dicts(llama)
+    assert [plan["first_is_faster"] for plan in told[:2]] == [None, others[0].first_is_faster]
+    assert [plan["fastest"] for plan in told] == [True] + [False] * (len(told) - 1)
+    assert sum(plan["recommended"] for plan in told) == 1
+    assert all(plan["told_apart"] == ((plan["first_is_faster"] or 0) >= TOLD_APART) for plan in told)
+
+
+def test_all_that_is_as_good_is_no_simpler(llama: Advice) -> None:
+    """Of the plans shown and those beside them none that can't be told apart is simpler than the one to take."""
+    found, first = llama.recommendation, llama.plans[0]
+    assert found is not None
+    beside = simpler_plans(
+        llama.job, FREE, [plan.job for plan in llama.plans], shipped(), room=room_bytes(llama.job), most_token_s=1.0
+    )
+    alike = [plan for plan in llama.plans[1:] if (plan.first_is_faster or 0) < TOLD_APART]
+    assert all(simplicity(plan.job) >= found.simplicity for plan in alike)
+    for one in beside:
+        ratio = one.token_s * one.job.tokens_per_step / float(first.closed.total)
+        if ratio < fitted_spread().ratio(TOLD_APART, kinds_between(first.job, one.job)) / 1.02:  # closed forms
+            assert simplicity(one.job) >= found.simplicity
+
+
+def beside(jobs: list[JobSpec], constraints: Constraints = FREE, most_s: float = 1.0) -> list[Candidate]:
+    return simpler_plans(jobs[0], constraints, jobs, shipped(), room=room_bytes(jobs[0]), most_token_s=most_s)
+
+
+@pytest.mark.parametrize("model", ["dense", "experts"])
+def test_plans_beside_are_legal_and_fit_and_cost_what_they_say(model: str) -> None:
+    job = small_job(model)
+    shown = [
+        with_plan(job, dp=2, tp=2, pp=2, schedule="zb-v", sequence_parallel=True, zero=2),
+        with_plan(job, dp=4, pp=2, schedule="dualpipe", recompute="full", recompute_every=2),
+        with_plan(job, dp=4, cp=2, cp_method="ulysses", zero=3, zero_ranks=4, offload_optimizer=1.0),
+    ]
+    found = beside(shown)
+    assert {one.job.plan.schedule for one in found} == set(PLAIN)
+    assert {one.job.plan.zero for one in found} == {0, 1, 2, 3}
+    assert {one.job.plan.recompute for one in found} == {"none", "selective", "full"}
+    degrees_shown = {tuple(getattr(of.plan, axis) for axis in DEGREES) for of in shown}
+    assert {tuple(getattr(one.job.plan, axis) for axis in DEGREES) for one in found} == degrees_shown
+    for one, plan in zip(found, priced([one.job for one in found], shipped()), strict=True):
+        assert job_faults(one.job) + plan_faults(one.job) == []
+        assert plan.fits
+        seconds = float(step_time(run_of(one.job), shipped()).total)
+        assert one.token_s * one.job.tokens_per_step == pytest.approx(seconds)
+        assert one.job.plan.cp == 2 or (not one.job.plan.zero_ranks and not one.job.plan.offload_optimizer)
+    slowest = max(one.token_s for one in found)
+    assert max(one.token_s for one in beside(shown, most_s=0.9 * slowest)) <= 0.9 * slowest
+    assert beside(shown, most_s=0.0) == []
+
+
+def test_plans_beside_keep_what_is_kept() -> None:
+    job = with_plan(small_job("dense"), dp=4, pp=2, schedule="zb-h1", zero=2, microbatch_size=2)
+    kept = constraints_of(["plan.schedule=interleaved-1f1b", "plan.zero=2", "plan.virtual_stages=3"], [])
+    found = [one.job.plan for one in beside([job], kept)]
+    assert found and {(of.schedule, of.zero, of.virtual_stages) for of in found} == {("interleaved-1f1b", 2, 3)}
+    assert beside([job], constraints_of(["plan.schedule=zb-v"], [])) == []
+    sizes = constraints_of([], ["plan.microbatch_size=1,1"])
+    assert {one.job.plan.microbatch_size for one in beside([job], sizes)} == {1}
+
+
+def test_a_plain_schedule_of_the_same_degrees_is_found() -> None:
+    """The search shows the fastest of each kind alone; 1F1B is priced beside it, simulated, and recommended."""
+    small = small_job("dense")
+    batch, model = small.batch.model_copy(update={"global_batch_size": 256}), small.model
+    job = small.model_copy(update={"batch": batch, "model": model.model_copy(update={"vocab": 4000, "layers": 8})})
+    found = advised(job, constraints_of(["plan.pp=2", "plan.tp=1", "plan.cp=1", "plan.recompute=none"], []), shown=1)
+    of = found.recommendation
+    assert len(found.plans) == 1 and of is not None
+    assert found.plans[0].job.plan.schedule not in ("1f1b", "gpipe")
+    assert of.plan.job.plan.schedule == "1f1b" and of.plan.simulated
+    told = plan_dicts(found)
+    assert [(plan["fastest"], plan["recommended"]) for plan in told] == [(True, False), (False, True)]
+    assert [plan["step_s"] for plan in told] == sorted(plan["step_s"] for plan in told)
+
+
+def slower(plan: PricedPlan, times: float) -> PricedPlan:
+    """A plan that takes so many times as long."""
+    time, closed = (replace(of, total=of.total * times) for of in (plan.time, plan.closed))
+    return replace(plan, time=time, closed=closed)
+
+
+def test_a_plan_that_can_be_told_apart_is_not_recommended(llama: Advice) -> None:
+    """However simple it is; and where all can be, the fastest one is."""
+    first, *others = (replace(plan, first_is_faster=None) for plan in llama.plans)
+    far = [first, *(slower(plan, 3.0) for plan in others)]
+    narrow = constraints_of([f"plan.zero={first.job.plan.zero}", "plan.schedule=dualpipe"], [])
+    found = recommended(replace(llama, plans=far), narrow, shipped(), num_shown=10).recommendation
+    assert found is not None and found.is_fastest and found.plan is first
+    assert "is the fastest plan" in recommendation_text(
+        recommended(replace(llama, plans=far), narrow, shipped(), num_shown=10)
+    )
+
+
+def test_with_the_most_room_no_more_memory_is_recommended() -> None:
+    found = advised(small_job("dense"), constraints_of(["plan.cp=1"], []), "memory", shown=4)
+    assert found.recommendation is not None
+    assert found.recommendation.plan.memory.process <= max(plan.memory.process for plan in found.plans)
+
+
+def test_nothing_is_recommended_where_nothing_fits() -> None:
+    huge = small_job("dense", 16)
+    found = advised(huge, constraints_of(["plan.offload_optimizer=0", "plan.zero=0"], []))
+    assert found.plans == [] and found.recommendation is None
+    assert recommendation_text(found) == "" and plan_dicts(found) == []
+
+
+def test_the_command_writes_the_recommended_plan(tmp_path: Path) -> None:
+    source, target = tmp_path / "job.toml", tmp_path / "best.toml"
+    write_toml(source, llama_on_a_node())
+    options = ["plan", str(source), "--top", "3", "--toml", str(target)]
+    done = CliRunner().invoke(cli, [*options, "--json"], catch_exceptions=False)
+    told = json.loads(done.stdout)
+    (chosen,) = [plan for plan in told if plan["recommended"]]
+    assert load_job(str(target)).plan.model_dump() == chosen["plan"] != told[0]["plan"]
+    assert "the job with the recommended plan is in" in done.stderr
+    text = CliRunner().invoke(cli, options, catch_exceptions=False).stdout
+    assert text.startswith("Recommended: tp 1, pp 1, dp 8") and "first faster" in text
