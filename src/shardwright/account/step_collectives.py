@@ -115,8 +115,8 @@ def rank_moves(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) 
 
 def ep_index(job: JobSpec, rank: int) -> int:
     """The place of a rank on its ep line."""
-    ((size, stride),) = axis_groups(job.plan, EP).layout.dims
-    return int(rank // stride % size)
+    lines = axis_groups(job.plan, EP).lines() if job.plan.ep > 1 else [[rank]]
+    return next(line.index(rank) for line in lines if rank in line)
 
 
 def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind, PassCounts]:
