@@ -16,6 +16,7 @@ from shardwright.account.activations import (
     embedding_kept,
     head_deferred_bytes,
     head_kept,
+    head_working_bytes,
     layer_of,
 )
 from shardwright.account.kept_tensors import Share
@@ -91,19 +92,22 @@ def _counts(counter: Counter[int]) -> Counts:
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """Bytes that a microbatch holds in a layer: from F to B; besides, in its turn of the backward; from I to W."""
+    """Bytes that a microbatch holds in a layer: from F to B; besides, in its turn of the backward; from I to W; and
+    what operators need in that turn, where that counts."""
 
     policy: Policy
     kept_bytes: int
     again_bytes: int
     deferred_bytes: int
+    working_bytes: int = 0
 
     @classmethod
-    def of(cls, layer: Layer, policy: Policy, is_away: bool = False) -> "LayerMemory":
+    def of(cls, layer: Layer, policy: Policy, is_away: bool = False, works: bool = False) -> "LayerMemory":
         """That of a layer with a policy. What it keeps is away in host memory, or there: its own in its turn of the
-        backward, and that of the layer whose turn is next."""
-        kept, again = layer.kept_bytes(policy), layer.again_bytes(policy)
-        return cls(policy, 0 if is_away else kept, again + (2 * kept if is_away else 0), layer.deferred_bytes())
+        backward, and that of the layer whose turn is next. What operators need is counted where it `works`."""
+        kept, again = layer.kept_bytes(policy), layer.again_bytes(policy) + (2 * layer.kept_bytes(policy) * is_away)
+        working = layer.working_bytes(policy) if works else 0
+        return cls(policy, 0 if is_away else kept, again, layer.deferred_bytes(), working_bytes=working)
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ class StageMemory:
     embedding_bytes: int = 0
     head_bytes: int = 0
     head_deferred_bytes: int = 0
+    head_working_bytes: int = 0
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -130,13 +135,15 @@ class StageMemory:
 
     def backward_bytes(self, is_split: bool) -> int:
         """The most at once while its backward runs, which goes from the head to the embedding."""
-        most = self.kept_bytes
-        held = most - self.head_bytes
+        held = self.kept_bytes - self.head_bytes
+        most = self.kept_bytes + self.head_working_bytes
         waiting = self.head_deferred_bytes if is_split else 0
         for layer in reversed(self.layers):
+            # When its turn begins nothing of it waits yet, and when it ends nothing else of it is there.
+            most = max(most, held + layer.again_bytes + layer.working_bytes + waiting)
             waiting += layer.deferred_bytes if is_split else 0
-            most = max(most, held + layer.again_bytes + waiting)
             held -= layer.kept_bytes
+            most = max(most, held + waiting)
         return most
 
 
@@ -156,9 +163,10 @@ def peak(of: Iterable[Moment], stages: Mapping[int, StageMemory]) -> tuple[int, 
 
 
 def job_stages(
-    job: JobSpec, program: Program, rank: int, policies: Sequence[Policy], tp_index: int = 0
+    job: JobSpec, program: Program, rank: int, policies: Sequence[Policy], tp_index: int = 0, works: bool = False
 ) -> dict[int, StageMemory]:
-    """The stages of one pipeline rank of a job, with a policy for each layer of the model."""
+    """The stages of one pipeline rank of a job, with a policy for each layer of the model; with what operators need
+    while they run, if `works`."""
     counts = job.plan.stage_layers(job.model.layers)
     # A layer of each kind: with experts, and without.
     kinds = {job.model.moe.has_experts(number): number for number in range(job.model.layers)}
@@ -170,7 +178,8 @@ def job_stages(
         for index, policy in enumerate(policies[first : first + counts[stage]]):
             # A layer's input goes to the host; a stage's own input stays, for the pipeline holds it.
             is_away = job.plan.offload_activations and LAYER in policy and (stage == 0 or index > 0)
-            of_layers.append(LayerMemory.of(layers[job.model.moe.has_experts(first + index)], policy, is_away))
+            layer = layers[job.model.moe.has_experts(first + index)]
+            of_layers.append(LayerMemory.of(layer, policy, is_away, works))
         found[stage] = StageMemory(
             tuple(of_layers),
             input_bytes=Share.of(job)["input"] if stage else 0,
@@ -178,11 +187,16 @@ def job_stages(
             embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
             head_bytes=sum(head_kept(job, tp_index).values()) if is_last else 0,
             head_deferred_bytes=head_deferred_bytes(job, tp_index) if is_last else 0,
+            head_working_bytes=head_working_bytes(job, tp_index) if is_last and works else 0,
         )
     return found
 
 
-def activation_bytes(job: JobSpec, program: Program, rank: int, tp_index: int = 0) -> int:
-    """The most bytes of activations that a pipeline rank holds at once. A budget must have been met."""
-    policies = layer_policies(job.plan, job.model.layers)
-    return peak(moments(program, rank), job_stages(job, program, rank, policies, tp_index))[0]
+def activation_bytes(job: JobSpec, program: Program, rank: int, tp_index: int = 0) -> tuple[int, int]:
+    """The most bytes of activations that a pipeline rank holds at once, and what operators need besides while they run:
+    by how much more it is with them. A budget must have been met."""
+    policies, when = layer_policies(job.plan, job.model.layers), moments(program, rank)
+    kept, all_of = (
+        peak(when, job_stages(job, program, rank, policies, tp_index, works=works))[0] for works in (False, True)
+    )
+    return kept, all_of - kept

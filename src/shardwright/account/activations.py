@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from shardwright.account.attention_activations import attention_of
 from shardwright.account.kept_tensors import BOOL, FLOAT32, INT32, INT64, Chain, KeptTensors, Share, kept_chain
-from shardwright.account.moe_activations import Rows, experts_of
+from shardwright.account.moe_activations import Rows, expected_rows, experts_of
+from shardwright.account.working_memory import Need, OperatorNeeds, most_needed
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import split_evenly
 from shardwright.config.recompute_policy import LAYER, Policy
@@ -26,7 +27,7 @@ class Layer:
 
     The last operator of a chain is the product whose output joins the residual stream. Between them stands the sum
     that makes "middle". In a layer with experts they stand for the MLP, and shared experts beside them; there the end
-    is no product, and is computed again with the whole layer.
+    is no product, and is computed again with the whole layer. `needs` are those of its operators in the backward.
     """
 
     sizes: Mapping[str, int]
@@ -34,6 +35,7 @@ class Layer:
     mlp: Chain
     shared: Chain = ()
     has_experts: bool = False
+    needs: tuple[Need, ...] = ()
 
     @property
     def chains(self) -> tuple[Chain, ...]:
@@ -67,6 +69,14 @@ class Layer:
     def _made_bytes(self, region: Chain) -> int:
         made = {name for operator in region for name in operator.keeps} | {region[-1].gives}
         return sum(self.sizes[name] for name in made - {region[0].takes})
+
+    def working_bytes(self, policy: Policy) -> int:
+        """The most that an operator needs in its backward beside what the layer kept and made again, less what is free
+        by then."""
+        there = self.kept(policy)
+        if LAYER in policy:
+            there |= {name: self.sizes[name] for chain in self.chains for o in chain for name in o.keeps}
+        return max(0, most_needed(self.needs, there))
 
     def deferred_bytes(self) -> int:
         """What is kept from I to W: inputs and output gradients of the products."""
@@ -107,14 +117,19 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     """
     attention_sizes, attention = attention_of(job)
     if job.model.moe.has_experts(layer):
+        rows = rows or expected_rows(job)
         sizes, experts, shared = experts_of(job, rows)
-        return Layer(attention_sizes | sizes, attention, experts, shared, has_experts=True)
+        needs = OperatorNeeds(job, Share.of(job, rows.sent, rows.arrived))
+        of_all = (*needs.of_experts(), *(needs.of_mlp("shared ") if shared else ()), *needs.of_attention(tuple(sizes)))
+        return Layer(attention_sizes | sizes, attention, experts, shared, has_experts=True, needs=of_all)
     share = Share.of(job)
     operators = mlp_operators(share.tensors.shape)
     sizes = share.sizes(operators) | {"biased up": share["up"]}
     sizes["mlp statistics"] = share.statistics(share.tensors.tokens_here)
     keeps = {"norm": ("middle", "mlp statistics")} | ({"activation": ("biased up",)} if job.model.bias else {})
-    return Layer(attention_sizes | sizes, attention, kept_chain(operators, keeps))
+    needs = OperatorNeeds(job, share)
+    of_all = (*needs.of_mlp(), *needs.of_attention(tuple(sizes)))
+    return Layer(attention_sizes | sizes, attention, kept_chain(operators, keeps), needs=of_all)
 
 
 def documents_kept(job: JobSpec) -> dict[str, int]:
@@ -157,6 +172,12 @@ def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, int]:
         "targets": INT64 * tokens,
         "targets elsewhere": BOOL * tokens,
     }
+
+
+def head_working_bytes(job: JobSpec, tp_index: int = 0) -> int:
+    """The most that the loss, the head and its norm need in their backward beside what they kept."""
+    first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
+    return max(0, most_needed(OperatorNeeds(job, Share.of(job)).of_head(end - first), head_kept(job, tp_index)))
 
 
 def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> int:

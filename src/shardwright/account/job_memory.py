@@ -2,8 +2,8 @@
 
 Parameters, gradients and optimizer state are exact to the byte, padding included (Rajbhandari et al. 2020, arXiv
 1910.02054, section 3.1: with 16-bit numbers and Adam 16 bytes a parameter, of which ZeRO shares some;
-sharding/zero_events.py says which). Activations are what autograd keeps of all microbatches in flight; what an
-operator needs while it runs is not counted.
+sharding/zero_events.py says which). Activations are what autograd keeps of all microbatches in flight, and working
+memory is what operators need besides at the peak.
 """
 
 from collections.abc import Sequence
@@ -45,9 +45,17 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
         gradients += gradient * (shard if zero >= 2 else whole)
         optimizer += on_device
         host += on_host + (values if is_hosted else 0)
-    activations = activation_bytes(job, program, pp_rank, tp_index)
+    activations, working = activation_bytes(job, program, pp_rank, tp_index)
     buffers = replay(job, program, pp_rank, held).buffers_bytes + kept_bytes(job, held)
-    return RankMemory(parameters, gradients, optimizer, activations, buffers, host)
+    return RankMemory(
+        parameters_bytes=parameters,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        activations_bytes=activations,
+        buffers_bytes=buffers,
+        working_bytes=working,
+        host_bytes=host,
+    )
 
 
 def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:

@@ -68,11 +68,19 @@ PEAK_NAMES = {
 }  # fmt: skip
 
 
+_HEADROOM = 0.05  # share of a device's memory, where its entry does not say how much
+
+
 class DeviceSpec(Spec):
     """One accelerator. Rates are dense peaks; a dtype that is not listed has no known rate."""
 
     name: str
     memory_gib: Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.MEMORY_GIB)]
+    headroom_gib: Annotated[float, Field(ge=0, le=largest.MEMORY_GIB)] = Field(
+        0.0,
+        description="What of its memory a run can't have: what the driver keeps, the process's context, buffers of "
+        "communication, and what is lost between blocks of the allocator, in GiB; 0 means 5 % of it.",
+    )
     peak_tflops: dict[str, Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.RATE)]] = Field(
         default_factory=dict, description="Dense peak by compute dtype, in 1e12 FLOP/s."
     )
@@ -124,6 +132,11 @@ class DeviceSpec(Spec):
     def memory_bytes(self) -> float:
         """What it has."""
         return self.memory_gib * GIB
+
+    @property
+    def room_bytes(self) -> float:
+        """What of it a plan may fill."""
+        return (self.memory_gib - (self.headroom_gib or _HEADROOM * self.memory_gib)) * GIB
 
     def peak_flops(self, number: str) -> float:
         """Dense peak rate of products in a number type such as "bf16" or "fp8", in FLOP/s; 0 where it is not known."""

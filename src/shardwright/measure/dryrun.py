@@ -45,15 +45,9 @@ class PeakMemory(RankMemory):
     has, of what was made in this step and is there, the bytes by operator and line of the source.
     """
 
-    working_bytes: int
     operator: str
     action: str
     largest: tuple[tuple[Origin, int], ...]
-
-    @property
-    def total_bytes(self) -> int:
-        """All on the device, at one moment."""
-        return super().total_bytes + self.working_bytes
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from shardwright.sharding.stage_parameters import num_active_parameters, num_par
 if TYPE_CHECKING:
     from shardwright.planner.own_plan import Estimate
 
-KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "total")
+KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "working", "total")
 
 
 def _priced(job: JobSpec) -> "Estimate | str":
@@ -38,11 +38,11 @@ def _priced(job: JobSpec) -> "Estimate | str":
         return f"Time, money and energy are not said: {error.args[0]}."
 
 
-def device_memory_bytes(job: JobSpec) -> int | None:
-    """Memory of the cluster's device; None where the job does not say which it is."""
+def device_room_bytes(job: JobSpec) -> int | None:
+    """What a plan may fill of the memory of the cluster's device; None where the job does not say which it is."""
     if job.cluster.device == "unknown":
         return None
-    return int(_device(job).memory_bytes)
+    return int(_device(job).room_bytes)
 
 
 def _device(job: JobSpec) -> DeviceSpec:
@@ -52,14 +52,15 @@ def _device(job: JobSpec) -> DeviceSpec:
 def estimate_dict(job: JobSpec) -> dict[str, Any]:
     """For `--json`. Bytes, seconds, US dollars; null is unknown."""
     memory, priced = job_memory(job), _priced(job)
-    limit, room = device_memory_bytes(job), host_room_bytes(job.cluster)
+    limit, room = device_room_bytes(job), host_room_bytes(job.cluster)
     fits = None if limit is None else all(of.total_bytes <= limit and of.host_bytes <= room for of in memory)
     return {
         "job": job.name,
         "parameters": num_parameters(job.model),
         "active_parameters": num_active_parameters(job.model),
         "memory": [rank.as_dict() for rank in memory],
-        "device_memory_bytes": limit,
+        "device_memory_bytes": None if limit is None else int(_device(job).memory_bytes),
+        "device_room_bytes": limit,
         "host_memory_bytes": host_memory_bytes(job.cluster),
         "fits": fits,
         "notes": job_notes(job),
@@ -104,8 +105,8 @@ def estimate_text(job: JobSpec) -> str:
     )
     note = (
         "Of the tensor-parallel rank that holds most. Parameters, gradients and optimizer state are exact; activations "
-        "are what is kept for the backward, and buffers are at their peak. What an operator needs while it runs, the "
-        "process and its libraries come on top. The last column is parameters, gradients and optimizer state by the "
+        "are what is kept for the backward, buffers are at their peak, and working memory is what operators need while "
+        "they run. The last column is parameters, gradients and optimizer state by the "
         "parameters of the rank's stages."
     )
     takes = _takes_text(job, priced)
@@ -120,18 +121,20 @@ def parameters_text(model: ModelSpec) -> str:
 
 
 def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
-    limit = device_memory_bytes(job)
+    limit = device_room_bytes(job)
     if limit is None:
         known = ", ".join(catalog.names("devices"))
         return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
     largest = max(memory, key=lambda rank: rank.total_bytes)
-    device = f"one {_device(job).name} with {memory_text(limit)}"
+    spec = _device(job)
+    kept = f"{memory_text(int(spec.memory_bytes) - limit)} of its {memory_text(int(spec.memory_bytes))}"
+    device = f"one {spec.name}, which offers {memory_text(limit)} (the process and its libraries take {kept})"
     where = f"pp rank {memory.index(largest)} needs {memory_text(largest.total_bytes)}"
     left = limit - largest.total_bytes
     if left < 0:
-        return f"It does not fit {device}: {where}, which is {memory_text(-left)} too much."
+        return textwrap.fill(f"It does not fit {device}: {where}, which is {memory_text(-left)} too much.", 110)
     hosted = f" {_host_verdict(job, memory)}" if any(rank.host_bytes for rank in memory) else ""
-    return f"It fits {device}: {where}, which leaves {memory_text(left)}.{hosted}"
+    return textwrap.fill(f"It fits {device}: {where}, which leaves {memory_text(left)}.{hosted}", 110)
 
 
 def _host_verdict(job: JobSpec, memory: list[RankMemory]) -> str:

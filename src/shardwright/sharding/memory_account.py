@@ -11,8 +11,9 @@ class RankMemory:
 
     Activations are what is kept for the backward. Buffers are at their peak: gathered parameters, whole gradients on
     their way to shards, what a reduction needs, pipeline messages; and what stays beside the state, weights cast to fp8
-    and the errors of compression. Adam's step counters, a few bytes a unit, are not
-    counted. What is offloaded is `host_bytes` and in no other kind; the others are on the device.
+    and the errors of compression. Working memory is what operators need at the peak while they run; a run does not
+    measure it. Adam's step counters, a few bytes a unit, are not counted. What is offloaded is `host_bytes` and in no
+    other kind; the others are on the device.
     """
 
     parameters_bytes: int
@@ -20,6 +21,7 @@ class RankMemory:
     optimizer_bytes: int
     activations_bytes: int
     buffers_bytes: int
+    working_bytes: int = 0
     host_bytes: int = 0
 
     @property
@@ -30,7 +32,7 @@ class RankMemory:
     @property
     def total_bytes(self) -> int:
         """All kinds on the device. Their peaks need not coincide, so the true peak of them is at most this."""
-        return self.state_bytes + self.activations_bytes + self.buffers_bytes
+        return self.state_bytes + self.activations_bytes + self.buffers_bytes + self.working_bytes
 
     def as_dict(self) -> dict[str, int]:
         """For `--json`."""
@@ -38,6 +40,6 @@ class RankMemory:
 
     def __str__(self) -> str:
         """One line, of the kinds that there are."""
-        kinds = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(self)}
+        kinds = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(RankMemory)}
         words = ", ".join(f"{kind} {memory_text(num_bytes)}" for kind, num_bytes in kinds.items() if num_bytes)
         return f"{memory_text(self.total_bytes)} ({words})"

@@ -9,7 +9,7 @@ from shardwright.config.units import bytes_text, counted, memory_text, number_te
 from shardwright.explain.rank_groups import RankGroup
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
-from shardwright.report.estimate_text import device_memory_bytes, parameters_text
+from shardwright.report.estimate_text import device_room_bytes, parameters_text
 from shardwright.report.explain.collectives_table import crossings_text
 from shardwright.report.explain.layout_table import layout_text
 from shardwright.report.explain.operators_table import passes_text, piece_name, pieces_text
@@ -123,12 +123,12 @@ def _memory(story: Story) -> Iterator[str]:
         if story.predicted
         else "",
     )
-    limit, needs = device_memory_bytes(job), story.memory[story.fullest].total_bytes
+    limit, needs = device_room_bytes(job), story.memory[story.fullest].total_bytes
     if limit is not None:
         left = f"{memory_text(limit - needs)} less" if needs <= limit else f"{memory_text(needs - limit)} more"
         verdict = "" if needs <= limit else ", so it does not fit"
         yield _says(
-            f"A device, {job.cluster.device}, has {memory_text(limit)}: pipeline rank {story.fullest}, the fullest, "
+            f"A device, {job.cluster.device}, offers {memory_text(limit)}: pipeline rank {story.fullest}, the fullest, "
             f"needs {left} than that{verdict}."
         )
     if story.effects:
