@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from shardwright.account.replica_traffic import Traffic
+from shardwright.account.step_collectives import Traffic
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
@@ -192,6 +192,11 @@ def shapes() -> Any:
     any_name = st.tuples(st.sampled_from(names), st.integers(1, 16), st.integers(1, 64), st.integers(2, 4))
     fitting = any_name.map(lambda s: (s[0], max(1, s[1] // s[3]), s[2], s[3]) if s[0] in looped else (*s[:3], 1))
     return fitting.filter(lambda shape: not schedule_faults(*shape))
+
+
+def of_replicas(traffic: Mapping[str, Traffic]) -> dict[str, Traffic]:
+    """The entries of the axes of data parallel."""
+    return {name: entry for name, entry in traffic.items() if name.split(" ", 1)[1].startswith(("dp", "edp"))}
 
 
 def ring_bytes(traffic: Mapping[str, Traffic], num_ranks: Mapping[str, int]) -> float:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from cases import made_up_tokens, ring_bytes, small_job
+from cases import made_up_tokens, of_replicas, ring_bytes, small_job
 from ranks import run_on_mesh
 from shardwright.account.job_memory import job_memory, rank_memory
 from shardwright.account.persistent_buffers import kept_bytes
 from shardwright.account.rank_state import rank_state
-from shardwright.account.replica_traffic import replica_traffic
+from shardwright.account.step_collectives import step_ledger
 from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -125,7 +125,7 @@ MIXED = {"compute": "bf16", "gradients": "compute"}
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(("kind", "precision"), [("llama", MIXED), ("gpt-tied", {})], ids=["llama-bf16", "gpt-tied"])
 def test_predicted_is_measured(kind: str, precision: dict[str, str], plan: str) -> None:
-    """Parameters, gradients, optimizer state, the pool's peak, and every collective between replicas."""
+    """Parameters, gradients, optimizer state, the pool's peak, and every collective."""
     job = with_precision(small_job(kind, **({"batch": 8} | PLANS[plan])), **precision)
     program = job_program(job)
     for rank, (measured, table) in enumerate(run_on_mesh(job, account_of_steps, job)):
@@ -137,9 +137,8 @@ def test_predicted_is_measured(kind: str, precision: dict[str, str], plan: str) 
         assert measured.host_bytes == predicted.host_bytes
         kept = kept_bytes(job, rank_state(job, program, place["pp"], place["tp"]))
         assert measured.buffers_bytes == pool_bytes(job, place["pp"], place["tp"]) + kept
-        moved = {name: entry for name, entry in table.items() if name.split(" ", 1)[1].startswith("dp")}
-        traffic = replica_traffic(job, program, place["pp"], place["tp"])
-        assert moved == {name: {"count": t.calls, "bytes": t.payload_bytes} for name, t in traffic.items()}
+        ledger = step_ledger(job, program, rank)
+        assert table == {name: {"count": t.calls, "bytes": t.payload_bytes} for name, t in ledger.items()}
 
 
 KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -179,7 +178,7 @@ def test_classic_volumes() -> None:
         if zero == 3:
             sizes = [4 * unit.layout.size for unit in stage.units]
             expected -= (sizes[0] + sizes[-1]) * 3 / 4  # the embedding's and the head's second gather
-        sent = ring_bytes(replica_traffic(job, job_program(job), 0), ranks)
+        sent = ring_bytes(of_replicas(step_ledger(job, job_program(job), 0)), ranks)
         assert sent == expected + loss
 
 

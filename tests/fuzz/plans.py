@@ -6,7 +6,8 @@
 Each draw trains three steps and evaluates a batch, under its plan on Gloo ranks and on one rank. How far two right
 computations of the same sums may lie apart follows from the arithmetic of that very job (`measure/rounding.py`).
 
-What is refused is counted by reason. A draw that fails is made smaller as long as it fails, and printed as a job.
+What ranks move in a step must be what their accounts and dry runs say (ledgers.py). What is refused is counted by
+reason. A draw that fails is made smaller as long as it fails, and printed as a job.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from cases import skewed_tokens
 from fuzz.draw import Fields, draw
+from fuzz.ledgers import Table, foretold_otherwise
 from ranks import RankFailedError, run_on_mesh
 from shardwright.account.budget import meet_budget
 from shardwright.config.base import PlanError
@@ -58,11 +60,13 @@ SHRINKS = 40  # runs at most that making a failure smaller may take
 
 @dataclass(frozen=True)
 class Trace:
-    """What one rank computed: its steps, the loss of an evaluation after them, and its boxes of the parameters."""
+    """What one rank computed: its steps, the loss of an evaluation after them, and its boxes of the parameters; and
+    what it moved in its last step that updated weights, or in all of a schedule that has no single step."""
 
     steps: list[StepResult]
     evaluated: float
     boxes: list[tuple[ParameterShard, Tensor]]
+    ledger: Table = field(default_factory=dict)
 
 
 @dataclass
@@ -101,16 +105,22 @@ def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
     def mine(step: int) -> Tensor:
         return tokens_of(job, step)[mesh.dp.index * share :][:share]
 
+    ledger: Table = {}
     if replica.program.weights == "current":
-        steps = [train_step(job, replica, mesh, step, mine(step)) for step in range(STEPS)]
+        steps = []
+        for step in range(STEPS):
+            mesh.ledger.clear()
+            steps.append(train_step(job, replica, mesh, step, mine(step)))
+            ledger = ledger if steps[-1].skipped else mesh.ledger.table()
     else:
         steps = train_stream(job, replica, mesh, job_program(job, STEPS), 0, mine)
+        ledger = mesh.ledger.table()
     evaluated = evaluate(job, replica, mesh, mine(STEPS))
     boxes = []
     with replica.gathered():
         for stage in replica.stages.values():
             boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
-    return Trace(steps, evaluated, boxes)
+    return Trace(steps, evaluated, boxes, ledger)
 
 
 def reference_job(job: JobSpec) -> JobSpec:
@@ -190,6 +200,17 @@ def judged(job: JobSpec, ranks: list[Trace], alone: JobSpec, wanted: list[Trace]
     return found
 
 
+def moved_otherwise(job: JobSpec, ranks: list[Trace]) -> list[str]:
+    """What ranks moved that was not foretold. Delayed scales know no past where gradients have overflowed."""
+    skipped = [step.skipped for step in ranks[0].steps]
+    if all(skipped) or (job.precision.float8 == "delayed" and any(skipped)):
+        return []
+    program = job_program(job)
+    if program.weights != "current":
+        program = job_program(job, STEPS)
+    return foretold_otherwise(job, program, [rank.ledger for rank in ranks])
+
+
 def run(fields: Fields, timeout_s: float = HANGS_S) -> Outcome:
     """What becomes of one draw."""
     try:
@@ -201,6 +222,8 @@ def run(fields: Fields, timeout_s: float = HANGS_S) -> Outcome:
     alone = reference_job(job)
     try:
         ranks = run_on_mesh(job, trace, job, timeout_s=timeout_s)
+        if moved := moved_otherwise(job, ranks):
+            return Outcome("failed", moved)
         wanted = run_on_mesh(alone, trace, alone, timeout_s=timeout_s)
         return judged(job, ranks, alone, wanted, timeout_s)
     except RankFailedError as error:

@@ -45,6 +45,7 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"dp": 2, "ep": 2}),
     "deepseek": ("deepseek", {"tp": 2, "dp": 2, "ep": 2, "sequence_parallel": True}),
     "whole experts": ("deepseek", {"ep": 2, "tp": 2, "expert_tp": 1, "sequence_parallel": True}),
+    "experts choose": ("expert-choice", {"dp": 2, "ep": 2}),
 }
 PRECISIONS: dict[str, dict[str, str]] = {
     "bf16": {"compute": "bf16"},
@@ -69,7 +70,8 @@ def test_the_collectives_and_the_state_are_those_of_a_run(name: str) -> None:
     job = small_job(kind, **fields)
     for rank, (table, memory) in enumerate(run_on_mesh(job, of_a_step, job)):
         dry = dry_run(job, rank, "cpu")
-        assert dry.collectives == table
+        assert dry.collectives == dry.account_collectives == table
+        assert dry.num_steps == 1
         for of in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
             assert getattr(dry.peak, of) == getattr(memory, of) == getattr(dry.account, of)
         # Inputs of layers that are away are on the host too, which the account of the state leaves out.
@@ -107,6 +109,7 @@ def test_every_strategy_runs_dry(name: str, device: str) -> None:
     run = dry_run(job, job.plan.world - 1, device)
     assert run.peak.activations_bytes > 0 and run.peak.working_bytes >= 0
     assert max(num_bytes for _, num_bytes in run.curve) == run.peak.total_bytes
+    assert run.collectives == run.account_collectives
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
@@ -119,6 +122,7 @@ def test_versions_of_weights_are_parameters(schedule: str) -> None:
     version_bytes = run.peak.gradients_bytes
     assert run.peak.parameters_bytes - run.account.parameters_bytes in (0, version_bytes)
     assert run.peak.optimizer_bytes == run.account.optimizer_bytes
+    assert run.num_steps == 2 and run.collectives == run.account_collectives
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -134,7 +138,18 @@ def test_a_rank_of_405_billion_parameters() -> None:
     run = dry_run(job, job.plan.world - 1, "cuda")
     assert run.peak.parameters_bytes == run.account.parameters_bytes
     assert run.peak.total_bytes == pytest.approx(run.account.total_bytes, rel=0.1)
+    assert run.collectives == run.account_collectives
     assert run.host_peak_bytes < 4 * 2**30
+
+
+def test_rows_that_cross_to_nodes_are_as_many_as_choices() -> None:
+    """Node-aware, what arrives in a node and goes on inside of it has a row for each choice there, not for all."""
+    fields = small_job("deepseek", dp=4, ep=4).model_dump()
+    fields["cluster"] = {"devices_per_node": 2, "nodes": 2}
+    fields["plan"]["dispatch"] = "node-aware"
+    (direct, aware) = (dry_run(make_job(of), 0, "cpu") for of in (fields | {"plan": {"dp": 4, "ep": 4}}, fields))
+    assert aware.collectives == aware.account_collectives
+    assert aware.peak.activations_bytes == pytest.approx(direct.peak.activations_bytes, rel=0.2)
 
 
 def test_a_rank_that_is_not_there() -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import EXPERTS, against_one_rank, by_one_rank, made_up_tokens, small_job
+from cases import EXPERTS, against_one_rank, by_one_rank, made_up_tokens, of_replicas, small_job
 from ranks import run_on_mesh
 from rounding import check_rounding
 from shardwright.account.job_memory import job_memory
-from shardwright.account.replica_traffic import Traffic, replica_traffic
+from shardwright.account.step_collectives import Traffic, step_ledger
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.model.decoder import DecoderStage
@@ -194,7 +194,7 @@ def test_state_and_traffic_of_replicas_are_as_predicted(name: str) -> None:
     job = expert_job(kind, **plan)
     state_bytes, moved = run_on_mesh(job, held_and_moved, job)[0]
     assert state_bytes == job_memory(job)[0].state_bytes
-    predicted = replica_traffic(job, job_program(job), 0)
+    predicted = of_replicas(step_ledger(job, job_program(job), 0))
     assert predicted == {key: Traffic(moved[key]["count"], moved[key]["bytes"]) for key in predicted}
     assert any("edp" in key for key in predicted) == (
         name == "ep2-of-dp4-zero3"

@@ -27,7 +27,7 @@ class Rows:
 
 def expected_rows(job: JobSpec) -> Rows:
     """On average, if no choice of a gate is taken back: a gate of GShard takes some, and capacity may."""
-    moe, tokens = job.model.moe, _tokens_sent(job, Share.of(job))
+    moe, tokens = job.model.moe, tokens_sent(job, Share.of(job))
     sent = tokens * moe.num_chosen
     capacity = moe.capacity(job.model.sequence * job.plan.microbatch_size)
     if capacity is not None:
@@ -36,7 +36,8 @@ def expected_rows(job: JobSpec) -> Rows:
     return Rows(sent, sent, moe.num_chosen)
 
 
-def _tokens_sent(job: JobSpec, share: Share) -> Bytes:
+def tokens_sent(job: JobSpec, share: Share) -> Bytes:
+    """Tokens of a microbatch that a rank sends to experts: its own, or those of its tp line."""
     return share.tensors.tokens if job.plan.expert_tp_size == job.plan.tp else share.tensors.tokens_here
 
 
@@ -45,7 +46,7 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
     rows, moe, plan = rows or expected_rows(job), job.model.moe, job.plan
     share = Share.of(job, rows.sent, rows.arrived)
     routed, shared = routed_operators(share.tensors.shape), shared_operators(share.tensors.shape)
-    here, choices = share.tensors.tokens_here, _tokens_sent(job, share) * rows.choices
+    here, choices = share.tensors.tokens_here, tokens_sent(job, share) * rows.choices
     is_moved = plan.ep > 1 and moe.experts > plan.ep
     sizes = share.sizes((*routed, *shared)) | _router_sizes(moe, share, plan.microbatch_size, rows.choices)
     sizes |= {

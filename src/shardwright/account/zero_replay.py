@@ -8,7 +8,7 @@ where two passes run side by side (DualPipe), which of them borrows first. They 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from shardwright.account.rank_state import StageState, UnitKey, UnitState
 from shardwright.config.job import JobSpec
@@ -27,13 +27,15 @@ from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents
 class Replayed:
     """What one run of a program needs on a rank, in bytes.
 
-    `moved` counts (collective, mesh axis) by calls and by bytes of the full tensor, as the ledger does. `pool_bytes`
-    is the peak of the buffer pool; `buffers_bytes` that of the pool, what waits for or is in a pipeline message, and
-    what a reduce-scatter needs besides its operands.
+    `moved` counts (collective, mesh axis) by calls and by bytes of the full tensor, as the ledger does. `num_casts`
+    says of the layers of a stage, by (stage, region), how often a pass finds other values than the one before: casts of
+    weights to fp8 do not outlive the values. `pool_bytes` is the peak of the buffer pool; `buffers_bytes` that of the
+    pool, what waits for or is in a pipeline message, and what a reduce-scatter needs besides its operands.
     """
 
     calls: dict[tuple[str, str], int]
     moved_bytes: dict[tuple[str, str], int]
+    num_casts: dict[tuple[int, str], int]
     pool_bytes: int
     buffers_bytes: int
 
@@ -46,6 +48,7 @@ class _Counts:
         self.pool = BufferPool[None](lambda num_bytes: None)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.moved_bytes: Counter[tuple[str, str]] = Counter()
+        self.num_casts: Counter[tuple[int, str]] = Counter()
         self.peak_bytes = 0
         # Gloo's reduce-scatter is an exchange of shares, which need memory (parallel/comm/collectives.py).
         self.is_staged = runs_on_cpu(job)
@@ -82,6 +85,7 @@ class _SizedUnit(UnitEvents[None]):
         super().__init__(sizes, counts.pool)
         self._state, self._counts = state, counts
         self._staged_bytes = 0
+        self.version = 0  # of the values that are here
 
     def _start_gather(self, values: Loan[None] | None) -> None:
         replicas = self._state.replicas
@@ -91,13 +95,18 @@ class _SizedUnit(UnitEvents[None]):
 
     def _finish_gather(self) -> None: ...
 
-    def _drop_values(self) -> None: ...
+    def _drop_values(self) -> None:
+        self.version += 1
 
     def _open_gradients(self, gradients: Loan[None]) -> None:
         self._counts.note()
 
     def _start_reduce(self, cast: Loan[None] | None, aside: Loan[None] | None) -> None:
         plan, replicas, element = self._counts.job.plan, self._state.replicas, self.sizes.reduce_bytes
+        for is_partial, places in groupby(self._state.places, lambda place: bool(place.summed_over)):
+            if is_partial:
+                elements = sum(place.num_elements for place in places)
+                self._counts.move("all_reduce", "tp", self.sizes.gradient_bytes * elements)
         shapes = [place.shape for place in self._state.places]
         collectives = (
             scattered_bucket(plan, shapes, replicas.num_ranks, self.sizes.size, element)
@@ -121,6 +130,7 @@ class _SizedUnit(UnitEvents[None]):
     def _drop_gradients(self) -> None: ...
 
     def _update(self, gradients: Loan[None] | None, factor: float, rate: float) -> None:
+        self.version += 1
         self._counts.note()
 
 
@@ -139,6 +149,10 @@ class _SizedStage(StageEvents[_SizedUnit]):
         # Passes over thousands of microbatches ask the same of their stage: what that is, once for all.
         self._gathered = [region for region in state.regions if self.is_gathered(region)]
         self._lends = any(unit.replicas.zero >= 2 for unit in state.units)
+        self._layers = {
+            region: [units[key] for key in state.units_in[region]] for region in state.regions if region.isdigit()
+        }
+        self._cast: dict[str, int] = {}
         self._arrivals = {
             kind: {
                 region: [units[state.unit_of[place.name]] for place in _gradients_of(region, places, kind)]
@@ -146,6 +160,18 @@ class _SizedStage(StageEvents[_SizedUnit]):
             }
             for kind in (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
         }
+
+    def casts(self) -> Iterator[str]:
+        """The layers whose values are others than they were in the pass before, as the next pass begins."""
+        for region, units in self._layers.items():
+            version = sum(unit.version for unit in units)
+            if self._cast.get(region) != version:
+                self._cast[region] = version
+                yield region
+
+    def show_versions(self) -> None:
+        """The coming pass is shown the version of its values that it needs."""
+        self._cast.clear()
 
     def forward(self, trains: bool) -> None:
         """A microbatch passes through all regions."""
@@ -218,6 +244,10 @@ class _Replay:
         """A part that another one on this rank follows leaves what that takes, and else what will be sent."""
         stage, i = part.stage, part.microbatch
         again = (stage, i) in program.recomputed
+        if part.kind is not Kind.WEIGHT_GRAD and self.counts.job.precision.float8 != "none":
+            if program.weights != "current":
+                self._stages[stage].show_versions()
+            self.counts.num_casts.update((stage, region) for region in self._stages[stage].casts())
         match part.kind:
             case Kind.FORWARD:
                 if not again:  # else its input stays until then
@@ -255,8 +285,11 @@ def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageSt
         before = counts.pool.peak_bytes
         counts.calls.clear()
         counts.moved_bytes.clear()
+        counts.num_casts.clear()
         found.run(program, program.ranks[pp_rank])
-    return Replayed(dict(counts.calls), dict(counts.moved_bytes), counts.pool.peak_bytes, counts.peak_bytes)
+    return Replayed(
+        dict(counts.calls), dict(counts.moved_bytes), dict(counts.num_casts), counts.pool.peak_bytes, counts.peak_bytes
+    )
 
 
 def runs_on_cpu(job: JobSpec) -> bool:

@@ -105,6 +105,11 @@ class SoftwareSpec(Spec):
         description="Bytes kept by element of what comes back from experts: 2 where it meets the weights of choices, "
         "whose gradients need it, 0 where experts apply the weights inside.",
     )
+    key_gradient_bytes: Literal[0, 2, 4] = Field(
+        0,
+        description="Bytes of a gradient of a key or value on its way between the ranks that share a sequence; 0 is as "
+        "of a key.",
+    )
     expert_dedupe: bool = Field(
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",

@@ -5,30 +5,32 @@ adds them up.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from shardwright.account.kept_tensors import Share
-from shardwright.account.moe_activations import expected_rows
+from shardwright.account.layer_collectives import CollectiveCalls, OperatorCollectives, piece_collectives
+from shardwright.account.step_collectives import PieceKind, again_shares
 from shardwright.config.job import JobSpec
 from shardwright.config.software import SoftwareSpec
-from shardwright.cost.collective_time import copies_sent
 from shardwright.cost.group_links import Groups
+from shardwright.cost.kernels import KernelTime
 from shardwright.cost.stage_time import Costing, ExchangeTime, OperatorTime
 from shardwright.cost.topology import Group
 from shardwright.cost.wire_bytes import SentBytes, all_to_all_sent, ring_sent
 from shardwright.workload.layers import chains, share_run_again
-from shardwright.workload.operators import Exchange, MatrixProduct, Operator
+from shardwright.workload.operators import Axis, Exchange, Kind, MatrixProduct
 from shardwright.workload.query import Run
 from shardwright.workload.stage_contents import all_ranks
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of an operator: bytes of the full tensor, what a rank sends for it, seconds by itself and those
-    that nothing hides. Seconds are None where the device is not known."""
+    """Calls of one collective of an operator in one pass, those of our runtime: their bytes as a ledger counts them,
+    what a rank sends for them, seconds by themselves and those that the prediction finds nothing to hide. Seconds are
+    None where the device is not known. What is predicted of other software alone has no calls."""
 
     kind: str
     axis: str
+    calls: int
     full_bytes: float
     sent: SentBytes
     seconds: float | None
@@ -37,8 +39,9 @@ class Collective:
 
 @dataclass(frozen=True)
 class OperatorPass:
-    """An operator's forward and backward. `flops` are of the forward; `repeated` is the share of it that is computed
-    again; `pairs` are those of a query and a key, over the heads of a rank."""
+    """An operator's forward and backward. `flops` are of the forward; `repeated` is the share of it that a prediction
+    computes again and `again_share` that which our runtime does; `pairs` are those of a query and a key, over the heads
+    of a rank. `with_graph` are collectives of the one forward that keeps a graph."""
 
     name: str
     products: tuple[MatrixProduct, ...]
@@ -47,10 +50,12 @@ class OperatorPass:
     backward_flops: float
     moved_bytes: float
     repeated: float
+    again_share: float
     forward_s: float | None
     input_grad_s: float | None
     weight_grad_s: float | None
     forward: tuple[Collective, ...]
+    with_graph: tuple[Collective, ...]
     backward: tuple[Collective, ...]
 
 
@@ -99,9 +104,6 @@ def total_s(seconds: Iterable[float | None]) -> float | None:
     return total
 
 
-PieceKind = tuple[str, str]  # the kind of a piece, and what it recomputes
-
-
 def rank_pieces(run: Run) -> list[dict[PieceKind, int]]:
     """How many pieces of each kind each pipeline rank computes, through all its stages."""
     ranks = all_ranks(run.shape, run.cut.as_arrays())
@@ -130,63 +132,83 @@ class _Passes:
     groups: Groups
 
     def piece(self, kind: str, policy: str) -> PiecePass:
+        accounts = piece_collectives(self.job, kind)
+        shares = again_shares(accounts, policy)
         if self.costing is None:
-            of_kind = chains(self.run.shape, self.run.cut, self.software)[kind]
-            return PiecePass(kind, policy, tuple(self._untimed(o, policy) for o in of_kind), None, None, None)
-        gaps = self.costing.gaps(kind, policy)
-        operators = tuple(self._timed(of) for of in self.costing.operators(kind, policy))
+            timed = [
+                OperatorTime(o, KernelTime(0.0, 0.0, 0.0), share_run_again(o, policy), (), ())
+                for o in chains(self.run.shape, self.run.cut, self.software)[kind]
+            ]
+            gaps = None
+        else:
+            timed, gaps = list(self.costing.operators(kind, policy)), self.costing.gaps(kind, policy)
+        operators = tuple(
+            self._operator(of, account, shares[account.name]) for of, account in zip(timed, accounts, strict=True)
+        )
+        if gaps is None:
+            return PiecePass(kind, policy, operators, None, None, None)
         return PiecePass(kind, policy, operators, float(gaps.forward), float(gaps.input_grad), float(gaps.again))
 
-    def _timed(self, of: OperatorTime) -> OperatorPass:
-        t = of.kernels
-        return replace(
-            self._plain(of.operator, of.repeated),
-            forward_s=float(t.forward),
-            input_grad_s=float(t.input_grad),
-            weight_grad_s=float(t.weight_grad),
-            forward=self._collectives(of.forward),
-            backward=self._collectives(of.backward),
-        )
-
-    def _untimed(self, o: Operator, policy: str) -> OperatorPass:
-        forward, backward = ([ExchangeTime(e, None, None) for e in found] for found in (o.forward, o.backward))
-        return replace(
-            self._plain(o, share_run_again(o, policy)),
-            forward=self._collectives(forward),
-            backward=self._collectives(backward),
-        )
-
-    @staticmethod
-    def _plain(o: Operator, repeated: float) -> OperatorPass:
+    def _operator(self, of: OperatorTime, account: OperatorCollectives, again_share: float) -> OperatorPass:
+        o, t, is_timed = of.operator, of.kernels, self.costing is not None
         pairs, scores = (float(o.scores.pairs), float(o.scores.flops)) if o.scores else (0.0, 0.0)
-        backward = 2.0 * float(o.flops - scores) + 2.5 * scores
         return OperatorPass(
-            o.name, o.products, pairs, float(o.flops), backward, float(o.forward_bytes), repeated, None, None, None,
-            (), (),
-        )  # fmt: skip
+            name=o.name,
+            products=o.products,
+            pairs=pairs,
+            flops=float(o.flops),
+            backward_flops=2.0 * float(o.flops - scores) + 2.5 * scores,
+            moved_bytes=float(o.forward_bytes),
+            repeated=of.repeated,
+            again_share=again_share,
+            forward_s=float(t.forward) if is_timed else None,
+            input_grad_s=float(t.input_grad) if is_timed else None,
+            weight_grad_s=float(t.weight_grad) if is_timed else None,
+            forward=self._collectives(account.forward, of.forward),
+            with_graph=self._collectives(account.with_graph, ()),
+            backward=self._collectives(account.backward, of.backward),
+        )
 
-    def _collectives(self, exchanges: Iterable[ExchangeTime]) -> tuple[Collective, ...]:
-        """The collectives of an operator that move something under this plan."""
-        found = []
-        for of in exchanges:
-            e, full = of.exchange, self._full_bytes(of.exchange)
-            seconds = [None if s is None else float(s) for s in (of.seconds, of.exposed)]
-            if full:
-                found.append(Collective(e.kind, e.axis, full, self._sent(e, full), *seconds))
+    def _collectives(self, moved: Iterable[CollectiveCalls], times: Iterable[ExchangeTime]) -> tuple[Collective, ...]:
+        """The collectives of one pass of an operator, each with the seconds of the exchange that is predicted for it;
+        a few numbers that predictions leave out have those that they take by themselves, and hold nobody up."""
+        left, found = [of for of in times if float(of.exchange.size)], []
+        for one in moved:
+            key = _PRICED_AS.get(one.kind, one.kind), one.axis
+            time = next((of for of in left if (of.exchange.kind, of.exchange.axis) == key), None)
+            seconds, exposed = self._by_itself_s(one), None if self.costing is None else 0.0
+            if time is not None:
+                left.remove(time)
+                seconds, exposed = float(time.seconds), float(time.exposed)
+            found.append(Collective(one.kind, one.axis, one.calls, one.num_bytes, self._sent(one), seconds, exposed))
+        for of in left:  # of other software alone
+            kind, axis = of.exchange.kind, of.exchange.axis
+            found.append(Collective(kind, axis, 0, 0.0, SentBytes(), float(of.seconds), float(of.exposed)))
         return tuple(found)
 
-    def _full_bytes(self, exchange: Exchange) -> float:
-        """Bytes of the full tensor of a collective. Of tokens on their way to experts a row for each choice, as our
-        runtime sends them; where tp shares the experts' matrices, each of its ranks sends the rows of all."""
-        if exchange.axis == "ep" and exchange.size:
-            return float(Share.of(self.job, expected_rows(self.job).sent)["rows to send"])
-        return float(exchange.size)
+    def _by_itself_s(self, of: CollectiveCalls) -> float | None:
+        if self.costing is None:
+            return None
+        kind: Kind = _PRICED_AS.get(of.kind, of.kind)  # type: ignore[assignment]
+        axis: Axis = of.axis  # type: ignore[assignment]
+        return of.calls * float(self.costing.exchange_s(Exchange(kind, axis, of.num_bytes / of.calls)))
 
-    def _sent(self, exchange: Exchange, full_bytes: float) -> SentBytes:
-        group: Group = getattr(self.groups, exchange.axis)
-        if exchange.kind != "all_to_all":
-            return ring_sent(group, full_bytes, 2 if exchange.kind == "all_reduce" else 1)
-        experts, copies = self.run.shape.experts, 1.0
-        if exchange.axis == "ep" and experts and self.software.expert_dedupe:
-            copies = float(copies_sent(experts.topk, group.domains))
-        return all_to_all_sent(group, full_bytes, copies)
+    def _sent(self, of: CollectiveCalls) -> SentBytes:
+        group: Group = getattr(self.groups, of.axis)
+        if of.reach != "any":
+            is_inside, size = of.reach == "inside nodes", float(of.num_bytes)
+            return SentBytes(size, 0.0) if is_inside else SentBytes(0.0, size)
+        # What is given to others is all but a rank's own share of a tensor.
+        whole = of.num_bytes * float(group.size) / max(1.0, float(group.size) - 1)
+        match of.kind:
+            case "all_to_all_v":
+                return all_to_all_sent(group, whole)
+            case "all_to_all":
+                return all_to_all_sent(group, of.num_bytes)
+            case "exchange":
+                return ring_sent(group, whole)
+        return ring_sent(group, of.num_bytes, 2 if of.kind == "all_reduce" else 1)
+
+
+# What prices a collective of the ledger: keys go around a ring as messages, and rows to experts are as even as others.
+_PRICED_AS = {"exchange": "ring", "all_to_all_v": "all_to_all"}

@@ -6,7 +6,21 @@ from math import prod
 
 from shardwright.config.job import JobSpec
 from shardwright.cost.topology import Group
-from shardwright.sharding.groups import COPIES, CP, EP, PP, REPLICAS, SHARDS, TP, Layout, axis_groups, ends
+from shardwright.sharding.groups import (
+    COPIES,
+    CP,
+    DP,
+    EP,
+    PP,
+    REPLICAS,
+    SHARDS,
+    TP,
+    WORLD,
+    AxisGroups,
+    Layout,
+    axis_groups,
+    ends,
+)
 from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.stage_placement import StagePlacement
 
@@ -63,10 +77,16 @@ def groups_of_rank_0(job: JobSpec, placement: StagePlacement) -> list[RankGroup]
     found += [ends(plan, placement)] * job.model.tied_embeddings
     found += [axis_groups(plan, SHARDS[False]), copies]
     found += [axis_groups(plan, REPLICAS[False])] * (copies.size > 1)  # else they are those of the shards
+    found += [axis_groups(plan, DP)] * job.data.separate_documents
     found += [axis_groups(plan, kind[True]) for kind in (SHARDS, COPIES) if has_experts]
-    per_node = job.cluster.devices_per_node
-    return [
-        RankGroup(of.axis, tuple(of.line(0)), tuple(of.nodes(0, per_node)), of.num_groups, of.carries, of.lies)
-        for of in dict.fromkeys(found)
-        if of.size > 1
-    ]
+    return [_group(job, of) for of in dict.fromkeys(found) if of.size > 1]
+
+
+def world_group(job: JobSpec) -> RankGroup:
+    """All ranks."""
+    return _group(job, axis_groups(job.plan, WORLD))
+
+
+def _group(job: JobSpec, of: AxisGroups) -> RankGroup:
+    nodes = of.nodes(0, job.cluster.devices_per_node)
+    return RankGroup(of.axis, tuple(of.line(0)), tuple(nodes), of.num_groups, of.carries, of.lies)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.account.job_memory import job_memory
+from shardwright.account.step_collectives import PieceKind
 from shardwright.account.tensor_table import RegionLayout, layouts
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
@@ -19,7 +20,7 @@ from shardwright.cost.memory import rank_memory as predicted_memory
 from shardwright.cost.stage_time import Costing, PieceTime
 from shardwright.explain.batch_split import Portion, portions
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
-from shardwright.explain.operator_passes import PieceKind, PiecePass, piece_passes, rank_pieces
+from shardwright.explain.operator_passes import PiecePass, piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import Crossing, PricedGroups, crossings
 from shardwright.explain.rank_groups import RankGroup, first_node, groups_of_rank_0, rank_order
 from shardwright.explain.strategy_effects import Effect, effects

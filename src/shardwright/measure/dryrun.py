@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from shardwright.account.job_memory import rank_memory, steps_to_fill
+from shardwright.account.step_collectives import ledger_table, step_ledger
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.measure.memory_trace import MemoryTrace, Origin
 from shardwright.measure.saved_tensors import LiveBytes
-from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.recompute.offload import HostPool
 from shardwright.parallel.zero.held_memory import held_storages
@@ -52,19 +52,21 @@ class PeakMemory(RankMemory):
 
 @dataclass(frozen=True)
 class DryRun:
-    """What one rank did in a step, or in as many as it takes to fill a pipeline that never drains.
+    """What one rank did in a step, or in as many (`num_steps`) as it takes to fill a pipeline that never drains.
 
     `place` is the rank with its coordinates, `collectives` calls and bytes by "collective axis", as in the ledger of a
-    run, `curve` the most memory in each action, in their order, and `account` what is predicted without running
-    anything. `host_peak_bytes` is the memory of this process, not of the rank.
+    run, `curve` the most memory in each action, in their order. `account` and `account_collectives` are what is
+    predicted without running anything. `host_peak_bytes` is the memory of this process, not of the rank.
     """
 
     rank: int
     place: str
     device: str
+    num_steps: int
     peak: PeakMemory
     curve: tuple[tuple[str, int], ...]
     collectives: dict[str, dict[str, int]]
+    account_collectives: dict[str, dict[str, int]]
     account: RankMemory
     num_operators: int
     took_s: float
@@ -92,11 +94,6 @@ def _no_values(place: ParameterShard, device: torch.device) -> Tensor:
     return torch.empty(place.shape, device=device)
 
 
-def dry_mesh(job: JobSpec, rank: int, device: str) -> Mesh:
-    """The axes of one rank, with nobody on them."""
-    return job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
-
-
 def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
     """Run a rank of a job, as it would on a `device`, cpu or cuda. PlanError for a rank that is not there."""
     if not 0 <= rank < job.plan.world:
@@ -106,32 +103,33 @@ def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
              f"{job.plan.world - 1}"],
         )  # fmt: skip
     began_s = time.perf_counter()
-    mesh = dry_mesh(job, rank, device)
     host = _HostMemory()
     trace, saved = MemoryTrace(host), LiveBytes()
     with trace:
-        replica = build(job, mesh, _no_values, lambda decayed, plain: _DryOptimizer([*decayed, *plain]))
+        steps = DrySteps(job, rank, device)
+        replica, mesh = steps.replica, steps.mesh
         host.look_at(replica)
-        stream = _Stream(job, replica, mesh)
         with saved:  # both times, for it adds operators
             before = -1
             while before < replica.pool.peak_bytes:  # a step begins with the buffers that the one before left
                 before = replica.pool.peak_bytes
                 trace.begin()
-                stream.run()  # the last of these says when memory is most
+                steps.run()  # the last of these says when memory is most
             observer = _Observer(replica, trace, saved, host)
             trace.begin(observer)
-            stream.run()
+            steps.run()
     assert observer.peak is not None, "a step takes operators"
     place = mesh.shape.coordinates(rank)
     return DryRun(
         rank,
         mesh.shape.describe(rank),
         device,
+        steps.num_steps,
         observer.peak,
         curve=tuple(observer.curve()),
         collectives=mesh.ledger.table(),
-        account=rank_memory(_on(job, device), stream.program, place["pp"], place["tp"]),
+        account_collectives=ledger_table(step_ledger(job, steps.program, rank)),
+        account=rank_memory(_on(job, device), steps.program, place["pp"], place["tp"]),
         num_operators=trace.num_operators,
         took_s=time.perf_counter() - began_s,
         host_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -160,13 +158,15 @@ class _HostMemory:
         self._pools = list(pools.values())
 
 
-class _Stream:
-    """The steps of a rank that are run at a time: one, or as many as it takes to fill a pipeline that never drains."""
+class DrySteps:
+    """A rank and the steps of it that are run at a time: one, or as many as fill a pipeline that never drains."""
 
-    def __init__(self, job: JobSpec, replica: Replica, mesh: Mesh) -> None:
-        self._job, self._replica, self._mesh = job, replica, mesh
-        self._num_steps = steps_to_fill(job)
-        self.program = job_program(job, self._num_steps)
+    def __init__(self, job: JobSpec, rank: int, device: str) -> None:
+        """Build the rank, as it would be on a `device`, with nobody on its axes."""
+        self._job, self.num_steps = job, steps_to_fill(job)
+        self.mesh = job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
+        self.program = job_program(job, self.num_steps)
+        self.replica = build(job, self.mesh, _no_values, lambda decayed, plain: _DryOptimizer([*decayed, *plain]))
 
     def _batch(self, _: int) -> Tensor:
         job = self._job
@@ -176,7 +176,7 @@ class _Stream:
 
     def run(self) -> None:
         """Run them, and count what they send."""
-        job, replica, mesh = self._job, self._replica, self._mesh
+        job, replica, mesh = self._job, self.replica, self.mesh
         mesh.ledger.clear()
         if self.program.weights == "current":
             train_step(job, replica, mesh, 0, tokens_BS=self._batch(0))

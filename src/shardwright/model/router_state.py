@@ -15,19 +15,7 @@ from torch.nn import functional
 from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import Choice
 from shardwright.parallel.expert.counting import count_each
-
-COUNTED = ("tokens", "dropped", "unserved", "entropy", "balance_loss", "z_loss")
-MOST_PICTURED = 32  # experts up to which it is counted who was chosen together: the square of it is summed over ranks
-
-
-def counts_pairs(spec: MoeSpec) -> bool:
-    """Whether a router counts which experts were chosen together: where its gate goes by it, or few enough to show."""
-    return spec.gate == "correlation" or spec.experts <= MOST_PICTURED
-
-
-def size_of_totals(spec: MoeSpec) -> int:
-    """Numbers in `RouterState.totals`."""
-    return len(COUNTED) + 2 * spec.experts + (spec.experts**2 if counts_pairs(spec) else 0)
+from shardwright.sharding.router_totals import COUNTED, counts_pairs, size_of_totals
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,8 @@ def end_step(states: Sequence[Float8Linear], reduce_max: ReduceMax = on_one_rank
     if delayed:
         zero = torch.zeros((), device=seen[0].device if seen else None)
         largest = reduce_max(torch.stack([zero if amax is None else amax for amax in now]))
-        step = [0.0] * len(now) if largest.is_meta else largest.tolist()  # in a dry run nothing has a value
+        # In a dry run nothing has a value: 1 stands for all, so that there are scales from the second step on.
+        step = [1.0] * len(now) if largest.is_meta else largest.tolist()
     for i, state in enumerate(delayed):
         state.end_step(step[3 * i : 3 * i + 3])
     for state in states:

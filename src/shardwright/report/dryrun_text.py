@@ -20,21 +20,35 @@ def dryrun_text(name: str, run: dict[str, Any]) -> str:
             rows.append([kind, memory_text(held), "not counted" if foretold is None else memory_text(foretold)])
     rows.append(["on the device", memory_text(peak["total_bytes"]), memory_text(account["total_bytes"])])
     made = [[memory_text(num_bytes), *origin] for origin, num_bytes in peak["largest"]]
-    sent = [["collective", "axis", "calls", "bytes"]]
-    for words, entry in run["collectives"].items():
-        kind, _, axis = words.partition(" ")
-        sent.append([kind, axis, f"{entry['count']:,}", bytes_text(entry["bytes"])])
+    steps = "a step" if run["num_steps"] == 1 else f"{run['num_steps']} steps"
     return "\n\n".join(
         [
-            f"{run['place']} of {name}, as on {run['device']}: {run['num_operators']:,} operators of a step in "
+            f"{run['place']} of {name}, as on {run['device']}: {run['num_operators']:,} operators of {steps} in "
             f"{run['took_s']:.1f} s, without their values",
             aligned(rows),
             f"Most is there after {peak['operator']} in {peak['action']}. Over the actions of the step:\n"
             + _curve(run["curve"], peak["total_bytes"]),
             "Made in this step, and there then:\n" + aligned(made, left=(1, 2)),
-            aligned(sent, left=(0, 1)),
+            _collectives(run["collectives"], run["account_collectives"]),
         ]
     )
+
+
+def _collectives(run: dict[str, Any], account: dict[str, Any]) -> str:
+    """What was sent beside the account of it, which is told where it is another."""
+    rows, none = [["collective", "axis", "calls", "bytes"]], {"count": 0, "bytes": 0}
+    if run != account:
+        rows[0] += ["account's calls", "bytes"]
+    for words in sorted({*run, *account}):
+        kind, _, axis = words.partition(" ")
+        entries = [run.get(words, none), account.get(words, none)]
+        is_told = entries[0] != entries[1]
+        sizes = [f"{e['bytes']:,}" if is_told else bytes_text(e["bytes"]) for e in entries]
+        told = [(f"{e['count']:,}", size) for e, size in zip(entries, sizes, strict=True)][: 1 + is_told]
+        rows.append([kind, axis, *(text for entry in told for text in entry)])
+        rows[-1] += [""] * (len(rows[0]) - len(rows[-1]))
+    verdict = "is equal in calls and bytes" if run == account else "differs where it is told"
+    return f"{aligned(rows, left=(0, 1))}\nThe account of these, made without running anything, {verdict}."
 
 
 def _curve(curve: list[tuple[str, int]], most: int) -> str:

@@ -8,9 +8,10 @@ import torch
 
 from shardwright.config.job import JobSpec
 from shardwright.model.decoder import DecoderStage
-from shardwright.model.router_state import Totals, size_of_totals
+from shardwright.model.router_state import Totals
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.sharding.router_totals import size_of_totals
 
 
 @dataclass(frozen=True)

@@ -99,18 +99,20 @@ def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
 
     ring (Liu et al. 2023, arXiv 2310.01889): keys and values go round, in the backward with their gradients.
     all-gather (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2): they are gathered, in the backward again, and their
-    gradients scattered. ulysses (Jacobs et al. 2023, arXiv 2309.14509): tokens are traded for heads and back; fewer
-    key/value heads than cp ranks are repeated. A latent's values travel as wide as its keys, `width` elements, for
-    kernels have them padded.
+    gradients scattered. Either way gradients may travel in other numbers. ulysses (Jacobs et al. 2023, arXiv
+    2309.14509): tokens are traded for heads and back; fewer key/value heads than cp ranks are repeated. A latent's
+    values travel as wide as its keys, `width` elements, for kernels have them padded.
     """
     s, cut = c.shape, c.cut
     kv_heads, is_cut = np.maximum(1, s.kv_heads // cut.tp), cut.cp > 1
     kv = HALF * c.tokens * kv_heads * 2 * width * cut.cp * is_cut
+    of_gradient = c.software.key_gradient_bytes
+    gradients = kv * of_gradient / cut.element_bytes if of_gradient else kv
     if cut.cp_method == "ring":
-        return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", 2 * kv),)
+        return (Exchange("ring", "cp", kv),), (Exchange("ring", "cp", kv + gradients, rounds=2),)
     if cut.cp_method == "all-gather":
         gather = Exchange("all_gather", "cp", kv)
-        return (gather,), (gather, Exchange("reduce_scatter", "cp", kv))
+        return (gather,), (gather, Exchange("reduce_scatter", "cp", gradients))
     per_token = (heads + 2 * np.maximum(kv_heads, cut.cp)) * width
     there = Exchange("all_to_all", "cp", HALF * c.tokens * per_token * is_cut)
     back = Exchange("all_to_all", "cp", HALF * c.tokens * heads * width * is_cut)

@@ -11,7 +11,7 @@ from shardwright.workload.operators import HALF, Context, Exchange, MatrixProduc
 
 def embed(c: Context, o: LayerOperator) -> Operator:
     """The lookup, and the sum over tp of a table cut by its vocabulary."""
-    return Operator(o, (), None, 3 * c.whole, 3 * c.whole, c.leaving[0])
+    return Operator(o, (), None, 3 * c.whole, 3 * c.whole, *c.leaving)
 
 
 def loss_bytes(c: Context) -> Numbers:

@@ -22,6 +22,16 @@ def route(c: Context, o: LayerOperator) -> Operator:
     return Operator(o, (product,), None, traffic, traffic, kept=c.bytes_of(o.takes) + traffic / 4, keeps_input=True)
 
 
+def weigh_shared(c: Context, o: LayerOperator) -> Operator:
+    """The gate of shared experts: a product with one column, and its sigmoid times what they give, which is kept. The
+    product's input is the router's, which keeps it."""
+    n, product = c.sizes[o.gives], MatrixProduct.of(c.sizes["shared gate logits"], o.products[0].matrix, 1)
+    kept = c.bytes_of(o.takes)
+    return Operator(
+        o, (product,), None, 2 * HALF * n, 3 * HALF * n, kept=kept, given=c.bytes_of(o.gives), needs_kept=True
+    )
+
+
 def assemble(c: Context, o: LayerOperator) -> Operator:
     """All tokens of the tp line come together on each of its ranks, whose experts are cut; in the backward their
     gradients are summed. The rows that are sent to experts are kept, and not what they are taken from."""

@@ -37,6 +37,7 @@ _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
     "experts enter": routed.assemble,
     "dispatch": routed.dispatch,
     "combine": routed.combine,
+    "shared gate": routed.weigh_shared,
     "experts leave": routed.total,
     "embedding": ends.embed,
     "head": ends.head,

@@ -76,13 +76,15 @@ class Scores:
 class Exchange:
     """A collective: `size` is the bytes of the full tensor that it is about, as in the ledger; 0 is none.
 
-    `is_hidden`: it runs beside the product of its operator's neighbour, whatever the software.
+    `is_hidden`: it runs beside the product of its operator's neighbour, whatever the software. What goes around a ring
+    does so in `rounds`, of `size` bytes together.
     """
 
     kind: Kind
     axis: Axis
     size: Numbers
     is_hidden: bool = False
+    rounds: int = 1
 
 
 Exchanges = tuple[tuple[Exchange, ...], tuple[Exchange, ...]]  # in the forward, in the backward

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.recompute_policy import LAYER, Policy
+from shardwright.config.recompute_policy import Policy
 from shardwright.config.software import software_of
 from shardwright.workload.layers import Chain, chains, share_run_again
 from shardwright.workload.operators import Operator
@@ -18,6 +18,14 @@ from shardwright.workload.query import cut_of, policy_name
 # What a byte costs in FLOPs, read or written on the device and in a collective, of an H100: 989e12 FLOP/s over 3.35e12
 # bytes/s of memory, and over 4.5e11 of NVLink.
 _FLOPS_OF_MOVED_BYTE, _FLOPS_OF_SENT_BYTE = 300.0, 2000.0
+
+
+def operators_again(chain: Chain, policy: str) -> list[tuple[Operator, float]]:
+    """What of a layer our runtime computes again under a policy, by its name in a cut, and what share of it."""
+    names = [operator.name for operator in chain]
+    end = names.index("down") if policy == "full" and "down" in names else len(names)
+    shares = [(operator, share_run_again(operator, policy)) for operator in chain[:end]]
+    return [(operator, share) for operator, share in shares if share]
 
 
 @dataclass(frozen=True)
@@ -38,10 +46,7 @@ class Again:
 
     def operators(self, policy: Policy) -> list[tuple[Operator, float]]:
         """What is computed again, and what share of it."""
-        names = [operator.name for operator in self.chain]
-        end = names.index("down") if LAYER in policy and "down" in names else len(names)
-        shares = [(operator, share_run_again(operator, policy_name(policy))) for operator in self.chain[:end]]
-        return [(operator, share) for operator, share in shares if share]
+        return operators_again(self.chain, policy_name(policy))
 
     def flops(self, policy: Policy) -> float:
         """FLOPs that are computed again."""

@@ -24,6 +24,8 @@ class ExpertChoice(Gate):
         assert capacity is not None, "experts that choose have a capacity"
         tokens_EC = order_of(scores_TE.t())[:, :capacity]
         taken_TE = torch.zeros_like(scores_TE, dtype=torch.bool).scatter_(0, tokens_EC.t(), True)
-        num_choices = max(1, int(taken_TE.sum(dim=-1).max()))
+        # In a dry run nobody knows who got most: every token gets as many.
+        is_even = taken_TE.is_meta
+        num_choices = self.spec.num_chosen if is_even else max(1, int(taken_TE.sum(dim=-1).max()))
         experts_TK = largest(taken_TE.float(), num_choices)
         return Choice(experts_TK, taken_TE.gather(-1, experts_TK), scores_TE)

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.collectives import Axis, NodeAxes, all_reduce_max, start_all_to_all, start_all_to_all_v
 from shardwright.parallel.expert.counting import count_each
+from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
 
 # What the experts of this rank make of the rows that came, [N, H] to [N, H]. The second argument says how many rows
 # each of them has, [e], int64 in host memory; the rows are sorted by expert.
@@ -39,19 +39,22 @@ class Routing:
     """What a gate decided: experts of each token, [T, K], int64, and their weights, [T, K], float32.
 
     -1 is no expert: a choice that was dropped. Its weight is ignored and its gradient is 0. `varies` says that K may
-    be another number on another rank, as where experts choose.
+    be another number on another rank, as where experts choose. In a dry run, where choices have no values, so many of
+    them are `expected` to be of an expert, all if that is None.
     """
 
     experts_TK: Tensor
     weights_TK: Tensor
     varies: bool = False
+    expected: int | None = None
 
     def as_wide_as_on(self, axis: Axis) -> "Routing":
         """The choices, widened to the largest K of the ranks of an axis. Moves one number, where K varies."""
         if not self.varies:
             return self
         num_choices = self.experts_TK.shape[1]
-        widest = int(all_reduce_max(torch.tensor([num_choices], device=self.experts_TK.device), axis))
+        largest = all_reduce_max(torch.tensor([num_choices], device=self.experts_TK.device), axis)
+        widest = num_choices if largest.is_meta else int(largest)
         missing = (0, widest - num_choices)
         return Routing(functional.pad(self.experts_TK, missing, value=-1), functional.pad(self.weights_TK, missing))
 
@@ -78,8 +81,8 @@ class DispatchPlan:
         return self.choice_R // self.row_TK.shape[1]
 
 
-def plan_dispatch(experts_TK: Tensor, num_experts: int, ep: Axis) -> DispatchPlan:
-    """Where rows go if expert i of E is on index i // (E / P) of the axis.
+def plan_dispatch(experts_TK: Tensor, num_experts: int, ep: Axis, expected: int | None = None) -> DispatchPlan:
+    """Where rows go if expert i of E is on index i // (E / P) of the axis. `expected` are the rows of a dry run.
 
     Moves the counts: one all-to-all of E numbers. The host waits for them, for they are the shapes of all that follows.
     A forward keeps its turn in that short wait: it is about to send the rows, under which the pass beside it computes.
@@ -89,7 +92,8 @@ def plan_dispatch(experts_TK: Tensor, num_experts: int, ep: Axis) -> DispatchPla
     chosen_TK = torch.where(expert_TK < 0, num_experts, expert_TK)  # those without an expert come last
     counts_E = count_each(chosen_TK, num_experts)
     if experts_TK.is_meta:
-        return _expected_dispatch(row_like=experts_TK, counts_E=counts_E, ep=ep)
+        num_rows = experts_TK.numel() if expected is None else expected
+        return _expected_dispatch(experts_TK, num_rows, counts_E=counts_E, ep=ep)
     num_sent = counts_E.view(ep.size, num_local).sum(1).tolist()
     choice_R = torch.argsort(chosen_TK, stable=True)[: sum(num_sent)]
     row_TK = torch.full_like(expert_TK, choice_R.numel())
@@ -106,21 +110,20 @@ def plan_dispatch(experts_TK: Tensor, num_experts: int, ep: Axis) -> DispatchPla
     return DispatchPlan(choice_R, row_TK, num_sent, num_received, arriving_N=arriving_N, counts_e=counts_e)
 
 
-def _expected_dispatch(row_like: Tensor, counts_E: Tensor, ep: Axis) -> DispatchPlan:
+def _expected_dispatch(row_TK: Tensor, num_rows: int, counts_E: Tensor, ep: Axis) -> DispatchPlan:
     """The dispatch of a dry run, where choices have no values: every expert gets as many rows of each rank."""
-    num_choices, num_local = row_like.numel(), counts_E.numel() // ep.size
-    sent = [stop - start for start, stop in (split_evenly(num_choices, ep.size, i) for i in range(ep.size))]
+    num_local = counts_E.numel() // ep.size
+    sent = even_shares(num_rows, ep.size)
     start_all_to_all(torch.empty_like(counts_E), counts_E, ep).wait()
     received = [sent[ep.index]] * ep.size
-    of_expert = [split_evenly(sum(received), num_local, i) for i in range(num_local)]
     is_in_order = ep.size == 1 or num_local == 1
     return DispatchPlan(
-        choice_R=row_like.new_empty(num_choices),
-        row_TK=row_like,
+        choice_R=row_TK.new_empty(num_rows),
+        row_TK=row_TK,
         num_sent=sent,
         num_received=received,
-        arriving_N=None if is_in_order else row_like.new_empty(sum(received)),
-        counts_e=torch.tensor([stop - start for start, stop in of_expert]),
+        arriving_N=None if is_in_order else row_TK.new_empty(sum(received)),
+        counts_e=torch.tensor(even_shares(sum(received), num_local)),
     )
 
 
@@ -132,7 +135,7 @@ def through_experts(x_TH: Tensor, routing: Routing, compute: Compute, num_expert
     """
     if ep.by_node is not None:
         return _through_nodes(x_TH, routing, compute, num_experts, nodes=ep.by_node)
-    planned = plan_dispatch(routing.experts_TK, num_experts, ep)
+    planned = plan_dispatch(routing.experts_TK, num_experts, ep, routing.expected)
     x_NH = _Dispatch.apply(x_TH, planned, ep)
     return _Combine.apply(compute(x_NH, planned.counts_e), routing.weights_TK, planned, ep)
 
@@ -142,7 +145,9 @@ def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts
     routing = routing.as_wide_as_on(nodes.between)  # choices and weights travel by rows of one width
     num_local = num_experts // nodes.between.size
     node_TK = torch.where(routing.experts_TK < 0, -1, routing.experts_TK // num_local)
-    planned = plan_dispatch(each_once(node_TK), nodes.between.size, nodes.between)
+    (num_tokens, num_choices), num_nodes = node_TK.shape, nodes.between.size
+    expected = rows_to_nodes(num_tokens, num_choices, num_nodes)
+    planned = plan_dispatch(each_once(node_TK), num_nodes, nodes.between, expected)
     token_R = planned.tokens
     node_R = node_TK.flatten().index_select(0, planned.choice_R)
     expert_RK = routing.experts_TK.index_select(0, token_R)
@@ -152,7 +157,8 @@ def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts
     # All weights travel: those of choices elsewhere are not used there, and their gradient from there is 0.
     weights_MK = _Dispatch.apply(routing.weights_TK, planned, nodes.between)
     local_MK = _dispatch(local_RK.int(), planned, nodes.between).long()
-    y_MH = through_experts(x_MH, Routing(local_MK, weights_MK), compute, num_local, ep=nodes.inside)
+    arrived = Routing(local_MK, weights_MK, expected=rows_inside(local_MK.shape[0], num_choices, num_nodes))
+    y_MH = through_experts(x_MH, arrived, compute, num_local, ep=nodes.inside)
     return _Combine.apply(y_MH, None, planned, nodes.between)
 
 

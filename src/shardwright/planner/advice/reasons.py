@@ -6,6 +6,7 @@ shrink; one that does not fit loses by bytes.
 
 from dataclasses import dataclass, replace
 
+from shardwright.account.step_collectives import PassCounts
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.rank_order import order_words
@@ -152,10 +153,18 @@ def _traffic(job: JobSpec, axis: str) -> str:
     links = f"{where} at {bytes_per_s / 1e9:,.3g} GB/s"
     sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}
     passes = piece_passes(job, run, software_under(run), None, kinds=pieces)
-    sent_bytes = sum(of.sent.total for of in layer_crossings(job, pieces, passes, sizes) if of.axis == axis)
+    counts = {piece: _counts(job, number) for piece, number in pieces.items()}
+    moved = layer_crossings(job, counts, pieces, passes, sizes)
+    sent_bytes = sum(of.sent.total for of in moved if of.axis == axis)
     if not sent_bytes:
         return f"{int(group.size)} ranks {links}"
     return f"{sent_bytes / 1e9:,.3g} GB a device and step {links}"
+
+
+def _counts(job: JobSpec, num_pieces: int) -> PassCounts:
+    """How often a rank runs so many pieces of a kind, if none of the schedule's own exceptions is."""
+    passes = num_pieces * job.num_microbatches // job.plan.num_copies
+    return PassCounts(passes, passes if job.plan.recompute == "stage" else 0, passes)
 
 
 def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -> str:

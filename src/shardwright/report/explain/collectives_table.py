@@ -15,7 +15,9 @@ def crossings_text(crossings: Sequence[Crossing]) -> str:
     rows = [["when", "axis", "collective", "ranks", "calls", "tensor a call", "sent inside nodes", "between nodes"]]
     rows[0] += ["by itself", "exposed"] if has_times else []
     for c in crossings:
-        rows.append([c.phase, c.axis, c.kind, str(c.num_ranks), number_text(c.calls), _size(c.full_bytes / c.calls)])
+        rows.append(
+            [c.phase, c.axis, c.kind, str(c.num_ranks), number_text(c.calls), _size(c.full_bytes / max(1, c.calls))]
+        )
         rows[-1] += _ends(c.sent, c.seconds, c.exposed_s, has_times)
     whole = sum((c.sent for c in crossings), SentBytes())
     seconds, exposed = total_s(c.seconds for c in crossings), total_s(c.exposed_s for c in crossings)

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
+from shardwright.account.step_collectives import PieceKind
 from shardwright.config.units import bytes_text, flops_text, number_text, seconds_text
-from shardwright.explain.operator_passes import Collective, OperatorPass, PieceKind, PiecePass
+from shardwright.explain.operator_passes import Collective, OperatorPass, PiecePass
 from shardwright.report.text_columns import aligned
 from shardwright.workload.operators import MatrixProduct
 
@@ -59,8 +60,8 @@ def _rows(piece: PiecePass, backward: bool) -> list[list[str]]:
     times = ["input gradient", "weight gradient", "computed again"] if backward else ["time", "a second"]
     rows = [["operator", "work", "FLOP", *times, "what it communicates"]]
     for of in reversed(piece.operators) if backward else piece.operators:
-        moves = of.backward if backward else of.forward
-        if backward and of.repeated:
+        moves = of.backward if backward else (*of.forward, *of.with_graph)
+        if backward and of.again_share:
             moves = (*of.forward, *moves)
         figures = _backward_figures(of) if backward else _forward_figures(of)
         if any(figures) or moves:
@@ -104,7 +105,8 @@ def _shape(p: MatrixProduct) -> str:
 
 
 def _moved(of: Collective) -> str:
-    text = f"{of.kind} over {of.axis} of {bytes_text(int(of.full_bytes))}"
+    each = bytes_text(round(of.full_bytes / of.calls)) if of.calls else "nothing in our runtime"
+    text = f"{of.kind} over {of.axis} of {f'{of.calls} x ' if of.calls > 1 else ''}{each}"
     if of.seconds is None or of.exposed_s is None:
         return text
     if of.exposed_s > 0.999 * of.seconds:

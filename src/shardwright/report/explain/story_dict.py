@@ -58,9 +58,8 @@ def _operator(of: OperatorPass) -> dict[str, Any]:
         {"rows": float(p.rows), "inner": float(p.inner), "columns": float(p.columns), "batch": float(p.batch)}
         for p in of.products
     ]
-    plain = {key: value for key, value in vars(of).items() if key not in ("products", "forward", "backward")}
-    return plain | {
-        "products": products,
-        "forward": [asdict(c) for c in of.forward],
-        "backward": [asdict(c) for c in of.backward],
-    }
+    plain = {key: value for key, value in vars(of).items() if key not in ("products", *_PASSES)}
+    return plain | {"products": products} | {name: [asdict(c) for c in getattr(of, name)] for name in _PASSES}
+
+
+_PASSES = ("forward", "with_graph", "backward")

@@ -3,9 +3,9 @@
 import textwrap
 from collections.abc import Iterator
 
+from shardwright.account.step_collectives import PieceKind
 from shardwright.config.job import JobSpec
 from shardwright.config.units import bytes_text, counted, memory_text, number_text, ranks_text, seconds_text
-from shardwright.explain.operator_passes import PieceKind
 from shardwright.explain.rank_groups import RankGroup
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
@@ -226,12 +226,7 @@ def _update(story: Story) -> Iterator[str]:
     job, plan = story.job, story.job.plan
     data = [c for c in story.crossings if c.phase in ("gradients", "parameters")]
     if not data:
-        why = (
-            "Each stage updates its weights while the pipeline is full, so a step has no account of its own."
-            if story.program.weights != "current"
-            else "There is one replica: no gradient has to be summed with another's."
-        )
-        yield _says(why)
+        yield _says("There is one replica: no gradient has to be summed with another's.")
     elif all(c.axis == "ends" for c in data):
         yield _says(
             "There is one replica. The table is tied and lies on the first and the last stage: its two gradients are "
@@ -251,8 +246,6 @@ def _update(story: Story) -> Iterator[str]:
         rows = [["what", "axis", "collective", "calls", "bytes in all"]]
         rows += [[c.phase, c.axis, c.kind, number_text(c.calls), f"{c.full_bytes:,.0f}"] for c in data]
         yield aligned(rows, left=(0, 1, 2))
-        if any(c.full_bytes / c.calls <= 16 for c in data):
-            yield "An all_reduce of 8 bytes is that of the loss."
     if story.step is not None:
         yield _says(f"Then AdamW updates a rank's part of the weights: {seconds_text(story.step.optimizer)}.")
 
@@ -286,6 +279,8 @@ def _crossings(story: Story) -> Iterator[str]:
         "several nodes one hop in each node leaves it."
     )
     yield crossings_text(story.crossings)
+    if not all(c.calls for c in story.crossings):
+        yield "What has no calls is predicted, and our runtime does without it."
     if any((c.exposed_s or 0.0) > 1.5 * (c.seconds or 0.0) for c in story.crossings if c.phase == "parameters"):
         yield _says(
             "More of the replicas' communication is exposed than it takes by itself: the prediction is of software "

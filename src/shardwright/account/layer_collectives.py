@@ -1,0 +1,309 @@
+"""What our runtime sends for each operator of a layer, an embedding or a head, laid over the one list of them.
+
+The exchanges of operators are those of workload/layers.py, with what this runtime does where software differs: the
+loss is shared over tp, rows to experts travel in the numbers of the model, gradients of keys and values in float32.
+Beside them stand collectives of a few numbers a token, which predictions leave out: of the loss, of routers, of what
+goes with tokens to experts, and the largest values that scales of fp8 come from. Counts and bytes are the ledger's.
+
+Letters: T tokens of a microbatch within the layers, E experts, K choices of a token, H hidden.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from shardwright.account.kept_tensors import FLOAT32, INT32, INT64, Share
+from shardwright.account.moe_activations import tokens_sent
+from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import Matrix, shape_of
+from shardwright.config.plan import ep_ranks_of_node
+from shardwright.config.software import software_of
+from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
+from shardwright.workload.layer_operators import LayerOperator, piece_operators
+from shardwright.workload.layers import LAYERS, Chain, chains
+from shardwright.workload.operators import Exchange, Operator
+from shardwright.workload.query import cut_of
+
+# What of a generation of software the collectives depend on, as this runtime has it.
+_OURS = {"head_parallel": True, "dispatch_bytes": 2, "key_gradient_bytes": 4}
+
+
+@dataclass(frozen=True)
+class CollectiveCalls:
+    """Calls of one collective on one axis for one pass of one operator, and the bytes of all of them. Where dispatch
+    minds the borders of nodes, `reach` says on which side of them it stays."""
+
+    kind: str
+    axis: str
+    calls: int
+    num_bytes: int
+    reach: Literal["any", "inside nodes", "between nodes"] = "any"
+
+
+Collectives = tuple[CollectiveCalls, ...]
+
+
+@dataclass(frozen=True)
+class OperatorCollectives:
+    """What one operator sends: in every forward; besides, in the one forward that keeps a graph; and in the
+    backward."""
+
+    of: Operator
+    forward: Collectives
+    with_graph: Collectives
+    backward: Collectives
+
+    @property
+    def name(self) -> str:
+        """The operator's."""
+        return self.of.name
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """What the overlay takes: the job, and the place of the rank on its ep line."""
+
+    job: JobSpec
+    ep_index: int
+
+    @cached_property
+    def share(self) -> Share:
+        return Share.of(self.job)
+
+    @cached_property
+    def tokens(self) -> int:
+        """T."""
+        return int(self.share.tensors.tokens)
+
+    @cached_property
+    def shards_sequence(self) -> bool:
+        return self.job.plan.sequence_parallel and self.job.plan.tp > 1
+
+    @cached_property
+    def splits(self) -> list[tuple[str, int]]:
+        """The axes whose ranks hold parts of a microbatch's tokens between the layers, innermost first."""
+        plan = self.job.plan
+        return [("tp", plan.tp)] * self.shards_sequence + [("cp", plan.cp)] * (plan.cp > 1)
+
+
+def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[OperatorCollectives, ...]:
+    """What the operators of a piece send, "dense" or "experts" (a layer), "embedding" or "head", of one microbatch on a
+    rank with this place on its ep line."""
+    rank = _Rank(job, ep_index)
+    return tuple(
+        OperatorCollectives(
+            o,
+            (*_listed(rank, o.forward), *_forward(rank, o.of, kind)),
+            tuple(_counts(rank)) if o.name == "router" else (),
+            (*_listed(rank, o.backward), *_backward(rank, o.of, kind)),
+        )
+        for o in _chain(job, kind)
+    )
+
+
+def _chain(job: JobSpec, kind: str) -> Chain:
+    """The operators of the one list, as this runtime has them."""
+    software = software_of(job.cluster.software).model_copy(update=_OURS)
+    cut = cut_of(job).having({"precision": job.precision.compute})  # products alone are in fp8
+    return chains(shape_of(job.model), cut, software)[kind]
+
+
+def _listed(rank: _Rank, exchanges: tuple[Exchange, ...]) -> Iterator[CollectiveCalls]:
+    """Exchanges of the one list as the ledger counts them. Rows on their way to experts are `_hops`'."""
+    for exchange in exchanges:
+        size, kind, calls = round(float(exchange.size)), str(exchange.kind), 1
+        if exchange.axis == "ep" or not size:
+            continue
+        if kind == "ring":  # a rank passes on what the others have
+            hops = rank.job.plan.cp - 1
+            kind, calls, size = "exchange", hops * exchange.rounds, size * hops // rank.job.plan.cp
+        yield CollectiveCalls(kind, exchange.axis, calls, size)
+
+
+def _forward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
+    if o.name in _AHEAD:
+        yield from _AHEAD[o.name](rank)
+    for matrix in _float8_matrices(rank, o, kind):
+        if matrix.is_row_parallel:
+            yield from _largest(rank)
+
+
+def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
+    if o.name in _BACK:
+        yield from _BACK[o.name](rank)
+    for matrix in _float8_matrices(rank, o, kind):
+        if not matrix.is_row_parallel:
+            yield from _largest(rank)
+
+
+# The loss.
+
+
+def _loss(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """The largest logit of each token, and then the target's and the sum of exponentials (model/loss.py)."""
+    if rank.job.plan.tp > 1:
+        yield CollectiveCalls("all_reduce", "tp", 2, 3 * FLOAT32 * rank.tokens)
+
+
+# Routers.
+
+
+def _gathers(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """Logits and positions of all tokens of a microbatch, where what a token gets depends on the others
+    (model/router.py)."""
+    moe, plan = rank.job.model.moe, rank.job.plan
+    if moe.capacity(rank.job.model.sequence * plan.microbatch_size) is None:
+        return
+    rows, positions = int(rank.share.tensors.tokens_here), rank.job.tokens_between
+    for axis, size in rank.splits:
+        rows, positions = rows * size, positions * size
+        yield CollectiveCalls("all_gather", axis, 2, FLOAT32 * rows * moe.experts + INT64 * positions)
+
+
+def _counts(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """How often each expert was chosen in each sample, for the loss that keeps them even."""
+    moe = rank.job.model.moe
+    if moe.aux_loss != "none" and moe.aux_scope != "global":
+        for axis, _ in rank.splits:
+            yield CollectiveCalls("all_reduce", axis, 1, INT64 * rank.job.plan.microbatch_size * moe.experts)
+
+
+# Tokens on their way to experts.
+
+
+def _choices(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """Experts and weights of all tokens of the tp line, each of whose ranks has a part of every expert."""
+    if rank.job.plan.expert_tp_size > 1 and rank.shards_sequence:
+        yield CollectiveCalls("all_gather", "tp", 2, (INT64 + FLOAT32) * rank.tokens * rank.job.model.moe.num_chosen)
+
+
+def _gradients_of_weights(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """Gradients of the weights of choices, of which each rank of the tp line has a part."""
+    if rank.job.plan.expert_tp_size > 1:
+        kind = "reduce_scatter" if rank.shards_sequence else "all_reduce"
+        yield CollectiveCalls(kind, "tp", 1, FLOAT32 * rank.tokens * rank.job.model.moe.num_chosen)
+
+
+@dataclass(frozen=True)
+class _Hop:
+    """Rows that a rank sends to others over an axis and gets back, of so many bytes a row; and numbers of rows, one for
+    each `count`, that go ahead of them."""
+
+    num_ranks: int
+    index: int
+    num_rows: int
+    num_counts: int
+    reach: Literal["any", "inside nodes", "between nodes"] = "any"
+
+    @property
+    def arrived(self) -> int:
+        """Rows that come here, from all ranks of the axis."""
+        return self.num_ranks * even_shares(self.num_rows, self.num_ranks)[self.index]
+
+    def counts(self) -> Iterator[CollectiveCalls]:
+        if self.num_ranks > 1:
+            yield CollectiveCalls("all_to_all", "ep", 1, INT64 * self.num_counts, self.reach)
+
+    def there(self, row_bytes: int) -> Iterator[CollectiveCalls]:
+        if self.num_ranks > 1:
+            rows = self.num_rows - even_shares(self.num_rows, self.num_ranks)[self.index]
+            yield CollectiveCalls("all_to_all_v", "ep", 1, rows * row_bytes, self.reach)
+
+    def back(self, row_bytes: int) -> Iterator[CollectiveCalls]:
+        if self.num_ranks > 1:
+            rows = self.arrived - self.arrived // self.num_ranks
+            yield CollectiveCalls("all_to_all_v", "ep", 1, rows * row_bytes, self.reach)
+
+
+def _hops(rank: _Rank) -> tuple[_Hop, ...]:
+    """The way of rows to experts: straight, or where dispatch is node-aware to the nodes and on inside of them."""
+    job = rank.job
+    plan, moe = job.plan, job.model.moe
+    tokens, here = tokens_sent(job, rank.share), 0
+    if plan.dispatch == "node-aware":
+        here = ep_ranks_of_node(plan, job.cluster.devices_per_node)
+    if here in (0, plan.ep):
+        return (_Hop(plan.ep, rank.ep_index, tokens * moe.num_chosen, moe.experts),)
+    nodes, (node, place) = plan.ep // here, divmod(rank.ep_index, here)
+    between = _Hop(nodes, node, rows_to_nodes(tokens, moe.num_chosen, nodes), nodes, "between nodes")
+    rows = rows_inside(between.arrived, moe.num_chosen, nodes)
+    return between, _Hop(here, place, rows, moe.experts // nodes, "inside nodes")
+
+
+def _dispatched(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """Tokens to their experts; node-aware, the experts and weights of their choices go with them to the node."""
+    moe, row_bytes = rank.job.model.moe, rank.share.element * rank.job.model.hidden
+    first, *inside = _hops(rank)
+    if inside and moe.gate == "expert-choice":  # ranks agree on the most choices of a token
+        yield CollectiveCalls("all_reduce", "ep", 1, INT64)
+    for hop in (first, *inside):
+        yield from (*hop.counts(), *hop.there(row_bytes))
+    if inside:
+        yield from (*first.there(FLOAT32 * moe.num_chosen), *first.there(INT32 * moe.num_chosen))
+
+
+def _dispatched_back(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """Gradients of what was dispatched."""
+    first, *inside = _hops(rank)
+    yield from _returned(rank)
+    if inside:
+        yield from first.back(FLOAT32 * rank.job.model.moe.num_chosen)
+
+
+def _returned(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """What experts made of tokens, on its way back."""
+    for hop in reversed(_hops(rank)):
+        yield from hop.back(rank.share.element * rank.job.model.hidden)
+
+
+def _returned_back(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """Gradients of what experts made."""
+    for hop in _hops(rank):
+        yield from hop.there(rank.share.element * rank.job.model.hidden)
+
+
+# Scales of fp8.
+
+
+def _float8_matrices(rank: _Rank, o: LayerOperator, kind: str) -> list[Matrix]:
+    """The matrices of an operator whose products are in fp8 with scales that ranks of tp find together, each step
+    anew."""
+    is_found = rank.job.precision.float8 in ("tensorwise", "rowwise") and rank.job.plan.tp > 1
+    return _cut_matrices(o) if is_found and kind in LAYERS else []
+
+
+def _cut_matrices(o: LayerOperator) -> list[Matrix]:
+    """The matrices of an operator whose products may be in fp8: those that tp cuts, but experts'."""
+    return [p.matrix for p in o.products if p.matrix.cut is not None and not p.matrix.experts]
+
+
+def _largest(rank: _Rank) -> Iterator[CollectiveCalls]:
+    """The largest value of the operand of a product that tp cuts: of all of it, or of each token's row."""
+    numbers = rank.tokens if rank.job.precision.float8 == "rowwise" else 1
+    yield CollectiveCalls("all_reduce", "tp", 1, FLOAT32 * numbers)
+
+
+def cast_collectives(job: JobSpec, kind: str) -> Collectives:
+    """What a layer's weights take to be cast to fp8 once, for both products with each: the largest value of all of a
+    weight, or of each of its rows in the direction that tp cuts."""
+    rank, found = _Rank(job, 0), []
+    for matrix in (m for o in piece_operators(shape_of(job.model), kind) for m in _float8_matrices(rank, o, kind)):
+        rows = matrix.columns if matrix.is_row_parallel else matrix.inner
+        numbers = rows if job.precision.float8 == "rowwise" else 1
+        found.append(CollectiveCalls("all_reduce", "tp", 1, FLOAT32 * numbers))
+    return tuple(found)
+
+
+def num_float8_matrices(job: JobSpec, kind: str) -> int:
+    """Matrices of a layer whose products are in fp8, where any are."""
+    return sum(len(_cut_matrices(o)) for o in piece_operators(shape_of(job.model), kind))
+
+
+_Overlay = dict[str, Callable[[_Rank], Iterator[CollectiveCalls]]]
+_AHEAD: _Overlay = {
+    "head": _loss, "router": _gathers, "experts enter": _choices, "dispatch": _dispatched, "combine": _returned,
+}  # fmt: skip
+_BACK: _Overlay = {
+    "experts enter": _gradients_of_weights, "dispatch": _dispatched_back, "combine": _returned_back,
+}  # fmt: skip

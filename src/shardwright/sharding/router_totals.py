@@ -1,0 +1,16 @@
+"""What routers count in a step and sum over all ranks at its end: which numbers, and how many of a layer."""
+
+from shardwright.config.moe import MoeSpec
+
+COUNTED = ("tokens", "dropped", "unserved", "entropy", "balance_loss", "z_loss")
+MOST_PICTURED = 32  # experts up to which it is counted who was chosen together: the square of it is summed over ranks
+
+
+def counts_pairs(spec: MoeSpec) -> bool:
+    """Whether a router counts which experts were chosen together: where its gate goes by it, or few enough to show."""
+    return spec.gate == "correlation" or spec.experts <= MOST_PICTURED
+
+
+def size_of_totals(spec: MoeSpec) -> int:
+    """Numbers of a layer: those of `COUNTED`, two for each expert, and one for each two that go together."""
+    return len(COUNTED) + 2 * spec.experts + (spec.experts**2 if counts_pairs(spec) else 0)

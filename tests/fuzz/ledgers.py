@@ -1,0 +1,57 @@
+"""A rank's ledger against what was foretold of it: by its account, and by its dry run."""
+
+from collections.abc import Mapping
+
+from shardwright.account.step_collectives import ledger_table, step_ledger
+from shardwright.config.job import JobSpec
+from shardwright.measure.dryrun import DrySteps
+from shardwright.schedule.schedule import Program
+
+Table = Mapping[str, Mapping[str, int]]
+
+
+def account_of(job: JobSpec, program: Program, rank: int) -> Table:
+    """The account of a rank that runs a program."""
+    return ledger_table(step_ledger(job, program, rank))
+
+
+def dry_ledger(job: JobSpec, rank: int, device: str) -> tuple[Table, Program]:
+    """The ledger of a rank's dry run, and the program that it ran."""
+    steps = DrySteps(job, rank, device)
+    for _ in range(1 + (job.precision.float8 == "delayed")):  # whose scales come from the step before
+        steps.run()
+    return steps.mesh.ledger.table(), steps.program
+
+
+def differences(one: Table, other: Table, not_bytes: frozenset[str] = frozenset()) -> list[str]:
+    """What two ledgers have otherwise; of some entries only calls are compared."""
+    found = []
+    for name in sorted({*one, *other}):
+        mine, theirs = (dict(table.get(name, {"count": 0, "bytes": 0})) for table in (one, other))
+        if name in not_bytes:
+            del mine["bytes"], theirs["bytes"]
+        if mine != theirs:
+            found.append(f"{name}: {mine} and {theirs}")
+    return found
+
+
+def told_by_values(job: JobSpec) -> frozenset[str]:
+    """Entries whose bytes hang on what gates choose: rows to experts; where experts choose, how many have one token."""
+    if not job.model.moe.experts:
+        return frozenset()
+    by_choice = {"all_to_all_v ep"}
+    if job.model.moe.gate == "expert-choice" and job.plan.expert_tp_size > 1:
+        by_choice |= {f"{kind} tp" for kind in ("all_gather", "reduce_scatter", "all_reduce")}
+    return frozenset(by_choice)
+
+
+def foretold_otherwise(job: JobSpec, program: Program, ledgers: list[Table]) -> list[str]:
+    """What ranks moved otherwise than their accounts and, where a step stands by itself, their dry runs say."""
+    found = []
+    for rank, table in enumerate(ledgers):
+        foretold = {"account": account_of(job, program, rank)}
+        if program.weights == "current":
+            foretold["dry run"] = dry_ledger(job, rank, "cpu")[0]
+        for who, other in foretold.items():
+            found += [f"rank {rank}, {who}: {what}" for what in differences(other, table, told_by_values(job))]
+    return found
