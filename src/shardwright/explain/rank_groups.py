@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.config.usual_links import node_devices
 from shardwright.cost.topology import Group
 from shardwright.sharding.groups import COPIES, CP, EP, PP, REPLICAS, SHARDS, TP, axis_groups, ends
 from shardwright.sharding.mesh import MeshShape
@@ -45,7 +46,7 @@ def groups_of_rank_0(job: JobSpec, placement: StagePlacement) -> list[RankGroup]
     found += [axis_groups(plan, SHARDS[False]), copies]
     found += [axis_groups(plan, REPLICAS[False])] * (copies.size > 1)  # else they are those of the shards
     found += [axis_groups(plan, kind[True]) for kind in (SHARDS, COPIES) if has_experts]
-    per_node = job.cluster.devices_per_node
+    per_node = node_devices(job.cluster)
     return [
         RankGroup(of.axis, tuple(of.line(0)), tuple(of.nodes(0, per_node)), of.num_groups, of.carries)
         for of in dict.fromkeys(found)

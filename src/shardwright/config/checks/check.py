@@ -17,6 +17,7 @@ from shardwright.config.model import all_divisors, nearest_divisors
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import counted
+from shardwright.config.usual_links import node_devices
 
 # In bytes. File systems take 255; files beside the folder may add an ending.
 LONGEST_NAME = 200
@@ -187,7 +188,7 @@ def _fold_faults(job: JobSpec) -> list[str]:
             f"{plan.tp}"
         )
     if plan.dispatch == "node-aware" and plan.ep > 1 and not faults:
-        faults += _dispatch_faults(plan, job.cluster.devices_per_node)
+        faults += _dispatch_faults(plan, node_devices(job.cluster))
     return faults
 
 

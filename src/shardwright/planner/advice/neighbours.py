@@ -7,6 +7,7 @@ from typing import Any
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.usual_links import node_devices
 from shardwright.schedule.job_program import plan_faults
 
 _POLICIES = ("none", "selective", "full")
@@ -47,7 +48,7 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         fewer = {"zero_ranks": 0} if zero == 0 else {}
         yield "zero", zero, {"zero": zero, "offload_parameters": plan.offload_parameters and zero == 3} | fewer
     if plan.zero:
-        of_node = job.cluster.devices_per_node // plan.tp
+        of_node = node_devices(job.cluster) // plan.tp
         yield "zero_ranks", 0 if plan.zero_ranks else of_node, {"zero_ranks": 0 if plan.zero_ranks else of_node}
     for schedule in schedules:
         chosen = STAGES_PER_RANK.get(schedule, 1) == 0

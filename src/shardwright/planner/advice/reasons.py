@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB
-from shardwright.cost.calibration import Constants, device_of, software_under
+from shardwright.cost.calibration import Constants, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.cost.memory import Memory
@@ -147,7 +147,7 @@ def _traffic(job: JobSpec, axis: str) -> str:
     num_domains = int(group.domains)
     where, bytes_per_s = f"across {num_domains} nodes", run.network_bytes_per_s
     if num_domains == 1:
-        where, bytes_per_s = "within a node", run.node_bytes_per_s or device_of(run.device).link_gb_per_s * 1e9
+        where, bytes_per_s = "within a node", run.node_bytes_per_s
     links = f"{where} at {bytes_per_s / 1e9:,.3g} GB/s"
     sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}
     passes = piece_passes(job, run, software_under(run), None, kinds=pieces)
