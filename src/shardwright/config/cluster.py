@@ -138,6 +138,11 @@ class DeviceSpec(Spec):
         """Dense peak rate of products in a number type such as "bf16" or "fp8", in FLOP/s; 0 where it is not known."""
         return 1e12 * self.peak_tflops.get(PEAK_NAMES[number], 0.0)
 
+    @property
+    def knows_host(self) -> bool:
+        """Whether keeping something in its host's memory has a price."""
+        return self.host_gb_per_s > 0 and self.host_memory_gb_per_s > 0
+
 
 class PartSpec(Spec):
     """Nodes of equal devices within a cluster of several kinds."""

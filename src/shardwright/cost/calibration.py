@@ -143,7 +143,9 @@ def _known_peak(device: DeviceSpec, number: str) -> float:
     """The device's peak in FLOP/s. KeyError, with what to add, where it is not known."""
     if not (peak := device.peak_flops(number)):
         name = PEAK_NAMES[number]
-        raise KeyError(f"{device.name} has no peak rate for {name}; add peak_tflops.{name} to its file")
+        known = [other for other in ("bf16", "fp16", "float32") if device.peak_flops(other)]
+        instead = f", or set precision.compute to {' or '.join(known)}" if known else ""
+        raise KeyError(f"{device.name} has no peak rate for {name}; add peak_tflops.{name} to its file{instead}")
     return peak
 
 

@@ -96,6 +96,7 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
         f"The space has {tally.num_plans:,} plans. Bounds excluded all but {tally.num_priced:,}, which were priced; "
         f"{tally.num_fit:,} of those fit in {room:g} GiB. That took {tally.seconds:.2f} s."
     )
+    yield from (_filled(f"{sentence}.") for sentence in advice.left_out)
     if not advice.plans:
         yield _filled(
             "No plan fits. Use more devices (cluster.nodes), a device with more memory, a shorter model.sequence, or "

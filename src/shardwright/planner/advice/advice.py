@@ -10,6 +10,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.objectives import Objective, best
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.results import SearchTally
@@ -66,7 +67,7 @@ class Own:
 class Advice:
     """The best plans, best first; why the first is best; and the job's own.
 
-    `flips` is what would make the second plan win.
+    `flips` is what would make the second plan win, `left_out` what was not searched because a number is not known.
     """
 
     job: JobSpec
@@ -77,6 +78,7 @@ class Advice:
     reasons: "list[Reason]" = field(default_factory=list)
     binding: str = ""
     rules: "list[RuleOfThumb]" = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[PricedPlan]:
@@ -108,7 +110,7 @@ def best_plans(
     plans = _simulated(plans[:count], constants) + plans[count:]
     plans = [_laid_out(plan, constants) for plan in plans[:_LAID_OUT]] + plans[_LAID_OUT:]
     plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
-    return Advice(on, plans, found.tally)
+    return Advice(on, plans, found.tally, left_out=within_known(job, constraints)[1])
 
 
 def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, constants: Constants) -> Advice:

@@ -8,6 +8,7 @@ from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.usual_links import node_devices
+from shardwright.cost.calibration import device_of
 from shardwright.schedule.job_program import plan_faults
 
 _POLICIES = ("none", "selective", "full")
@@ -70,7 +71,8 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         not plan.sequence_parallel,
         {"sequence_parallel": not plan.sequence_parallel} | whole_experts,
     )
-    yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
+    if plan.offload_optimizer or device_of(job.cluster.device).knows_host:
+        yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
 
 
 def _traded(job: JobSpec, axis: str, times_two: bool) -> Iterator[tuple[str, object, dict[str, Any]]]:

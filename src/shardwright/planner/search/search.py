@@ -26,6 +26,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.search import bounds, space
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, Words, taken, together
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
 from shardwright.planner.search.results import Best, Candidate, Found, SearchTally
@@ -56,6 +57,7 @@ def search(
     """
     started = time.perf_counter()
     _check(job)
+    constraints, _ = within_known(job, constraints)
     rows = space.degrees(job, constraints)
     if not len(rows["dp"]):
         fault = (
