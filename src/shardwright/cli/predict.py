@@ -223,7 +223,7 @@ def layout(
 
     try:
         if search:
-            found = best_mixed(load_to_plan(job, overrides)[0], constraints_of(keep, between), shipped())
+            found = best_mixed(load_to_plan(job, overrides).job, constraints_of(keep, between), shipped())
         else:
             found = best_layout(load(job, overrides), shipped())
     except KeyError as error:
@@ -286,13 +286,14 @@ def plan(
 
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
-    spec, has_own = load_to_plan(job, overrides)
+    given = load_to_plan(job, overrides)
+    spec = given.job
     if as_software:
         constraints = constraints.as_software(software_of(spec.cluster.software))
     try:
         advice = best_plans(spec, constraints, shipped(), wanted, num_shown=top, num_simulated=simulated)
         if not as_json:
-            advice = explained(advice, spec if has_own else None, constraints, shipped())
+            advice = explained(advice, given.own, constraints, constants=shipped(), own_faults=given.own_faults)
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     click.echo(json.dumps([plan_dict(found) for found in advice.plans]) if as_json else plans_text(advice))
@@ -337,7 +338,7 @@ def scale(
     from shardwright.report.scaling_text import scaling_dict, scaling_text
 
     constraints, sizes = constraints_of(keep, between), sizes_of(devices)
-    spec, _ = load_to_plan(job, overrides)
+    spec = load_to_plan(job, overrides).job
     limits = batch_limits(spec, tokens or 0)
     try:
         found = scaling(spec, sizes, limits, partial(best_plan, constraints=constraints), constants=shipped())

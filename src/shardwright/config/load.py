@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from shardwright.config import catalog
 from shardwright.config.base import PlanError, shortened
-from shardwright.config.checks.check import job_faults
+from shardwright.config.checks.check import faults_without_plan, job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.toml_file import TOML_ERRORS, read_toml, value_faults
 from shardwright.config.validation_messages import described
@@ -30,18 +30,15 @@ def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
 
 
 def load_to_plan(job: str, overrides: list[str] | None = None) -> tuple[JobSpec, bool]:
-    """A job to find a plan for, and whether it has one of its own, which is then checked like any.
+    """A job to find a plan for, and whether it has one of its own.
 
-    Without one, what else the job says is checked alone. Raises PlanError with every fault found.
+    All but that plan is checked. Raises PlanError with every fault found.
     """
     fields = _all_fields(job, overrides or [])
-    if fields.get("plan"):
-        return make_job(fields, f"job {job}"), True
     spec, faults = validate_fields(fields)
-    on_any_cluster = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"devices_per_node": 0})})
-    if faults := faults or job_faults(on_any_cluster):
+    if faults := faults or faults_without_plan(spec):
         raise PlanError(f"job {job}", faults)
-    return spec, False
+    return spec, bool(fields.get("plan"))
 
 
 def _all_fields(job: str, overrides: list[str]) -> dict[str, Any]:

@@ -106,6 +106,11 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
         yield from _best(advice)
     if advice.own:
         yield from _own(advice.own, advice.plans)
+    if advice.refused:
+        yield _filled(
+            f"The job's own plan ({plan_words(advice.refused.job.plan)}) is not legal here: "
+            f"{'; '.join(advice.refused.faults)}."
+        )
     yield from (_filled(f"Note: {note}.") for note in job_notes(job))
 
 

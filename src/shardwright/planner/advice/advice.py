@@ -64,6 +64,14 @@ class Own:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """The job's own plan where its cluster, batch or model does not allow it, and why."""
+
+    job: JobSpec
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Advice:
     """The best plans, best first; why the first is best; and the job's own.
 
@@ -74,6 +82,7 @@ class Advice:
     plans: list[PricedPlan]
     tally: SearchTally
     own: Own | None = None
+    refused: Refused | None = None
     flips: "list[Flip]" = field(default_factory=list)
     reasons: "list[Reason]" = field(default_factory=list)
     binding: str = ""
@@ -113,10 +122,16 @@ def best_plans(
     return Advice(on, plans, found.tally, left_out=within_known(job, constraints)[1])
 
 
-def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, constants: Constants) -> Advice:
-    """The advice with its reasons; `given` is the job if its plan is the user's own, to compare with."""
+def explained(
+    advice: Advice, given: JobSpec | None, constraints: Constraints, constants: Constants,
+    own_faults: Sequence[str] = (),
+) -> Advice:  # fmt: skip
+    """The advice with its reasons; `given` is the job if its plan is the user's own, to compare with, or to say what is
+    wrong with it."""
     plans = advice.plans
-    if given is not None:
+    if given is not None and own_faults:
+        advice = replace(advice, refused=Refused(given, tuple(own_faults)))
+    elif given is not None:
         is_simulated = any(plan.simulated for plan in plans)
         advice = replace(advice, own=_own(given, constraints, constants, is_simulated))
     if not plans:

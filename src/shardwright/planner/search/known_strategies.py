@@ -21,8 +21,8 @@ def within_known(job: JobSpec, constraints: Constraints) -> tuple[Constraints, l
     if without_host and left_out:
         constraints = replace(constraints, among={**constraints.among, **left_out})
         sentences.append(
-            f"Plans that offload are left out: nothing is known of the host beside {without_host[0]}; add host_gb_per_s, "
-            "host_memory_gib and host_memory_gb_per_s to its file in devices"
+            f"Plans that offload are left out: nothing is known of the host beside {without_host[0]}; add "
+            "host_gb_per_s, host_memory_gib and host_memory_gb_per_s to its file in devices"
         )
     without_float8 = [device.name for device in devices if not device.peak_flops("fp8")]
     if without_float8 and constraints.float8 not in ("none", job.precision.float8):
