@@ -71,3 +71,46 @@ def test_no_fault_of_the_own_plan_keeps_others_from_being_found(override: str) -
 )
 def test_what_is_wrong_with_the_rest_is_refused(override: str, fault: str) -> None:
     assert fault in str(refusal("plan", "yi-34b", "--set", "plan.tp=3", "--set", override, *QUICK))
+
+
+# --- a model of the catalog ---
+
+ON_64 = ("llama3-8b", "--devices", "64", "--device", "h100-sxm")
+
+
+def test_a_model_is_planned_on_so_many_devices() -> None:
+    found = plans("plan", *ON_64, *QUICK)
+    assert found and found[0]["num_devices"] == 64 and found[0]["global_batch_size"] == 256
+    text = said("plan", *ON_64, *QUICK)
+    assert text.startswith("Note: a step has 256 sequences, 2,097,152 tokens") and "computed in bf16" in text
+    assert "450 GB/s within a node of 8 and 50 GB/s between nodes of 8" in text
+    assert plans("plan", *ON_64, "--set", "batch.global_batch_size=64", *QUICK)[0]["global_batch_size"] == 64
+
+
+def test_other_commands_tell_its_best_plan_or_the_users() -> None:
+    best = plans("plan", *ON_64, "--top", "1", "--simulate", "0")[0]
+    done = typed("estimate", *ON_64, "--json")
+    told = json.loads(done.stdout)
+    assert told["step_s"] == pytest.approx(best["step_s"], rel=0.1)
+    assert "Note: the plan is the best one that `plan` finds: tp" in done.stderr
+    mine = said("estimate", *ON_64, "--set", "plan.tp=4", "--set", "plan.pp=2")
+    assert "64 ranks, dp 8 x tp 4 x pp 2" in mine and "the best one" not in mine
+    assert "the plan is the best one" in said("explain", *ON_64)
+    assert "the plan is the best one" in said("simulate", *ON_64, "--no-colour")
+    rows = json.loads(typed("scale", "llama3-8b", "--devices", "8,16", "--device", "h100", *QUICK, "--json").stdout)
+    assert [row["devices"] for row in rows["weak"]] == [8, 16]
+    assert rows["weak"][1]["global_batch_size"] == 2 * rows["weak"][0]["global_batch_size"]
+
+
+def test_the_cluster_of_a_job_is_replaced() -> None:
+    found = plans("plan", "yi-34b", "--devices", "64", "--device", "h200-sxm", *QUICK)
+    assert found[0]["num_devices"] == 64 and found[0]["global_batch_size"] == 1024
+
+
+def test_a_name_that_is_nothing_lists_near_ones() -> None:
+    text = str(refusal("plan", "llama-8b", "--devices", "64", "--device", "h100-sxm"))
+    assert "did you mean llama3-8b (a model) or" in text
+    assert "no plan of llama3-405b fits on 8 h100-sxm" in str(
+        refusal("estimate", "llama3-405b", "--devices", "8", "--device", "h100-sxm")
+    )
+    assert "say --devices N" in str(refusal("plan", "llama3-8b", "--device", "h100-sxm"))

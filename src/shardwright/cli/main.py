@@ -18,9 +18,9 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
+from shardwright.cli import draw, predict
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
-from shardwright.cli.predict import COMMANDS
 from shardwright.config import largest
 from shardwright.train.launch.ending import die_of_signals, telling_of_signals
 
@@ -34,7 +34,8 @@ _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
 def cli() -> None:
     """Train large transformers with hybrid parallelism, and know beforehand what will happen.
 
-    JOB is a TOML file or a catalog name such as quickstart.
+    JOB is a TOML file or a catalog name such as quickstart; to predict, a model such as llama3-8b with --devices and
+    --device too.
     """
 
 
@@ -167,7 +168,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         sys.exit(1)
 
 
-for command in COMMANDS:
+for command in (*draw.COMMANDS, *predict.COMMANDS):
     cli.add_command(command)
 
 

@@ -7,8 +7,8 @@ from shardwright.config.cluster import ClusterSpec, DeviceSpec
 
 
 @lru_cache(maxsize=64)
-def _device(name: str) -> DeviceSpec:
-    """A search asks for each of its blocks."""
+def device_entry(name: str) -> DeviceSpec:
+    """A device of the catalog, or in a file of yours. A search asks for each of its blocks."""
     return read_entry("devices", name, DeviceSpec)
 
 
@@ -17,7 +17,7 @@ def usual_node(device: str) -> int:
     known."""
     if device == "unknown":
         return 0
-    domain = _device(device).link_domain
+    domain = device_entry(device).link_domain
     return domain if domain > 1 else 0
 
 
@@ -37,20 +37,20 @@ def network_gb_per_s(cluster: ClusterSpec) -> float:
 
 
 def _of_device(device: str, field: str) -> float:
-    return 0.0 if device == "unknown" else float(getattr(_device(device), field))
+    return 0.0 if device == "unknown" else float(getattr(device_entry(device), field))
 
 
 def usual_link_notes(cluster: ClusterSpec, world: int) -> list[str]:
     """One sentence: which links predictions of `world` ranks take from the device because the cluster states none."""
     if cluster.parts or cluster.device == "unknown":
         return []
+    world = max(world, cluster.num_devices)
     node = node_devices(cluster) or world
-    crosses = max(world, cluster.num_devices) > node
     inside, between = cluster.intra_node.bandwidth_gb_per_s, cluster.inter_node.bandwidth_gb_per_s
     used = {}
     if not inside and min(node, world) > 1 and (found := node_gb_per_s(cluster)):
         used["intra_node"] = f"{found:g} GB/s within a node of {node:,}"
-    if not between and crosses and (found := network_gb_per_s(cluster)):
+    if not between and world > node and (found := network_gb_per_s(cluster)):
         used["inter_node"] = f"{found:g} GB/s between nodes of {node:,}"
     if not used:
         return []

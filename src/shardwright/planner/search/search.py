@@ -84,7 +84,8 @@ def _check(job: JobSpec) -> None:
         faults.append("cluster.device is unknown, so no plan has a price; set it to a device of the catalog")
     if job.cluster.num_devices == 0:
         faults.append(
-            "cluster.devices_per_node is 0, so nobody knows how many devices there are; set it, and cluster.nodes"
+            "cluster.devices_per_node is 0, so nobody knows how many devices there are; set it, and cluster.nodes, "
+            "or say --devices N"
         )
     if faults:
         raise PlanError(f"job {job.name}", faults)
