@@ -58,7 +58,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from shardwright.sharding.mesh import MeshShape
     from shardwright.train.data.prepare import prepare_tokens
     from shardwright.train.data.token_cache import remove_unfinished
-    from shardwright.train.launch.launch import RankFailedError, launch, machine_faults
+    from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
     from shardwright.train.launch.rank_life import OF_ALL_RANKS, Failure, run_rank
     from shardwright.train.launch.run_folder import folder_faults, folder_of, holding
     from shardwright.train.trainer import train as train_on_rank
@@ -83,7 +83,8 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
                     remove_unfinished(folder / "data")
                 result = run_rank(seat, work, spec, folder, tell)
         else:
-            with holding(folder, machine_faults(spec) + folder_faults(folder)):  # known before much text is read
+            faults = cluster_faults(spec) or machine_faults(spec)
+            with holding(folder, faults + folder_faults(folder)):  # known before much text is read
                 remove_unfinished(folder / "data")
                 prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
                 try:
