@@ -114,3 +114,30 @@ def test_a_name_that_is_nothing_lists_near_ones() -> None:
         refusal("estimate", "llama3-405b", "--devices", "8", "--device", "h100-sxm")
     )
     assert "say --devices N" in str(refusal("plan", "llama3-8b", "--device", "h100-sxm"))
+
+
+# --- a run's days and money ---
+
+
+def test_days_and_money_of_a_run_are_those_of_its_steps() -> None:
+    for options, tokens in (((), 1e12), (("--tokens", "3e11"), 3e11)):
+        for plan in plans("plan", *ON_64, *QUICK, *options):
+            run, steps = plan["run"], tokens / (256 * 8192)
+            assert run["tokens"] == tokens
+            assert run["days"] == pytest.approx(steps * plan["step_s"] / 86400)
+            assert run["device_hours"] == pytest.approx(24 * run["days"] * 64)
+            assert run["usd"] == pytest.approx(6.16 * run["device_hours"])
+    assert plans("plan", "yi-34b", *QUICK)[0]["run"]["usd"] is None
+    assert "tokens too" in str(refusal("plan", *ON_64, "--days", "3"))
+
+
+def test_sizes_that_an_objective_compared_are_shown() -> None:
+    deadline = ("--objective", "devices", "--tokens", "1e11", "--days", "10")
+    text = said("plan", *ON_64, *QUICK, *deadline)
+    (found, *_) = plans("plan", *ON_64, *QUICK, *deadline)
+    assert 8 < found["num_devices"] < 64 and found["run"]["days"] <= 10
+    table = text[text.index("at each size that was compared") :]
+    assert "too slow" in table and table.count("chosen") == 1 and f"{found['num_devices']} " in table
+    cheap = said("plan", *ON_64, *QUICK, "--objective", "cost")
+    assert "at each size that was compared" in cheap and "too slow" not in cheap
+    assert "at each size" not in said("plan", *ON_64, *QUICK)

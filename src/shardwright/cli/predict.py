@@ -152,8 +152,10 @@ def layout(
     is_flag=True,
     help="Leave out what the job's software (cluster.software) does not have. Without it such plans are marked.",
 )
-@click.option("--tokens", type=float, default=0.0, help="Tokens to train on within --days.")
-@click.option("--days", type=float, default=0.0, help="Days for --tokens.")
+@click.option(
+    "--tokens", type=float, default=0.0, help="Tokens of the run whose days and money are told.  [default: 1e12]"
+)
+@click.option("--days", type=float, default=0.0, help="Days within which --tokens have to be trained on.")
 @file_option("--toml", help="Write the job with the best plan, for train and the other commands.")
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
@@ -186,7 +188,9 @@ def plan(
             advice = explained(advice, given.own, constraints, constants=shipped(), own_faults=given.own_faults)
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
-    click.echo(json.dumps([plan_dict(found) for found in advice.plans]) if as_json else plans_text(advice))
+    click.echo(
+        json.dumps([plan_dict(found, wanted.run_tokens) for found in advice.plans]) if as_json else plans_text(advice)
+    )
     if toml and advice.plans:
         write_toml(toml, advice.plans[0].job)
         click.echo(f"the job with the best plan is in {toml}", err=True)

@@ -1,6 +1,7 @@
 """The best plans as text that says why, and as JSON."""
 
 import itertools
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
-from shardwright.config.units import GIB
+from shardwright.config.units import GIB, number_text
 from shardwright.cost.calibration import device_of
+from shardwright.cost.money import Money, step_money
 from shardwright.planner.advice.advice import Advice, Own, PricedPlan
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
@@ -22,8 +24,9 @@ if TYPE_CHECKING:  # they are there where a plan is explained
 _WIDTH = 118
 
 
-def plan_dict(plan: PricedPlan) -> dict[str, Any]:
-    """One plan of `--json`: all fields of the plan, seconds, bytes, US dollars (null where the price is unknown)."""
+def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
+    """One plan of `--json`: all fields of the plan, seconds, bytes, US dollars (null where the price is unknown); `run`
+    is of so many tokens."""
     time, memory = asdict(plan.time), plan.memory.as_dict()
     return {
         "plan": plan.job.plan.model_dump(),
@@ -36,6 +39,7 @@ def plan_dict(plan: PricedPlan) -> dict[str, Any]:
         "mfu": float(plan.time.mfu),
         "hfu": float(plan.time.hfu),
         "cost_per_step": plan.money.usd,
+        "run": {"tokens": run_tokens, "days": _days(plan, run_tokens), **asdict(_money(plan, run_tokens))},
         "memory": {name: float(value) for name, value in memory.items()} | {"process": float(plan.memory.process)},
         "time": {name: float(value) for name, value in time.items() if name not in ("mfu", "hfu")},
         "fits": plan.fits,
@@ -43,6 +47,15 @@ def plan_dict(plan: PricedPlan) -> dict[str, Any]:
         "software_lacks": list(_lacks(plan)),
         "simulated": plan.simulated,
     }
+
+
+def _days(plan: PricedPlan, tokens: float) -> float:
+    return tokens / plan.job.tokens_per_step * float(plan.time.total) / 86400.0
+
+
+def _money(plan: PricedPlan, tokens: float) -> Money:
+    """What a run takes, without time lost to failures."""
+    return plan.money.times(tokens / plan.job.tokens_per_step)
 
 
 def _lacks(plan: PricedPlan) -> tuple[str, ...]:
@@ -116,7 +129,12 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
 
 def _best(advice: Advice) -> Iterator[str]:
     best = advice.plans[0]
-    yield aligned(list(_rows(advice.plans)))
+    rows = list(_rows(advice.plans, advice.objective.run_tokens))
+    yield aligned(rows, left=(0, len(rows[0]) - 1))
+    tokens = f"{advice.objective.run_tokens:.3g}".replace("e+", "e")
+    yield _filled(f"Days and money are of {tokens} tokens (--tokens), without time lost to failures.")
+    if advice.tried:
+        yield _tried(advice)
     yield from (
         _filled(
             f"Plan {number} has stages of {layers_words(plan.job.plan.layout)} layers: "
@@ -190,14 +208,34 @@ def _filled(text: str, hang: int = 0) -> str:
     return textwrap.fill(text, _WIDTH, initial_indent="  " if hang else "", subsequent_indent=" " * hang)
 
 
-def _rows(plans: list[PricedPlan]) -> Iterator[list[str]]:
-    yield ["", "step", "pessimistic", "tokens/s/device", "MFU", "HFU", "memory", "cost", "  plan"]
+def _tried(advice: Advice) -> str:
+    """The sizes of the cluster that the objective compared, and which it chose."""
+    tokens, chosen = advice.objective.run_tokens, advice.job.cluster.num_devices
+    rows = [["devices", "days", "device-hours", "money", ""]]
+    for size in advice.tried:
+        note = "chosen" if size.num_devices == chosen else "" if advice.objective.in_time(size.token_s) else "too slow"
+        if size.token_s == math.inf:
+            rows.append([f"{size.num_devices:,}", "", "", "", "no plan fits"])
+            continue
+        money = step_money(advice.job.cluster, tokens * size.token_s, size.num_devices)
+        days = tokens * size.token_s / 86400.0
+        rows.append([f"{size.num_devices:,}", number_text(days), f"{money.device_hours:,.0f}", _usd(money.usd), note])
+    return "The best plan at each size that was compared, by closed forms\n" + aligned(rows, left=(4,))
+
+
+def _usd(usd: Any) -> str:
+    """ "unknown", "$0.36", "$1,234"."""
+    return "unknown" if usd is None else f"${float(usd):,.0f}" if usd >= 100 else f"${float(usd):,.2f}"
+
+
+def _rows(plans: list[PricedPlan], run_tokens: float) -> Iterator[list[str]]:
+    yield ["", "step", "pessimistic", "tokens/s/device", "MFU", "HFU", "memory", "days", "money", "plan"]
     for number, plan in enumerate(plans, 1):
-        usd = "unknown" if plan.money.usd is None else f"{float(plan.money.usd):,.2f} USD"
         yield [
             str(number), f"{plan.time.total:.3f} s", f"{plan.cautious.total:.3f} s",
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
-            f"{plan.memory.process / GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
+            f"{plan.memory.process / GIB:.1f} GiB", number_text(_days(plan, run_tokens)),
+            _usd(_money(plan, run_tokens).usd), plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
         ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.objectives import Objective, best
 from shardwright.planner.search.plan_price import fits, room_bytes
-from shardwright.planner.search.results import SearchTally
+from shardwright.planner.search.results import SearchTally, TriedSize
 from shardwright.planner.search.space import SCHEDULES
 from shardwright.planner.stages.best_layout import paying_layout
 from shardwright.simulate.batch_pricing import Price, prices
@@ -75,7 +75,8 @@ class Refused:
 class Advice:
     """The best plans, best first; why the first is best; and the job's own.
 
-    `flips` is what would make the second plan win, `left_out` what was not searched because a number is not known.
+    `tried` are the sizes of the cluster among which the objective chose, by closed forms. `flips` is what would make
+    the second plan win, `left_out` what was not searched because a number is not known.
     """
 
     job: JobSpec
@@ -88,6 +89,8 @@ class Advice:
     binding: str = ""
     rules: "list[RuleOfThumb]" = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    tried: tuple[TriedSize, ...] = ()
+    objective: Objective = field(default_factory=Objective)
 
 
 def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[PricedPlan]:
@@ -119,7 +122,9 @@ def best_plans(
     plans = _simulated(plans[:count], constants) + plans[count:]
     plans = [_laid_out(plan, constants) for plan in plans[:_LAID_OUT]] + plans[_LAID_OUT:]
     plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
-    return Advice(on, plans, found.tally, left_out=within_known(job, constraints)[1])
+    return Advice(
+        on, plans, found.tally, left_out=within_known(job, constraints)[1], tried=found.tried, objective=objective
+    )
 
 
 def explained(
