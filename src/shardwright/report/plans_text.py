@@ -315,7 +315,7 @@ def _misfit(found: "Misfit", own: PricedPlan) -> str:
         _filled(
             f"It does not fit: {what}; {found.num_ranks} of {own.job.plan.pp} "
             "pipeline ranks need too much. "
-            + ("The nearest plans that fit:" if found.nearest else "No plan within two changes of it fits.")
+            + ("The nearest plans that fit:" if found.nearest else "No plan within three changes of it fits.")
         )
     ]
     lines += [
