@@ -1,7 +1,7 @@
 """A job for a model of the catalog: what it does not say, and what that is then.
 
-A step has about as many tokens as models of its size were trained with, in whole sequences, as many for each device;
-and it is computed in 16 bits where the device does so.
+A step has about as many tokens as models of its size were trained with, in whole sequences, as many for each device; a
+run has 1e12 tokens; and it is computed in 16 bits where the device does so.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ from shardwright.config.usual_links import device_entry
 
 # Most parameters of a model, and tokens of its step: Brown et al. 2020 (arXiv 2005.14165), table 2.1, to powers of two.
 _TOKENS = ((1e9, 2**19), (4e9, 2**20), (30e9, 2**21), (float("inf"), 2**22))
+_RUN_TOKENS = 1e12
 _BATCH_FROM = "Brown et al. 2020, table 2.1"
 
 
@@ -47,8 +48,12 @@ def with_usual(
             f"a step has {size:,} sequences, {size * model.sequence:,} tokens, as is usual for models of its size "
             f"({_BATCH_FROM}; --set batch.global_batch_size=N for another)"
         )
+    tokens = filled["batch"]["global_batch_size"] * model.sequence
+    if "steps" not in fields.get("optimizer", {}):
+        filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(_RUN_TOKENS / tokens))}
+        said.append("a run has 1e12 tokens")
     if "compute" not in fields.get("precision", {}):
         compute = usual_compute(cluster)
         filled["precision"] = fields.get("precision", {}) | {"compute": compute}
-        said.append(f"computed in {compute}")
-    return filled, " and is ".join(said)
+        said.append(f"it is computed in {compute}")
+    return filled, ", ".join(said)

@@ -21,23 +21,21 @@ def nearest_plans(job: JobSpec, fits: bool, priced: "Estimate") -> list[dict[str
     from shardwright.planner.advice.repair import nearest_that_fit
     from shardwright.planner.search.plan_price import room_bytes
     from shardwright.planner.search.space import SCHEDULES
-    from shardwright.simulate.full_step import played_step
 
     if fits and priced.memory.process <= room_bytes(job):
         return []
-    found = [
+    return [
         {
             "set": set_line(job, near.job),
             "process_bytes": float(near.price.memory.process),
-            "step_s": float(played_step(near.job, shipped()).total),
+            "step_s": float(near.price.time.total),
         }
         for near in nearest_that_fit(job, SCHEDULES, shipped(), _SHOWN)
     ]
-    return sorted(found, key=lambda near: float(near["step_s"]))
 
 
 def nearest_text(nearest: list[dict[str, Any]]) -> str:
-    """The same for reading, for a plan that does not fit."""
+    """Plans for reading, beside one that does not fit."""
     if not nearest:
         return textwrap.fill(
             "No plan within three changes of it fits. `shardwright plan` looks at all plans; or use more devices, or "

@@ -14,14 +14,19 @@ from shardwright.config.units import GIB, number_text
 from shardwright.cost.calibration import device_of
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.advice.advice import Advice, Own, PricedPlan
+from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 
 if TYPE_CHECKING:  # they are there where a plan is explained
     from shardwright.planner.advice.reasons import Reason
     from shardwright.planner.advice.repair import Misfit
+    from shardwright.planner.search.sample import Standing
 
 _WIDTH = 118
+_TOLD = 5e-4  # share of a step: parts and differences that are smaller are not told
+_FAR = 3.0  # times: changes that are larger are no reason to doubt a choice
+_FEW = 2  # values that do not fit that have a line each
 
 
 def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
@@ -71,9 +76,7 @@ def plan_words(plan: PlanSpec) -> str:
     words.append(f"mb {plan.microbatch_size}")
     words.append(f"zero {plan.zero}" + (f" over {plan.zero_ranks}" if plan.zero_ranks else ""))
     if plan.recompute != "none":
-        operators = f" {'+'.join(plan.recompute_operators)}" if plan.recompute == "selective" else ""
-        every = f" every {plan.recompute_every}" if plan.recompute_every > 1 else ""
-        words.append(f"recompute {plan.recompute}{operators}{every}")
+        words.append(f"recompute {recompute_words(plan)}")
     words += [
         name for name in ("sequence_parallel", "offload_parameters", "offload_activations") if getattr(plan, name)
     ]
@@ -161,7 +164,7 @@ def _best(advice: Advice) -> Iterator[str]:
     yield "The best plan\n" + aligned(list(_breakdown(best)))
     if advice.binding:
         yield _filled(f"What binds: {advice.binding}.")
-    yield "Why not another\n" + "\n".join(_reason_lines(advice.reasons))
+    yield "Why not another\n" + "\n".join(_reason_lines(advice.reasons, float(best.time.total)))
     if len(advice.plans) > 1:
         yield _filled(_runner_up(advice))
     yield _filled(_caution(advice.plans))
@@ -173,21 +176,36 @@ def _best(advice: Advice) -> Iterator[str]:
 
 def _closed_words(plans: list[PricedPlan]) -> str:
     """How far closed forms are off what was simulated."""
-    off = [float(plan.closed.total / plan.time.total) - 1 for plan in plans if plan.simulated]
-    least, most = (f"{abs(of):.1%} {'more' if of >= 0 else 'less'}" for of in (min(off), max(off)))
-    return least if least == most else f"from {least} to {most}"
+    off = [round(float(plan.closed.total / plan.time.total) - 1, 3) for plan in plans if plan.simulated]
+    least, most = (f"{abs(of):.1%} {'more' if of > 0 else 'less'}" for of in (min(off), max(off)))
+    if not any(off):
+        return "the same"
+    return (
+        least
+        if least == most
+        else f"up to {least}"
+        if not max(off)
+        else f"up to {most}"
+        if not min(off)
+        else (f"from {least} to {most}")
+    )
 
 
 def _runner_up(advice: Advice) -> str:
     second = advice.plans[1]
     behind = float(second.time.total - advice.plans[0].time.total)
+    if abs(behind) < _TOLD * float(advice.plans[0].time.total):
+        return f"The runner-up ({plan_words(second.job.plan)}) takes as long, to a share of {_TOLD:.2%}."
     words = f"The runner-up ({plan_words(second.job.plan)}) is {behind:.3g} s behind. "
     if second.closed.total <= advice.plans[0].closed.total:
         ahead = float(advice.plans[0].closed.total - second.closed.total)
         return words + f"By closed forms it would be {ahead:.3g} s ahead."
     if not advice.flips:
         return words + "No change of bandwidth, rates or batch by up to 8 times makes it the faster one."
-    return words + "It would be as fast with " + ", or ".join(flip.text for flip in advice.flips) + "."
+    small = [flip.text for flip in advice.flips if 1 / _FAR <= flip.factor <= _FAR]
+    if not small:
+        return words + f"Bandwidth, rates or batch would have to change by more than {_FAR:g} times to make it as fast."
+    return words + "It would be as fast with " + ", or ".join(small) + "."
 
 
 def _caution(plans: list[PricedPlan]) -> str:
@@ -246,20 +264,31 @@ def _breakdown(plan: PricedPlan) -> Iterator[list[str]]:
     total = float(plan.time.total)
     times = {name: float(getattr(plan.time, part)) for part, name in PARTS.items()} | {"step": total}
     kinds = plan.memory.as_dict() | {"process": plan.memory.process}
-    left = [(name, f"{time:.3f} s", f"{time / total:.1%}") for name, time in times.items() if time > 0]
-    right = [(name, f"{float(kinds[name]) / GIB:.2f} GiB") for name in kinds if name not in ("total", "host")]
+    left = [(name, f"{time:.3f} s", f"{time / total:.1%}") for name, time in times.items() if time >= _TOLD * total]
+    sizes = {name: float(kinds[name]) / GIB for name in kinds if name not in ("total", "host")}
+    right = [(name, f"{size:.2f} GiB") for name, size in sizes.items() if size >= 0.005]
     for time, memory in itertools.zip_longest(left, right):
         (part, *seconds), (kind, size) = time or ("", "", ""), memory or ("", "")
         yield ["  " + part, *seconds, "  " + kind, size]
 
 
-def _reason_lines(reasons: "list[Reason]") -> Iterator[str]:
-    for reason in reasons:
-        if reason.excess_bytes:
-            cost = "does not fit"
-        else:
-            cost = f"{abs(reason.slower_s):.3g} s {'slower' if reason.slower_s >= 0 else 'FASTER'}"
-        yield _filled(f"{reason.field} {reason.value}, not {reason.other}: {cost}: {reason.text}", hang=6)
+def _reason_lines(reasons: "list[Reason]", step_s: float) -> Iterator[str]:
+    """A line for each value; those of a field that do not fit and would not be faster share one where they are many."""
+    for field, values in itertools.groupby(reasons, key=lambda reason: reason.field):
+        of_field = list(values)
+        pointless = [reason for reason in of_field if reason.excess_bytes > 0 and reason.slower_s > -_TOLD * step_s]
+        pointless = [] if len(pointless) <= _FEW else pointless
+        for reason in (reason for reason in of_field if reason not in pointless):
+            if reason.excess_bytes:
+                cost = "does not fit"
+            else:
+                cost = f"{abs(reason.slower_s):.3g} s {'slower' if reason.slower_s >= 0 else 'FASTER'}"
+            yield _filled(f"{field} {reason.value}, not {reason.other}: {cost}: {reason.text}", hang=6)
+        if pointless:
+            others = ", ".join(f"{reason.other} ({reason.excess_bytes / GIB:,.1f})" for reason in pointless)
+            where = "its host" if all(reason.is_host for reason in pointless) else "the device"
+            text = f"{field} {pointless[0].value}, not {others}: do not fit: so many GiB more than {where} has"
+            yield _filled(text, hang=6)
 
 
 def _own(own: Own, plans: list[PricedPlan]) -> Iterator[str]:
@@ -269,11 +298,11 @@ def _own(own: Own, plans: list[PricedPlan]) -> Iterator[str]:
     if plans:
         best = plans[0].time.total / plans[0].job.tokens_per_step
         off = float(found.time.total / found.job.tokens_per_step / best) - 1
-        text += f", {off:.1%} more than the best" if off >= 0 else f", {-off:.1%} less than the best found"
-    text += (
-        f", at {found.memory.process / GIB:.1f} GiB. Of {stands.num_fit:,} plans that fit, among {stands.num_drawn:,} "
-        f"drawn from the space, {stands.share_faster:.1%} are faster."
-    )
+        if abs(off) < _TOLD:
+            text += ", as long as the best"
+        else:
+            text += f", {off:.1%} more than the best" if off >= 0 else f", {-off:.1%} less than the best found"
+    text += f", at {found.memory.process / GIB:.1f} GiB. {_standing(stands)}"
     if own.misfit is None and plans and stands.share_faster > 0.03:
         changes = ", ".join(_changes(found.job.plan, plans[0].job.plan))
         text += (
@@ -285,11 +314,21 @@ def _own(own: Own, plans: list[PricedPlan]) -> Iterator[str]:
         yield _misfit(own.misfit, found)
 
 
+def _standing(stands: "Standing") -> str:
+    if not stands.num_fit:
+        return f"None of {stands.num_drawn:,} plans drawn from the space fits."
+    faster = f"{stands.share_faster:.1%} are" if stands.share_faster >= _TOLD else "hardly one is"
+    faster = "none is" if not stands.share_faster else faster
+    return f"Of {stands.num_fit:,} plans that fit, among {stands.num_drawn:,} drawn from the space, {faster} faster."
+
+
 def _changes(before: PlanSpec, after: PlanSpec) -> Iterator[str]:
     for name in type(before).model_fields:
         old, new = getattr(before, name), getattr(after, name)
-        if old != new and name != "layout":
+        if old != new and name not in ("layout", "recompute", "recompute_operators", "recompute_every"):
             yield f"{name} {new} for {old}"
+    if recompute_words(before) != recompute_words(after):
+        yield f"recompute {recompute_words(after)} for {recompute_words(before)}"
 
 
 def _misfit(found: "Misfit", own: PricedPlan) -> str:
@@ -320,7 +359,7 @@ def _misfit(found: "Misfit", own: PricedPlan) -> str:
     ]
     lines += [
         _filled(
-            f"{' and '.join(near.changes)}: {near.price.memory.process / GIB:.1f} GiB, {near.price.time.total:.3f} s",
+            f"{', '.join(near.changes)}: {near.price.memory.process / GIB:.1f} GiB, {near.price.time.total:.3f} s",
             hang=6,
         )
         for near in found.nearest

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.plan import STAGES_PER_RANK, PlanSpec
 from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import device_of
 from shardwright.schedule.job_program import plan_faults
@@ -51,12 +51,12 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
     if plan.zero:
         of_node = node_devices(job.cluster) // plan.tp
         yield "zero_ranks", 0 if plan.zero_ranks else of_node, {"zero_ranks": 0 if plan.zero_ranks else of_node}
-    for schedule in schedules:
+    for schedule in schedules if plan.pp > 1 else ():
         chosen = STAGES_PER_RANK.get(schedule, 1) == 0
         for virtual in sorted({2, max(2, layers // plan.pp)}) if chosen else (1,):
             name = f"{schedule} with virtual_stages {virtual}" if chosen else schedule
             yield "schedule", name, {"schedule": schedule, "virtual_stages": virtual}
-    if STAGES_PER_RANK.get(plan.schedule, 1) == 0:
+    if plan.pp > 1 and STAGES_PER_RANK.get(plan.schedule, 1) == 0:
         for virtual in {plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}:
             yield "virtual_stages", virtual, {"virtual_stages": virtual}
     for policy in _POLICIES:
@@ -66,13 +66,18 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         if size:
             yield "microbatch_size", size, {"microbatch_size": size}
     whole_experts = {"expert_tp": 0} if plan.sequence_parallel else {}
-    yield (
-        "sequence_parallel",
-        not plan.sequence_parallel,
-        {"sequence_parallel": not plan.sequence_parallel} | whole_experts,
-    )
+    other = {"sequence_parallel": not plan.sequence_parallel} | whole_experts
+    if plan.tp > 1:
+        yield "sequence_parallel", not plan.sequence_parallel, other
     if plan.offload_optimizer or device_of(job.cluster.device).knows_host:
         yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
+
+
+def recompute_words(plan: PlanSpec) -> str:
+    """What a plan computes again: "none", "selective norm+activation", "full every 2"."""
+    operators = f" {'+'.join(plan.recompute_operators)}" if plan.recompute == "selective" else ""
+    every = f" every {plan.recompute_every}" if plan.recompute_every > 1 else ""
+    return f"{plan.recompute}{operators}{every}"
 
 
 def _traded(job: JobSpec, axis: str, times_two: bool) -> Iterator[tuple[str, object, dict[str, Any]]]:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
-from shardwright.config.units import GIB
+from shardwright.config.units import GIB, number_text
 from shardwright.cost.calibration import Constants, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.cost.memory import Memory
 from shardwright.explain.operator_passes import piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import layer_crossings
-from shardwright.planner.advice.neighbours import Neighbour, neighbours
+from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
@@ -30,6 +30,8 @@ PARTS = {
     "optimizer": "optimizer", "host": "traffic with host memory", "other": "the rest",
 }  # fmt: skip
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
+_TOLD = 5e-4  # share of a step: what differs by less is the same
+_TERM = 0.05  # share of a difference: smaller terms do not decide it
 _RIVAL = 1.25  # how much longer a step may be by closed forms and still be simulated
 
 
@@ -51,7 +53,7 @@ class Reason:
 
 
 def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants, is_simulated: bool = False) -> list[Reason]:
-    """For each neighbour one: degrees first, of each field those that fit first, and of them the nearest in time.
+    """One for each neighbour that differs: degrees first, of each field those that fit, the nearest in time first.
 
     Steps are by closed forms; with `is_simulated` those of neighbours that fit and come near are simulated in full, and
     compared with the plan's own, simulated too.
@@ -70,6 +72,7 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants, is_s
     if rivals:
         mine, *played = _simulated([(job, mine), *((one.job, price) for one, price in rivals)], constants)
         found += [_reason(job, mine.time, one, price) for (one, _), price in zip(rivals, played, strict=True)]
+    found = [one for one in found if one.excess_bytes > 0 or abs(one.slower_s) >= _TOLD * mine.time.total]
     order = list(dict.fromkeys(one.field for one, _ in beside))
     return sorted(found, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
 
@@ -92,9 +95,9 @@ def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reas
         text = f"needs {memory.process / GIB:.1f} GiB, {excess / GIB:.1f} more than the device has, {_most(memory)}"
     else:
         text = _inequality(job, near.job, mine, time)
-    if excess > 0 and slower < 0:
+    if excess > 0 and slower <= -_TOLD * mine.total:
         text += f"; it would be {-slower:.3g} s faster"
-    values = near.field, _value(job, near.field), near.value
+    values = near.field, _value(job, near.field), _other(near)
     return Reason(*values, slower_s=slower, excess_bytes=max(0.0, excess), is_host=is_host, text=text)
 
 
@@ -102,7 +105,19 @@ def _value(job: JobSpec, field: str) -> object:
     """A field's value in the words of a neighbour."""
     if field == "schedule" and job.plan.virtual_stages > 1:
         return f"{job.plan.schedule} with virtual_stages {job.plan.virtual_stages}"
-    return getattr(job.plan, field)
+    if field == "recompute":
+        return recompute_words(job.plan)
+    value = getattr(job.plan, field)
+    if field == "zero_ranks":
+        return value or "all replicas"
+    return f"{value:g}" if isinstance(value, float) else value
+
+
+def _other(near: Neighbour) -> object:
+    """A neighbour's value, in words where the plan's is."""
+    return (
+        _value(near.job, near.field) if near.field in ("recompute", "zero_ranks", "offload_optimizer") else near.value
+    )
 
 
 def _most(memory: Memory) -> str:
@@ -114,7 +129,7 @@ def _most(memory: Memory) -> str:
 def _inequality(job: JobSpec, other: JobSpec, mine: StepTime, theirs: StepTime) -> str:
     """ "0.30 s more tensor-parallel communication (...) > 0.10 s less bubble"."""
     differences = {name: float(getattr(theirs, name) - getattr(mine, name)) for name in PARTS}
-    least = 0.02 * max(abs(float(theirs.total - mine.total)), 1e-9)
+    least = _TERM * abs(float(theirs.total - mine.total))
     more = [n for n in sorted(differences, key=lambda n: -differences[n]) if differences[n] > least][:3]
     less = [n for n in sorted(differences, key=lambda n: differences[n]) if differences[n] < -least][:3]
     is_slower = theirs.total >= mine.total
@@ -154,14 +169,14 @@ def _traffic(job: JobSpec, axis: str) -> str:
     sent_bytes = sum(of.sent.total for of in layer_crossings(job, pieces, passes, sizes) if of.axis == axis)
     if not sent_bytes:
         return f"{int(group.size)} ranks {links}"
-    return f"{sent_bytes / 1e9:,.3g} GB a device and step {links}"
+    return f"{number_text(sent_bytes / 1e9)} GB a device and step {links}"
 
 
 def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -> str:
     """What limits a plan, in words: memory, if something faster does not fit; or the largest part but computing."""
     shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
     room = room_bytes(job)
-    faster = [reason for reason in found if reason.excess_bytes > 0 and reason.slower_s < 0]
+    faster = [reason for reason in found if reason.excess_bytes > 0 and reason.slower_s <= -_TOLD * time.total]
     waste = max((name for name in PARTS if name != "compute"), key=lambda name: shares[name])
     loss = f"{PARTS[waste]}, {shares[waste]:.1%}"
     parts = [f"computing is {shares['compute']:.0%} of the step; the largest loss is {loss}"]

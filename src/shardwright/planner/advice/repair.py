@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from shardwright.account.job_memory import job_memory
@@ -16,6 +16,7 @@ from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import step_time
+from shardwright.simulate.full_step import played_steps
 
 _MOST_CHANGES = 3
 _BEAM = 16  # plans from which further changes go on
@@ -80,9 +81,16 @@ def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Consta
         fitting = [near for near in priced if fits(job, near.price.memory, room) and _step_s(near) <= slowest_s]
         found = list(islice((near for near in _varied(fitting) if _fits_runtime(near.job, room)), num_shown))
         if found:
-            return found
+            return _simulated(found, constants)
         beam = [(near.changes, near.job) for near in _front(priced)[:_BEAM]]
     return []
+
+
+def _simulated(found: list[Near], constants: Constants) -> list[Near]:
+    """The plans with the times of their own orders of work, fastest first."""
+    times = played_steps([near.job for near in found], [near.price.time for near in found], constants)
+    played = [replace(near, price=replace(near.price, time=time)) for near, time in zip(found, times, strict=True)]
+    return sorted(played, key=_step_s)
 
 
 def _step_s(near: Near) -> float:

@@ -26,6 +26,8 @@ class RuleOfThumb:
 def tensor_inside_a_node(job: JobSpec) -> RuleOfThumb | None:
     """Collectives of tp are on the critical path of every layer."""
     domain = job.cluster.devices_per_node
+    if domain >= job.plan.world:
+        return None
     return RuleOfThumb(
         "tp inside the fast links",
         f"tp at most {domain}, the devices of a node",
@@ -99,11 +101,12 @@ def optimizer_state_alone(job: JobSpec) -> RuleOfThumb | None:
     if plan.replicas == 1:
         return None
     wanted = (1,) if plan.pp > 1 else (1, 2, 3)
-    says = "ZeRO-1: with each microbatch 3 would gather again, and 2 reduce where a rank's stages alternate"
+    name = "ZeRO-1 with a pipeline"
+    says = "3 would gather with each microbatch again, and 2 reduce where a rank's stages alternate"
     if plan.pp == 1:
-        says = "some ZeRO stage: what replicas hold alike is shared"
+        name, says = "some ZeRO stage wherever there are replicas", "what they hold alike is shared"
     return RuleOfThumb(
-        "ZeRO-1 with a pipeline",
+        name,
         says,
         "DeepSpeed's pipeline engine refuses stages 2 and 3; Rajbhandari et al. 2020 (arXiv 1910.02054), section 7",
         plan.zero in wanted,

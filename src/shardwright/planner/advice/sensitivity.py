@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardwright.config.job import JobSpec
+from shardwright.config.units import number_text
 from shardwright.config.usual_links import network_gb_per_s, node_gb_per_s
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.from_job import run_of
@@ -64,9 +65,9 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
     for name, change, value, unit, only_more in cases:
         factor = _crossing(runs, change, only_more)
         if factor is not None:
-            shown = f"{max(1, round(factor)) * value:,.0f}" if only_more else f"{factor * value:,.3g}"
+            shown = f"{max(1, round(factor)) * value:,.0f}" if only_more else number_text(factor * value)
             times = f"{max(1, round(factor))}" if only_more else f"{factor:.2g}"
-            found.append(Flip(name, factor, f"{name} x {times} ({value:,.4g} to {shown} {unit})"))
+            found.append(Flip(name, factor, f"{name} x {times} ({number_text(value)} to {shown} {unit})"))
     return sorted(found, key=lambda flip: abs(math.log(flip.factor)))
 
 
