@@ -68,11 +68,11 @@ def test_a_usual_batch_is_of_whole_sequences_for_each_device(name: str, num_devi
 def test_a_model_takes_the_numbers_that_its_device_has() -> None:
     on = {device: read_job("gpt2", [], AskedCluster(8, device)) for device in ("h100-sxm", "v100-sxm-32g")}
     assert [read.fields["precision"]["compute"] for read in on.values()] == ["bf16", "fp16"]
-    assert all(read.fields["optimizer"]["steps"] == round(1e12 / 524_288) for read in on.values())
+    assert all(read.fields["optimizer"]["steps"] == 1_907_349 for read in on.values())
     assert all(read.is_model and "512 sequences, 524,288 tokens" in read.filled_in for read in on.values())
     stated = read_job(
         "gpt2",
-        ["precision.compute=float32", "batch.global_batch_size=16", "optimizer.steps=9"],
+        ["precision.compute=float32", "batch.global_batch_size=16", "optimizer.steps=30"],
         AskedCluster(8, "h100-sxm"),
     )
     assert stated.filled_in == ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
-from shardwright.config.units import GIB, number_text
+from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.calibration import device_of
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.advice.advice import Advice, Own, PricedPlan
@@ -196,10 +196,10 @@ def _runner_up(advice: Advice) -> str:
     behind = float(second.time.total - advice.plans[0].time.total)
     if abs(behind) < _TOLD * float(advice.plans[0].time.total):
         return f"The runner-up ({plan_words(second.job.plan)}) takes as long, to a share of {_TOLD:.2%}."
-    words = f"The runner-up ({plan_words(second.job.plan)}) is {behind:.3g} s behind. "
+    words = f"The runner-up ({plan_words(second.job.plan)}) is {seconds_text(behind)} behind. "
     if second.closed.total <= advice.plans[0].closed.total:
         ahead = float(advice.plans[0].closed.total - second.closed.total)
-        return words + f"By closed forms it would be {ahead:.3g} s ahead."
+        return words + f"By closed forms it would be {seconds_text(ahead)} ahead."
     if not advice.flips:
         return words + "No change of bandwidth, rates or batch by up to 8 times makes it the faster one."
     small = [flip.text for flip in advice.flips if 1 / _FAR <= flip.factor <= _FAR]
@@ -214,12 +214,12 @@ def _caution(plans: list[PricedPlan]) -> str:
     first = min(plans, key=lambda plan: float(plan.cautious.total / plan.job.tokens_per_step))
     text = (
         "A search exploits the errors of its model. Under pessimistic constants, each at the worst of the fits that "
-        f"leave a family of measured runs out, the best plan takes {plans[0].cautious.total:.3f} s, and no plan above "
+        f"leave a family of measured runs out, the best plan takes {_step(plans[0].cautious.total)}, and no plan above "
         f"takes more than {slowest:.2f} times what it says. "
     )
     if first is plans[0]:
         return text + "It stays the best."
-    return text + f"Plan {plans.index(first) + 1} is then the best, with {first.cautious.total:.3f} s."
+    return text + f"Plan {plans.index(first) + 1} is then the best, with {_step(first.cautious.total)}."
 
 
 def _filled(text: str, hang: int = 0) -> str:
@@ -241,6 +241,12 @@ def _tried(advice: Advice) -> str:
     return "The best plan at each size that was compared, by closed forms\n" + aligned(rows, left=(4,))
 
 
+def _step(seconds: Any, of_step: float | None = None) -> str:
+    """ "12.345 s", or of a step shorter than a second "12.34 ms", so that plans are compared at a glance."""
+    whole = float(seconds) if of_step is None else of_step
+    return f"{float(seconds):.3f} s" if whole >= 1 else f"{1e3 * float(seconds):.2f} ms"
+
+
 def _usd(usd: Any) -> str:
     """ "unknown", "$0.36", "$1,234"."""
     return "unknown" if usd is None else f"${float(usd):,.0f}" if usd >= 100 else f"${float(usd):,.2f}"
@@ -250,7 +256,7 @@ def _rows(plans: list[PricedPlan], run_tokens: float) -> Iterator[list[str]]:
     yield ["", "step", "pessimistic", "tokens/s/device", "MFU", "HFU", "memory", "days", "money", "plan"]
     for number, plan in enumerate(plans, 1):
         yield [
-            str(number), f"{plan.time.total:.3f} s", f"{plan.cautious.total:.3f} s",
+            str(number), _step(plan.time.total), _step(plan.cautious.total),
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
             f"{plan.memory.process / GIB:.1f} GiB", number_text(_days(plan, run_tokens)),
             _usd(_money(plan, run_tokens).usd), plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
@@ -264,7 +270,7 @@ def _breakdown(plan: PricedPlan) -> Iterator[list[str]]:
     total = float(plan.time.total)
     times = {name: float(getattr(plan.time, part)) for part, name in PARTS.items()} | {"step": total}
     kinds = plan.memory.as_dict() | {"process": plan.memory.process}
-    left = [(name, f"{time:.3f} s", f"{time / total:.1%}") for name, time in times.items() if time >= _TOLD * total]
+    left = [(name, _step(time, total), f"{time / total:.1%}") for name, time in times.items() if time >= _TOLD * total]
     sizes = {name: float(kinds[name]) / GIB for name in kinds if name not in ("total", "host")}
     right = [(name, f"{size:.2f} GiB") for name, size in sizes.items() if size >= 0.005]
     for time, memory in itertools.zip_longest(left, right):
@@ -282,7 +288,7 @@ def _reason_lines(reasons: "list[Reason]", step_s: float) -> Iterator[str]:
             if reason.excess_bytes:
                 cost = "does not fit"
             else:
-                cost = f"{abs(reason.slower_s):.3g} s {'slower' if reason.slower_s >= 0 else 'FASTER'}"
+                cost = f"{seconds_text(abs(reason.slower_s))} {'slower' if reason.slower_s >= 0 else 'FASTER'}"
             yield _filled(f"{field} {reason.value}, not {reason.other}: {cost}: {reason.text}", hang=6)
         if pointless:
             others = ", ".join(f"{reason.other} ({reason.excess_bytes / GIB:,.1f})" for reason in pointless)
@@ -294,7 +300,7 @@ def _reason_lines(reasons: "list[Reason]", step_s: float) -> Iterator[str]:
 def _own(own: Own, plans: list[PricedPlan]) -> Iterator[str]:
     """The job's own plan: how far off the best, where it stands, what keeps it from fitting."""
     found, stands = own.priced, own.standing
-    text = f"The job's own plan ({plan_words(found.job.plan)}) takes {found.time.total:.3f} s"
+    text = f"The job's own plan ({plan_words(found.job.plan)}) takes {_step(found.time.total)}"
     if plans:
         best = plans[0].time.total / plans[0].job.tokens_per_step
         off = float(found.time.total / found.job.tokens_per_step / best) - 1
@@ -359,7 +365,7 @@ def _misfit(found: "Misfit", own: PricedPlan) -> str:
     ]
     lines += [
         _filled(
-            f"{', '.join(near.changes)}: {near.price.memory.process / GIB:.1f} GiB, {near.price.time.total:.3f} s",
+            f"{', '.join(near.changes)}: {near.price.memory.process / GIB:.1f} GiB, {_step(near.price.time.total)}",
             hang=6,
         )
         for near in found.nearest

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
-from shardwright.config.units import GIB, number_text
+from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.calibration import Constants, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
@@ -96,7 +96,7 @@ def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reas
     else:
         text = _inequality(job, near.job, mine, time)
     if excess > 0 and slower <= -_TOLD * mine.total:
-        text += f"; it would be {-slower:.3g} s faster"
+        text += f"; it would be {seconds_text(-slower)} faster"
     values = near.field, _value(job, near.field), _other(near)
     return Reason(*values, slower_s=slower, excess_bytes=max(0.0, excess), is_host=is_host, text=text)
 
@@ -135,8 +135,8 @@ def _inequality(job: JobSpec, other: JobSpec, mine: StepTime, theirs: StepTime) 
     is_slower = theirs.total >= mine.total
     first, second = (more, less) if is_slower else (less, more)
     word = {True: "more", False: "less"}
-    left = " + ".join(f"{abs(differences[n]):.3g} s {word[is_slower]} {PARTS[n]}" for n in first)
-    right = " + ".join(f"{abs(differences[n]):.3g} s {word[not is_slower]} {PARTS[n]}" for n in second)
+    left = " + ".join(f"{seconds_text(abs(differences[n]))} {word[is_slower]} {PARTS[n]}" for n in first)
+    right = " + ".join(f"{seconds_text(abs(differences[n]))} {word[not is_slower]} {PARTS[n]}" for n in second)
     text = f"{left} > {right}" if left and right else left or right or "the same time"
     grown = [name for name in more if name in _AXIS_OF_PART]
     return text + (_moved(job, other, _AXIS_OF_PART[grown[0]]) if grown else "")
@@ -183,7 +183,7 @@ def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -
     if faster:
         best = min(faster, key=lambda reason: reason.slower_s)
         parts.append(
-            f"memory binds: {best.field} {best.other} would be {-best.slower_s:.3g} s faster and needs "
+            f"memory binds: {best.field} {best.other} would be {seconds_text(-best.slower_s)} faster and needs "
             f"{best.excess_bytes / GIB:.1f} GiB more than {'its share of the host' if best.is_host else 'there is'}"
         )
     else:

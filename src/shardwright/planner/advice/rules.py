@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.units import GIB
+from shardwright.config.units import GIB, memory_text, number_text
 from shardwright.cost.calibration import device_of
 
 
@@ -59,8 +59,8 @@ def model_parallel_as_memory_asks(job: JobSpec) -> RuleOfThumb | None:
     share = job.plan.tp * job.plan.pp * (job.plan.replicas if job.plan.zero == 3 else 1)
     return RuleOfThumb(
         "as little model parallelism as memory allows",
-        f"tp x pp about {least}: 18 bytes x {shape_of(job.model).parameters / 1e9:.0f} G parameters = "
-        f"{state_bytes / GIB:,.0f} GiB over devices of {memory_bytes / GIB:.0f} GiB; fewer with ZeRO",
+        f"tp x pp about {least}: 18 bytes x {number_text(shape_of(job.model).parameters / 1e9)} G parameters = "
+        f"{memory_text(int(state_bytes))} over devices of {memory_bytes / GIB:.0f} GiB; fewer with ZeRO",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 2",
         share <= 2 * least,
     )
