@@ -49,8 +49,9 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         fewer = {"zero_ranks": 0} if zero == 0 else {}
         yield "zero", zero, {"zero": zero, "offload_parameters": plan.offload_parameters and zero == 3} | fewer
     if plan.zero:
-        of_node = node_devices(job.cluster) // plan.tp
-        yield "zero_ranks", 0 if plan.zero_ranks else of_node, {"zero_ranks": 0 if plan.zero_ranks else of_node}
+        of_node = 0 if plan.zero_ranks else node_devices(job.cluster) // plan.tp
+        if plan.zero_ranks or of_node > 1:  # over one rank nothing is shared
+            yield "zero_ranks", of_node, {"zero_ranks": of_node}
     for schedule in schedules if plan.pp > 1 else ():
         chosen = STAGES_PER_RANK.get(schedule, 1) == 0
         for virtual in sorted({2, max(2, layers // plan.pp)}) if chosen else (1,):
