@@ -79,7 +79,7 @@ def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Consta
     for _ in range(_MOST_CHANGES):
         priced = sorted(_priced(_around(beam, schedules, seen), constants), key=_step_s)
         fitting = [near for near in priced if fits(job, near.price.memory, room) and _step_s(near) <= slowest_s]
-        found = list(islice((near for near in _varied(fitting) if _fits_runtime(near.job, room)), num_shown))
+        found = list(islice((near for near in _varied(fitting) if fits_runtime(near.job, room)), num_shown))
         if found:
             return _simulated(found, constants)
         beam = [(near.changes, near.job) for near in _front(priced)[:_BEAM]]
@@ -118,7 +118,7 @@ def _front(priced: list[Near]) -> list[Near]:
     return found[::-1]
 
 
-def _fits_runtime(job: JobSpec, room: float) -> bool:
+def fits_runtime(job: JobSpec, room: float) -> bool:
     """Whether what this runtime is known to hold fits on every pipeline rank. The first one, which mostly holds most,
     is asked first, for each takes a tenth of a second."""
 
