@@ -1,13 +1,17 @@
 """The command `estimate` on clusters: time, money, energy, failures, and what is not known of them."""
 
 import json
+import shlex
 from dataclasses import fields
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from shardwright.cli.checked_job import load
 from shardwright.cli.main import cli
+from shardwright.config.load import read_job
+from shardwright.report.set_line import set_line
 from shardwright.simulate.closed_form import StepTime
 
 
@@ -65,3 +69,29 @@ def test_the_often_told_plan_does_not_fit_and_the_told_size_is_checked() -> None
     text = shown("gpt-100b-32xa100", "model.hidden=12288", "model.heads=96")
     assert "It does not fit one a100-sxm-80g with 80.0 GiB" in text
     assert "Note: model.told_parameters_b says 100 billion parameters" in text
+
+
+def test_a_plan_that_does_not_fit_names_others_that_do() -> None:
+    """Each is the same job with what is to be added: its memory and its step are those that the command then says."""
+    large = ("model.name=llama3-8b", "cluster.device=h100-sxm", "precision.compute=bf16")
+    found = found_of("quickstart", *large)
+    assert found["fits"] is False and 1 <= len(found["nearest"]) <= 3
+    for near in found["nearest"]:
+        added = [word for word in shlex.split(near["set"]) if word != "--set"]
+        other = found_of("quickstart", *large, *added)
+        assert other["fits"] is True and other["nearest"] == []
+        assert other["process_bytes"] == pytest.approx(near["process_bytes"])
+        assert near["process_bytes"] <= found["device_memory_bytes"]
+        assert other["step_s"] == pytest.approx(near["step_s"])
+    text = shown("quickstart", *large)
+    assert all(near["set"] in text for near in found["nearest"])
+    assert [near["step_s"] for near in found["nearest"]] == sorted(near["step_s"] for near in found["nearest"])
+
+
+def test_a_set_line_is_what_differs_and_is_read_again() -> None:
+    job, other = load("yi-34b", ()), load("llama3-405b-16k", ())
+    line = set_line(job, other)
+    added = tuple(word for word in shlex.split(line) if word != "--set")
+    there = read_job("yi-34b", list(added)).fields["plan"]
+    assert there["layout"] == other.plan.layout and there["schedule"] == "interleaved-1f1b"
+    assert set_line(job, job) == "" and "plan.sequence_parallel" not in line

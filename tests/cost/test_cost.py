@@ -183,10 +183,11 @@ def test_tokens_that_may_reach_few_nodes_and_travel_in_8_bits_cost_less() -> Non
     assert wide == pytest.approx(4 / 3, rel=0.02)
 
 
-@pytest.mark.parametrize("field", ["memory_gb_per_s", "multiprocessors"])
+@pytest.mark.parametrize("field", ["memory_gb_per_s", "multiprocessors", "link_gb_per_s"])
 def test_a_device_of_which_a_rate_is_not_known(field: str, tmp_path: Path) -> None:
     """What a file leaves out is unknown, not zero: it is asked for, and nothing is divided by it."""
     known = {"memory_gib": 80.0, "memory_gb_per_s": 3350.0, "multiprocessors": 132, "generation": "hopper"}
+    known["link_gb_per_s"] = 450.0
     device = tmp_path / "mine.toml"
     device.write_text("\n".join(f"{key} = {json.dumps(known[key])}" for key in known if key != field))
     with device.open("a") as file:

@@ -1,6 +1,7 @@
 """What `shardwright plan` says of a plan is what the cost model says, and what it writes can be read."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from shardwright.config.load import load_job
 from shardwright.cost.calibration import pessimistic, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
-from shardwright.planner.advice.advice import best_plans
-from shardwright.planner.advice.reasons import reasons
+from shardwright.planner.advice.advice import best_plans, explained
+from shardwright.planner.advice.reasons import Reason, reasons
 from shardwright.planner.advice.repair import misfit
 from shardwright.planner.advice.rules import rules_for
 from shardwright.planner.advice.sensitivity import flips
@@ -25,8 +26,10 @@ from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.objectives import Objective, best, node_counts, on_nodes
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.sample import standing
+from shardwright.planner.search.space import SCHEDULES
 from shardwright.planner.stages.best_layout import paying_layout
 from shardwright.report.job_toml import write_toml
+from shardwright.report.plans_text import _reason_lines, plans_text
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import played_step
@@ -69,6 +72,52 @@ def test_reasons_of_a_simulated_plan_compare_simulated_steps() -> None:
         for price in (lambda of: played_step(of, shipped()), lambda of: step_time(run_of(of), shipped()))
     )
     assert found.slower_s == pytest.approx(played) != pytest.approx(closed)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"dp": 8, "zero": 3},
+        {"dp": 2, "tp": 2, "pp": 2, "sequence_parallel": True, "zero": 1, "recompute": "selective"},
+        {"dp": 1, "tp": 2, "pp": 4, "sequence_parallel": True},
+    ],
+)
+def test_reasons_are_told_only_where_something_differs(plan: dict[str, object]) -> None:
+    """No value is held against itself, and no difference is smaller than what is shown of a step; a pipeline of one
+    rank has no schedule, and one rank of tp no sequence parallel."""
+    job = job_with(2, **plan)
+    found = reasons(job, SCHEDULES, shipped(), True)
+    step_s = float(played_step(job, shipped()).total)
+    assert found
+    for reason in found:
+        assert str(reason.value) != str(reason.other)
+        assert reason.excess_bytes > 0 or abs(reason.slower_s) >= 4e-4 * step_s
+        assert "the same time" not in reason.text and " 0 s " not in reason.text
+    fields = {reason.field for reason in found}
+    assert job.plan.pp > 1 or not fields & {"schedule", "virtual_stages"}
+    assert job.plan.tp > 1 or "sequence_parallel" not in fields
+
+
+def test_many_values_that_do_not_fit_share_a_line() -> None:
+    def unfit(other: str, slower_s: float) -> Reason:
+        return Reason("zero", 3, other, slower_s, 2.0**30, is_host=False, text="needs 81.0 GiB")
+
+    some = [unfit("1", 1.0), unfit("2", 0.0), unfit("0", 2.0)]
+    (line,) = _reason_lines(some, 10.0)
+    assert " ".join(line.split()) == (
+        "zero 3, not 1 (1.0), 2 (1.0), 0 (1.0): do not fit: so many GiB more than the device has"
+    )
+    assert len(list(_reason_lines(some[:2], 10.0))) == 2
+    assert len(list(_reason_lines([*some, unfit("4", -1.0)], 10.0))) == 2  # a faster one has a line of its own
+
+
+def test_what_is_below_what_is_shown_is_left_out_of_the_text() -> None:
+    """Also of the smallest jobs, whose steps are milliseconds."""
+    for job in (job_with(dp=8), job_with(2, dp=8, zero=3)):
+        advice = explained(best_plans(job, QUICK, shipped(), Objective(), 3), job, QUICK, constants=shipped())
+        text = plans_text(advice)
+        for line in text.splitlines():
+            assert not re.search(r"(?<![\d.])0(\.0+)? (s|%|GiB)|(?<![\d.])0\.0+%|the same time", line), line
 
 
 def test_a_flip_is_where_two_plans_are_equally_fast() -> None:

@@ -1,9 +1,16 @@
 """How a command reads a job: with its overrides, checked, so that all that follows may rely on it."""
 
+import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import click
+
 if TYPE_CHECKING:
+    from shardwright.config.asked_cluster import AskedCluster
     from shardwright.config.job import JobSpec
+
+_TRIED = 8  # plans of a model, of which the first that has room for what this runtime holds is told
 
 
 def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
@@ -11,6 +18,49 @@ def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     from shardwright.config.load import load_job
 
     return _planned(job, load_job(job, list(overrides)))
+
+
+def load_predicted(job: str, overrides: tuple[str, ...], asked: "AskedCluster", as_json: bool) -> "JobSpec":
+    """The job on the cluster that is asked for, checked; a model of the catalog under its best plan there.
+
+    What nobody stated is said: on standard error beside JSON.
+    """
+    from shardwright.config.load import job_to_plan, make_job, read_job
+
+    read = read_job(job, list(overrides), asked)
+    say(read.filled_in, as_json)
+    if not read.is_model or read.fields.get("plan"):
+        return _planned(job, make_job(read.fields, f"job {job}"))
+    return _under_best_plan(job, job_to_plan(read.fields, f"job {job}"), as_json)
+
+
+def say(note: str, as_json: bool) -> None:
+    """A note before what a command prints."""
+    if note:
+        click.echo(textwrap.fill(f"Note: {note}.", 110, break_on_hyphens=False) + "\n" * (not as_json), err=as_json)
+
+
+def _under_best_plan(job: str, spec: "JobSpec", as_json: bool) -> "JobSpec":
+    from shardwright.config.base import PlanError
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.advice.repair import fits_runtime
+    from shardwright.planner.search.constraints import Constraints
+    from shardwright.planner.search.plan_price import room_bytes
+    from shardwright.planner.search.search import search
+    from shardwright.report.plans_text import plan_words
+
+    try:
+        found = search(spec, Constraints(), shipped(), num_shown=_TRIED).candidates
+    except KeyError as error:
+        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    if not found:
+        fault = f"no plan of {job} fits on {spec.cluster.num_devices:,} {spec.cluster.device}; use more --devices"
+        raise PlanError(f"job {job}", [fault])
+    room = room_bytes(spec)
+    best = next((one.job for one in found if fits_runtime(one.job, room)), found[0].job)
+    which = "the best one" if best is found[0].job else "the best one with room for what this runtime holds, of those"
+    say(f"the plan is {which} that `plan` finds: {plan_words(best.plan)}; set plan.tp and others for your own", as_json)
+    return best
 
 
 def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
@@ -24,12 +74,41 @@ def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     return spec
 
 
-def load_to_plan(job: str, overrides: tuple[str, ...]) -> "tuple[JobSpec, bool]":
-    """The job, checked, to find a plan for; and whether it has one of its own."""
-    from shardwright.config.load import load_to_plan as read
+@dataclass(frozen=True)
+class JobToPlan:
+    """A job to find a plan for, checked but for its own plan: `own` has that, if it has one, and `own_faults` what is
+    wrong with it."""
 
-    spec, has_own = read(job, list(overrides))
-    return (_planned(job, spec) if has_own else spec), has_own
+    job: "JobSpec"
+    own: "JobSpec | None" = None
+    own_faults: tuple[str, ...] = ()
+
+
+def load_to_plan(
+    job: str, overrides: tuple[str, ...], asked: "AskedCluster | None" = None, as_json: bool = False
+) -> JobToPlan:
+    """The job, checked, to find a plan for. A plan of its own may be one that its cluster does not allow."""
+    from shardwright.account.budget import meet_budget
+    from shardwright.config.asked_cluster import NOTHING_ASKED
+    from shardwright.config.base import PlanError
+    from shardwright.config.checks.check import job_faults
+    from shardwright.config.load import job_to_plan, read_job
+    from shardwright.schedule.job_program import plan_faults
+
+    read = read_job(job, list(overrides), asked or NOTHING_ASKED)
+    spec = job_to_plan(read.fields, f"job {job}")
+    say(read.filled_in, as_json)
+    if not read.fields.get("plan"):
+        return JobToPlan(spec)
+    faults = job_faults(spec) or plan_faults(spec)
+    if not faults:
+        try:
+            spec = meet_budget(spec)
+        except PlanError as error:
+            faults = error.faults
+    if faults:
+        return JobToPlan(spec.model_copy(update={"plan": spec.plan.unsearched()}), spec, tuple(faults))
+    return JobToPlan(spec, spec)
 
 
 def _planned(job: str, spec: "JobSpec") -> "JobSpec":

@@ -1,9 +1,14 @@
 """Options that commands share; and of those on a job its argument, its overrides and its help."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from shardwright.config import largest
+
+if TYPE_CHECKING:
+    from shardwright.config.asked_cluster import AskedCluster
 
 
 class JobCommand(click.Command):
@@ -31,3 +36,31 @@ def job_options(command: Any) -> Any:
 def file_option(name: str, help: str, exists: bool = False) -> Any:  # noqa: A002 (as click calls it)
     """An option that names a file: one to write, or with `exists` one to read."""
     return click.option(name, type=click.Path(exists=exists, dir_okay=False, path_type=Path), metavar="FILE", help=help)
+
+
+def cluster_options(command: Any) -> Any:
+    """`--devices`, `--device` and `--devices-per-node`: the cluster, in place of the job's."""
+    devices = click.option(
+        "--devices", type=click.IntRange(1, largest.RANKS), default=None, metavar="N", help="Devices of the cluster."
+    )
+    return devices(device_options(command))
+
+
+def device_options(command: Any) -> Any:
+    """`--device` and `--devices-per-node`."""
+    each = "Devices in a node.  [default: the usual node of the device]"
+    command = click.option(
+        "--devices-per-node", type=click.IntRange(1, largest.RANKS), default=None, metavar="N", help=each
+    )(command)
+    of = (
+        "Device of the cluster, such as h100-sxm, with its usual nodes and links in place of JOB's. With it JOB may be "
+        "a model of the catalog."
+    )
+    return click.option("--device", default="", metavar="NAME", help=of)(command)
+
+
+def asked_cluster(options: dict[str, Any]) -> "AskedCluster":
+    """The cluster that options ask for."""
+    from shardwright.config.asked_cluster import AskedCluster
+
+    return AskedCluster(**{name: value for name, value in options.items() if value})

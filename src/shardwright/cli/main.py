@@ -18,9 +18,9 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
+from shardwright.cli import draw, predict
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
-from shardwright.cli.predict import COMMANDS
 from shardwright.config import largest
 from shardwright.train.launch.ending import die_of_signals, telling_of_signals
 
@@ -34,7 +34,8 @@ _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
 def cli() -> None:
     """Train large transformers with hybrid parallelism, and know beforehand what will happen.
 
-    JOB is a TOML file or a catalog name such as quickstart.
+    JOB is a TOML file or a catalog name such as quickstart; to predict, a model such as llama3-8b with --devices and
+    --device too.
     """
 
 
@@ -57,7 +58,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from shardwright.sharding.mesh import MeshShape
     from shardwright.train.data.prepare import prepare_tokens
     from shardwright.train.data.token_cache import remove_unfinished
-    from shardwright.train.launch.launch import RankFailedError, launch, machine_faults
+    from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
     from shardwright.train.launch.rank_life import OF_ALL_RANKS, Failure, run_rank
     from shardwright.train.launch.run_folder import folder_faults, folder_of, holding
     from shardwright.train.trainer import train as train_on_rank
@@ -82,7 +83,8 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
                     remove_unfinished(folder / "data")
                 result = run_rank(seat, work, spec, folder, tell)
         else:
-            with holding(folder, machine_faults(spec) + folder_faults(folder)):  # known before much text is read
+            faults = cluster_faults(spec) or machine_faults(spec)
+            with holding(folder, faults + folder_faults(folder)):  # known before much text is read
                 remove_unfinished(folder / "data")
                 prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
                 try:
@@ -167,7 +169,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         sys.exit(1)
 
 
-for command in COMMANDS:
+for command in (*draw.COMMANDS, *predict.COMMANDS):
     cli.add_command(command)
 
 

@@ -1,6 +1,5 @@
 """The commands that predict: what will happen, at what cost, and what to choose. They need torch only to measure."""
 
-import gc
 import json
 import sys
 from functools import partial
@@ -9,18 +8,27 @@ from typing import Any
 
 import click
 
-from shardwright.cli.checked_job import load, load_to_plan, load_to_run
-from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option, set_option
+from shardwright.cli.checked_job import load, load_predicted, load_to_plan, load_to_run
+from shardwright.cli.job_options import (
+    JobCommand,
+    asked_cluster,
+    cluster_options,
+    device_options,
+    file_option,
+    job_options,
+    json_option,
+)
 
 
 @click.command(cls=JobCommand)
 @job_options
-def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+@cluster_options
+def estimate(job: str, overrides: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
 
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
-    spec = load(job, overrides)
+    spec = load_predicted(job, overrides, asked_cluster(asked), as_json)
     from shardwright.report.estimate_text import estimate_dict, estimate_text
 
     click.echo(json.dumps(estimate_dict(spec)) if as_json else estimate_text(spec))
@@ -28,136 +36,16 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 @click.command(cls=JobCommand)
 @job_options
-def explain(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
+@cluster_options
+def explain(job: str, overrides: tuple[str, ...], as_json: bool, **asked: Any) -> None:
     """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
-    spec = load(job, overrides)
+    spec = load_predicted(job, overrides, asked_cluster(asked), as_json)
     from shardwright.explain.story import tell
     from shardwright.report.explain.story_dict import story_dict
     from shardwright.report.explain.story_text import story_text
 
     story = tell(spec)
     click.echo(json.dumps(story_dict(story)) if as_json else story_text(story))
-
-
-def _expect_many_actions() -> None:
-    """Have the collector of cycles look rarely: a schedule is millions of tuples, and none of them is in a cycle."""
-    gc.set_threshold(1_000_000)
-
-
-def _drawing_options(command: Any) -> Any:
-    """Where a timeline goes."""
-    for option in (
-        click.option("--no-colour", is_flag=True, help="Letters instead of colours, as where there is no terminal."),
-        json_option,
-        file_option("--trace", help="Write a trace for Perfetto (ui.perfetto.dev)."),
-        file_option("--svg", help="Write a picture."),
-        file_option("--html", help="Write a page to zoom and pan; it needs no network."),
-        click.option("--steps", type=int, default=1, show_default=True, help="Steps to draw, back to back."),
-        click.option(
-            "--communication",
-            type=float,
-            default=0.0,
-            show_default=True,
-            help="Time until a message is there; only its receiver waits.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-@click.command()
-@click.argument("name", required=False)
-@click.option("--compare", is_flag=True, help="All schedules that admit the shape, in one table; NAME may be left out.")
-@click.option(
-    "--stages",
-    type=int,
-    default=4,
-    show_default=True,
-    help="Pipeline ranks (devices), p in the papers; some schedules hold several pieces of the model on each.",
-)
-@click.option("--microbatches", type=int, default=8, show_default=True, help="Microbatches in one step, m.")
-@click.option(
-    "--virtual",
-    type=int,
-    default=None,
-    metavar="V",
-    help="Pieces of the model on each rank, for interleaved-1f1b and looped-bfs.  [default: 2 there, else 1]",
-)
-@click.option(
-    "--forward",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="F: time of one microbatch through all layers of a rank; one of V pieces takes a V-th of it.",
-)
-@click.option("--input-grad", type=float, default=1.0, show_default=True, help="I: the same of the input gradients.")
-@click.option("--weight-grad", type=float, default=1.0, show_default=True, help="W: the same of the weight gradients.")
-@click.option(
-    "--alive",
-    type=float,
-    default=0.0,
-    help="auto: most microbatches whose activations a rank may keep.  [default: no limit]",
-)
-@click.option("--recompute", is_flag=True, help="Keep a stage's inputs alone, and run its forwards again (C).")
-@click.option(
-    "--gather",
-    type=float,
-    default=None,
-    metavar="TIME",
-    help="Shard the parameters: gather (G) a stage before it computes and release (L) it after. TIME is for all layers "
-    "of a rank; reducing (R) their gradients takes as long.",
-)
-@_drawing_options
-def schedule(
-    name: str | None, compare: bool, stages: int, microbatches: int, virtual: int | None, forward: float,
-    input_grad: float, weight_grad: float, alive: float, recompute: bool, gather: float | None, communication: float,
-    steps: int, **output: Any,
-) -> None:  # fmt: skip
-    """Draw the pipeline schedule NAME, with its bubble, its memory and its messages.
-
-    Times have no unit. What is drawn is the order that `train` would execute.
-    """
-    _expect_many_actions()
-    from shardwright.report.timeline.schedule_command import Output, Request, show_schedule
-    from shardwright.simulate.bubbles import Work
-
-    work = Work(forward, input_grad, weight_grad, latency=communication, gather=gather or 0.0)
-    request = Request(stages, microbatches, virtual, steps, work, most_alive=alive, recompute=recompute, gather=gather)
-    show_schedule(name, request, compare, Output(**output))
-
-
-@click.command(cls=JobCommand)
-@click.argument("job")
-@set_option
-@click.option(
-    "--execute",
-    is_flag=True,
-    help="Measure the stages on this machine, simulate with that, run some steps, and draw both.",
-)
-@_drawing_options
-def simulate(
-    job: str, overrides: tuple[str, ...], execute: bool, communication: float, steps: int, **output: Any
-) -> None:
-    """Draw the timeline of a step of JOB.
-
-    Stages cost what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
-    """
-    spec = (load_to_run if execute else load)(job, overrides)
-    from shardwright.report.timeline.schedule_command import Output, show_executed, show_job
-
-    if not execute:
-        _expect_many_actions()
-        show_job(spec, communication, steps, Output(**output))
-        return
-    from shardwright.train.launch.fork_server import start_server_early
-
-    start_server_early(spec.run.device)
-    from shardwright.measure.step_time import compare_step_time
-    from shardwright.train.launch.scratch_folder import scratch_folder
-
-    with scratch_folder() as folder:
-        found = compare_step_time(spec, folder)
-    show_executed(spec, found.costs, found.executed(), found.executed_s, Output(**output))
 
 
 @click.command()
@@ -223,7 +111,7 @@ def layout(
 
     try:
         if search:
-            found = best_mixed(load_to_plan(job, overrides)[0], constraints_of(keep, between), shipped())
+            found = best_mixed(load_to_plan(job, overrides).job, constraints_of(keep, between), shipped())
         else:
             found = best_layout(load(job, overrides), shipped())
     except KeyError as error:
@@ -236,6 +124,7 @@ def layout(
 
 @click.command(cls=JobCommand)
 @job_options
+@cluster_options
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Plans to show.")
 @_search_options
 @click.option(
@@ -263,18 +152,20 @@ def layout(
     is_flag=True,
     help="Leave out what the job's software (cluster.software) does not have. Without it such plans are marked.",
 )
-@click.option("--tokens", type=float, default=0.0, help="Tokens to train on within --days.")
-@click.option("--days", type=float, default=0.0, help="Days for --tokens.")
+@click.option(
+    "--tokens", type=float, default=0.0, help="Tokens of the run whose days and money are told.  [default: 1e12]"
+)
+@click.option("--days", type=float, default=0.0, help="Days within which --tokens have to be trained on.")
 @file_option("--toml", help="Write the job with the recommended plan, for train and the other commands.")
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
     float8: str, objective: str, simulated: int | None, as_software: bool, tokens: float, days: float,
-    toml: Path | None,
+    toml: Path | None, **asked: Any,
 ) -> None:  # fmt: skip
     """Find the best plans for JOB's model, batch and cluster, say why they are, and recommend one.
 
-    Every legal plan is considered; recommended is the simplest of those that can't be told apart from the fastest.
-    JOB's own plan, if it has one, is compared with what is found.
+    JOB may be a model too, with --devices and --device. Every legal plan is considered; recommended is the simplest of
+    those that can't be told apart from the fastest. JOB's own plan, if it has one, is compared with what is found.
     """
     from shardwright.config.base import PlanError
     from shardwright.config.software import software_of
@@ -289,7 +180,8 @@ def plan(
 
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
-    spec, has_own = load_to_plan(job, overrides)
+    given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
+    spec = given.job
     if as_software:
         constraints = constraints.as_software(software_of(spec.cluster.software))
     try:
@@ -299,7 +191,7 @@ def plan(
         is_roomy = wanted.name == "memory"
         advice = recommended(advice, constraints, shipped(), num_shown=top, is_roomy=is_roomy)
         if not as_json:
-            advice = explained(advice, spec if has_own else None, constraints, shipped())
+            advice = explained(advice, given.own, constraints, constants=shipped(), own_faults=given.own_faults)
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if as_json:
@@ -327,17 +219,19 @@ def plan(
     default=None,
     help="Tokens of the whole run, for days and for the critical batch.  [default: those of optimizer.steps]",
 )
+@device_options
 @_search_options
 @file_option("--svg", help="Write a picture.")
 def scale(
     job: str, overrides: tuple[str, ...], as_json: bool, devices: str, tokens: int | None, keep: tuple[str, ...],
-    between: tuple[str, ...], svg: Path | None,
+    between: tuple[str, ...], svg: Path | None, device: str, devices_per_node: int | None,
 ) -> None:  # fmt: skip
     """Find the best plan of JOB at each size of its cluster, and say what more devices bring.
 
     Strong scaling keeps the batch, weak scaling the batch of a device. Nodes are as in JOB's cluster.
     """
     from shardwright.config.base import PlanError
+    from shardwright.config.catalog import names
     from shardwright.cost.calibration import shipped
     from shardwright.planner.critical_batch import batch_limits
     from shardwright.planner.scaling import best_plan, scaling, sizes_of
@@ -347,7 +241,9 @@ def scale(
     from shardwright.report.scaling_text import scaling_dict, scaling_text
 
     constraints, sizes = constraints_of(keep, between), sizes_of(devices)
-    spec, _ = load_to_plan(job, overrides)
+    smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
+    asked = asked_cluster({"devices": smallest, "device": device, "devices_per_node": devices_per_node})
+    spec = load_to_plan(job, overrides, asked, as_json).job
     limits = batch_limits(spec, tokens or 0)
     try:
         found = scaling(spec, sizes, limits, partial(best_plan, constraints=constraints), constants=shipped())
@@ -382,4 +278,4 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
     click.echo(json.dumps(run) if as_json else dryrun_text(spec.name, run))
 
 
-COMMANDS = (dryrun, estimate, explain, layout, plan, scale, schedule, simulate, validate)
+COMMANDS = (dryrun, estimate, explain, layout, plan, scale, validate)

@@ -23,8 +23,10 @@ KnownRate = Annotated[float, Field(ge=0, le=largest.RATE), AfterValidator(_zero_
 class LinkSpec(Spec):
     """One kind of link, as one device sees it."""
 
-    bandwidth_gb_per_s: Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.RATE)] = Field(
-        10.0, description="Bandwidth of one device in one direction, in 1e9 bytes per second."
+    bandwidth_gb_per_s: KnownRate = Field(
+        0.0,
+        description="Bandwidth of one device in one direction, in 1e9 bytes per second; 0 is the usual one of the "
+        "device, from the catalog.",
     )
     latency_us: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
         0.0, description="Latency of one message, in microseconds; 0 is that of the device's calibration."
@@ -93,7 +95,13 @@ class DeviceSpec(Spec):
     link_gb_per_s: KnownRate = Field(
         0.0, description="Links within a domain, in 1e9 bytes per second, of one device in one direction."
     )
-    link_domain: RanksOr0 = Field(0, description="Devices in such a domain; 0 is unknown.")
+    link_domain: RanksOr0 = Field(
+        0, description="Devices in such a domain, which is the device's usual node; 1 has no such links, 0 is unknown."
+    )
+    network_gb_per_s: KnownRate = Field(
+        0.0,
+        description="Network of its usual node, in 1e9 bytes per second, of one device in one direction; 0 is unknown.",
+    )
     host_gb_per_s: KnownRate = Field(
         0.0, description="Link to the host, in 1e9 bytes per second in one direction; 0 is unknown."
     )
@@ -125,7 +133,8 @@ class DeviceSpec(Spec):
     )
     source: str = Field("", description="Where the numbers come from.")
     sources: dict[str, str] = Field(
-        default_factory=dict, description="Where price, power and failures come from, by field; prices with their date."
+        default_factory=dict,
+        description="Where network, price, power and failures come from, by field; prices with their date.",
     )
 
     @property
@@ -141,6 +150,11 @@ class DeviceSpec(Spec):
     def peak_flops(self, number: str) -> float:
         """Dense peak rate of products in a number type such as "bf16" or "fp8", in FLOP/s; 0 where it is not known."""
         return 1e12 * self.peak_tflops.get(PEAK_NAMES[number], 0.0)
+
+    @property
+    def knows_host(self) -> bool:
+        """Whether keeping something in its host's memory has a price."""
+        return self.host_gb_per_s > 0 and self.host_memory_gb_per_s > 0
 
 
 class PartSpec(Spec):
@@ -170,7 +184,11 @@ class ClusterSpec(Spec):
         description="Catalog name of the device, or the path of a TOML file like the catalog's; unknown means: look "
         "when the run starts.",
     )
-    devices_per_node: RanksOr0 = Field(0, description="Devices in a node; 0 means as many as this machine can host.")
+    devices_per_node: RanksOr0 = Field(
+        0,
+        description="Devices in a node; 0 means as many as this machine can host, and for predictions the usual node "
+        "of the device.",
+    )
     nodes: Ranks = Field(1, description="Number of nodes.")
     software: str = Field(
         "large-2024",

@@ -2,15 +2,18 @@
 
 import json
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from shardwright.config import catalog
+from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError, shortened
-from shardwright.config.checks.check import job_faults
+from shardwright.config.checks.check import faults_without_plan, job_faults
 from shardwright.config.job import JobSpec
+from shardwright.config.model_job import with_usual
 from shardwright.config.toml_file import TOML_ERRORS, read_toml, value_faults
 from shardwright.config.validation_messages import described
 
@@ -20,39 +23,82 @@ _NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("clus
 _MOST_KEYS = 3  # of the path of a field
 
 
+@dataclass(frozen=True)
+class JobFields:
+    """What a job says, nested as in a file. `is_model` where JOB names a model of the catalog; `filled_in` says what
+    such a job has that nobody stated."""
+
+    fields: dict[str, Any]
+    is_model: bool = False
+    filled_in: str = ""
+
+
 def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
     """Read, override, validate and check a job.
 
     `job` is the path of a TOML file or a catalog name; `overrides` are "section.field=value" strings.
     Raises PlanError with every fault found.
     """
-    return make_job(_all_fields(job, overrides or []), f"job {job}")
+    return make_job(read_job(job, overrides or []).fields, f"job {job}")
 
 
-def load_to_plan(job: str, overrides: list[str] | None = None) -> tuple[JobSpec, bool]:
-    """A job to find a plan for, and whether it has one of its own, which is then checked like any.
-
-    Without one, what else the job says is checked alone. Raises PlanError with every fault found.
-    """
-    fields = _all_fields(job, overrides or [])
-    if fields.get("plan"):
-        return make_job(fields, f"job {job}"), True
+def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
+    """A job to find a plan for: all but the plan that it may have is checked. Raises PlanError with every fault."""
     spec, faults = validate_fields(fields)
-    on_any_cluster = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"devices_per_node": 0})})
-    if faults := faults or job_faults(on_any_cluster):
-        raise PlanError(f"job {job}", faults)
-    return spec, False
+    if faults := faults or faults_without_plan(spec):
+        raise PlanError(subject, faults)
+    return spec
 
 
-def _all_fields(job: str, overrides: list[str]) -> dict[str, Any]:
-    """What the file and the catalog say, under the overrides."""
+def read_job(job: str, overrides: list[str], asked: AskedCluster = NOTHING_ASKED) -> JobFields:
+    """What the file and the catalog say, on the cluster that is asked for, under the overrides. Raises PlanError."""
     subject = f"job {job}"
-    fields = _read_fields(job, subject)
-    faults = [fault for override in overrides for fault in _apply_override(fields, override)]
+    is_model = job not in catalog.names("jobs") and job in catalog.names("models")
+    fields = {"name": job, "model": {"name": job}} if is_model else _read_fields(job, subject)
+    faults = _ask(fields, asked)
+    faults += [fault for override in overrides for fault in _apply_override(fields, override)]
     faults += _resolve_catalog_names(fields)
     if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
         raise PlanError(subject, faults + validate_fields(fields)[1])
-    return fields
+    return _filled_in(fields, subject) if is_model else JobFields(fields)
+
+
+def _ask(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
+    """Put the cluster that is asked for in place."""
+    given = fields.get("cluster", {})
+    if asked == NOTHING_ASKED or not isinstance(given, dict):
+        return []
+    resolved = {"cluster": dict(given)}
+    if faults := _resolve_catalog_names(resolved):
+        return faults
+    try:
+        fields["cluster"] = asked.over(resolved["cluster"])
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def _filled_in(fields: dict[str, Any], subject: str) -> JobFields:
+    """A job for a model, with what it does not say."""
+    spec = job_to_plan(fields, subject)
+    cluster = spec.cluster
+    if cluster.device == "unknown" and not cluster.parts:
+        raise PlanError(
+            subject,
+            [
+                f"{spec.name!r} is a model, and a job is a model on a cluster: `shardwright plan {spec.name} --devices "
+                "64 --device h100-sxm` finds its plans, and with --toml FILE writes a job; estimate, explain, simulate "
+                "and scale take --devices and --device too"
+            ],
+        )
+    plan = dict(fields.get("plan", {}))
+    shared = spec.plan.world // spec.plan.dp
+    if plan and "dp" not in plan and cluster.num_devices % shared == 0:
+        fields = fields | {"plan": plan | {"dp": max(1, cluster.num_devices // shared)}}
+    if cluster.parts:
+        return JobFields(fields, is_model=True)
+    filled, said = with_usual(fields, spec.model, cluster, spec.plan.world)
+    return JobFields(filled, is_model=True, filled_in=said)
 
 
 def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
@@ -97,13 +143,22 @@ def _read_toml(job: str) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         if path.suffix == ".toml" or "/" in job:
             raise ValueError(f"there is no file {job} (looked from {Path.cwd()}); check the path") from None
-        known = catalog.did_you_mean(job, catalog.names("jobs"))
-        raise ValueError(f"{job!r} is neither a file nor a catalog job; {known}") from None
+        raise ValueError(f"{job!r} is neither a job nor a model of the catalog, nor a file; {_near(job)}") from None
     for section, field in _NAMING:
         given = fields.get(section)
         if isinstance(given, dict) and field in given:
             given[field] = catalog.found_from(path, given[field])
     return {"name": path.stem} | fields
+
+
+def _near(name: str) -> str:
+    """A way out of a name that is neither a job nor a model."""
+    jobs, models = catalog.names("jobs"), catalog.names("models")
+    near = catalog.nearest(name, sorted({*jobs, *models}), most=4)
+    if near:
+        kinds = [f"{one} (a {'job' if one in jobs else 'model'})" for one in near]
+        return f"did you mean {' or '.join(kinds)}?"
+    return f"there are the jobs {', '.join(jobs)}, and the models {', '.join(models)}"
 
 
 def _apply_override(fields: dict[str, Any], override: str) -> list[str]:

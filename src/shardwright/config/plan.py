@@ -49,6 +49,9 @@ STAGE_COPIES = {"dualpipe": 2}
 # Schedules that update weights while the pipeline is full.
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 
+# Of a plan, what a search neither changes nor forgets: it changes what travels, or only how.
+UNSEARCHED = ("bucket_mib", "compress", "compress_rank", "compress_share", "compress_least")
+
 
 class PlanSpec(Spec):
     """Degrees and order of work. The product dp x cp x tp x pp is the number of ranks."""
@@ -217,6 +220,10 @@ class PlanSpec(Spec):
     def num_stages(self) -> int:
         """Pieces that the model is cut into."""
         return self.pp * self.stages_per_rank
+
+    def unsearched(self) -> "PlanSpec":
+        """What a search takes over of a plan, and of the rest the default: one rank."""
+        return PlanSpec(**{name: getattr(self, name) for name in UNSEARCHED})
 
     def stage_layers(self, layers: int) -> list[int]:
         """How many layers each stage holds.

@@ -143,15 +143,18 @@ def _known_peak(device: DeviceSpec, number: str) -> float:
     """The device's peak in FLOP/s. KeyError, with what to add, where it is not known."""
     if not (peak := device.peak_flops(number)):
         name = PEAK_NAMES[number]
-        raise KeyError(f"{device.name} has no peak rate for {name}; add peak_tflops.{name} to its file")
+        known = [other for other in ("bf16", "fp16", "float32") if device.peak_flops(other)]
+        instead = f", or set precision.compute to {' or '.join(known)}" if known else ""
+        raise KeyError(f"{device.name} has no peak rate for {name}; add peak_tflops.{name} to its file{instead}")
     return peak
 
 
-def _known(device: DeviceSpec, field: str) -> float:
-    """A field of the device that is 0 where it is not known. KeyError, with what to add, if so."""
+def _known(device: DeviceSpec, field: str, instead: str = "") -> float:
+    """A field of the device that is 0 where it is not known. KeyError, with what to add or to set instead, if so."""
     value: float = getattr(device, field)
     if not value:
-        raise KeyError(f"{device.name} has no known {field}; add it to its file")
+        way_out = "; add it to its file" + (f", or set {instead}" if instead else "")
+        raise KeyError(f"{device.name} has no known {field}{way_out}")
     return value
 
 
@@ -159,7 +162,7 @@ def _link_bytes_per_s(run: Run, device: DeviceSpec) -> float:
     """Rate between two devices of a node; without bound where a node has one. KeyError where it is not known."""
     if run.devices_per_node <= 1:
         return run.node_bytes_per_s or device.link_gb_per_s * 1e9 or inf
-    return run.node_bytes_per_s or _known(device, "link_gb_per_s") * 1e9
+    return run.node_bytes_per_s or _known(device, "link_gb_per_s", "cluster.intra_node.bandwidth_gb_per_s") * 1e9
 
 
 def constant(constants: Constants, generation: str, name: str) -> float:

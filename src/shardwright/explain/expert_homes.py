@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from shardwright.account.moe_activations import expected_rows
 from shardwright.config.job import JobSpec
+from shardwright.config.usual_links import node_devices
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def expert_placement(job: JobSpec, ranks: tuple[int, ...], nodes: tuple[int, ...
         for index, (rank, node) in enumerate(zip(ranks, nodes, strict=True))
     )
     per_node = max(map(nodes.count, nodes))
-    is_known = job.cluster.devices_per_node and plan.ep > 1 and plan.ep % per_node == 0
+    is_known = node_devices(job.cluster) and plan.ep > 1 and plan.ep % per_node == 0
     of_token = expected_nodes(moe.experts, plan.ep // per_node, moe.num_chosen) if is_known else 0.0
     return ExpertPlacement(
         moe.experts, moe.num_chosen, rows.sent // moe.num_chosen, rows.sent, rows.sent / plan.ep,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from shardwright.config.job import JobSpec
+from shardwright.config.usual_links import node_devices
 from shardwright.cost.topology import Group
 from shardwright.sharding.groups import (
     COPIES,
@@ -88,5 +89,5 @@ def world_group(job: JobSpec) -> RankGroup:
 
 
 def _group(job: JobSpec, of: AxisGroups) -> RankGroup:
-    nodes = of.nodes(0, job.cluster.devices_per_node)
+    nodes = of.nodes(0, node_devices(job.cluster))
     return RankGroup(of.axis, tuple(of.line(0)), tuple(nodes), of.num_groups, of.carries, of.lies)

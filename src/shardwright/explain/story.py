@@ -13,7 +13,7 @@ from shardwright.account.step_collectives import PieceKind
 from shardwright.account.tensor_table import RegionLayout, layouts
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
-from shardwright.cost.calibration import device_of, shipped, software_under
+from shardwright.cost.calibration import shipped, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory
 from shardwright.cost.memory import rank_memory as predicted_memory
@@ -80,8 +80,8 @@ _ORDER = ("embedding", "dense", "experts", "head")
 
 def tell(job: JobSpec) -> Story:
     """The story of a job that was checked (cli_job.load)."""
-    run, program = run_of(job), job_program(job)
-    priced, untimed = _priced(job, run)
+    (run, gap), program = _run(job), job_program(job)
+    priced, untimed = _priced(job, run, gap)
     of_ranks = rank_pieces(run)
     costing = None if priced is None else priced.costing
     kinds = sorted({kind for pieces in of_ranks for kind in pieces}, key=lambda kind: _ORDER.index(kind[0]))
@@ -122,15 +122,26 @@ def _told(job: JobSpec, rank: int) -> list[int]:
 
 
 def _links(run: Run, costing: Costing) -> list[Link]:
-    rates, device = costing.rates, device_of(run.device)
+    rates = costing.rates
     return [
-        Link("inside a node", run.node_bytes_per_s or 1e9 * device.link_gb_per_s, rates.link),
+        Link("inside a node", run.node_bytes_per_s, rates.link),
         Link("between nodes", run.network_bytes_per_s, rates.network),
     ]
 
 
-def _priced(job: JobSpec, run: Run) -> tuple[PricedGroups | None, str]:
+def _run(job: JobSpec) -> tuple[Run, str]:
+    """The job on its cluster, or with a word of what is not known of that, on one of which nothing is."""
+    try:
+        return run_of(job), ""
+    except KeyError as error:
+        nowhere = job.cluster.model_copy(update={"device": "unknown"})
+        return run_of(job.model_copy(update={"cluster": nowhere})), str(error.args[0])
+
+
+def _priced(job: JobSpec, run: Run, gap: str) -> tuple[PricedGroups | None, str]:
     """The prediction of the step; or why there is none."""
+    if gap:
+        return None, gap
     if run.device == "unknown":
         known = ", ".join(catalog.names("devices"))
         return None, f"cluster.device is unknown; set it to one of {known}"

@@ -8,11 +8,10 @@ from shardwright.cost.calibration import peak_flops, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory, peak_memory
 from shardwright.cost.money import Money, money_gaps, step_money
+from shardwright.planner.search.objectives import MANY_TOKENS
 from shardwright.sharding.stage_parameters import num_parameters
 from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import played_step
-
-MANY_TOKENS = 1e12
 
 
 @dataclass(frozen=True)

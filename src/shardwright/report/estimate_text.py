@@ -14,6 +14,7 @@ from shardwright.config.host_memory import host_memory_bytes, host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import counted, memory_text
+from shardwright.report.nearest_text import nearest_plans, nearest_text
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 from shardwright.schedule.job_program import job_program
@@ -52,8 +53,7 @@ def _device(job: JobSpec) -> DeviceSpec:
 def estimate_dict(job: JobSpec) -> dict[str, Any]:
     """For `--json`. Bytes, seconds, US dollars; null is unknown."""
     memory, priced = job_memory(job), _priced(job)
-    limit, room = device_room_bytes(job), host_room_bytes(job.cluster)
-    fits = None if limit is None else all(of.total_bytes <= limit and of.host_bytes <= room for of in memory)
+    limit, fits = device_room_bytes(job), _fits(job, memory)
     return {
         "job": job.name,
         "parameters": num_parameters(job.model),
@@ -63,9 +63,24 @@ def estimate_dict(job: JobSpec) -> dict[str, Any]:
         "device_room_bytes": limit,
         "host_memory_bytes": host_memory_bytes(job.cluster),
         "fits": fits,
+        "nearest": [] if isinstance(priced, str) else nearest_plans(job, bool(fits), priced),
         "notes": job_notes(job),
         **_takes_dict(job, priced),
     }
+
+
+def _fits(job: JobSpec, memory: list[RankMemory]) -> bool | None:
+    """Whether every rank does; None where the device is not known."""
+    limit, room = device_room_bytes(job), host_room_bytes(job.cluster)
+    return None if limit is None else all(of.total_bytes <= limit and of.host_bytes <= room for of in memory)
+
+
+def _nearest(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> list[str]:
+    """Plans that fit, where this one does not."""
+    limit = device_room_bytes(job)
+    if isinstance(priced, str) or limit is None or (_fits(job, memory) and priced.memory.process <= limit):
+        return []
+    return [nearest_text(nearest_plans(job, fits=False, priced=priced))]
 
 
 def _takes_dict(job: JobSpec, priced: "Estimate | str") -> dict[str, Any]:
@@ -111,7 +126,8 @@ def estimate_text(job: JobSpec) -> str:
     )
     takes = _takes_text(job, priced)
     notes = [textwrap.fill(f"Note: {note}.", 110) for note in job_notes(job)]
-    return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), _verdict(job, memory), takes, *notes])
+    verdict = [_verdict(job, memory), *_nearest(job, memory, priced)]
+    return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), *verdict, takes, *notes])
 
 
 def parameters_text(model: ModelSpec) -> str:

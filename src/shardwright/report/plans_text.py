@@ -1,6 +1,7 @@
 """The best plans as text that says why, and as JSON."""
 
 import itertools
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -10,21 +11,28 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import order_words
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
-from shardwright.config.units import GIB
+from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.calibration import device_of
+from shardwright.cost.money import Money, step_money
 from shardwright.planner.advice.advice import Advice, Own, PricedPlan
+from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 
 if TYPE_CHECKING:  # they are there where a plan is explained
     from shardwright.planner.advice.reasons import Reason
     from shardwright.planner.advice.repair import Misfit
+    from shardwright.planner.search.sample import Standing
 
 _WIDTH = 118
+_TOLD = 5e-4  # share of a step: parts and differences that are smaller are not told
+_FAR = 3.0  # times: changes that are larger are no reason to doubt a choice
+_FEW = 2  # values that do not fit that have a line each
 
 
-def plan_dict(plan: PricedPlan) -> dict[str, Any]:
-    """One plan of `--json`: all fields of the plan, seconds, bytes, US dollars (null where the price is unknown)."""
+def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
+    """One plan of `--json`: all fields of the plan, seconds, bytes, US dollars (null where the price is unknown); `run`
+    is of so many tokens."""
     time, memory = asdict(plan.time), plan.memory.as_dict()
     return {
         "plan": plan.job.plan.model_dump(),
@@ -37,6 +45,7 @@ def plan_dict(plan: PricedPlan) -> dict[str, Any]:
         "mfu": float(plan.time.mfu),
         "hfu": float(plan.time.hfu),
         "cost_per_step": plan.money.usd,
+        "run": {"tokens": run_tokens, "days": _days(plan, run_tokens), **asdict(_money(plan, run_tokens))},
         "memory": {name: float(value) for name, value in memory.items()} | {"process": float(plan.memory.process)},
         "time": {name: float(value) for name, value in time.items() if name not in ("mfu", "hfu")},
         "fits": plan.fits,
@@ -44,6 +53,15 @@ def plan_dict(plan: PricedPlan) -> dict[str, Any]:
         "software_lacks": list(_lacks(plan)),
         "simulated": plan.simulated,
     }
+
+
+def _days(plan: PricedPlan, tokens: float) -> float:
+    return tokens / plan.job.tokens_per_step * float(plan.time.total) / 86400.0
+
+
+def _money(plan: PricedPlan, tokens: float) -> Money:
+    """What a run takes, without time lost to failures."""
+    return plan.money.times(tokens / plan.job.tokens_per_step)
 
 
 def _lacks(plan: PricedPlan) -> tuple[str, ...]:
@@ -61,9 +79,7 @@ def plan_words(plan: PlanSpec) -> str:
     words.append(f"mb {plan.microbatch_size}")
     words.append(f"zero {plan.zero}" + (f" over {plan.zero_ranks}" if plan.zero_ranks else ""))
     if plan.recompute != "none":
-        operators = f" {'+'.join(plan.recompute_operators)}" if plan.recompute == "selective" else ""
-        every = f" every {plan.recompute_every}" if plan.recompute_every > 1 else ""
-        words.append(f"recompute {plan.recompute}{operators}{every}")
+        words.append(f"recompute {recompute_words(plan)}")
     words += [
         name for name in ("sequence_parallel", "offload_parameters", "offload_activations") if getattr(plan, name)
     ]
@@ -99,6 +115,7 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
         f"The space has {tally.num_plans:,} plans. Bounds excluded all but {tally.num_priced:,}, which were priced; "
         f"{tally.num_fit:,} of those fit in {room:g} GiB. That took {tally.seconds:.2f} s."
     )
+    yield from (_filled(f"{sentence}.") for sentence in advice.left_out)
     if not advice.plans:
         yield _filled(
             "No plan fits. Use more devices (cluster.nodes), a device with more memory, a shorter model.sequence, or "
@@ -108,12 +125,22 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
         yield from _best(advice)
     if advice.own:
         yield from _own(advice.own, advice.plans)
+    if advice.refused:
+        yield _filled(
+            f"The job's own plan ({plan_words(advice.refused.job.plan)}) is not legal here: "
+            f"{'; '.join(advice.refused.faults)}."
+        )
     yield from (_filled(f"Note: {note}.") for note in job_notes(job))
 
 
 def _best(advice: Advice) -> Iterator[str]:
     best = advice.plans[0]
-    yield aligned(list(_rows(advice.plans)))
+    rows = list(_rows(advice.plans, advice.objective.run_tokens))
+    yield aligned(rows, left=(0, len(rows[0]) - 1))
+    tokens = f"{advice.objective.run_tokens:.3g}".replace("e+", "e")
+    yield _filled(f"Days and money are of {tokens} tokens (--tokens), without time lost to failures.")
+    if advice.tried:
+        yield _tried(advice)
     yield from (
         _filled(
             f"Plan {number} has stages of {layers_words(plan.job.plan.layout)} layers: "
@@ -140,7 +167,7 @@ def _best(advice: Advice) -> Iterator[str]:
     yield "The best plan\n" + aligned(list(_breakdown(best)))
     if advice.binding:
         yield _filled(f"What binds: {advice.binding}.")
-    yield "Why not another\n" + "\n".join(_reason_lines(advice.reasons))
+    yield "Why not another\n" + "\n".join(_reason_lines(advice.reasons, float(best.time.total)))
     if len(advice.plans) > 1:
         yield _filled(_runner_up(advice))
     yield _filled(_caution(advice.plans))
@@ -152,21 +179,36 @@ def _best(advice: Advice) -> Iterator[str]:
 
 def _closed_words(plans: list[PricedPlan]) -> str:
     """How far closed forms are off what was simulated."""
-    off = [float(plan.closed.total / plan.time.total) - 1 for plan in plans if plan.simulated]
-    least, most = (f"{abs(of):.1%} {'more' if of >= 0 else 'less'}" for of in (min(off), max(off)))
-    return least if least == most else f"from {least} to {most}"
+    off = [round(float(plan.closed.total / plan.time.total) - 1, 3) for plan in plans if plan.simulated]
+    least, most = (f"{abs(of):.1%} {'more' if of > 0 else 'less'}" for of in (min(off), max(off)))
+    if not any(off):
+        return "the same"
+    return (
+        least
+        if least == most
+        else f"up to {least}"
+        if not max(off)
+        else f"up to {most}"
+        if not min(off)
+        else (f"from {least} to {most}")
+    )
 
 
 def _runner_up(advice: Advice) -> str:
     second = advice.plans[1]
     behind = float(second.time.total - advice.plans[0].time.total)
-    words = f"The runner-up ({plan_words(second.job.plan)}) is {behind:.3g} s behind. "
+    if abs(behind) < _TOLD * float(advice.plans[0].time.total):
+        return f"The runner-up ({plan_words(second.job.plan)}) takes as long, to a share of {_TOLD:.2%}."
+    words = f"The runner-up ({plan_words(second.job.plan)}) is {seconds_text(behind)} behind. "
     if second.closed.total <= advice.plans[0].closed.total:
         ahead = float(advice.plans[0].closed.total - second.closed.total)
-        return words + f"By closed forms it would be {ahead:.3g} s ahead."
+        return words + f"By closed forms it would be {seconds_text(ahead)} ahead."
     if not advice.flips:
         return words + "No change of bandwidth, rates or batch by up to 8 times makes it the faster one."
-    return words + "It would be as fast with " + ", or ".join(flip.text for flip in advice.flips) + "."
+    small = [flip.text for flip in advice.flips if 1 / _FAR <= flip.factor <= _FAR]
+    if not small:
+        return words + f"Bandwidth, rates or batch would have to change by more than {_FAR:g} times to make it as fast."
+    return words + "It would be as fast with " + ", or ".join(small) + "."
 
 
 def _caution(plans: list[PricedPlan]) -> str:
@@ -175,27 +217,65 @@ def _caution(plans: list[PricedPlan]) -> str:
     first = min(plans, key=lambda plan: float(plan.cautious.total / plan.job.tokens_per_step))
     text = (
         "A search exploits the errors of its model. Under pessimistic constants, each at the worst of the fits that "
-        f"leave a family of measured runs out, the best plan takes {plans[0].cautious.total:.3f} s, and no plan above "
+        f"leave a family of measured runs out, the best plan takes {_step(plans[0].cautious.total)}, and no plan above "
         f"takes more than {slowest:.2f} times what it says. "
     )
     if first is plans[0]:
         return text + "It stays the best."
-    return text + f"Plan {plans.index(first) + 1} is then the best, with {first.cautious.total:.3f} s."
+    return text + f"Plan {plans.index(first) + 1} is then the best, with {_step(first.cautious.total)}."
 
 
 def _filled(text: str, hang: int = 0) -> str:
     return textwrap.fill(text, _WIDTH, initial_indent="  " if hang else "", subsequent_indent=" " * hang)
 
 
-def _rows(plans: list[PricedPlan]) -> Iterator[list[str]]:
-    yield ["", "step", "first faster", "pessimistic", "tokens/s/device", "MFU", "HFU", "memory", "cost", "  plan"]
+def _tried(advice: Advice) -> str:
+    """The sizes of the cluster that the objective compared, and which it chose."""
+    tokens, chosen = advice.objective.run_tokens, advice.job.cluster.num_devices
+    rows = [["devices", "days", "device-hours", "money", ""]]
+    for size in advice.tried:
+        note = "chosen" if size.num_devices == chosen else "" if advice.objective.in_time(size.token_s) else "too slow"
+        if size.token_s == math.inf:
+            rows.append([f"{size.num_devices:,}", "", "", "", "no plan fits"])
+            continue
+        money = step_money(advice.job.cluster, tokens * size.token_s, size.num_devices)
+        days = tokens * size.token_s / 86400.0
+        rows.append([f"{size.num_devices:,}", number_text(days), f"{money.device_hours:,.0f}", _usd(money.usd), note])
+    return "The best plan at each size that was compared, by closed forms\n" + aligned(rows, left=(4,))
+
+
+def _step(seconds: Any, of_step: float | None = None) -> str:
+    """ "12.345 s", or of a step shorter than a second "12.34 ms", so that plans are compared at a glance."""
+    whole = float(seconds) if of_step is None else of_step
+    return f"{float(seconds):.3f} s" if whole >= 1 else f"{1e3 * float(seconds):.2f} ms"
+
+
+def _usd(usd: Any) -> str:
+    """ "unknown", "$0.36", "$1,234"."""
+    return "unknown" if usd is None else f"${float(usd):,.0f}" if usd >= 100 else f"${float(usd):,.2f}"
+
+
+def _rows(plans: list[PricedPlan], run_tokens: float) -> Iterator[list[str]]:
+    yield [
+        "",
+        "step",
+        "first faster",
+        "pessimistic",
+        "tokens/s/device",
+        "MFU",
+        "HFU",
+        "memory",
+        "days",
+        "money",
+        "plan",
+    ]
     for number, plan in enumerate(plans, 1):
-        usd = "unknown" if plan.money.usd is None else f"{float(plan.money.usd):,.2f} USD"
         yield [
-            str(number), f"{plan.time.total:.3f} s",
-            "" if plan.first_is_faster is None else f"{plan.first_is_faster:.0%}", f"{plan.cautious.total:.3f} s",
+            str(number), _step(plan.time.total), "" if plan.first_is_faster is None else f"{plan.first_is_faster:.0%}",
+            _step(plan.cautious.total),
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
-            f"{plan.memory.process / GIB:.1f} GiB", usd, "  " + plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
+            f"{plan.memory.process / GIB:.1f} GiB", number_text(_days(plan, run_tokens)),
+            _usd(_money(plan, run_tokens).usd), plan_words(plan.job.plan) + " *" * bool(_lacks(plan)),
         ]  # fmt: skip
 
 
@@ -206,34 +286,45 @@ def _breakdown(plan: PricedPlan) -> Iterator[list[str]]:
     total = float(plan.time.total)
     times = {name: float(getattr(plan.time, part)) for part, name in PARTS.items()} | {"step": total}
     kinds = plan.memory.as_dict() | {"process": plan.memory.process}
-    left = [(name, f"{time:.3f} s", f"{time / total:.1%}") for name, time in times.items() if time > 0]
-    right = [(name, f"{float(kinds[name]) / GIB:.2f} GiB") for name in kinds if name not in ("total", "host")]
+    left = [(name, _step(time, total), f"{time / total:.1%}") for name, time in times.items() if time >= _TOLD * total]
+    sizes = {name: float(kinds[name]) / GIB for name in kinds if name not in ("total", "host")}
+    right = [(name, f"{size:.2f} GiB") for name, size in sizes.items() if size >= 0.005]
     for time, memory in itertools.zip_longest(left, right):
         (part, *seconds), (kind, size) = time or ("", "", ""), memory or ("", "")
         yield ["  " + part, *seconds, "  " + kind, size]
 
 
-def _reason_lines(reasons: "list[Reason]") -> Iterator[str]:
-    for reason in reasons:
-        if reason.excess_bytes:
-            cost = "does not fit"
-        else:
-            cost = f"{abs(reason.slower_s):.3g} s {'slower' if reason.slower_s >= 0 else 'FASTER'}"
-        yield _filled(f"{reason.field} {reason.value}, not {reason.other}: {cost}: {reason.text}", hang=6)
+def _reason_lines(reasons: "list[Reason]", step_s: float) -> Iterator[str]:
+    """A line for each value; those of a field that do not fit and would not be faster share one where they are many."""
+    for field, values in itertools.groupby(reasons, key=lambda reason: reason.field):
+        of_field = list(values)
+        pointless = [reason for reason in of_field if reason.excess_bytes > 0 and reason.slower_s > -_TOLD * step_s]
+        pointless = [] if len(pointless) <= _FEW else pointless
+        for reason in (reason for reason in of_field if reason not in pointless):
+            if reason.excess_bytes:
+                cost = "does not fit"
+            else:
+                cost = f"{seconds_text(abs(reason.slower_s))} {'slower' if reason.slower_s >= 0 else 'FASTER'}"
+            yield _filled(f"{field} {reason.value}, not {reason.other}: {cost}: {reason.text}", hang=6)
+        if pointless:
+            others = ", ".join(f"{reason.other} ({reason.excess_bytes / GIB:,.1f})" for reason in pointless)
+            where = "its host" if all(reason.is_host for reason in pointless) else "the device"
+            text = f"{field} {pointless[0].value}, not {others}: do not fit: so many GiB more than {where} has"
+            yield _filled(text, hang=6)
 
 
 def _own(own: Own, plans: list[PricedPlan]) -> Iterator[str]:
     """The job's own plan: how far off the best, where it stands, what keeps it from fitting."""
     found, stands = own.priced, own.standing
-    text = f"The job's own plan ({plan_words(found.job.plan)}) takes {found.time.total:.3f} s"
+    text = f"The job's own plan ({plan_words(found.job.plan)}) takes {_step(found.time.total)}"
     if plans:
         best = plans[0].time.total / plans[0].job.tokens_per_step
         off = float(found.time.total / found.job.tokens_per_step / best) - 1
-        text += f", {off:.1%} more than the best" if off >= 0 else f", {-off:.1%} less than the best found"
-    text += (
-        f", at {found.memory.process / GIB:.1f} GiB. Of {stands.num_fit:,} plans that fit, among {stands.num_drawn:,} "
-        f"drawn from the space, {stands.share_faster:.1%} are faster."
-    )
+        if abs(off) < _TOLD:
+            text += ", as long as the best"
+        else:
+            text += f", {off:.1%} more than the best" if off >= 0 else f", {-off:.1%} less than the best found"
+    text += f", at {found.memory.process / GIB:.1f} GiB. {_standing(stands)}"
     if own.misfit is None and plans and stands.share_faster > 0.03:
         changes = ", ".join(_changes(found.job.plan, plans[0].job.plan))
         text += (
@@ -245,11 +336,21 @@ def _own(own: Own, plans: list[PricedPlan]) -> Iterator[str]:
         yield _misfit(own.misfit, found)
 
 
+def _standing(stands: "Standing") -> str:
+    if not stands.num_fit:
+        return f"None of {stands.num_drawn:,} plans drawn from the space fits."
+    faster = f"{stands.share_faster:.1%} are" if stands.share_faster >= _TOLD else "hardly one is"
+    faster = "none is" if not stands.share_faster else faster
+    return f"Of {stands.num_fit:,} plans that fit, among {stands.num_drawn:,} drawn from the space, {faster} faster."
+
+
 def _changes(before: PlanSpec, after: PlanSpec) -> Iterator[str]:
     for name in type(before).model_fields:
         old, new = getattr(before, name), getattr(after, name)
-        if old != new and name != "layout":
+        if old != new and name not in ("layout", "recompute", "recompute_operators", "recompute_every"):
             yield f"{name} {new} for {old}"
+    if recompute_words(before) != recompute_words(after):
+        yield f"recompute {recompute_words(after)} for {recompute_words(before)}"
 
 
 def _misfit(found: "Misfit", own: PricedPlan) -> str:
@@ -275,12 +376,12 @@ def _misfit(found: "Misfit", own: PricedPlan) -> str:
         _filled(
             f"It does not fit: {what}; {found.num_ranks} of {own.job.plan.pp} "
             "pipeline ranks need too much. "
-            + ("The nearest plans that fit:" if found.nearest else "No plan within two changes of it fits.")
+            + ("The nearest plans that fit:" if found.nearest else "No plan within three changes of it fits.")
         )
     ]
     lines += [
         _filled(
-            f"{' and '.join(near.changes)}: {near.price.memory.process / GIB:.1f} GiB, {near.price.time.total:.3f} s",
+            f"{', '.join(near.changes)}: {near.price.memory.process / GIB:.1f} GiB, {_step(near.price.time.total)}",
             hang=6,
         )
         for near in found.nearest

@@ -25,7 +25,7 @@ def plan_dicts(advice: Advice) -> list[dict[str, Any]]:
     if of and not any(plan is of.plan for plan in plans):
         plans.append(of.plan)
     plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
-    return [plan_dict(plan) | _told(plan, of) for plan in plans]
+    return [plan_dict(plan, advice.objective.run_tokens) | _told(plan, of) for plan in plans]
 
 
 def _told(plan: PricedPlan, of: Recommendation | None) -> dict[str, Any]:

@@ -57,12 +57,23 @@ def batch_sentences(job: JobSpec, limits: BatchLimits) -> list[str]:
     fewest, most = limits.more_tokens
     by_loss, by_data = limits.critical.by_loss_tokens, limits.critical.by_data_tokens
     return [
-        f"The batch of {_tokens(limits.batch_tokens)} tokens takes {_percent(fewest)} to {_percent(most)} more tokens "
+        f"The batch of {_tokens(limits.batch_tokens)} tokens takes {_more(fewest, most)} tokens "
         f"to the same loss than the smallest batches would, in a run of {_tokens(limits.total_tokens)} tokens: its "
         f"critical batch is estimated at {_tokens(low)} to {_tokens(high)} tokens (by its loss, Kaplan et al. 2020: "
         f"{_tokens(by_loss)}; by its data, Zhang et al. 2024: {_tokens(by_data)}). There tokens are twice the fewest, "
         f"and a larger batch can save no more than half of the steps. Both estimates are extrapolated."
     ]
+
+
+def _more(fewest: float, most: float) -> str:
+    """How many more tokens, as far as both estimates say it: "6 % to 37 % more", "at least 50 % more", "more than twice
+    as many"."""
+    if fewest >= 1:
+        return "more than twice the"
+    if most < 1:
+        low, high = _percent(fewest), _percent(most)
+        return f"{low} more" if low == high else f"{low} to {high} more"
+    return f"at least {_percent(fewest)} more"
 
 
 def rate_sentences(job: JobSpec, times: float) -> list[str]:

@@ -71,11 +71,15 @@ def found_from(file: Path, name: Any) -> Any:
 _LONGEST_WORD = 100  # comparing takes as long as the product of both lengths
 
 
+def nearest(word: str, known: list[str], most: int = 2) -> list[str]:
+    """Names that are written much alike, the most alike first."""
+    return difflib.get_close_matches(word[:_LONGEST_WORD], known, n=most, cutoff=0.6)
+
+
 def did_you_mean(word: str, known: list[str]) -> str:
     """A way out of a name that is not known."""
     if "/" in word and os.path.exists(word):  # False, too, of what can't be a path
         return "if the file is meant, give it a name that ends in .toml"
-    near = difflib.get_close_matches(word[:_LONGEST_WORD], known, n=2, cutoff=0.6)
-    if near:
+    if near := nearest(word, known):
         return "did you mean " + " or ".join(near) + "?"
     return "there are: " + ", ".join(known)

@@ -18,6 +18,7 @@ from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.config.rank_order import EXAMPLE, ORDERS, inside_pipeline, number_of
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import counted
+from shardwright.config.usual_links import node_devices
 
 # In bytes. File systems take 255; files beside the folder may add an ending.
 LONGEST_NAME = 200
@@ -27,6 +28,16 @@ def job_faults(job: JobSpec) -> list[str]:
     """All that is wrong with a job whose fields are each valid. Empty if it can run."""
     if faults := rank_faults(job):  # the ways out of others are divisors of these numbers, which take long to find
         return faults
+    return [*_faults_on_any_cluster(job), *_world_faults(job)]
+
+
+def faults_without_plan(job: JobSpec) -> list[str]:
+    """All that is wrong with a job for which a plan is still to be found, whatever plan it has itself."""
+    return _faults_on_any_cluster(job.model_copy(update={"plan": job.plan.unsearched()}))
+
+
+def _faults_on_any_cluster(job: JobSpec) -> list[str]:
+    """All but that the degrees make another number of ranks than the cluster has devices."""
     return [
         *size_faults(job),
         *_name_faults(job.name),
@@ -190,7 +201,7 @@ def _fold_faults(job: JobSpec) -> list[str]:
     if not faults:
         faults += _order_faults(plan)
     if plan.dispatch == "node-aware" and plan.ep > 1 and not faults:
-        faults += _dispatch_faults(plan, job.cluster.devices_per_node)
+        faults += _dispatch_faults(plan, node_devices(job.cluster))
     return faults
 
 
@@ -240,10 +251,16 @@ def _batch_faults(job: JobSpec) -> list[str]:
 
 
 def _cluster_faults(job: JobSpec) -> list[str]:
-    cluster, plan = job.cluster, job.plan
+    cluster = job.cluster
     faults = entry_faults("cluster.software", "software", cluster.software, SoftwareSpec)
     if cluster.device != "unknown":
         faults += entry_faults("cluster.device", "devices", cluster.device, DeviceSpec)
+    return faults
+
+
+def _world_faults(job: JobSpec) -> list[str]:
+    cluster, plan = job.cluster, job.plan
+    faults = []
     if cluster.num_devices and plan.world != cluster.num_devices:
         rest = plan.world // plan.dp
         way_out = (

@@ -10,9 +10,10 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.objectives import Objective, best
 from shardwright.planner.search.plan_price import fits, room_bytes
-from shardwright.planner.search.results import SearchTally
+from shardwright.planner.search.results import SearchTally, TriedSize
 from shardwright.planner.search.space import SCHEDULES
 from shardwright.planner.stages.best_layout import paying_layout
 from shardwright.simulate.batch_pricing import Price, prices
@@ -65,21 +66,34 @@ class Own:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """The job's own plan where its cluster, batch or model does not allow it, and why."""
+
+    job: JobSpec
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Advice:
     """The best plans, best first; why the first is best; and the job's own.
 
-    `flips` is what would make the second plan win.
+    `tried` are the sizes of the cluster among which the objective chose, by closed forms. `flips` is what would make
+    the second plan win, `left_out` what was not searched because a number is not known.
     """
 
     job: JobSpec
     plans: list[PricedPlan]
     tally: SearchTally
     own: Own | None = None
+    refused: Refused | None = None
     flips: "list[Flip]" = field(default_factory=list)
     reasons: "list[Reason]" = field(default_factory=list)
     binding: str = ""
     rules: "list[RuleOfThumb]" = field(default_factory=list)
     recommendation: "Recommendation | None" = None  # the plan to take, where there is one
+    left_out: list[str] = field(default_factory=list)
+    tried: tuple[TriedSize, ...] = ()
+    objective: Objective = field(default_factory=Objective)
 
 
 def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[PricedPlan]:
@@ -111,13 +125,21 @@ def best_plans(
     plans = played(plans[:count], constants) + plans[count:]
     plans = [_laid_out(plan, constants) for plan in plans[:_LAID_OUT]] + plans[_LAID_OUT:]
     plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
-    return Advice(on, plans, found.tally)
+    return Advice(
+        on, plans, found.tally, left_out=within_known(job, constraints)[1], tried=found.tried, objective=objective
+    )
 
 
-def explained(advice: Advice, given: JobSpec | None, constraints: Constraints, constants: Constants) -> Advice:
-    """The advice with its reasons; `given` is the job if its plan is the user's own, to compare with."""
+def explained(
+    advice: Advice, given: JobSpec | None, constraints: Constraints, constants: Constants,
+    own_faults: Sequence[str] = (),
+) -> Advice:  # fmt: skip
+    """The advice with its reasons; `given` is the job if its plan is the user's own, to compare with, or to say what is
+    wrong with it."""
     plans = advice.plans
-    if given is not None:
+    if given is not None and own_faults:
+        advice = replace(advice, refused=Refused(given, tuple(own_faults)))
+    elif given is not None:
         is_simulated = any(plan.simulated for plan in plans)
         advice = replace(advice, own=_own(given, constraints, constants, is_simulated))
     if not plans:

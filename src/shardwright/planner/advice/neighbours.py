@@ -6,8 +6,10 @@ from typing import Any
 
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.plan import STAGES_PER_RANK, PlanSpec
 from shardwright.config.rank_order import EXAMPLE, STAGES_INSIDE, order_words
+from shardwright.config.usual_links import node_devices
+from shardwright.cost.calibration import device_of
 from shardwright.planner.search.space import lies_otherwise
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import REPLICAS, layout, of_stage
@@ -50,18 +52,19 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         fewer = {"zero_ranks": 0} if zero == 0 else {}
         yield "zero", zero, {"zero": zero, "offload_parameters": plan.offload_parameters and zero == 3} | fewer
     if plan.zero:
-        of_node = of_stage(plan, job.cluster.devices_per_node) // layout(plan, REPLICAS[False]).stride
-        yield "zero_ranks", 0 if plan.zero_ranks else of_node, {"zero_ranks": 0 if plan.zero_ranks else of_node}
+        of_node = of_stage(plan, node_devices(job.cluster)) // layout(plan, REPLICAS[False]).stride
+        if plan.zero_ranks or of_node > 1:  # over one rank nothing is shared
+            yield "zero_ranks", 0 if plan.zero_ranks else of_node, {"zero_ranks": 0 if plan.zero_ranks else of_node}
     for order in (EXAMPLE, STAGES_INSIDE):
         moved = plan.model_copy(update={"order": order})
         if lies_otherwise(job, plan, moved):
             yield "order", order_words(moved), {"order": order}
-    for schedule in schedules:
+    for schedule in schedules if plan.pp > 1 else ():
         chosen = STAGES_PER_RANK.get(schedule, 1) == 0
         for virtual in sorted({2, max(2, layers // plan.pp)}) if chosen else (1,):
             name = f"{schedule} with virtual_stages {virtual}" if chosen else schedule
             yield "schedule", name, {"schedule": schedule, "virtual_stages": virtual}
-    if STAGES_PER_RANK.get(plan.schedule, 1) == 0:
+    if plan.pp > 1 and STAGES_PER_RANK.get(plan.schedule, 1) == 0:
         for virtual in {plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}:
             yield "virtual_stages", virtual, {"virtual_stages": virtual}
     for policy in _POLICIES:
@@ -71,12 +74,18 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         if size:
             yield "microbatch_size", size, {"microbatch_size": size}
     whole_experts = {"expert_tp": 0} if plan.sequence_parallel else {}
-    yield (
-        "sequence_parallel",
-        not plan.sequence_parallel,
-        {"sequence_parallel": not plan.sequence_parallel} | whole_experts,
-    )
-    yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
+    other = {"sequence_parallel": not plan.sequence_parallel} | whole_experts
+    if plan.tp > 1:
+        yield "sequence_parallel", not plan.sequence_parallel, other
+    if plan.offload_optimizer or device_of(job.cluster.device).knows_host:
+        yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
+
+
+def recompute_words(plan: PlanSpec) -> str:
+    """What a plan computes again: "none", "selective norm+activation", "full every 2"."""
+    operators = f" {'+'.join(plan.recompute_operators)}" if plan.recompute == "selective" else ""
+    every = f" every {plan.recompute_every}" if plan.recompute_every > 1 else ""
+    return f"{plan.recompute}{operators}{every}"
 
 
 def _traded(job: JobSpec, axis: str, times_two: bool) -> Iterator[tuple[str, object, dict[str, Any]]]:

@@ -10,14 +10,14 @@ from shardwright.account.step_collectives import PassCounts
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.rank_order import order_words
-from shardwright.config.units import GIB
-from shardwright.cost.calibration import Constants, device_of, software_under
+from shardwright.config.units import GIB, number_text, seconds_text
+from shardwright.cost.calibration import Constants, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.cost.memory import Memory
 from shardwright.explain.operator_passes import piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import layer_crossings
-from shardwright.planner.advice.neighbours import Neighbour, neighbours
+from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
@@ -32,6 +32,8 @@ PARTS = {
     "optimizer": "optimizer", "host": "traffic with host memory", "other": "the rest",
 }  # fmt: skip
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
+_TOLD = 5e-4  # share of a step: what differs by less is the same
+_TERM = 0.05  # share of a difference: smaller terms do not decide it
 _RIVAL = 1.25  # how much longer a step may be by closed forms and still be simulated
 
 
@@ -53,7 +55,7 @@ class Reason:
 
 
 def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants, is_simulated: bool = False) -> list[Reason]:
-    """For each neighbour one: degrees first, of each field those that fit first, and of them the nearest in time.
+    """One for each neighbour that differs: degrees first, of each field those that fit, the nearest in time first.
 
     Steps are by closed forms; with `is_simulated` those of neighbours that fit and come near are simulated in full, and
     compared with the plan's own, simulated too.
@@ -72,6 +74,7 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants, is_s
     if rivals:
         mine, *played = _simulated([(job, mine), *((one.job, price) for one, price in rivals)], constants)
         found += [_reason(job, mine.time, one, price) for (one, _), price in zip(rivals, played, strict=True)]
+    found = [one for one in found if one.excess_bytes > 0 or abs(one.slower_s) >= _TOLD * mine.time.total]
     order = list(dict.fromkeys(one.field for one, _ in beside))
     return sorted(found, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
 
@@ -94,9 +97,9 @@ def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reas
         text = f"needs {memory.process / GIB:.1f} GiB, {excess / GIB:.1f} more than the device has, {_most(memory)}"
     else:
         text = _inequality(job, near.job, mine, time)
-    if excess > 0 and slower < 0:
-        text += f"; it would be {-slower:.3g} s faster"
-    values = near.field, _value(job, near.field), near.value
+    if excess > 0 and slower <= -_TOLD * mine.total:
+        text += f"; it would be {seconds_text(-slower)} faster"
+    values = near.field, _value(job, near.field), _other(near)
     return Reason(*values, slower_s=slower, excess_bytes=max(0.0, excess), is_host=is_host, text=text)
 
 
@@ -104,7 +107,21 @@ def _value(job: JobSpec, field: str) -> object:
     """A field's value in the words of a neighbour."""
     if field == "schedule" and job.plan.virtual_stages > 1:
         return f"{job.plan.schedule} with virtual_stages {job.plan.virtual_stages}"
-    return order_words(job.plan) if field == "order" else getattr(job.plan, field)
+    if field == "recompute":
+        return recompute_words(job.plan)
+    if field == "order":
+        return order_words(job.plan)
+    value = getattr(job.plan, field)
+    if field == "zero_ranks":
+        return value or "all replicas"
+    return f"{value:g}" if isinstance(value, float) else value
+
+
+def _other(near: Neighbour) -> object:
+    """A neighbour's value, in words where the plan's is."""
+    return (
+        _value(near.job, near.field) if near.field in ("recompute", "zero_ranks", "offload_optimizer") else near.value
+    )
 
 
 def _most(memory: Memory) -> str:
@@ -116,14 +133,14 @@ def _most(memory: Memory) -> str:
 def _inequality(job: JobSpec, other: JobSpec, mine: StepTime, theirs: StepTime) -> str:
     """ "0.30 s more tensor-parallel communication (...) > 0.10 s less bubble"."""
     differences = {name: float(getattr(theirs, name) - getattr(mine, name)) for name in PARTS}
-    least = 0.02 * max(abs(float(theirs.total - mine.total)), 1e-9)
+    least = _TERM * abs(float(theirs.total - mine.total))
     more = [n for n in sorted(differences, key=lambda n: -differences[n]) if differences[n] > least][:3]
     less = [n for n in sorted(differences, key=lambda n: differences[n]) if differences[n] < -least][:3]
     is_slower = theirs.total >= mine.total
     first, second = (more, less) if is_slower else (less, more)
     word = {True: "more", False: "less"}
-    left = " + ".join(f"{abs(differences[n]):.3g} s {word[is_slower]} {PARTS[n]}" for n in first)
-    right = " + ".join(f"{abs(differences[n]):.3g} s {word[not is_slower]} {PARTS[n]}" for n in second)
+    left = " + ".join(f"{seconds_text(abs(differences[n]))} {word[is_slower]} {PARTS[n]}" for n in first)
+    right = " + ".join(f"{seconds_text(abs(differences[n]))} {word[not is_slower]} {PARTS[n]}" for n in second)
     text = f"{left} > {right}" if left and right else left or right or "the same time"
     grown = [name for name in more if name in _AXIS_OF_PART]
     return text + (_moved(job, other, _AXIS_OF_PART[grown[0]]) if grown else "")
@@ -149,7 +166,7 @@ def _traffic(job: JobSpec, axis: str) -> str:
     num_domains = int(group.domains)
     where, bytes_per_s = f"across {num_domains} nodes", run.network_bytes_per_s
     if num_domains == 1:
-        where, bytes_per_s = "within a node", run.node_bytes_per_s or device_of(run.device).link_gb_per_s * 1e9
+        where, bytes_per_s = "within a node", run.node_bytes_per_s
     links = f"{where} at {bytes_per_s / 1e9:,.3g} GB/s"
     sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}
     passes = piece_passes(job, run, software_under(run), None, kinds=pieces)
@@ -158,7 +175,7 @@ def _traffic(job: JobSpec, axis: str) -> str:
     sent_bytes = sum(of.sent.total for of in moved if of.axis == axis)
     if not sent_bytes:
         return f"{int(group.size)} ranks {links}"
-    return f"{sent_bytes / 1e9:,.3g} GB a device and step {links}"
+    return f"{number_text(sent_bytes / 1e9)} GB a device and step {links}"
 
 
 def _counts(job: JobSpec, num_pieces: int) -> PassCounts:
@@ -171,14 +188,14 @@ def binding(time: StepTime, memory: Memory, job: JobSpec, found: list[Reason]) -
     """What limits a plan, in words: memory, if something faster does not fit; or the largest part but computing."""
     shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
     room = room_bytes(job)
-    faster = [reason for reason in found if reason.excess_bytes > 0 and reason.slower_s < 0]
+    faster = [reason for reason in found if reason.excess_bytes > 0 and reason.slower_s <= -_TOLD * time.total]
     waste = max((name for name in PARTS if name != "compute"), key=lambda name: shares[name])
     loss = f"{PARTS[waste]}, {shares[waste]:.1%}"
     parts = [f"computing is {shares['compute']:.0%} of the step; the largest loss is {loss}"]
     if faster:
         best = min(faster, key=lambda reason: reason.slower_s)
         parts.append(
-            f"memory binds: {best.field} {best.other} would be {-best.slower_s:.3g} s faster and needs "
+            f"memory binds: {best.field} {best.other} would be {seconds_text(-best.slower_s)} faster and needs "
             f"{best.excess_bytes / GIB:.1f} GiB more than {'its share of the host' if best.is_host else 'there is'}"
         )
     else:

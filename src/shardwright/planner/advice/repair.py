@@ -1,8 +1,12 @@
 """A plan that does not fit: what exceeds by how much, on which rank; and the nearest plans that fit."""
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
 
+from shardwright.account.job_memory import job_memory
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
@@ -11,8 +15,14 @@ from shardwright.cost.memory import Memory, rank_memory
 from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.simulate.batch_pricing import Price, prices
+from shardwright.simulate.closed_form import step_time
+from shardwright.simulate.full_step import played_steps
 
-_MOST_TRIED = 200  # plans two changes away
+_MOST_CHANGES = 3
+_BEAM = 16  # plans from which further changes go on
+_ACCOUNTED = 3  # fitting plans of each ZeRO stage and tp of which, at each number of changes, the account is asked
+_SLOWEST = 4.0  # times as long as the plan that does not fit
+_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,8 @@ class Misfit:
     nearest: list[Near]
 
 
-def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_shown: int = 4) -> Misfit | None:
-    """None if the plan fits. Nearest are plans with one change, or two where none with one fits, fastest first."""
+def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> Misfit | None:
+    """What exceeds, and plans that fit; None if the plan itself does."""
     room = room_bytes(job)
     ranks = rank_memory(run_of(job), constants)
     most = max(range(len(ranks)), key=lambda rank: float(ranks[rank].process))
@@ -52,30 +62,88 @@ def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_s
         excess = float(ranks[most].process) - room
     if max(excess, host_excess) <= 0:
         return None
-    tried = _around([((), job)], schedules)
-    fitting = _that_fit(tried, room, constants)
-    if not fitting:
-        fitting = _that_fit(_around(tried, schedules)[:_MOST_TRIED], room, constants)
     too_large = sum(not fits(job, memory, room) for memory in ranks)
-    return Misfit(most, too_large, ranks[most], excess, host_excess_bytes=host_excess, nearest=fitting[:num_shown])
+    nearest = nearest_that_fit(job, schedules, constants, _SHOWN)
+    return Misfit(most, too_large, ranks[most], excess, host_excess_bytes=host_excess, nearest=nearest)
+
+
+def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_shown: int) -> list[Near]:
+    """Plans that fit with as few changes as it takes, three at most, fastest first: as predictions count, and as this
+    runtime does. What is much slower than the job's own plan is no way out.
+
+    Changes go on from plans than which none is faster and needs less, so there may be others.
+    """
+    room, seen = room_bytes(job), {job.plan.model_dump_json()}
+    beam: list[tuple[tuple[str, ...], JobSpec]] = [((), job)]
+    slowest_s = _SLOWEST * float(step_time(run_of(job), constants).total)
+    for _ in range(_MOST_CHANGES):
+        priced = sorted(_priced(_around(beam, schedules, seen), constants), key=_step_s)
+        fitting = [near for near in priced if fits(job, near.price.memory, room) and _step_s(near) <= slowest_s]
+        found = list(islice((near for near in _varied(fitting) if fits_runtime(near.job, room)), num_shown))
+        if found:
+            return _simulated(found, constants)
+        beam = [(near.changes, near.job) for near in _front(priced)[:_BEAM]]
+    return []
+
+
+def _simulated(found: list[Near], constants: Constants) -> list[Near]:
+    """The plans with the times of their own orders of work, fastest first."""
+    times = played_steps([near.job for near in found], [near.price.time for near in found], constants)
+    played = [replace(near, price=replace(near.price, time=time)) for near, time in zip(found, times, strict=True)]
+    return sorted(played, key=_step_s)
+
+
+def _step_s(near: Near) -> float:
+    return float(near.price.time.total)
+
+
+def _varied(fitting: list[Near]) -> list[Near]:
+    """The first of each ZeRO stage and tp: where one of them needs more than is predicted, so do others."""
+    place = Counter[tuple[int, int]]()
+    found = []
+    for near in fitting:
+        kind = near.job.plan.zero, near.job.plan.tp
+        place[kind] += 1
+        if place[kind] <= _ACCOUNTED:
+            found.append(near)
+    return found
+
+
+def _front(priced: list[Near]) -> list[Near]:
+    """Plans, given in the order of their time, that need less of the device than all faster ones; least first."""
+    found: list[Near] = []
+    for near in priced:
+        if not found or near.price.memory.process < found[-1].price.memory.process:
+            found.append(near)
+    return found[::-1]
+
+
+def fits_runtime(job: JobSpec, room: float) -> bool:
+    """Whether what this runtime is known to hold fits on every pipeline rank. The first one, which mostly holds most,
+    is asked first, for each takes a tenth of a second."""
+
+    def fits_on(ranks: list[int]) -> bool:
+        most_host = host_room_bytes(job.cluster)
+        return all(of.total_bytes <= room and of.host_bytes <= most_host for of in job_memory(job, ranks))
+
+    return fits_on([0]) and fits_on(list(range(1, job.plan.pp)))
 
 
 def _around(
-    jobs: list[tuple[tuple[str, ...], JobSpec]], schedules: tuple[str, ...]
+    jobs: list[tuple[tuple[str, ...], JobSpec]], schedules: tuple[str, ...], seen: set[str]
 ) -> list[tuple[tuple[str, ...], JobSpec]]:
-    """All neighbours, each with the changes that lead to it."""
-    return [
-        ((*changes, f"{near.field} {near.value}"), near.job)
-        for changes, job in jobs
-        for near in neighbours(job, schedules)
-    ]
+    """All neighbours that were not `seen`, each with the changes that lead to it."""
+    found = []
+    for changes, job in jobs:
+        for near in neighbours(job, schedules):
+            text = near.job.plan.model_dump_json()
+            if text not in seen:
+                seen.add(text)
+                found.append(((*changes, f"{near.field} {near.value}"), near.job))
+    return found
 
 
-def _that_fit(tried: list[tuple[tuple[str, ...], JobSpec]], room: float, constants: Constants) -> list[Near]:
-    """Fastest first."""
-    found = [
-        Near(changes, job, price)
-        for (changes, job), price in zip(tried, prices([run_of(job) for _, job in tried], constants), strict=True)
-        if isinstance(price, Price) and fits(job, price.memory, room)
-    ]
-    return sorted(found, key=lambda near: float(near.price.time.total) / near.job.tokens_per_step)
+def _priced(tried: list[tuple[tuple[str, ...], JobSpec]], constants: Constants) -> Iterator[Near]:
+    for (changes, job), price in zip(tried, prices([run_of(job) for _, job in tried], constants), strict=True):
+        if isinstance(price, Price):
+            yield Near(changes, job, price)

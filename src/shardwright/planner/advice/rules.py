@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.units import GIB
+from shardwright.config.units import GIB, memory_text, number_text
 from shardwright.cost.calibration import device_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
@@ -28,6 +28,8 @@ class RuleOfThumb:
 def tensor_inside_a_node(job: JobSpec) -> RuleOfThumb | None:
     """Collectives of tp are on the critical path of every layer."""
     domain = job.cluster.devices_per_node
+    if domain >= job.plan.world:
+        return None
     return RuleOfThumb(
         "tp inside the fast links",
         f"tp at most {domain}, the devices of a node",
@@ -59,8 +61,8 @@ def model_parallel_as_memory_asks(job: JobSpec) -> RuleOfThumb | None:
     share = job.plan.tp * job.plan.pp * (job.plan.replicas if job.plan.zero == 3 else 1)
     return RuleOfThumb(
         "as little model parallelism as memory allows",
-        f"tp x pp about {least}: 18 bytes x {shape_of(job.model).parameters / 1e9:.0f} G parameters = "
-        f"{state_bytes / GIB:,.0f} GiB over devices of {memory_bytes / GIB:.0f} GiB; fewer with ZeRO",
+        f"tp x pp about {least}: 18 bytes x {number_text(shape_of(job.model).parameters / 1e9)} G parameters = "
+        f"{memory_text(int(state_bytes))} over devices of {memory_bytes / GIB:.0f} GiB; fewer with ZeRO",
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 2",
         share <= 2 * least,
     )
@@ -101,11 +103,12 @@ def optimizer_state_alone(job: JobSpec) -> RuleOfThumb | None:
     if plan.replicas == 1:
         return None
     wanted = (1,) if plan.pp > 1 else (1, 2, 3)
-    says = "ZeRO-1: with each microbatch 3 would gather again, and 2 reduce where a rank's stages alternate"
+    name = "ZeRO-1 with a pipeline"
+    says = "3 would gather with each microbatch again, and 2 reduce where a rank's stages alternate"
     if plan.pp == 1:
-        says = "some ZeRO stage: what replicas hold alike is shared"
+        name, says = "some ZeRO stage wherever there are replicas", "what they hold alike is shared"
     return RuleOfThumb(
-        "ZeRO-1 with a pipeline",
+        name,
         says,
         "DeepSpeed's pipeline engine refuses stages 2 and 3; Rajbhandari et al. 2020 (arXiv 1910.02054), section 7",
         plan.zero in wanted,

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardwright.config.job import JobSpec
+from shardwright.config.units import number_text
+from shardwright.config.usual_links import network_gb_per_s, node_gb_per_s
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.from_job import run_of
 from shardwright.simulate.closed_form import step_time
@@ -35,10 +37,10 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
     cluster = best.cluster
 
     def network(run: Run, factor: float) -> tuple[Run, Constants]:
-        return replace(run, network_bytes_per_s=factor * cluster.inter_node.bandwidth_gb_per_s * 1e9), constants
+        return replace(run, network_bytes_per_s=factor * network_gb_per_s(cluster) * 1e9), constants
 
     def node(run: Run, factor: float) -> tuple[Run, Constants]:
-        return replace(run, node_bytes_per_s=factor * cluster.intra_node.bandwidth_gb_per_s * 1e9), constants
+        return replace(run, node_bytes_per_s=factor * node_gb_per_s(cluster) * 1e9), constants
 
     def scaled(name: str) -> Callable[[Run, float], tuple[Run, Constants]]:
         key = f"{generation}.{name}" if f"{generation}.{name}" in constants else f"common.{name}"
@@ -53,8 +55,8 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
     if other_s <= best_s:
         return []
     cases = (
-        ("network bandwidth", network, cluster.inter_node.bandwidth_gb_per_s, "GB/s a device", False),
-        ("bandwidth within a node", node, cluster.intra_node.bandwidth_gb_per_s, "GB/s a device", False),
+        ("network bandwidth", network, network_gb_per_s(cluster), "GB/s a device", False),
+        ("bandwidth within a node", node, node_gb_per_s(cluster), "GB/s a device", False),
         ("rate of products", scaled("product"), max(device.peak_tflops.values()), "TFLOP/s of peak", False),
         ("memory bandwidth", scaled("memory"), device.memory_gb_per_s, "GB/s", False),
         ("batch", batch, float(best.batch.global_batch_size), "sequences", True),
@@ -63,9 +65,9 @@ def flips(best: JobSpec, other: JobSpec, constants: Constants) -> list[Flip]:
     for name, change, value, unit, only_more in cases:
         factor = _crossing(runs, change, only_more)
         if factor is not None:
-            shown = f"{max(1, round(factor)) * value:,.0f}" if only_more else f"{factor * value:,.3g}"
+            shown = f"{max(1, round(factor)) * value:,.0f}" if only_more else number_text(factor * value)
             times = f"{max(1, round(factor))}" if only_more else f"{factor:.2g}"
-            found.append(Flip(name, factor, f"{name} x {times} ({value:,.4g} to {shown} {unit})"))
+            found.append(Flip(name, factor, f"{name} x {times} ({number_text(value)} to {shown} {unit})"))
     return sorted(found, key=lambda flip: abs(math.log(flip.factor)))
 
 

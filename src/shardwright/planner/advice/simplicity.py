@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
+from shardwright.config.rank_order import EXAMPLE, order_words
 from shardwright.config.software import software_of
 from shardwright.config.software_support import lacks
 
@@ -64,6 +65,7 @@ def extras(job: JobSpec) -> list[str]:
         f"gradients compressed ({plan.compress})": plan.compress != "none",
         "shards of a node beside copies of them": plan.zero_ranks > 0,
         "stages of uneven layers": bool(plan.layout),
+        f"the order {order_words(plan)}": plan.order != EXAMPLE and bool(order_words(plan)),
         f"{plan.dispatch} dispatch": plan.ep > 1 and plan.dispatch != "direct",
         f"fp8 ({job.precision.float8})": job.precision.float8 != "none",
     }

@@ -70,7 +70,7 @@ class Constraints:
                 "sequence_parallel and context_parallel, or use another cluster.software"
             )
             raise PlanError(f"software {software.name}", [fault])
-        return replace(self, among=known)
+        return replace(self, among={**self.among, **known})
 
     def batches(self, given: int) -> list[int]:
         """Global batches to try: the job's, or the range's lower end doubled until its upper end."""

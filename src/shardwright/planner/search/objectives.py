@@ -5,7 +5,7 @@ On one cluster the cheapest plan is the fastest, so cost and devices are searche
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwright.config import largest
@@ -14,11 +14,12 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import room_bytes
-from shardwright.planner.search.results import Found
+from shardwright.planner.search.results import Found, TriedSize
 from shardwright.planner.search.search import search
 
 Name = Literal["time", "cost", "devices", "memory"]
 NAMES: tuple[Name, ...] = ("time", "cost", "devices", "memory")
+MANY_TOKENS = 1e12
 _DAY_S = 86400.0
 _SLACK = 1.05  # how much slower than the fastest plan one with more room may be
 _HALVINGS = 5  # of the room: to a 32nd of a device
@@ -26,7 +27,7 @@ _HALVINGS = 5  # of the room: to a 32nd of a device
 
 @dataclass(frozen=True)
 class Objective:
-    """`tokens` to train on within `days`, where there is a deadline: 0 is none."""
+    """`tokens` to train on, which are MANY_TOKENS where 0, within `days`, where there is a deadline: 0 is none."""
 
     name: Name = "time"
     tokens: float = 0.0
@@ -40,10 +41,15 @@ class Objective:
         ]
         if self.name == "devices" and not (self.tokens > 0 and self.days > 0):
             faults.append("the fewest devices are those that meet a deadline; give --tokens and --days")
-        if (self.tokens > 0) != (self.days > 0):
-            faults.append("a deadline is a number of tokens and of days; give both --tokens and --days")
+        elif self.days > 0 and not self.tokens > 0:
+            faults.append("days are a deadline for a number of tokens; give --tokens too")
         if faults:
             raise PlanError("what the best plan is", faults)
+
+    @property
+    def run_tokens(self) -> float:
+        """Tokens of the run whose days and money are told."""
+        return self.tokens or MANY_TOKENS
 
     def in_time(self, token_s: float) -> bool:
         """Whether a plan with so many seconds by token meets the deadline."""
@@ -55,20 +61,29 @@ def best(
 ) -> tuple[JobSpec, Found]:
     """The job on as many nodes as the objective takes, and what was found there. PlanError if no plan is in time."""
 
+    tried: dict[int, float] = {}
+
     def found_on(nodes: int, shown: int = 1) -> Found:
         return search(on_nodes(job, nodes), constraints, constants, shown)
+
+    def token_s_on(nodes: int) -> float:
+        if nodes not in tried:
+            tried[nodes] = _token_s(found_on, nodes)
+        return tried[nodes]
 
     if objective.name == "memory":
         return job, _roomiest(job, constraints, constants, num_shown)
     nodes = job.cluster.nodes
     if objective.name == "cost":
-        nodes = _cheapest(job, objective, found_on)
+        nodes = _cheapest(job, objective, token_s_on)
     elif objective.name == "devices":
-        nodes = _fewest(job, objective, found_on)
+        nodes = _fewest(job, objective, token_s_on)
     found = found_on(nodes, num_shown)
     if found.candidates and not objective.in_time(found.candidates[0].token_s):
         raise PlanError(f"job {job.name}", [_too_slow(job, objective, found.candidates[0].token_s)])
-    return on_nodes(job, nodes), found
+    each = job.cluster.devices_per_node
+    sizes = tuple(TriedSize(nodes * each, tried[nodes]) for nodes in sorted(tried))
+    return on_nodes(job, nodes), replace(found, tried=sizes)
 
 
 def on_nodes(job: JobSpec, nodes: int) -> JobSpec:
@@ -91,20 +106,20 @@ def _token_s(found_on: Callable[[int], Found], nodes: int) -> float:
     return candidates[0].token_s if candidates else float("inf")
 
 
-def _cheapest(job: JobSpec, objective: Objective, found_on: Callable[[int], Found]) -> int:
+def _cheapest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
     """Nodes with the fewest device-seconds by token among those that are in time."""
-    times = {nodes: _token_s(found_on, nodes) for nodes in node_counts(job.cluster.nodes)}
+    times = {nodes: token_s_on(nodes) for nodes in node_counts(job.cluster.nodes)}
     in_time = {nodes: token_s for nodes, token_s in times.items() if objective.in_time(token_s)}
     return min(in_time, key=lambda nodes: (nodes * in_time[nodes], nodes), default=job.cluster.nodes)
 
 
-def _fewest(job: JobSpec, objective: Objective, found_on: Callable[[int], Found]) -> int:
+def _fewest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
     """The fewest nodes that are in time, by bisection: more nodes are taken to be faster."""
     counts = node_counts(job.cluster.nodes)
     low, high = 0, len(counts) - 1
     while low < high:
         middle = (low + high) // 2
-        if objective.in_time(_token_s(found_on, counts[middle])):
+        if objective.in_time(token_s_on(counts[middle])):
             high = middle
         else:
             low = middle + 1

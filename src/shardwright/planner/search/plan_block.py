@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import STAGES_PER_RANK, PlanSpec
+from shardwright.config.plan import STAGES_PER_RANK, UNSEARCHED, PlanSpec
 from shardwright.config.rank_order import ORDERS
 from shardwright.cost.from_job import run_of
 from shardwright.workload.memo import Memo
@@ -27,8 +27,6 @@ DEGREES = (
 )  # fmt: skip
 SHARING = ("zero", "zero_ranks", "offload_optimizer", "offload_parameters")
 NUMBERS = (*DEGREES, "virtual_stages", *SHARING)
-# Of the rest of a plan, what a search neither changes nor forgets: it changes what travels, or only how.
-CARRIED = ("bucket_mib", "compress", "compress_rank", "compress_share", "compress_least")
 
 # Names of these numbers in the cut of a run; virtual stages depend on the schedule too.
 _OF_CUT = {name: name for name in (*DEGREES, *SHARING)} | {
@@ -86,7 +84,7 @@ class PlanBlock:
         """The job under one of the plans. It is not checked again: the space holds legal plans only."""
         row = {name: self.columns[name][index].item() for name in NUMBERS}
         batch = row.pop("global_batch_size")
-        carried = {name: getattr(job.plan, name) for name in CARRIED}
+        carried = {name: getattr(job.plan, name) for name in UNSEARCHED}
         if row["expert_tp"] == row["tp"]:
             row["expert_tp"] = 0
         row["offload_optimizer"] = float(row["offload_optimizer"])
@@ -113,7 +111,7 @@ class PlanBlock:
 
 def _one(job: JobSpec, words: Words) -> Run:
     """A plan with some words, on one device."""
-    carried = {name: getattr(job.plan, name) for name in CARRIED}
+    carried = {name: getattr(job.plan, name) for name in UNSEARCHED}
     plan = PlanSpec.model_validate(carried | words.fields())
     precision = job.precision.model_copy(update={"float8": words.float8})
     return run_of(job.model_copy(update={"plan": plan, "precision": precision}))

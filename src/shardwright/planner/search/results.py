@@ -28,11 +28,21 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class TriedSize:
+    """The fastest plan on some of a cluster's nodes: devices, and seconds by token, endless where none fits."""
+
+    num_devices: int
+    token_s: float
+
+
+@dataclass(frozen=True)
 class Found:
-    """The fastest plans that fit, each of another kind, fastest first; and how much was looked at."""
+    """The fastest plans that fit, each of another kind, fastest first; and how much was looked at. `tried` are the
+    sizes of the cluster that were compared, smallest first, where the objective chooses one."""
 
     candidates: list[Candidate]
     tally: SearchTally
+    tried: tuple[TriedSize, ...] = ()
 
 
 @dataclass

@@ -11,6 +11,7 @@ import numpy as np
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import PlanBlock, together
 from shardwright.planner.search.plan_price import prices
 from shardwright.planner.search.space import count_by_words, degrees, with_offload, with_sharing, with_words
@@ -33,6 +34,7 @@ class Standing:
 def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: Constants) -> Standing:
     """That of a plan which takes `token_s` seconds by token."""
     random = np.random.default_rng(_SEED)
+    constraints, _ = within_known(job, constraints)
     rows = degrees(job, constraints)
     counts = count_by_words(job, constraints, rows)
     ends = np.cumsum(list(counts.values()))

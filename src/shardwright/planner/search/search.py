@@ -27,6 +27,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.search import bounds, space
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, Words, taken, together
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
 from shardwright.planner.search.results import Best, Candidate, Found, SearchTally
@@ -57,6 +58,7 @@ def search(
     """
     started = time.perf_counter()
     _check(job)
+    constraints, _ = within_known(job, constraints)
     rows = space.degrees(job, constraints)
     if not len(rows["dp"]):
         fault = (
@@ -83,7 +85,8 @@ def _check(job: JobSpec) -> None:
         faults.append("cluster.device is unknown, so no plan has a price; set it to a device of the catalog")
     if job.cluster.num_devices == 0:
         faults.append(
-            "cluster.devices_per_node is 0, so nobody knows how many devices there are; set it, and cluster.nodes"
+            "cluster.devices_per_node is 0, so nobody knows how many devices there are; set it, and cluster.nodes, "
+            "or say --devices N"
         )
     if faults:
         raise PlanError(f"job {job.name}", faults)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.rank_order import number_of
 from shardwright.cost.calibration import Constants
 from shardwright.planner.search import space
 from shardwright.planner.search.constraints import Constraints
@@ -54,6 +55,7 @@ def _rows(job: JobSpec, constraints: Constraints, found: Sequence[JobSpec]) -> C
             if size and batch % (plan.dp * size) == 0 and constraints.allows("microbatch_size", size):
                 numbers = plan.model_dump() | {
                     "global_batch_size": batch, "microbatch_size": size, "expert_tp": plan.expert_tp_size,
+                    "order": number_of(plan.order),
                 }  # fmt: skip
                 rows.append([place, *(int(numbers[name]) for name in DEGREES)])
     table = np.array(rows, dtype=np.int64).reshape(-1, 1 + len(DEGREES))

@@ -304,7 +304,11 @@ def _offload_choices(constraints: Constraints) -> list[tuple[float, bool]]:
     """(share of the optimizer state, whether parameters), least first."""
     kept = constraints.keep.get("offload_optimizer")
     shares = (0.0, 1.0) if kept is None else (float(kept),)
-    return [choice for choice in product(shares, (False, True)) if constraints.allows("offload_parameters", choice[1])]
+    return [
+        (share, parameters)
+        for share, parameters in product(shares, (False, True))
+        if constraints.allows("offload_optimizer", share) and constraints.allows("offload_parameters", parameters)
+    ]
 
 
 def hybrid_ranks(job: JobSpec, constraints: Constraints, rows: Columns) -> Column:

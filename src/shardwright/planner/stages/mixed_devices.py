@@ -17,6 +17,7 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, PlanBlock, standing_ranks, taken
 from shardwright.planner.search.space import degrees, with_sharing, with_words, words_of
 from shardwright.planner.stages.best_layout import LaidOut, best_layout
@@ -34,6 +35,7 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
     if not job.cluster.parts:
         fault = "cluster.parts is empty, so devices are of one kind; leave --search out, or use `shardwright plan`"
         raise PlanError(f"plans for {job.model.name} on parts of a cluster", [fault])
+    constraints, _ = within_known(job, constraints)
     best: LaidOut | None = None
     num_fit = 0
     for tried, planned in enumerate(_most_promising(job, constraints, constants)):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from shardwright.account.step_collectives import PieceKind
 from shardwright.config.job import JobSpec
 from shardwright.config.units import bytes_text, counted, memory_text, number_text, ranks_text, seconds_text
+from shardwright.config.usual_links import node_devices
 from shardwright.explain.rank_groups import RankGroup
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
@@ -71,7 +72,7 @@ def _groups(story: Story) -> Iterator[str]:
     if not story.groups:
         yield "There is one rank, and nothing to exchange."
         return
-    node = job.cluster.devices_per_node
+    node = node_devices(job.cluster)
     where = "cluster.devices_per_node is not set: all ranks are told as on one node."
     if node:
         where = f"A node has {node} devices: rank r is on node r // {node}.{_first_node(story)}"

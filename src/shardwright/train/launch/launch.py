@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from shardwright.config.base import PlanError, RunError
 from shardwright.config.job import JobSpec
-from shardwright.config.units import MIB
+from shardwright.config.units import MIB, counted
+from shardwright.config.usual_links import device_entry
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.launch.ending import signal_name
 from shardwright.train.launch.fork_server import ServerEndedError
@@ -154,6 +155,40 @@ def check_machine(job: JobSpec, folder: Path) -> None:
         raise PlanError("this machine", faults)
 
 
+def cluster_faults(job: JobSpec) -> list[str]:
+    """What the devices that the job names have and this machine, by itself, does not: one sentence, or nothing.
+
+    Not for a rank of torchrun or Slurm, which is where its launcher put it; nor where run.device is cpu.
+    """
+    cluster, world = job.cluster, job.plan.world
+    names = dict.fromkeys(part.device for part in cluster.parts) or {cluster.device: None}
+    wanted = [name for name in names if name != "unknown" and device_entry(name).generation != "cpu"]
+    num_here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not wanted or job.run.device == "cpu" or num_here >= world:
+        return []
+    most = _most_on_cpu()[0]
+    to_cpu = "--set run.device=cpu --set cluster.device=unknown"
+    fewer = f" with fewer ranks (plan.dp, tp, pp and cp, and {to_cpu}) it runs on this CPU"
+    return [
+        f"the job is for {counted(world, 'rank')} on {' and '.join(wanted)}, and this machine has "
+        f"{counted(num_here, 'CUDA device') if num_here else 'no CUDA device'}, and hosts at most {most} on its CPU; "
+        f"`shardwright dryrun` runs any one of its ranks here, torchrun or Slurm all of them on its cluster, and"
+        + (f" {to_cpu} all of them on this CPU" if world <= most and not cluster.parts else fewer)
+    ]
+
+
+def _most_on_cpu() -> tuple[int, str]:
+    """Ranks that this machine hosts on its CPU, and their arithmetic."""
+    cores = os.cpu_count() or 1
+    free_mib = available_bytes() // MIB or 2**30  # a system that does not say it sets no limit
+    by_memory = free_mib // RANK_MEMORY_MIB
+    arithmetic = (
+        f"{cores} cores x {RANKS_PER_CORE} = {cores * RANKS_PER_CORE}, {free_mib} MiB free / {RANK_MEMORY_MIB} = "
+        f"{by_memory}"
+    )
+    return min(cores * RANKS_PER_CORE, by_memory), arithmetic
+
+
 def machine_faults(job: JobSpec) -> list[str]:
     """What this machine can't do for the job."""
     world, faults = job.plan.world, []
@@ -164,15 +199,11 @@ def machine_faults(job: JobSpec) -> list[str]:
                 f'use less dp, tp or pp, torchrun over several machines, or run.device = "cpu"'
             )
     else:
-        cores = os.cpu_count() or 1
-        free_mib = available_bytes() // MIB or 2**30  # a system that does not say it sets no limit
-        by_memory = free_mib // RANK_MEMORY_MIB
-        if world > min(cores * RANKS_PER_CORE, by_memory):
+        most, arithmetic = _most_on_cpu()
+        if world > most:
             faults.append(
-                f"the plan needs {world} ranks, and this machine hosts at most "
-                f"{min(cores * RANKS_PER_CORE, by_memory)}: {cores} cores x {RANKS_PER_CORE} = "
-                f"{cores * RANKS_PER_CORE}, {free_mib} MiB free / {RANK_MEMORY_MIB} = {by_memory}; "
-                f"use less dp, tp or pp, or torchrun over several machines"
+                f"the plan needs {world} ranks, and this machine hosts at most {most}: {arithmetic}; use less dp, tp "
+                f"or pp, or torchrun over several machines; `shardwright dryrun` runs any one of them here"
             )
     if job.run.port and (refusal := _port_refusal(job.run.port)):
         faults.append(f"run.port {job.run.port} {refusal}; use another, or 0 for any free one")

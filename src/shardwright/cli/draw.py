@@ -1,0 +1,145 @@
+"""The commands that draw: a pipeline schedule by itself, and the timeline of a job."""
+
+import gc
+from typing import Any
+
+import click
+
+from shardwright.cli.checked_job import load_predicted, load_to_run
+from shardwright.cli.job_options import (
+    JobCommand,
+    asked_cluster,
+    cluster_options,
+    file_option,
+    json_option,
+    set_option,
+)
+
+
+def _expect_many_actions() -> None:
+    """Have the collector of cycles look rarely: a schedule is millions of tuples, and none of them is in a cycle."""
+    gc.set_threshold(1_000_000)
+
+
+def _drawing_options(command: Any) -> Any:
+    """Where a timeline goes."""
+    for option in (
+        click.option("--no-colour", is_flag=True, help="Letters instead of colours, as where there is no terminal."),
+        json_option,
+        file_option("--trace", help="Write a trace for Perfetto (ui.perfetto.dev)."),
+        file_option("--svg", help="Write a picture."),
+        file_option("--html", help="Write a page to zoom and pan; it needs no network."),
+        click.option("--steps", type=int, default=1, show_default=True, help="Steps to draw, back to back."),
+        click.option(
+            "--communication",
+            type=float,
+            default=0.0,
+            show_default=True,
+            help="Time until a message is there; only its receiver waits.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--compare", is_flag=True, help="All schedules that admit the shape, in one table; NAME may be left out.")
+@click.option(
+    "--stages",
+    type=int,
+    default=4,
+    show_default=True,
+    help="Pipeline ranks (devices), p in the papers; some schedules hold several pieces of the model on each.",
+)
+@click.option("--microbatches", type=int, default=8, show_default=True, help="Microbatches in one step, m.")
+@click.option(
+    "--virtual",
+    type=int,
+    default=None,
+    metavar="V",
+    help="Pieces of the model on each rank, for interleaved-1f1b and looped-bfs.  [default: 2 there, else 1]",
+)
+@click.option(
+    "--forward",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="F: time of one microbatch through all layers of a rank; one of V pieces takes a V-th of it.",
+)
+@click.option("--input-grad", type=float, default=1.0, show_default=True, help="I: the same of the input gradients.")
+@click.option("--weight-grad", type=float, default=1.0, show_default=True, help="W: the same of the weight gradients.")
+@click.option(
+    "--alive",
+    type=float,
+    default=0.0,
+    help="auto: most microbatches whose activations a rank may keep.  [default: no limit]",
+)
+@click.option("--recompute", is_flag=True, help="Keep a stage's inputs alone, and run its forwards again (C).")
+@click.option(
+    "--gather",
+    type=float,
+    default=None,
+    metavar="TIME",
+    help="Shard the parameters: gather (G) a stage before it computes and release (L) it after. TIME is for all layers "
+    "of a rank; reducing (R) their gradients takes as long.",
+)
+@_drawing_options
+def schedule(
+    name: str | None, compare: bool, stages: int, microbatches: int, virtual: int | None, forward: float,
+    input_grad: float, weight_grad: float, alive: float, recompute: bool, gather: float | None, communication: float,
+    steps: int, **output: Any,
+) -> None:  # fmt: skip
+    """Draw the pipeline schedule NAME, with its bubble, its memory and its messages.
+
+    Times have no unit. What is drawn is the order that `train` would execute.
+    """
+    _expect_many_actions()
+    from shardwright.report.timeline.schedule_command import Output, Request, show_schedule
+    from shardwright.simulate.bubbles import Work
+
+    work = Work(forward, input_grad, weight_grad, latency=communication, gather=gather or 0.0)
+    request = Request(stages, microbatches, virtual, steps, work, most_alive=alive, recompute=recompute, gather=gather)
+    show_schedule(name, request, compare, Output(**output))
+
+
+@click.command(cls=JobCommand)
+@click.argument("job")
+@set_option
+@cluster_options
+@click.option(
+    "--execute",
+    is_flag=True,
+    help="Measure the stages on this machine, simulate with that, run some steps, and draw both.",
+)
+@_drawing_options
+def simulate(
+    job: str, overrides: tuple[str, ...], execute: bool, communication: float, steps: int, devices: int | None,
+    device: str, devices_per_node: int | None, **output: Any
+) -> None:  # fmt: skip
+    """Draw the timeline of a step of JOB.
+
+    Stages cost what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
+    """
+    asked = asked_cluster({"devices": devices, "device": device, "devices_per_node": devices_per_node})
+    if execute and (devices or device or devices_per_node):
+        raise click.UsageError("--execute runs on this machine; leave --devices, --device and --devices-per-node out")
+    spec = load_to_run(job, overrides) if execute else load_predicted(job, overrides, asked, output["as_json"])
+    from shardwright.report.timeline.schedule_command import Output, show_executed, show_job
+
+    if not execute:
+        _expect_many_actions()
+        show_job(spec, communication, steps, Output(**output))
+        return
+    from shardwright.train.launch.fork_server import start_server_early
+
+    start_server_early(spec.run.device)
+    from shardwright.measure.step_time import compare_step_time
+    from shardwright.train.launch.scratch_folder import scratch_folder
+
+    with scratch_folder() as folder:
+        found = compare_step_time(spec, folder)
+    show_executed(spec, found.costs, found.executed(), found.executed_s, Output(**output))
+
+
+COMMANDS = (schedule, simulate)

@@ -1,0 +1,59 @@
+"""A job for a model of the catalog: what it does not say, and what that is then.
+
+A step has about as many tokens as models of its size were trained with, in whole sequences, as many for each device; a
+run has 1e12 tokens; and it is computed in 16 bits where the device does so.
+"""
+
+from typing import Any
+
+from shardwright.config.cluster import ClusterSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.model_shape import shape_of
+from shardwright.config.usual_links import device_entry
+
+# Most parameters of a model, and tokens of its step: Brown et al. 2020 (arXiv 2005.14165), table 2.1, to powers of two.
+_TOKENS = ((1e9, 2**19), (4e9, 2**20), (30e9, 2**21), (float("inf"), 2**22))
+_RUN_TOKENS = 1e12
+_BATCH_FROM = "Brown et al. 2020, table 2.1"
+
+
+def usual_batch(model: ModelSpec, num_devices: int) -> int:
+    """Sequences of a step. Where there are fewer than devices, degrees that are not powers of two still divide them."""
+    parameters = shape_of(model).parameters
+    tokens = next(tokens for most, tokens in _TOKENS if parameters <= most)
+    sequences = max(1, tokens // model.sequence)
+    devices = max(1, num_devices)
+    unit = devices if sequences >= devices else devices // (devices & -devices)
+    return -(-sequences // unit) * unit
+
+
+def usual_compute(cluster: ClusterSpec) -> str:
+    """The number type of the products: the narrowest of 16 bits and more that the device has a rate for."""
+    device = device_entry(cluster.device)
+    return next((number for number in ("bf16", "fp16") if device.peak_flops(number)), "float32")
+
+
+def with_usual(
+    fields: dict[str, Any], model: ModelSpec, cluster: ClusterSpec, world: int
+) -> tuple[dict[str, Any], str]:
+    """Fields of a job with what they do not say of its batch and its numbers; and what was filled in, as a sentence.
+
+    `world` are the ranks of its plan.
+    """
+    filled, said = dict(fields), []
+    if "global_batch_size" not in fields.get("batch", {}):
+        size = usual_batch(model, cluster.num_devices or world)
+        filled["batch"] = fields.get("batch", {}) | {"global_batch_size": size}
+        said.append(
+            f"a step has {size:,} sequences, {size * model.sequence:,} tokens, as is usual for models of its size "
+            f"({_BATCH_FROM}; --set batch.global_batch_size=N for another)"
+        )
+    tokens = filled["batch"]["global_batch_size"] * model.sequence
+    if "steps" not in fields.get("optimizer", {}):
+        filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(_RUN_TOKENS / tokens))}
+        said.append("a run has 1e12 tokens")
+    if "compute" not in fields.get("precision", {}):
+        compute = usual_compute(cluster)
+        filled["precision"] = fields.get("precision", {}) | {"compute": compute}
+        said.append(f"it is computed in {compute}")
+    return filled, ", ".join(said)

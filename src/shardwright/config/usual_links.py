@@ -1,0 +1,61 @@
+"""The links and the nodes of a cluster: its own where it states them, else those that are usual for its device."""
+
+from functools import lru_cache
+
+from shardwright.config.catalog_entry import read_entry
+from shardwright.config.cluster import ClusterSpec, DeviceSpec
+
+
+@lru_cache(maxsize=64)
+def device_entry(name: str) -> DeviceSpec:
+    """A device of the catalog, or in a file of yours. A search asks for each of its blocks."""
+    return read_entry("devices", name, DeviceSpec)
+
+
+def usual_node(device: str) -> int:
+    """Devices in the usual node of a device: those that its fast links join. 0 where it has none, or they are not
+    known."""
+    if device == "unknown":
+        return 0
+    domain = device_entry(device).link_domain
+    return domain if domain > 1 else 0
+
+
+def node_devices(cluster: ClusterSpec) -> int:
+    """Devices in a node; 0 where neither the cluster nor the catalog's entry of its device says."""
+    return cluster.devices_per_node or usual_node(cluster.device)
+
+
+def node_gb_per_s(cluster: ClusterSpec) -> float:
+    """Bandwidth of a device to others of its node; 0 is unknown."""
+    return cluster.intra_node.bandwidth_gb_per_s or _of_device(cluster.device, "link_gb_per_s")
+
+
+def network_gb_per_s(cluster: ClusterSpec) -> float:
+    """Bandwidth of a device to other nodes; 0 is unknown."""
+    return cluster.inter_node.bandwidth_gb_per_s or _of_device(cluster.device, "network_gb_per_s")
+
+
+def _of_device(device: str, field: str) -> float:
+    return 0.0 if device == "unknown" else float(getattr(device_entry(device), field))
+
+
+def usual_link_notes(cluster: ClusterSpec, world: int) -> list[str]:
+    """One sentence: which links predictions of `world` ranks take from the device because the cluster states none."""
+    if cluster.parts or cluster.device == "unknown":
+        return []
+    world = max(world, cluster.num_devices)
+    node = node_devices(cluster) or world
+    inside, between = cluster.intra_node.bandwidth_gb_per_s, cluster.inter_node.bandwidth_gb_per_s
+    used = {}
+    if not inside and min(node, world) > 1 and (found := node_gb_per_s(cluster)):
+        used["intra_node"] = f"{found:g} GB/s within a node of {node:,}"
+    if not between and world > node and (found := network_gb_per_s(cluster)):
+        used["inter_node"] = f"{found:g} GB/s between nodes of {node:,}"
+    if not used:
+        return []
+    fields = " and ".join(f"cluster.{name}.bandwidth_gb_per_s" for name in used)
+    return [
+        f"the cluster does not state all of its links, so those usual for {cluster.device} hold: "
+        f"{' and '.join(used.values())}; set {fields} if yours are others"
+    ]

@@ -1,0 +1,47 @@
+"""Plans that fit, few changes from one that does not: as options that can be pasted, each with memory and time."""
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from shardwright.config.job import JobSpec
+from shardwright.config.units import memory_text, seconds_text
+from shardwright.report.set_line import set_line
+from shardwright.report.text_columns import aligned
+
+if TYPE_CHECKING:
+    from shardwright.planner.own_plan import Estimate
+
+_SHOWN = 3
+
+
+def nearest_plans(job: JobSpec, fits: bool, priced: "Estimate") -> list[dict[str, Any]]:
+    """For `--json`: at most three plans, fastest first; none for a plan that fits. Bytes are of the fullest process,
+    and seconds of a step that is simulated in full."""
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.advice.repair import nearest_that_fit
+    from shardwright.planner.search.plan_price import room_bytes
+    from shardwright.planner.search.space import SCHEDULES
+
+    if fits and priced.memory.process <= room_bytes(job):
+        return []
+    return [
+        {
+            "set": set_line(job, near.job),
+            "process_bytes": float(near.price.memory.process),
+            "step_s": float(near.price.time.total),
+        }
+        for near in nearest_that_fit(job, SCHEDULES, shipped(), _SHOWN)
+    ]
+
+
+def nearest_text(nearest: list[dict[str, Any]]) -> str:
+    """Plans for reading, beside one that does not fit."""
+    if not nearest:
+        return textwrap.fill(
+            "No plan within three changes of it fits. `shardwright plan` looks at all plans; or use more devices, or "
+            "some with more memory.",
+            110,
+        )
+    rows = [["process", "step", "add to this command"]]
+    rows += [[memory_text(int(near["process_bytes"])), seconds_text(near["step_s"]), near["set"]] for near in nearest]
+    return "The nearest plans that fit:\n" + aligned(rows, left=(2,))

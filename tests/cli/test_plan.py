@@ -1,0 +1,143 @@
+"""The command `plan`, as it is typed: what it takes, what it refuses, and what it answers."""
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
+
+# Few plans, which are soon priced.
+QUICK = tuple(
+    word
+    for field in ("cp=1", "recompute=full", "schedule=1f1b", "microbatch_size=1")
+    for word in ("--keep", f"plan.{field}")
+)
+OTHER_SIZE = ("--set", "cluster.nodes=16")
+
+
+def typed(*words: str) -> Result:
+    done = CliRunner().invoke(cli, [*words], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done
+
+
+def said(*words: str) -> str:
+    """What is printed, with its lines joined."""
+    return " ".join(typed(*words).stdout.split())
+
+
+def plans(*words: str) -> list[dict[str, Any]]:
+    return list(json.loads(typed(*words, "--json").stdout))
+
+
+def refusal(*words: str) -> PlanError:
+    with pytest.raises(PlanError) as refused:
+        typed(*words)
+    return refused.value
+
+
+# --- a plan of its own that the cluster does not allow ---
+
+
+def test_degrees_of_another_cluster_do_not_matter() -> None:
+    found = plans("plan", "yi-34b", *OTHER_SIZE, *QUICK)
+    assert found and all(plan["num_devices"] == 128 for plan in found)
+    text = said("plan", "yi-34b", *OTHER_SIZE, *QUICK)
+    assert "The job's own plan (tp 8, pp 2, dp 32, 1f1b, mb 1, zero 1, sequence_parallel) is not legal here" in text
+    assert "512 ranks, and cluster 'a800-512' has 16 nodes x 8 devices = 128; use dp 8" in text
+    legal = plans("plan", "yi-34b", *OTHER_SIZE, "--set", "plan.dp=8", *QUICK)
+    assert [plan["plan"] for plan in legal] == [plan["plan"] for plan in found]
+
+
+@pytest.mark.parametrize(
+    "override", ["plan.tp=3", "plan.pp=61", "plan.layout=[1]", "plan.zero_ranks=7", "plan.expert_tp=8", "plan.ep=2"]
+)
+def test_no_fault_of_the_own_plan_keeps_others_from_being_found(override: str) -> None:
+    assert "is not legal here" in said("plan", "yi-34b", "--set", override, *QUICK)
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("model.hidden=30", "does not split into 56 heads"),
+        ("cluster.device=h1000", "not in the catalog of devices"),
+        ("plan.tp=0", "it should be greater than 0"),
+        ("plan.compress_rank=3", "has no rank"),  # every plan that is found would have it
+        ("optimizer.warmup_steps=10000000", "never reached"),
+    ],
+)
+def test_what_is_wrong_with_the_rest_is_refused(override: str, fault: str) -> None:
+    assert fault in str(refusal("plan", "yi-34b", "--set", "plan.tp=3", "--set", override, *QUICK))
+
+
+# --- a model of the catalog ---
+
+ON_64 = ("llama3-8b", "--devices", "64", "--device", "h100-sxm")
+
+
+def test_a_model_is_planned_on_so_many_devices() -> None:
+    found = plans("plan", *ON_64, *QUICK)
+    assert found and found[0]["num_devices"] == 64 and found[0]["global_batch_size"] == 256
+    text = said("plan", *ON_64, *QUICK)
+    assert text.startswith("Note: a step has 256 sequences, 2,097,152 tokens") and "computed in bf16" in text
+    assert "450 GB/s within a node of 8 and 50 GB/s between nodes of 8" in text
+    assert plans("plan", *ON_64, "--set", "batch.global_batch_size=64", *QUICK)[0]["global_batch_size"] == 64
+
+
+def test_other_commands_tell_its_best_plan_or_the_users() -> None:
+    best = plans("plan", *ON_64, "--top", "1", "--simulate", "0")[0]
+    done = typed("estimate", *ON_64, "--json")
+    told = json.loads(done.stdout)
+    assert told["step_s"] == pytest.approx(best["step_s"], rel=0.1)
+    assert told["fits"] is True and "Note: the plan is the best one" in " ".join(done.stderr.split())
+    mine = said("estimate", *ON_64, "--set", "plan.tp=4", "--set", "plan.pp=2")
+    assert "64 ranks, dp 8 x tp 4 x pp 2" in mine and "the best one" not in mine
+    assert "the plan is the best one" in said("explain", *ON_64)
+    assert "the plan is the best one" in said("simulate", *ON_64, "--no-colour")
+    rows = json.loads(typed("scale", "llama3-8b", "--devices", "8,16", "--device", "h100", *QUICK, "--json").stdout)
+    assert [row["devices"] for row in rows["weak"]] == [8, 16]
+    assert rows["weak"][1]["global_batch_size"] == 2 * rows["weak"][0]["global_batch_size"]
+
+
+def test_the_cluster_of_a_job_is_replaced() -> None:
+    found = plans("plan", "yi-34b", "--devices", "64", "--device", "h200-sxm", *QUICK)
+    assert found[0]["num_devices"] == 64 and found[0]["global_batch_size"] == 1024
+
+
+def test_a_name_that_is_nothing_lists_near_ones() -> None:
+    text = str(refusal("plan", "llama-8b", "--devices", "64", "--device", "h100-sxm"))
+    assert "did you mean llama3-8b (a model) or" in text
+    assert "no plan of llama3-405b fits on 8 h100-sxm" in str(
+        refusal("estimate", "llama3-405b", "--devices", "8", "--device", "h100-sxm")
+    )
+    assert "say --devices N" in str(refusal("plan", "llama3-8b", "--device", "h100-sxm"))
+
+
+# --- a run's days and money ---
+
+
+def test_days_and_money_of_a_run_are_those_of_its_steps() -> None:
+    for options, tokens in (((), 1e12), (("--tokens", "3e11"), 3e11)):
+        for plan in plans("plan", *ON_64, *QUICK, *options):
+            run, steps = plan["run"], tokens / (256 * 8192)
+            assert run["tokens"] == tokens
+            assert run["days"] == pytest.approx(steps * plan["step_s"] / 86400)
+            assert run["device_hours"] == pytest.approx(24 * run["days"] * 64)
+            assert run["usd"] == pytest.approx(6.16 * run["device_hours"])
+    assert plans("plan", "yi-34b", *QUICK)[0]["run"]["usd"] is None
+    assert "tokens too" in str(refusal("plan", *ON_64, "--days", "3"))
+
+
+def test_sizes_that_an_objective_compared_are_shown() -> None:
+    deadline = ("--objective", "devices", "--tokens", "1e11", "--days", "10")
+    text = said("plan", *ON_64, *QUICK, *deadline)
+    (found, *_) = plans("plan", *ON_64, *QUICK, *deadline)
+    assert 8 < found["num_devices"] < 64 and found["run"]["days"] <= 10
+    table = text[text.index("at each size that was compared") :]
+    assert "too slow" in table and table.count("chosen") == 1 and f"{found['num_devices']} " in table
+    cheap = said("plan", *ON_64, *QUICK, "--objective", "cost")
+    assert "at each size that was compared" in cheap and "too slow" not in cheap
+    assert "at each size" not in said("plan", *ON_64, *QUICK)
