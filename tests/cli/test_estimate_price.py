@@ -67,7 +67,7 @@ def test_what_is_not_known_is_said_and_not_counted() -> None:
 
 def test_the_often_told_plan_does_not_fit_and_the_told_size_is_checked() -> None:
     text = shown("gpt-100b-32xa100", "model.hidden=12288", "model.heads=96")
-    assert "It does not fit one a100-sxm-80g with 80.0 GiB" in text
+    assert "It does not fit one a100-sxm-80g, which offers 76.3 GiB" in text
     assert "Note: model.told_parameters_b says 100 billion parameters" in text
 
 

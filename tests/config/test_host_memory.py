@@ -61,7 +61,7 @@ def test_what_does_not_fit_says_so_with_a_way_out() -> None:
     assert needed > 2**30
     assert "does not fit its host: pp rank 0 offloads" in _verdict(small, job_memory(small))
     assert "4.0 GiB for 4 devices are 1.0 GiB each" in _verdict(small, job_memory(small))
-    assert "It fits one a100-sxm-40g with 40.0 GiB: pp rank 0 needs" in _verdict(large, job_memory(large))
+    assert "It fits one a100-sxm-40g, which offers 37.4 GiB" in _verdict(large, job_memory(large))
     assert "which leaves" in _verdict(large, job_memory(large))
     assert [estimate_dict(of)["fits"] for of in (small, large)] == [False, True]
     found = misfit(small, ("1f1b",), shipped())

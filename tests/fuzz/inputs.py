@@ -207,9 +207,8 @@ def _estimate_contradictions(found: dict[str, Any]) -> str:
     if found["parameters"] <= 0 or found["active_parameters"] > found["parameters"]:
         return f"parameters {found['parameters']}, active {found['active_parameters']}"
     for rank in found["memory"]:
-        parts = sum(
-            rank[f"{kind}_bytes"] for kind in ("parameters", "gradients", "optimizer", "activations", "buffers")
-        )
+        kinds = "parameters", "gradients", "optimizer", "activations", "buffers", "working"
+        parts = sum(rank[f"{kind}_bytes"] for kind in kinds)
         if rank["total_bytes"] != parts or min(rank.values()) < 0:
             return f"memory that is not the sum of its parts: {rank}"
     step_s = (found.get("step") or {}).get("seconds") if isinstance(found.get("step"), dict) else None

@@ -46,6 +46,7 @@ def llama_on_a_node() -> JobSpec:
     fields = (
         "model.name=llama3-8b", "cluster.name=h100-node", "batch.global_batch_size=128", "precision.compute=bf16",
         "plan.dp=8", "plan.tp=1", "plan.pp=1", "plan.sequence_parallel=false", "plan.microbatch_size=1",
+        "cluster.software=large-2024",
     )  # fmt: skip
     return load_job("quickstart", list(fields))
 
@@ -205,7 +206,9 @@ def test_a_plain_schedule_of_the_same_degrees_is_found() -> None:
     """The search shows the fastest of each kind alone; 1F1B is priced beside it, simulated, and recommended."""
     small = small_job("dense")
     batch, model = small.batch.model_copy(update={"global_batch_size": 256}), small.model
-    job = small.model_copy(update={"batch": batch, "model": model.model_copy(update={"vocab": 4000, "layers": 8})})
+    cluster = small.cluster.model_copy(update={"software": "large-2024"})
+    wide = model.model_copy(update={"vocab": 4000, "layers": 8})
+    job = small.model_copy(update={"batch": batch, "model": wide, "cluster": cluster})
     found = advised(job, constraints_of(["plan.pp=2", "plan.tp=1", "plan.cp=1", "plan.recompute=none"], []), shown=1)
     of = found.recommendation
     assert len(found.plans) == 1 and of is not None

@@ -14,7 +14,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import peak_memory
+from shardwright.cost.job_memories import fullest
 from shardwright.planner.critical_batch import batch_limits
 from shardwright.planner.scaling import Scaling, at_size, scaling, sizes_of
 from shardwright.report.scaling_picture import scaling_picture
@@ -58,7 +58,7 @@ def test_figures_are_those_of_the_plan(both: tuple[Scaling, Scaling]) -> None:
     for found in both:
         for point, row in zip(found.points, found.rows(), strict=True):
             run = run_of(point.job)
-            time, memory = step_time(run, shipped()), peak_memory(run, shipped())
+            time, memory = step_time(run, shipped()), fullest(point.job, shipped())
             assert (row["step_s"], row["mfu"], row["peak_bytes"]) == (time.total, time.mfu, memory.process)
             tokens = point.job.batch.global_batch_size * 4096
             assert row["tokens_per_s_per_device"] * point.num_devices * time.total == pytest.approx(tokens)

@@ -3,6 +3,7 @@
 import errno
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,20 +28,22 @@ def test_other_errors_pass(tmp_path: Path) -> None:
         (tmp_path / "nowhere" / "file").write_text("x")
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """No file of this process may be larger than 4 KiB."""
+    """No file of this process may be larger than 4 KiB: nor one that its output goes to, so it must print nothing."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_token_files(tmp_path: Path, small_files: None) -> None:
+def test_token_files(tmp_path: Path) -> None:
     """They are no wrong input where only the room is missing, and nothing of them is left."""
     summary = Summary("<u2", 1, 1, 0, 0, 0.0)
     starts = {tmp_path / "starts.bin": np.zeros(10_000, np.int64)}
-    with pytest.raises(DiskFullError, match=f"{tmp_path} can't be written: File too large"):
+    with pytest.raises(DiskFullError, match=f"{tmp_path} can't be written: File too large"), small_files():
         save_summary(tmp_path / "tokens.json", summary, starts)
     assert not list(tmp_path.iterdir())
 

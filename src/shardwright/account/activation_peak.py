@@ -159,7 +159,9 @@ def bytes_at(moment: Moment, stages: Mapping[int, StageMemory]) -> Bytes:
 
 def peak(of: Iterable[Moment], stages: Mapping[int, StageMemory]) -> tuple[int, Moment]:
     """The most bytes, and a moment when that is so."""
-    return max(((bytes_at(moment, stages), moment) for moment in of), key=lambda entry: (entry[0], str(entry[1])))
+    found = [(bytes_at(moment, stages), moment) for moment in of]
+    most = max(num_bytes for num_bytes, _ in found)
+    return most, max((moment for num_bytes, moment in found if num_bytes == most), key=str)
 
 
 def job_stages(

@@ -191,7 +191,7 @@ class ClusterSpec(Spec):
     )
     nodes: Ranks = Field(1, description="Number of nodes.")
     software: str = Field(
-        "large-2024",
+        "shardwright",
         description="Generation of training software whose kernels and overlaps predictions count on; catalog name, or "
         "the path of a TOML file like the catalog's.",
     )

@@ -87,7 +87,7 @@ def rank_memory(run: Run, constants: Constants) -> list[Memory]:
 def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, held: tuple[Array, Array]) -> Memory:
     """Memory of every rank, in arrays of shape (ranks, plans)."""
     software, cut, shape = software_under(run), run.cut, run.shape
-    if software.is_own and run.job is not None:
+    if is_counted(run):
         return _of_this_runtime(run, constants, ranks, memo, held)
     words = ranks.kinds, *layer_words(cut)
     residual, loss, of_head, *rows = memo.rows(
@@ -117,10 +117,10 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     activations = (kept - away) * alive + ranks.head * of_head
     working = np.maximum(working + stage_again, ranks.head * loss) + _libraries(software, ranks, placeholders)
     generation = device_of(run.device).generation
-    lost = constant(constants, generation, "memory_lost") * (activations + working)
+    buffers = _gathered(run, software, sum(held), np.maximum(1, num_layers))
+    lost = memory_lost(run, constants) * (activations + working + buffers)
     overhead = constant(constants, generation, "context_bytes") + lost
     parameters, gradients, optimizer, host = _state(cut, software, held if shape.experts else held[:1])
-    buffers = _gathered(run, software, sum(held), np.maximum(1, num_layers))
     return Memory(
         parameters,
         gradients,
@@ -131,6 +131,17 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         overhead=overhead,
         host=host + away * alive,
     )
+
+
+def is_counted(run: Run) -> bool:
+    """Whether a run is of this runtime and of a job, so that its memory is counted as the account counts it."""
+    return software_under(run).is_own and run.job is not None
+
+
+def memory_lost(run: Run, constants: Constants) -> float:
+    """Share of activations, buffers and working memory that is lost between blocks; of this runtime a device's headroom
+    has that."""
+    return 0.0 if is_counted(run) else constant(constants, device_of(run.device).generation, "memory_lost")
 
 
 def _of_this_runtime(

@@ -15,8 +15,8 @@ from shardwright.config import catalog
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import shipped, software_under
 from shardwright.cost.from_job import run_of
+from shardwright.cost.job_memories import job_memories
 from shardwright.cost.memory import Memory
-from shardwright.cost.memory import rank_memory as predicted_memory
 from shardwright.cost.stage_time import Costing, PieceTime
 from shardwright.explain.batch_split import Portion, portions
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
@@ -95,7 +95,7 @@ def tell(job: JobSpec) -> Story:
     return Story(
         job=job, program=program, order=rank_order(job), first_node=first_node(job), portions=portions(job),
         groups=groups, experts=_experts(job, groups), memory=memory,
-        predicted=[] if priced is None else predicted_memory(run, shipped()), fullest=fullest,
+        predicted=[] if priced is None else job_memories(job, shipped()), fullest=fullest,
         effects=list(effects(job, fullest, memory[fullest])),
         passes=passes, rank=rank, pieces=of_ranks[rank], times=times,
         crossings=crossings(job, program, rank, of_ranks[rank], passes=passes, groups=groups, priced=priced),

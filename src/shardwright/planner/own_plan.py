@@ -6,7 +6,8 @@ from shardwright.config.job import JobSpec
 from shardwright.cost import failures
 from shardwright.cost.calibration import peak_flops, shipped
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import Memory, peak_memory
+from shardwright.cost.job_memories import fullest
+from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, money_gaps, step_money
 from shardwright.planner.search.objectives import MANY_TOKENS
 from shardwright.sharding.stage_parameters import num_parameters
@@ -55,7 +56,7 @@ def estimate(job: JobSpec) -> Estimate:
     reliability = failures.reliability_of(cluster, job.plan.world, written)
     return Estimate(
         step=step,
-        memory=peak_memory(run, shipped()),
+        memory=fullest(job, shipped()),
         peak_flops=peak_flops(run),
         tokens_per_s_per_device=job.tokens_per_step / step.total / job.plan.world,
         num_steps_of_many=MANY_TOKENS / job.tokens_per_step,

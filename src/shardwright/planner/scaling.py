@@ -16,7 +16,7 @@ from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, shipped
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import peak_memory
+from shardwright.cost.job_memories import fullest
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.critical_batch import BatchLimits
 from shardwright.planner.search.constraints import Constraints, whole_number
@@ -209,6 +209,6 @@ def at_size(job: JobSpec, num_devices: int, global_batch_size: int) -> JobSpec:
 
 def _point(job: JobSpec, num_devices: int, constants: Constants) -> Point:
     run = run_of(job)
-    time, memory = step_time(run, constants), peak_memory(run, constants)
+    time, memory = step_time(run, constants), fullest(job, constants)
     money = step_money(job.cluster, time.total, num_devices)
     return Point(num_devices, job, time.total, time.mfu, peak_bytes=memory.process, money=money)

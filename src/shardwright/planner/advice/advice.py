@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, pessimistic
 from shardwright.cost.from_job import run_of
+from shardwright.cost.job_memories import fullest
 from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.search.constraints import Constraints
@@ -103,10 +104,10 @@ def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[PricedPlan]:
     for job, price, cautious in zip(jobs, prices(runs, constants), prices(runs, pessimistic()), strict=True):
         if not isinstance(price, Price) or not isinstance(cautious, Price):
             raise KeyError(price if isinstance(price, str) else cautious)
-        money = step_money(job.cluster, float(price.time.total), job.plan.world)
+        money, memory = step_money(job.cluster, float(price.time.total), job.plan.world), fullest(job, constants)
         times = price.time, price.time, cautious.time
-        fitting = bool(fits(job, price.memory, room_bytes(job)))
-        found.append(PricedPlan(job, *times, memory=price.memory, money=money, fits=fitting))
+        fitting = bool(fits(job, memory, room_bytes(job)))
+        found.append(PricedPlan(job, *times, memory=memory, money=money, fits=fitting))
     return found
 
 

@@ -16,7 +16,7 @@ from shardwright.planner.advice.advice import Advice, PricedPlan, is_soon_played
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_price import room_bytes
+from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.simpler_plans import simpler_plans
 
@@ -50,13 +50,14 @@ def recommended(
     """The advice with the first of its plans, how sure it is of their order, and the plan to take.
 
     That one may be a plan beside those that were found. If it is faster than the found one of its kind, it takes its
-    place. With `is_roomy` it needs no more memory than those that were found.
+    place. With `is_roomy` it needs no more memory than those that are shown.
     """
     if not advice.plans:
         return advice
     spread = fitted_spread()
     fastest = advice.plans[0]
-    chosen = _chosen(advice, constraints, constants, spread, is_roomy)
+    room = max(float(plan.memory.process) for plan in advice.plans[:num_shown]) if is_roomy else room_bytes(advice.job)
+    chosen = _chosen(advice, constraints, constants, spread, room)
     kept = [
         chosen if _kind(plan) == _kind(chosen) and _token_s(chosen) < _token_s(plan) else plan for plan in advice.plans
     ]
@@ -72,12 +73,12 @@ def recommended(
 
 
 def _chosen(
-    advice: Advice, constraints: Constraints, constants: Constants, spread: RatioSpread, is_roomy: bool
+    advice: Advice, constraints: Constraints, constants: Constants, spread: RatioSpread, room: float
 ) -> PricedPlan:
     """The simplest plan of those that were found, and of those beside them, that can't be told apart from the first."""
     first, *others = advice.plans
-    alike = [first, *(plan for plan in others if _sure(first, plan, spread) < TOLD_APART)]
-    room = max(float(plan.memory.process) for plan in advice.plans) if is_roomy else room_bytes(advice.job)
+    roomy = [plan for plan in others if fits(plan.job, plan.memory, room)]
+    alike = [first, *(plan for plan in roomy if _sure(first, plan, spread) < TOLD_APART)]
     slower = spread.ratio(TOLD_APART, DIFFERENCES)
     beside = simpler_plans(
         advice.job, constraints, [plan.job for plan in advice.plans], constants, room=room,
@@ -94,7 +95,7 @@ def _chosen(
         if first.simulated and is_soon_played(one.job, first.job):
             (plan,) = played([plan], constants)
         tries -= 1
-        if _sure(first, plan, spread) < TOLD_APART:
+        if fits(plan.job, plan.memory, room) and _sure(first, plan, spread) < TOLD_APART:
             return plan
     raise AssertionError("the first plan is among those that can't be told apart from it")
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from shardwright.account.job_memory import job_memory
 from shardwright.config.host_memory import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
-from shardwright.cost.memory import Memory, rank_memory
+from shardwright.cost.job_memories import fullest, job_memories
+from shardwright.cost.memory import Memory
 from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.simulate.batch_pricing import Price, prices
@@ -53,7 +53,7 @@ class Misfit:
 def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> Misfit | None:
     """What exceeds, and plans that fit; None if the plan itself does."""
     room = room_bytes(job)
-    ranks = rank_memory(run_of(job), constants)
+    ranks = job_memories(job, constants)
     most = max(range(len(ranks)), key=lambda rank: float(ranks[rank].process))
     excess, host_excess = float(ranks[most].process) - room, -math.inf
     if excess <= 0:
@@ -68,8 +68,8 @@ def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> Mi
 
 
 def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_shown: int) -> list[Near]:
-    """Plans that fit with as few changes as it takes, three at most, fastest first: as predictions count, and as this
-    runtime does. What is much slower than the job's own plan is no way out.
+    """Plans that fit with as few changes as it takes, three at most, fastest first. What is much slower than the job's
+    own plan is no way out.
 
     Changes go on from plans than which none is faster and needs less, so there may be others.
     """
@@ -79,11 +79,17 @@ def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Consta
     for _ in range(_MOST_CHANGES):
         priced = sorted(_priced(_around(beam, schedules, seen), constants), key=_step_s)
         fitting = [near for near in priced if fits(job, near.price.memory, room) and _step_s(near) <= slowest_s]
-        found = list(islice((near for near in _varied(fitting) if fits_runtime(near.job, room)), num_shown))
+        counted = (_counted(near, constants) for near in _varied(fitting))
+        found = list(islice((near for near in counted if fits(near.job, near.price.memory, room)), num_shown))
         if found:
             return _simulated(found, constants)
         beam = [(near.changes, near.job) for near in _front(priced)[:_BEAM]]
     return []
+
+
+def _counted(near: Near, constants: Constants) -> Near:
+    """A plan with the memory that every command tells of it."""
+    return replace(near, price=replace(near.price, memory=fullest(near.job, constants)))
 
 
 def _simulated(found: list[Near], constants: Constants) -> list[Near]:
@@ -116,17 +122,6 @@ def _front(priced: list[Near]) -> list[Near]:
         if not found or near.price.memory.process < found[-1].price.memory.process:
             found.append(near)
     return found[::-1]
-
-
-def fits_runtime(job: JobSpec, room: float) -> bool:
-    """Whether what this runtime is known to hold fits on every pipeline rank. The first one, which mostly holds most,
-    is asked first, for each takes a tenth of a second."""
-
-    def fits_on(ranks: list[int]) -> bool:
-        most_host = host_room_bytes(job.cluster)
-        return all(of.total_bytes <= room and of.host_bytes <= most_host for of in job_memory(job, ranks))
-
-    return fits_on([0]) and fits_on(list(range(1, job.plan.pp)))
 
 
 def _around(

@@ -10,7 +10,8 @@
 4. Price what is left with every way of sharding, and lower the marks as better plans are found. Plans that offload are
    priced where the same plan without does not fit, for they are not faster.
 
-Shown are plans of different kinds: of those with the same tp, pp, cp and ep the fastest alone.
+Shown are plans of different kinds: of those with the same tp, pp, cp and ep the fastest alone. Of this runtime what is
+found is judged by the account of its memory; where that refutes some of it, the search begins anew (corrections.py).
 """
 
 import time
@@ -27,6 +28,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.search import bounds, space
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.corrections import Corrections
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, Words, taken, together
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
@@ -38,6 +40,7 @@ from shardwright.workload.memo import Memo
 # so few that a bound would take as long as their price.
 _ROWS = 2048
 _FEW = 128
+_ROUNDS = 4  # searches at most, each with what was learned of memory by the one before
 _GUESSED = 32  # rows of a kind that are priced to have a first mark
 _KIND = ("tp", "pp", "cp", "ep")
 _OF_ROWS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # columns that no plan needs any more
@@ -67,11 +70,18 @@ def search(
             f"{job.model.layers} to each stage; use another batch.global_batch_size, or keep less"
         )
         raise PlanError(f"plans for {job.model.name} on {job.cluster.num_devices:,} devices", [fault])
-    found = _Search(job, constraints, constants, rows, num_shown, room_bytes(job) if room is None else room)
-    found.guess()
-    found.expand()
+    room = room_bytes(job) if room is None else room
+    memo, corrections = Memo(), Corrections()
+    for _ in range(_ROUNDS):
+        found = _Search(job, constraints, constants, rows, num_shown, room=room, memo=memo, corrections=corrections)
+        found.guess()
+        found.expand()
+        candidates = found.fastest()
+        refuted = corrections.refuted(job, candidates, constants, room)
+        if not refuted:
+            break
     found.tally.seconds = time.perf_counter() - started
-    return Found(found.fastest(), found.tally)
+    return Found([candidate for candidate in candidates if candidate not in refuted], found.tally)
 
 
 def _check(job: JobSpec) -> None:
@@ -96,10 +106,11 @@ class _Search:
     """Marks that sink while plans are priced. Columns of its blocks have `kind` beside the numbers of a plan."""
 
     def __init__(
-        self, job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, num_shown: int, room: float
-    ) -> None:
+        self, job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, num_shown: int, *,
+        room: float, memo: Memo, corrections: Corrections,
+    ) -> None:  # fmt: skip
         self.job, self.constraints, self.constants = job, constraints, constants
-        self.room, self.memo = room, Memo()
+        self.room, self.memo, self.corrections = room, memo, corrections
         self.rates = rates_of(run_of(job), constants)
         codes = np.zeros_like(rows["tp"])
         for name in _KIND:
@@ -338,7 +349,7 @@ class _Search:
             return block
         found = prices(self.job, block, self.constants, self.memo)
         self.tally.num_priced += len(block)
-        fitting = fits(self.job, found.memory, self.room)
+        fitting = fits(self.job, self.corrections.applied(block, found.memory), self.room)
         self.tally.num_fit += int(np.count_nonzero(fitting))
         marks = self.marks(block.columns["kind"])
         self.shown.take(block, found.token_s, np.flatnonzero(fitting & (found.token_s < marks)))

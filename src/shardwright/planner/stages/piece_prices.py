@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.config.plan import PlanSpec
-from shardwright.cost.calibration import Constants, constant, device_of
-from shardwright.cost.memory import Memory, rank_memory
+from shardwright.cost.calibration import Constants, device_of
+from shardwright.cost.memory import Memory, memory_lost, rank_memory
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.cost.stage_time import Costing, PieceTime
 from shardwright.planner.stages.pieces import Piece, PipelineSlot
@@ -24,7 +24,7 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
     """The seat of each pipeline rank, were all of them on the run's device. KeyError says what is not known."""
     kinds = layer_kinds(run.shape, run.cut)
     costing = Costing.of(replace(run, cut=run.cut.as_arrays()), constants)
-    lost = constant(constants, device_of(run.device).generation, "memory_lost")
+    lost = memory_lost(run, constants)
     room = device_of(run.device).memory_bytes
     # The ends are the same whatever kind of layer is between them.
     embedded, headed = _probe(run, kinds[0], (0, 1), constants)
@@ -40,13 +40,13 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
     of_head = (1 + lost) * (headed.activations - beside) - layer.kept_bytes
     head = _piece(costing.piece("head"), 0.0, _state(headed) - layer.held_bytes + of_head)
     pieces = (embedding, *(of_kind[kind] for kind in kinds), head)
-    context = embedded.overhead - lost * (embedded.activations + embedded.working)
+    context = embedded.overhead - lost * (embedded.activations + embedded.working + embedded.buffers)
     # What a rank works with hardly depends on how many layers it holds: what it is with an even layout is set aside.
     evenly = rank_memory(replace(run, cut=replace(run.cut, layout=())), constants)
     found, m, v = [], run.cut.num_microbatches, plan.stages_per_rank
     for rank in range(plan.pp):
         alive = float(in_flight(plan.schedule, plan.pp, rank, m, v, extra_warmup=plan.extra_warmup))
-        aside = context + (1 + lost) * (evenly[rank].working + alive * beside)
+        aside = context + (1 + lost) * (evenly[rank].working + evenly[rank].buffers + alive * beside)
         found.append(PipelineSlot(pieces, room - aside, alive))
     return found
 

@@ -1,0 +1,72 @@
+"""The memory of one job's ranks as every command tells it: of this runtime the exact account, of others a prediction.
+
+A search takes cost/memory.py in arrays, for thousands of plans; what it finds is judged by this.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from shardwright.account.job_memory import job_memory
+from shardwright.config.job import JobSpec
+from shardwright.config.software import software_of
+from shardwright.cost.calibration import Constants, device_of
+from shardwright.cost.from_job import run_of
+from shardwright.cost.memory import Memory, rank_memory
+from shardwright.sharding.memory_account import RankMemory
+
+_ALL = 8  # pipeline ranks of which the account is of each; of more those that may be the fullest
+_FULLEST = 3
+
+
+def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
+    """Memory of every pipeline rank. KeyError says what is not known."""
+    if not software_of(job.cluster.software).is_own:
+        return rank_memory(run_of(job), constants)
+    return [of_account(job, rank) for rank in _accounts(_Alike(job), None)]
+
+
+def fullest(job: JobSpec, constants: Constants) -> Memory:
+    """Memory of the pipeline rank that needs most. KeyError says what is not known."""
+    if not software_of(job.cluster.software).is_own:
+        return max(rank_memory(run_of(job), constants), key=lambda memory: float(memory.process))
+    ranks = None
+    if job.plan.pp > _ALL:
+        foretold = [float(memory.process) for memory in rank_memory(run_of(job), constants)]
+        nearest = np.argsort(foretold, kind="stable")[-_FULLEST:].tolist()
+        ranks = tuple(sorted({0, len(foretold) // 2, len(foretold) - 1, *nearest}))
+    return max((of_account(job, rank) for rank in _accounts(_Alike(job), ranks)), key=lambda m: float(m.process))
+
+
+def of_account(job: JobSpec, rank: RankMemory) -> Memory:
+    """A rank's account as a prediction has it; `overhead` is what the device's entry keeps for a process."""
+    device = device_of(job.cluster.device)
+    return Memory(
+        float(rank.parameters_bytes),
+        float(rank.gradients_bytes),
+        float(rank.optimizer_bytes),
+        float(rank.activations_bytes),
+        buffers=float(rank.buffers_bytes),
+        working=float(rank.working_bytes),
+        overhead=device.memory_bytes - device.room_bytes,
+        host=float(rank.host_bytes),
+    )
+
+
+class _Alike:
+    """A job that equals another one of the same fields, so that its account is asked for once."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self.job = job
+        self._fields = job.model_dump_json()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Alike) and self._fields == other._fields
+
+    def __hash__(self) -> int:
+        return hash(self._fields)
+
+
+@lru_cache(maxsize=64)
+def _accounts(alike: _Alike, ranks: tuple[int, ...] | None) -> list[RankMemory]:
+    return job_memory(alike.job, ranks)

@@ -1,0 +1,80 @@
+"""What a search learns of memory: where its arrays said less than the account of a plan that they let through.
+
+The arrays (cost/memory.py) have closed forms of what a schedule keeps; the account plays it. Where that is more than
+was said, plans of the same schedule, ZeRO stage and recomputation are taken to need as many times more, and the search
+begins anew. That is seldom, and a few times are enough.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.config.job import JobSpec
+from shardwright.config.software import software_of
+from shardwright.cost.calibration import Constants
+from shardwright.cost.from_job import run_of
+from shardwright.cost.job_memories import fullest
+from shardwright.cost.memory import Memory, peak_memory
+from shardwright.planner.search.plan_block import PlanBlock
+from shardwright.planner.search.plan_price import fits
+from shardwright.planner.search.results import Candidate
+from shardwright.workload.query import SCHEDULE_NAMES
+
+_MARGIN = 1.001  # so that a plan which was refuted is not found again for a rounding
+
+# The schedule, the ZeRO stage, and what is computed again and how.
+_Alike = tuple[str, int, str, tuple[str, ...], int, bool]
+
+
+class Corrections:
+    """How many times more than the arrays say plans hold beside their state, by what they are alike in."""
+
+    def __init__(self) -> None:
+        self._factors: dict[_Alike, float] = {}
+
+    def refuted(
+        self, job: JobSpec, candidates: Sequence[Candidate], constants: Constants, room: float
+    ) -> list[Candidate]:
+        """The plans that the account does not find to fit in `room` bytes of a device; from which this learns."""
+        if not software_of(job.cluster.software).is_own:
+            return []
+        found = []
+        for candidate in candidates:
+            exact = fullest(candidate.job, constants)
+            if fits(candidate.job, exact, room):
+                continue
+            found.append(candidate)
+            said = peak_memory(run_of(candidate.job), constants)
+            key = _alike(candidate.job)
+            factor = _MARGIN * max(1.0, float(exact.total - _state(said)) / max(1.0, float(said.total - _state(said))))
+            self._factors[key] = max(factor, self._factors.get(key, 1.0))
+        return found
+
+    def applied(self, block: PlanBlock, memory: Memory) -> Memory:
+        """The memory of a block's plans with what was learned."""
+        words = block.words
+        again = words.recompute, words.recompute_operators, words.recompute_every, words.offload_activations
+        factors = np.ones(len(block))
+        for (schedule, zero, *rest), factor in self._factors.items():
+            if tuple(rest) == again:
+                is_alike = (block.schedule == SCHEDULE_NAMES.index(schedule)) & (block.columns["zero"] == zero)
+                factors = np.where(is_alike, factor, factors)
+        if np.all(factors == 1.0):
+            return memory
+        return replace(
+            memory,
+            activations=memory.activations * factors,
+            buffers=memory.buffers * factors,
+            working=memory.working * factors,
+        )
+
+
+def _alike(job: JobSpec) -> _Alike:
+    plan = job.plan
+    operators = tuple(plan.recompute_operators)
+    return plan.schedule, plan.zero, plan.recompute, operators, plan.recompute_every, plan.offload_activations
+
+
+def _state(memory: Memory) -> float:
+    return float(memory.parameters + memory.gradients + memory.optimizer)
