@@ -7,7 +7,7 @@ import click
 
 from shardwright.cli.checked_job import load_predicted, load_to_run
 from shardwright.cli.job_options import (
-    JobCommand,
+    PredictCommand,
     asked_cluster,
     cluster_options,
     file_option,
@@ -103,7 +103,7 @@ def schedule(
     show_schedule(name, request, compare, Output(**output))
 
 
-@click.command(cls=JobCommand)
+@click.command(cls=PredictCommand)
 @click.argument("job")
 @set_option
 @cluster_options

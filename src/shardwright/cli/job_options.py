@@ -22,6 +22,27 @@ class JobCommand(click.Command):
                 formatter.write_dl(rows)
 
 
+class PredictCommand(JobCommand):
+    """A command that predicts a job. `--as NAME` stands for `--set cluster.software=NAME`."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        text = "Predict it with another generation of software, such as megatron-core.  [default: this runtime]"
+        self.params.append(click.Option(["--as"], expose_value=False, metavar="NAME", help=text))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments with `--as` spelled out."""
+        given: list[str] = []
+        left = iter(args)
+        for word in left:
+            option, _, name = word.partition("=")
+            if option == "--as" and (name := name or next(left, "")):
+                given += ["--set", f"cluster.software={name}"]
+            else:
+                given.append(word)
+        return super().parse_args(ctx, given)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."

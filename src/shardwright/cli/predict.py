@@ -2,15 +2,16 @@
 
 import json
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardwright.cli.checked_job import load, load_predicted, load_to_plan, load_to_run
 from shardwright.cli.job_options import (
-    JobCommand,
+    PredictCommand,
     asked_cluster,
     cluster_options,
     device_options,
@@ -19,11 +20,16 @@ from shardwright.cli.job_options import (
     json_option,
 )
 
+if TYPE_CHECKING:
+    from shardwright.config.job import JobSpec
+    from shardwright.report.beside_text import Beside
 
-@click.command(cls=JobCommand)
+
+@click.command(cls=PredictCommand)
 @job_options
 @cluster_options
-def estimate(job: str, overrides: tuple[str, ...], as_json: bool, **asked: Any) -> None:
+@click.option("--beside", is_flag=True, help="Also with all other software of the catalog, side by side.")
+def estimate(job: str, overrides: tuple[str, ...], as_json: bool, beside: bool, **asked: Any) -> None:
     """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
 
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
@@ -31,10 +37,26 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool, **asked: Any) 
     spec = load_predicted(job, overrides, asked_cluster(asked), as_json)
     from shardwright.report.estimate_text import estimate_dict, estimate_text
 
-    click.echo(json.dumps(estimate_dict(spec)) if as_json else estimate_text(spec))
+    rows = _beside(job, spec) if beside else []
+    if as_json:
+        click.echo(json.dumps(estimate_dict(spec) | ({"beside": [asdict(row) for row in rows]} if beside else {})))
+    else:
+        from shardwright.report.beside_text import beside_text
+
+        click.echo("\n\n".join([estimate_text(spec), *([beside_text(rows)] if beside else [])]))
 
 
-@click.command(cls=JobCommand)
+def _beside(job: str, spec: "JobSpec") -> "list[Beside]":
+    from shardwright.config.base import PlanError
+    from shardwright.report.beside_text import beside
+
+    try:
+        return beside(spec)
+    except KeyError as error:
+        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+
+
+@click.command(cls=PredictCommand)
 @job_options
 @cluster_options
 def explain(job: str, overrides: tuple[str, ...], as_json: bool, **asked: Any) -> None:
@@ -84,7 +106,7 @@ def _search_options(command: Any) -> Any:
     return click.option("--keep", multiple=True, metavar="plan.FIELD=VALUE", help=keep)(command)
 
 
-@click.command(cls=JobCommand)
+@click.command(cls=PredictCommand)
 @job_options
 @click.option(
     "--search",
@@ -122,7 +144,7 @@ def layout(
         click.echo(f"the job with the layout is in {toml}", err=True)
 
 
-@click.command(cls=JobCommand)
+@click.command(cls=PredictCommand)
 @job_options
 @cluster_options
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Plans to show.")
@@ -205,7 +227,7 @@ def plan(
         click.echo(f"the job with the recommended plan is in {toml}", err=True)
 
 
-@click.command(cls=JobCommand)
+@click.command(cls=PredictCommand)
 @job_options
 @click.option(
     "--devices",
@@ -254,7 +276,7 @@ def scale(
     click.echo(json.dumps(scaling_dict(spec, found, limits)) if as_json else scaling_text(spec, found, limits))
 
 
-@click.command(cls=JobCommand)
+@click.command(cls=PredictCommand)
 @job_options
 @click.option("--rank", type=int, default=0, show_default=True, help="The rank to run.")
 @click.option(
