@@ -94,6 +94,7 @@ class SoftwareSpec(Spec):
         None, description="The same with LayerNorms, biases and no gate, if it is not as many."
     )
     float8_kernels: Bytes = Field((0.0, 0.0), description="Kernels more where products are in fp8.")
+    head_norm_kernels: Bytes = Field((0.0, 0.0), description="Kernels more where queries and keys have norms.")
     latent_kernels: Bytes = Field((0.0, 0.0), description="Kernels more with latent attention.")
     routing_kernels: Bytes = Field((0.0, 0.0), description="Kernels more in a layer with experts.")
     choice_kernels: Bytes = Field((0.0, 0.0), description="Kernels more for each choice of a token.")

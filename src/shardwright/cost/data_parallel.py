@@ -69,14 +69,10 @@ class DataParallel:
         if software.gather_overlap:
             gather_s = beside(rates, gather_s, self.pace.forward)
         elif software.update_overlap:
-            gather_s = self.behind_update_s(gather_s)
+            gather_s = beside(rates, gather_s, self.updates_s())
         early_s = beside(rates, early_s, (cut.num_microbatches - 1) * self.pace.total)
         seconds = np.max(early_s + reduce_s + gather_s, axis=0) + self._tied_s()
         return np.where((cut.zero == 3) & (cut.replicas > 1), 0.0, seconds)
-
-    def behind_update_s(self, gather_s: Numbers) -> Numbers:
-        """What is seen of gathering updated parameters while others are updated."""
-        return beside(self.rates, gather_s, self.update_s()[0])
 
     def _reduced(self, shard: Group, copies: Group, elements: Array) -> tuple[Numbers, Numbers]:
         """(seconds of reducing the gradients of one kind of parameters, of their last bucket alone)."""
@@ -130,19 +126,27 @@ class DataParallel:
         pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
         return ring_s(self.rates, pair, size * (run.shape.tied & self.ranks.are_tables_apart), 2)
 
+    def _updated(self) -> Numbers:
+        """Elements that a rank updates, by rank."""
+        ranks = self.groups.shard.size, self.groups.expert_shard.size
+        is_shared = self.run.cut.zero > 0
+        return sum(of / np.where(is_shared, by, 1) for of, by in zip(self.held, ranks, strict=True))
+
+    def updates_s(self) -> Numbers:
+        """Seconds of the update on the device, by rank."""
+        return self._updated() * (1 - self.run.cut.offload_optimizer) * self.software.update / self.rates.memory
+
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.
 
         The host's copies of one unit run while it updates another (Ren et al. 2021, arXiv 2101.06840, section 4.2).
         """
-        cut, rates, groups = self.run.cut, self.rates, self.groups
-        ranks = groups.shard.size, groups.expert_shard.size
-        shares = (of / np.where(cut.zero > 0, by, 1) for of, by in zip(self.held, ranks, strict=True))
-        mine = np.max(sum(shares), axis=0)
-        device_s = mine * (1 - cut.offload_optimizer) * self.software.update / rates.memory
+        cut = self.run.cut
+        mine = np.max(self._updated(), axis=0)
+        device_s = np.max(self.updates_s(), axis=0)
         if not np.any(cut.offload_optimizer):
             return device_s, 0.0
-        host = known_host(self.run, rates)
+        host = known_host(self.run, self.rates)
         there = mine * cut.offload_optimizer
         copied_s = there * max(self.software.gradient_bytes, cut.element_bytes) / host.host
         return device_s, np.maximum(

@@ -275,7 +275,8 @@ class Costing:
         """How many a layer launches, forward and backward, but for what experts take more."""
         w, shape = self.software, self.run.shape
         plain = (w.layer_norm_kernels if shape.layer_norm else None) or w.kernels
-        return _total((1, plain), (self.is_narrow, w.float8_kernels), (shape.latent is not None, w.latent_kernels))
+        more = (shape.head_norms, w.head_norm_kernels), (shape.latent is not None, w.latent_kernels)
+        return _total((1, plain), (self.is_narrow, w.float8_kernels), *more)
 
     def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:
         """How many more a layer with experts launches."""

@@ -18,7 +18,7 @@ from shardwright.cost.calibration import Constants
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
-from shardwright.cost.stage_time import Costing, PieceTime
+from shardwright.cost.stage_time import Costing, PieceTime, beside
 from shardwright.schedule.job_program import Order, job_order
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import StagePlacement, placement_of
@@ -169,12 +169,13 @@ class _Stages:
 
 def _updated_s(software: SoftwareSpec, ends: DataParallel, gather_s: np.ndarray, placement: StagePlacement) -> float:
     """What gathering the updated parameters adds to a step, of the rank that takes longest."""
-    of_rank = max(
-        sum(float(gather_s[stage, 0]) for stage in placement.stages_of(rank)) for rank in range(placement.num_ranks)
-    )
-    if software.gather_overlap:
-        return of_rank * ends.rates.leak
-    return float(ends.behind_update_s(of_rank)) if software.update_overlap else of_rank
+    gather, update = _by_stage(gather_s), _by_stage(ends.updates_s())
+    ranks = [placement.stages_of(rank) for rank in range(placement.num_ranks)]
+    gathers_s = [sum(gather[stage] for stage in stages) for stages in ranks]
+    if software.update_overlap and not software.gather_overlap:
+        updates_s = [sum(update[stage] for stage in stages) for stages in ranks]
+        return float(np.max(beside(ends.rates, np.array(gathers_s), np.array(updates_s))))
+    return max(gathers_s) * (ends.rates.leak if software.gather_overlap else 1.0)
 
 
 def _by_stage(seconds: np.ndarray) -> tuple[float, ...]:
