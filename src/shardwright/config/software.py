@@ -62,6 +62,11 @@ class SoftwareSpec(Spec):
     learned: Bytes | None = Field(
         None, description="In place of rotary, where positions are learned and nothing is turned; left out, as rotary."
     )
+    ring: Bytes = Field(
+        (0.0, 0.0),
+        description="Where ranks share sequences, and keys come to queries rank by rank: what is merged, by element of "
+        "queries and rank.",
+    )
     latent: Bytes | None = Field(
         None,
         description="Norms and copies of latents, by their elements; left out, twice a norm's forward, and that of a "
@@ -95,6 +100,7 @@ class SoftwareSpec(Spec):
     )
     float8_kernels: Bytes = Field((0.0, 0.0), description="Kernels more where products are in fp8.")
     head_norm_kernels: Bytes = Field((0.0, 0.0), description="Kernels more where queries and keys have norms.")
+    ring_kernels: Bytes = Field((0.0, 0.0), description="Kernels more for each rank whose keys come to queries.")
     latent_kernels: Bytes = Field((0.0, 0.0), description="Kernels more with latent attention.")
     routing_kernels: Bytes = Field((0.0, 0.0), description="Kernels more in a layer with experts.")
     choice_kernels: Bytes = Field((0.0, 0.0), description="Kernels more for each choice of a token.")

@@ -26,8 +26,8 @@ class PieceTime:
 
     `tensor`, `context`, `expert` and `shard` are collectives and `host` copies to host memory and back, of forward and
     backward together, what nothing hides of them; `exposed_forward` is the forward's part of all of these. `again` is
-    computing again. FLOPs are of the forward. `put_off` is what `tensor` lacks where weight gradients are put off, which
-    would hide some of it.
+    computing again. FLOPs are of the forward. `put_off` is what more of `tensor` is seen where weight gradients, which
+    hide some of it, are computed later.
     """
 
     forward: Numbers = 0.0
@@ -273,9 +273,14 @@ class Costing:
 
     def _kernels_before_experts(self) -> tuple[Numbers, Numbers]:
         """How many a layer launches, forward and backward, but for what experts take more."""
-        w, shape = self.software, self.run.shape
+        w, shape, cut = self.software, self.run.shape, self.run.cut
         plain = (w.layer_norm_kernels if shape.layer_norm else None) or w.kernels
-        more = (shape.head_norms, w.head_norm_kernels), (shape.latent is not None, w.latent_kernels)
+        visits = cut.cp * (cut.cp > 1) * (cut.cp_method != "ulysses")
+        more = (
+            (visits, w.ring_kernels),
+            (shape.head_norms, w.head_norm_kernels),
+            (shape.latent is not None, w.latent_kernels),
+        )
         return _total((1, plain), (self.is_narrow, w.float8_kernels), *more)
 
     def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:

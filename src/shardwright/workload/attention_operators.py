@@ -117,7 +117,17 @@ def attention(c: Context, o: LayerOperator) -> Operator:
     scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, s.query_width + s.value_width)
     sums = FLOAT32 * c.sizes["log-sum-exp"]
     inside = sums * s.query_width  # the gradient of queries is added up in float32
-    return Operator(o, (), scores, 0.0, 0.0, ahead, back, given + sums, given + sums, given, inside, needs_kept=True)
+    forward, backward = _merged(c, heads * c.tokens * s.value_width)
+    return Operator(
+        o, (), scores, forward, backward, ahead, back, given + sums, given + sums, given, inside, needs_kept=True
+    )
+
+
+def _merged(c: Context, queries: Numbers) -> tuple[Numbers, Numbers]:
+    """Bytes that merging moves of what queries get from the keys of each rank, forward and backward."""
+    ranks = c.cut.cp * (c.cut.cp > 1) * (c.cut.cp_method != "ulysses")
+    forward, backward = (queries * ranks * of_element for of_element in c.software.ring)
+    return forward, backward
 
 
 def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
