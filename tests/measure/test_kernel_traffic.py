@@ -140,7 +140,7 @@ def test_experts(fields: tuple[str, ...], experts: int, choices: int) -> None:
 
 @pytest.mark.parametrize("cp", [2, 4])
 def test_keys_that_come_rank_by_rank(cp: int) -> None:
-    """By element of queries and rank. Gradients of a rank's own keys, which are in it, weigh less among more ranks: 15 %.
+    """By element of queries and rank. Gradients of a rank's own keys are in it, and weigh less among more ranks: 15 %.
 
     With as many heads for keys as for queries none is repeated and summed, and their gradients are four times as large.
     """
