@@ -117,7 +117,7 @@ def attention(c: Context, o: LayerOperator) -> Operator:
     scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, s.query_width + s.value_width)
     sums = FLOAT32 * c.sizes["log-sum-exp"]
     inside = sums * s.query_width  # the gradient of queries is added up in float32
-    forward, backward = _merged(c, heads * c.tokens * s.value_width)
+    forward, backward = _merged(c, c.sizes["attended"])
     return Operator(
         o, (), scores, forward, backward, ahead, back, given + sums, given + sums, given, inside, needs_kept=True
     )
