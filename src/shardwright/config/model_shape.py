@@ -96,7 +96,11 @@ class LatentShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Shape of a decoder. Layers are of two kinds: "dense" has one MLP for all tokens, "experts" a mixture."""
+    """Shape of a decoder. Layers are of two kinds: "dense" has one MLP for all tokens, "experts" a mixture.
+
+    `layer_norm` says that norms are LayerNorms, `bias` that attention and MLPs have biases, and `head_norms` that
+    queries and keys are normalised. Rows of measurements don't say these.
+    """
 
     layers: int
     hidden: int
@@ -111,6 +115,9 @@ class ModelShape:
     learned_positions: bool = False
     experts: ExpertShape | None = None
     latent: LatentShape | None = None
+    layer_norm: bool = False
+    bias: bool = False
+    head_norms: bool = False
 
     @property
     def query_width(self) -> int:
@@ -304,4 +311,5 @@ def shape_of(model: ModelSpec) -> ModelShape:
         experts=experts if moe.experts else None,
         latent=LatentShape(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
         if model.is_latent else None,
+        layer_norm=model.norm == "layernorm", bias=model.bias, head_norms=model.qk_norm,
     )  # fmt: skip

@@ -43,13 +43,79 @@ class SoftwareSpec(Spec):
         description="Attention: torch's operators, a fused softmax, FlashAttention 1 or 2, or cuDNN's / version 3."
     )
     norm: Bytes = Field(description="Bytes that a norm moves, by element of the residual stream.")
+    layer_norm: Bytes | None = Field(
+        None, description="The same of a LayerNorm, where that of an RMSNorm is another; left out, as norm."
+    )
+    head_norm: Bytes = Field((0.0, 0.0), description="Norms of queries and keys, by their elements.")
+    bias: Bytes = Field((0.0, 0.0), description="Sum with a bias in a kernel of its own, by element of it.")
     residual: Bytes = Field(description="Bias, dropout and sum with the residual stream, by its elements.")
     activation: Bytes = Field(description="Activation of the MLP (bias, gate), by element that leaves it.")
+    plain_activation: Bytes | None = Field(
+        None, description="An activation without a gate, by the same; left out, 2/3 of what one with a gate moves."
+    )
     rotary: Bytes = Field(description="Rotation, transpositions and copies, by element of query, key and value.")
+    copied: Bytes | None = Field(
+        None,
+        description="By element that is not turned: values, of latent attention also the parts of heads without "
+        "position, and what their values are padded with; left out, as rotary.",
+    )
+    learned: Bytes | None = Field(
+        None, description="In place of rotary, where positions are learned and nothing is turned; left out, as rotary."
+    )
+    ring: Bytes = Field(
+        (0.0, 0.0),
+        description="Where ranks share sequences, and keys come to queries rank by rank: what is merged, by element of "
+        "queries and rank.",
+    )
+    latent: Bytes | None = Field(
+        None,
+        description="Norms and copies of latents, by their elements; left out, twice a norm's forward, and that of a "
+        "copy, each twice in the backward.",
+    )
+    router: Bytes = Field((32.0, 32.0), description="Scores of experts, their choice and its counts, by logit.")
+    choices: Bytes = Field((0.0, 0.0), description="The same, by logit and choice of a token.")
+    router_input: Bytes = Field(
+        (0.0, 0.0), description="Casts of the router's input, and sums of its gradients, by its elements."
+    )
+    dispatch: Bytes | None = Field(
+        None,
+        description="Rows brought into the order of their experts, by element of the rows that are sent; those that "
+        "come from other ranks are copied once more. Left out, each is one copy, as on the way back.",
+    )
+    combine: Bytes | None = Field(
+        None, description="Rows brought back and added up with the weights of choices, by the same."
+    )
     softmax: Bytes = Field((0.0, 0.0), description="Scale, mask, softmax and dropout, by element of the scores.")
     loss: Bytes = Field(description="Cross entropy, by logit.")
     float8: Bytes = Field((7.0, 7.0), description="Casts to fp8 and their transposes, by element of a product's input.")
+    float8_fused: bool = Field(
+        True, description="Casts to fp8 are in part fused into other kernels; if not, all their bytes count."
+    )
+    float8_weight_gradients: bool = Field(
+        True, description="Products of weight gradients are in fp8 too; if not, in 16 bits."
+    )
     kernels: Bytes = Field((25.0, 45.0), description="Kernels that one layer launches.")
+    layer_norm_kernels: Bytes | None = Field(
+        None, description="The same with LayerNorms, biases and no gate, if it is not as many."
+    )
+    float8_kernels: Bytes = Field((0.0, 0.0), description="Kernels more where products are in fp8.")
+    head_norm_kernels: Bytes = Field((0.0, 0.0), description="Kernels more where queries and keys have norms.")
+    ring_kernels: Bytes = Field((0.0, 0.0), description="Kernels more for each rank whose keys come to queries.")
+    latent_kernels: Bytes = Field((0.0, 0.0), description="Kernels more with latent attention.")
+    routing_kernels: Bytes = Field((0.0, 0.0), description="Kernels more in a layer with experts.")
+    choice_kernels: Bytes = Field((0.0, 0.0), description="Kernels more for each choice of a token.")
+    expert_kernels: Bytes = Field((0.0, 0.0), description="Kernels more for each expert that a rank holds.")
+    adds_apart: bool = Field(
+        False,
+        description="A weight's gradient is a tensor of its own, which is then added to what other microbatches made, "
+        "where that is in other numbers; if not, its product adds it.",
+    )
+    update: Number = Field(
+        34.0,
+        description="Bytes of an update, by element: Adam reads a gradient and reads and writes two moments and the "
+        "master weight, all in float32, and writes the weight in 16 bits; the norm of the gradients reads them once "
+        "more.",
+    )
     norm_kept: Number = Field(2.0, description="Bytes that a norm keeps for its backward, by element.")
     activation_kept: Number = Field(
         0.0,
@@ -93,9 +159,22 @@ class SoftwareSpec(Spec):
         1, description="Collectives in which ZeRO-3 gathers a layer's parameters."
     )
     gather_overlap: bool = Field(False, description="Updated parameters are gathered during the next forward.")
+    update_overlap: bool = Field(
+        False, description="Updated parameters are gathered while others are updated, and waited for after that."
+    )
     message_overlap: bool = Field(False, description="Messages of the pipeline pass while others compute.")
     message_split: bool = Field(True, description="tp ranks each send their part of a message.")
     tensor_overlap: bool = Field(False, description="Tensor-parallel collectives are hidden behind their products.")
+    sum_overlap: bool = Field(
+        False,
+        description="What tp ranks sum of an input gradient travels while the product's weight gradient is computed, "
+        "where a schedule does not put that off.",
+    )
+    pair_overlap: bool = Field(
+        True,
+        description="Where a schedule pairs a forward with a backward, one computes while tokens of the other "
+        "travel; if not, they run one after the other.",
+    )
     expert_overlap: bool = Field(False, description="Tokens travel to and from experts while others are computed.")
     dispatch_bytes: Literal[1, 2] = Field(
         2, description="Bytes of an element on its way to experts, kept there as it came; what comes back has 2."

@@ -22,10 +22,6 @@ from shardwright.workload.stage_contents import PipelineRanks
 # the sum of the shares that come, and for the methods with error feedback adding the error before and keeping it after.
 _COMPRESSION_BYTES = {"bf16": 14, "fp16": 14, "int8": 36, "powersgd": 36, "topk": 36}
 
-# Bytes by element of an update: Adam reads a gradient and reads and writes two moments and the master weight, all in
-# float32, and writes the weight in 16 bits; the norm of the gradients reads them once more.
-_UPDATE_BYTES = 4 + 4 * 6 + 2 + 4
-
 
 @dataclass(frozen=True)
 class DataParallel:
@@ -72,6 +68,8 @@ class DataParallel:
             reduce_s = np.maximum(left, last_s) if cut.bucket_bytes else left
         if software.gather_overlap:
             gather_s = beside(rates, gather_s, self.pace.forward)
+        elif software.update_overlap:
+            gather_s = beside(rates, gather_s, self.updates_s())
         early_s = beside(rates, early_s, (cut.num_microbatches - 1) * self.pace.total)
         seconds = np.max(early_s + reduce_s + gather_s, axis=0) + self._tied_s()
         return np.where((cut.zero == 3) & (cut.replicas > 1), 0.0, seconds)
@@ -128,22 +126,32 @@ class DataParallel:
         pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
         return ring_s(self.rates, pair, size * (run.shape.tied & self.ranks.are_tables_apart), 2)
 
+    def _updated(self) -> Numbers:
+        """Elements that a rank updates, by rank."""
+        ranks = self.groups.shard.size, self.groups.expert_shard.size
+        is_shared = self.run.cut.zero > 0
+        return sum(of / np.where(is_shared, by, 1) for of, by in zip(self.held, ranks, strict=True))
+
+    def updates_s(self) -> Numbers:
+        """Seconds of the update on the device, by rank."""
+        return self._updated() * (1 - self.run.cut.offload_optimizer) * self.software.update / self.rates.memory
+
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.
 
         The host's copies of one unit run while it updates another (Ren et al. 2021, arXiv 2101.06840, section 4.2).
         """
-        cut, rates, groups = self.run.cut, self.rates, self.groups
-        ranks = groups.shard.size, groups.expert_shard.size
-        shares = (of / np.where(cut.zero > 0, by, 1) for of, by in zip(self.held, ranks, strict=True))
-        mine = np.max(sum(shares), axis=0)
-        device_s = mine * (1 - cut.offload_optimizer) * _UPDATE_BYTES / rates.memory
+        cut = self.run.cut
+        mine = np.max(self._updated(), axis=0)
+        device_s = np.max(self.updates_s(), axis=0)
         if not np.any(cut.offload_optimizer):
             return device_s, 0.0
-        host = known_host(self.run, rates)
+        host = known_host(self.run, self.rates)
         there = mine * cut.offload_optimizer
         copied_s = there * max(self.software.gradient_bytes, cut.element_bytes) / host.host
-        return device_s, np.maximum(0.0, np.maximum(there * _UPDATE_BYTES / host.host_memory, copied_s) - device_s)
+        return device_s, np.maximum(
+            0.0, np.maximum(there * self.software.update / host.host_memory, copied_s) - device_s
+        )
 
 
 def _collective_s(rates: Rates, group: Group, collective: BucketCollective) -> Numbers:

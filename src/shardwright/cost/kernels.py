@@ -81,16 +81,28 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
         r, i, c, batch = np.broadcast_arrays(p.rows, p.inner, p.columns, p.batch)
         # Y = X W, then dX = dY W' and dW = X' dY.
         passes = product_s(rates, np.stack((r, r, i)), np.stack((i, c, r)), np.stack((c, i, c)), batch=batch, rate=rate)
-        forward, input_grad, weight_grad = forward + passes[0], input_grad + passes[1], weight_grad + passes[2]
-        if p.weight:  # the gradient is added to what other microbatches made
-            added = software.gradient_bytes * p.batch * p.inner * p.columns
-            weight_grad = weight_grad + added / rates.memory
+        of_weight = passes[2]
+        if narrow and not software.float8_weight_gradients:
+            of_weight = product_s(rates, i, r, c, batch=batch, rate=rates.flops)
+        forward, input_grad, weight_grad = forward + passes[0], input_grad + passes[1], weight_grad + of_weight
+        if p.weight:
+            weight_grad = weight_grad + _added_bytes(rates, software) * p.batch * p.inner * p.columns / rates.memory
         if narrow:
-            forward = forward + rates.cast * software.float8[0] * p.batch * p.rows * p.inner / rates.memory
-            input_grad = input_grad + rates.cast * software.float8[1] * p.batch * p.rows * p.columns / rates.memory
+            cast = rates.cast if software.float8_fused else 1.0
+            forward = forward + cast * software.float8[0] * p.batch * p.rows * p.inner / rates.memory
+            input_grad = input_grad + cast * software.float8[1] * p.batch * p.rows * p.columns / rates.memory
     if operator.scores:
         forward = forward + scores_s(rates, operator.scores, False)
         input_grad = input_grad + scores_s(rates, operator.scores, True)
     if not any(p.weight for p in operator.products):
         input_grad, weight_grad = input_grad + weight_grad, 0.0
     return KernelTime(forward, input_grad, weight_grad)
+
+
+def _added_bytes(rates: Rates, software: SoftwareSpec) -> int:
+    """Bytes by element of a weight that its gradient takes beside its product, to be added to what other microbatches
+    made."""
+    added = software.gradient_bytes
+    if software.adds_apart and added != rates.element_bytes:
+        return rates.element_bytes + 2 * added  # the product's result is read, the sum read and written
+    return added

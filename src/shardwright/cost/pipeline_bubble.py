@@ -12,6 +12,11 @@ import numpy as np
 from shardwright.workload.arrays import Numbers
 
 
+def puts_weights_off(schedule: str) -> bool:
+    """Whether weight gradients are computed apart from the input gradients of their microbatch, as most are."""
+    return schedule == "auto" or schedule.startswith(("zb-", "v-"))
+
+
 def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers, extra_warmup: Numbers = 0) -> Numbers:
     """Microbatches whose activations of all its layers a pipeline rank keeps at once.
 

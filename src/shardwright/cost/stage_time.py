@@ -12,11 +12,12 @@ from shardwright.cost.calibration import Constants, Rates, constant, device_of, 
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_pass_s, ring_s
 from shardwright.cost.group_links import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
+from shardwright.cost.pipeline_bubble import puts_weights_off
 from shardwright.cost.topology import Group
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import LAYERS, Chain, chains, kept_bytes, share_run_again
 from shardwright.workload.operators import Exchange, Operator
-from shardwright.workload.query import Run
+from shardwright.workload.query import PlanGrid, Run
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class PieceTime:
 
     `tensor`, `context`, `expert` and `shard` are collectives and `host` copies to host memory and back, of forward and
     backward together, what nothing hides of them; `exposed_forward` is the forward's part of all of these. `again` is
-    computing again. FLOPs are of the forward.
+    computing again. FLOPs are of the forward. `put_off` is what more of `tensor` is seen where weight gradients, which
+    hide some of it, are computed later.
     """
 
     forward: Numbers = 0.0
@@ -40,6 +42,7 @@ class PieceTime:
     exposed_forward: Numbers = 0.0
     flops: Numbers = 0.0
     flops_again: Numbers = 0.0
+    put_off: Numbers = 0.0
 
     def __add__(self, other: "PieceTime") -> "PieceTime":
         return PieceTime(*map(add, self.values(), other.values()))
@@ -52,7 +55,7 @@ class PieceTime:
         """All fields, in their order: dataclasses.astuple takes fifty times as long."""
         return (
             self.forward, self.input_grad, self.weight_grad, self.again, self.tensor, self.context, self.expert,
-            self.shard, self.host, self.exposed_forward, self.flops, self.flops_again,
+            self.shard, self.host, self.exposed_forward, self.flops, self.flops_again, self.put_off,
         )  # fmt: skip
 
     def gathered(self, rates: Rates, software: SoftwareSpec, gather: Numbers, scatter: Numbers) -> "PieceTime":
@@ -62,6 +65,10 @@ class PieceTime:
         first = beside(rates, gather, hidden * self.forward)
         second = beside(rates, gather + scatter, hidden * self.backward)
         return replace(self, shard=self.shard + first + second, exposed_forward=self.exposed_forward + first)
+
+    def where_split(self, is_split: Numbers) -> "PieceTime":
+        """The piece in a schedule that puts weight gradients off, where it does."""
+        return replace(self, tensor=self.tensor + self.put_off * is_split, put_off=0.0 * self.put_off)
 
     @property
     def exposed(self) -> Numbers:
@@ -81,11 +88,13 @@ class PieceTime:
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """Seconds of one collective by itself, and of them those that nothing hides."""
+    """Seconds of one collective by itself, of them those that nothing hides, and what more where weight gradients are
+    put off."""
 
     exchange: Exchange
     seconds: Numbers
     exposed: Numbers
+    put_off: Numbers = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,7 @@ class OperatorTime:
         return PieceTime(
             k.forward, k.input_grad, k.weight_grad, tensor=first.tensor + tp, context=first.context + cp,
             expert=first.expert + ep, exposed_forward=ahead, flops=first.flops,
+            put_off=sum(of.put_off for of in self.backward),
         )  # fmt: skip
 
 
@@ -162,6 +172,13 @@ class Repeatable:
         return cls(PieceTime(*values[:num_once]), tuple(Forward(*values[end : end + num_each]) for end in ends))
 
 
+def are_put_off(cut: PlanGrid) -> Numbers:
+    """Which plans compute weight gradients apart from the input gradients of their microbatch, 1 or 0."""
+    if len(cut.schedules) == 1:
+        return 1.0 * puts_weights_off(cut.schedules[0][0])
+    return cut.by_schedule(lambda name, at: np.full(len(cut.pp[at]), 1.0 * puts_weights_off(name)))
+
+
 def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
     """What is seen of communication beside computing: what is longer, and how much it slows what it runs beside."""
     return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
@@ -173,6 +190,11 @@ _MLP = ("up", "activation", "down")  # parts of a layer
 def _first_of_experts(chain: Chain) -> int:
     """Where in a layer of experts attention has ended."""
     return next(place for place, operator in enumerate(chain) if operator.name == "norm before experts")
+
+
+def _total(*counted: tuple[Numbers, tuple[float, float]]) -> tuple[Numbers, Numbers]:
+    forward, backward = (sum(count * kernels[number] for count, kernels in counted) for number in (0, 1))
+    return forward, backward
 
 
 @dataclass(frozen=True)
@@ -219,38 +241,68 @@ class Costing:
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
         """What a piece consists of, in its order: a layer of a kind that recomputes what a policy says, the embedding
         or the head."""
-        return self._timed(self.chains[kind], kind, policy)
+        is_split = are_put_off(self.run.cut)
+        for of in self._timed(self.chains[kind], kind, policy):
+            behind = (replace(e, exposed=e.exposed + e.put_off * is_split, put_off=0.0) for e in of.backward)
+            yield replace(of, backward=tuple(behind))
 
     def _timed(self, chain: Chain, kind: str, policy: str) -> Iterator[OperatorTime]:
-        rates = self.rates
-        for operator in chain:
-            t = operator_s(rates, self.software, operator, self.is_narrow and kind in LAYERS)
+        rates, is_narrow = self.rates, self.is_narrow and kind in LAYERS
+        times = [operator_s(rates, self.software, operator, is_narrow) for operator in chain]
+        # What enters a product is an operator before it, or with latents the product's own.
+        beside_s = [t.weight_grad for t in (*times[1:], times[-1])]
+        weights_s = [t.weight_grad if o.products else of for o, t, of in zip(chain, times, beside_s, strict=True)]
+        for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
             more = rates.imbalance if kind == "experts" and operator.of.part in _MLP else 1.0
             ahead = self._exposed(operator.forward, t.forward)
-            behind = self._exposed(operator.backward, t.input_grad + t.weight_grad)
+            behind = self._exposed(operator.backward, t.input_grad + t.weight_grad, weight_s)
             yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, backward=behind)
 
     def gaps(self, kind: str, policy: str = "none") -> PieceTime:
         """Between the kernels of a piece."""
         if kind not in LAYERS:
             return PieceTime()
-        forward, backward = (self.rates.gap_s * count for count in self.software.kernels)
-        is_repeated = policy in ("full", "stage")
-        return PieceTime(forward=forward, input_grad=backward, again=forward if is_repeated else 0.0)
+        found = self._gaps_of(self._kernels_before_experts())
+        if kind == "experts":
+            found += self._gaps_of(self._kernels_of_experts())
+        return replace(found, again=found.forward if policy in ("full", "stage") else 0.0)
+
+    def _gaps_of(self, kernels: tuple[Numbers, Numbers]) -> PieceTime:
+        forward, backward = (self.rates.gap_s * count for count in kernels)
+        return PieceTime(forward=forward, input_grad=backward)
+
+    def _kernels_before_experts(self) -> tuple[Numbers, Numbers]:
+        """How many a layer launches, forward and backward, but for what experts take more."""
+        w, shape, cut = self.software, self.run.shape, self.run.cut
+        plain = (w.layer_norm_kernels if shape.layer_norm else None) or w.kernels
+        visits = cut.cp * (cut.cp > 1) * (cut.cp_method != "ulysses")
+        more = (
+            (visits, w.ring_kernels),
+            (shape.head_norms, w.head_norm_kernels),
+            (shape.latent is not None, w.latent_kernels),
+        )
+        return _total((1, plain), (self.is_narrow, w.float8_kernels), *more)
+
+    def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:
+        """How many more a layer with experts launches."""
+        w, of = self.software, self.run.shape.mixture
+        held = np.maximum(1, of.num // np.asarray(self.run.cut.ep))
+        return _total((1, w.routing_kernels), (of.topk, w.choice_kernels), (held, w.expert_kernels))
 
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
         """One layer of a kind that recomputes what a policy says, the embedding or the head."""
         operators = self.before_experts(kind)
         if kind == "experts":
             operators += self.experts()
-        found = self.repeating(kind, policy, operators)
+        found = self.repeating(kind, policy, operators).where_split(are_put_off(self.run.cut))
         if np.any(self.run.cut.zero == 3):
             return found.gathered(self.rates, self.software, *self.shard_s(kind))
         return found
 
     def before_experts(self, kind: str) -> Repeatable:
         """The time of what comes before the experts of a piece, which does not depend on how these lie."""
-        return self._repeatable(self.chain_before_experts(kind), kind, self.gaps(kind))
+        gaps = self._gaps_of(self._kernels_before_experts()) if kind in LAYERS else PieceTime()
+        return self._repeatable(self.chain_before_experts(kind), kind, gaps)
 
     def chain_before_experts(self, kind: str) -> Chain:
         """The operators of what comes before the experts of a piece."""
@@ -260,7 +312,8 @@ class Costing:
     def experts(self) -> Repeatable:
         """The time of the experts of a piece, and of what comes behind them."""
         chain = self.chains["experts"]
-        return self._repeatable(chain[_first_of_experts(chain) :], "experts", PieceTime())
+        gaps = self._gaps_of(self._kernels_of_experts())
+        return self._repeatable(chain[_first_of_experts(chain) :], "experts", gaps)
 
     def _repeatable(self, chain: Chain, kind: str, found: PieceTime) -> Repeatable:
         forwards = []
@@ -282,24 +335,31 @@ class Costing:
             found += self._sent_away(found, kind, policy)
         return found
 
-    def _exposed(self, exchanges: tuple[Exchange, ...], compute_s: Numbers) -> tuple[ExchangeTime, ...]:
-        """An operator's collectives, with what of each is not hidden."""
+    def _exposed(
+        self, exchanges: tuple[Exchange, ...], compute_s: Numbers, weight_s: Numbers = 0.0
+    ) -> tuple[ExchangeTime, ...]:
+        """An operator's collectives, with what of each is not hidden. The weight gradient of the product that they are
+        for takes `weight_s`."""
         found = []
         for exchange in exchanges:
             if not np.any(exchange.size):  # no plan has it
                 continue
             exposed = seconds = self.exchange_s(exchange)
+            put_off: Numbers = 0.0
             if exchange.kind == "ring":  # the next keys come while these are used
                 exposed = beside(self.rates, seconds, compute_s)
             elif exchange.axis == "cp":
                 pass
+            elif exchange.beside_weights and self.software.sum_overlap:
+                exposed = beside(self.rates, seconds, weight_s)
+                put_off = seconds - exposed
             elif exchange.axis == "tp":
                 exposed = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
-            elif self.run.cut.is_paired:  # another microbatch computes meanwhile
+            elif self.run.cut.is_paired and self.software.pair_overlap:  # another microbatch computes meanwhile
                 exposed = seconds * self.rates.leak
             elif self.software.expert_overlap:
                 exposed = seconds * self.rates.expert_exposed
-            found.append(ExchangeTime(exchange, seconds, exposed))
+            found.append(ExchangeTime(exchange, seconds, exposed, put_off))
         return tuple(found)
 
     def _sent_away(self, piece: PieceTime, kind: str, policy: str) -> PieceTime:

@@ -18,7 +18,7 @@ from shardwright.cost.collective_time import message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
 from shardwright.cost.pipeline_bubble import bubble
-from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
+from shardwright.cost.stage_time import Costing, PieceTime, Repeatable, are_put_off
 from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.workload.arrays import Array, Numbers, only, stacked_rows
@@ -178,7 +178,11 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
         costing = Costing.of(run, constants)
         return _rows(run, [costing.shard_s(kind) for kind in kinds])
 
-    times = list(memo.rows("piece", run, (pieces, *words), layer_columns, whole).reshape(len(pieces), -1, len(cut.tp)))
+    rows = memo.rows("piece", run, (pieces, *words), layer_columns, whole).reshape(len(pieces), -1, len(cut.tp))
+    times = list(rows)
+    if software_under(run).sum_overlap:
+        put_off = are_put_off(cut)
+        times = [np.stack(PieceTime(*of).where_split(put_off).values()) for of in times]
     if not np.any(cut.zero == 3):
         return times
     shards = memo.rows("shard", run, shard_words(cut), shard_columns, sharded).reshape(len(kinds), 2, -1)

@@ -13,14 +13,15 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
-from shardwright.cost.stage_time import Costing, PieceTime
+from shardwright.cost.stage_time import Costing, PieceTime, beside
 from shardwright.schedule.job_program import Order, job_order
 from shardwright.schedule.timing import Costs
-from shardwright.sharding.stage_placement import placement_of
+from shardwright.sharding.stage_placement import StagePlacement, placement_of
 from shardwright.simulate.batched_timing import Rounds, rounds_of
 from shardwright.simulate.closed_form import StepTime, border_bytes, step_time
 from shardwright.workload.stage_contents import PipelineRanks, held_by_rank, layer_kinds
@@ -148,10 +149,7 @@ class _Stages:
             latency_s=rates.link_latency_s if is_near else rates.network_latency_s,
             reduce=_by_stage(reduce_s) if are_beside else (),
             gather=_by_stage(gather_s) if run.cut.zero == 3 else (),
-            updated_s=max(
-                sum(float(gather_s[stage, 0]) for stage in placement.stages_of(rank)) for rank in range(job.plan.pp)
-            )
-            * ((rates.leak if costing.software.gather_overlap else 1.0) * (run.cut.zero < 3)),
+            updated_s=_updated_s(costing.software, ends, gather_s, placement) * (run.cut.zero < 3),
             leak=rates.leak,
         )
 
@@ -167,6 +165,17 @@ class _Stages:
             reduce=self.reduce if has_collectives else (),
             gather=self.gather if has_collectives else (),
         )
+
+
+def _updated_s(software: SoftwareSpec, ends: DataParallel, gather_s: np.ndarray, placement: StagePlacement) -> float:
+    """What gathering the updated parameters adds to a step, of the rank that takes longest."""
+    gather, update = _by_stage(gather_s), _by_stage(ends.updates_s())
+    ranks = [placement.stages_of(rank) for rank in range(placement.num_ranks)]
+    gathers_s = [sum(gather[stage] for stage in stages) for stages in ranks]
+    if software.update_overlap and not software.gather_overlap:
+        updates_s = [sum(update[stage] for stage in stages) for stages in ranks]
+        return float(np.max(beside(ends.rates, np.array(gathers_s), np.array(updates_s))))
+    return max(gathers_s) * (ends.rates.leak if software.gather_overlap else 1.0)
 
 
 def _by_stage(seconds: np.ndarray) -> tuple[float, ...]:

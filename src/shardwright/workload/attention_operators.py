@@ -47,19 +47,45 @@ def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
     products = tuple(MatrixProduct.of(c.tokens, of.matrix, c.cut.tp) for of in o.products)
     low = m.query_rank + m.key_rank
     traffic = rows * ((2 * low + m.rotary) * (c.software.norm[0] + HALF))
+    moved = traffic, 2 * traffic
+    if c.software.latent:
+        moved = tuple(rows * (low + m.rotary) * of_element for of_element in c.software.latent)
     given = c.bytes_of(o.gives)
     kept = HALF * rows * low + given
     narrow = (low + m.rotary) / s.hidden if m.query_rank else 0.0
     forward, backward = entering(c, narrow)
-    return Operator(
-        o, products, None, traffic, 2 * traffic, forward, backward, kept, given=given, inside=narrow * c.gathered
-    )
+    return Operator(o, products, None, *moved, forward, backward, kept, given=given, inside=narrow * c.gathered)
 
 
 def rotate(c: Context, o: LayerOperator) -> Operator:
     """Rotary positions, and the copies that bring heads into their order."""
     n, w = c.sizes[o.gives], c.software
-    return Operator(o, (), None, n * w.rotary[0], n * w.rotary[1], kept=n * w.rotary_kept, given=HALF * n)
+    forward, backward = _turned(c, n)
+    return Operator(o, (), None, forward, backward, kept=n * w.rotary_kept, given=HALF * n)
+
+
+def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
+    """Bytes that making `n` elements of query, key and value ready moves, forward and backward.
+
+    Where values and what is not turned are priced apart: queries and keys are turned, of latent attention the rotary
+    part of queries, whose values are padded to the width of keys, and what attention makes of them is cut again.
+    """
+    s, w = c.shape, c.software
+    if s.learned_positions and w.learned:
+        return n * w.learned[0], n * w.learned[1]
+    if not w.copied:
+        return n * w.rotary[0], n * w.rotary[1]
+    if s.latent:
+        turned, heads = s.latent.rotary / (2 * s.query_width + s.value_width), c.tokens * c.sizes.heads
+        padded = heads * (s.query_width + s.value_width) * (s.value_width < s.query_width)
+    else:
+        turned, padded = (s.heads + s.kv_heads) / (s.heads + 2 * s.kv_heads), 0.0
+    norms = w.head_norm if s.head_norms else (0.0, 0.0)
+    forward, backward = (
+        n * turned * (of_turned + of_norm) + (n * (1 - turned) + padded) * of_copied
+        for of_turned, of_norm, of_copied in zip(w.rotary, norms, w.copied, strict=True)
+    )
+    return forward, backward
 
 
 def attention(c: Context, o: LayerOperator) -> Operator:
@@ -91,7 +117,17 @@ def attention(c: Context, o: LayerOperator) -> Operator:
     scores = Scores(pairs, queries if cut.cp_method == "ring" else s.sequence, s.query_width + s.value_width)
     sums = FLOAT32 * c.sizes["log-sum-exp"]
     inside = sums * s.query_width  # the gradient of queries is added up in float32
-    return Operator(o, (), scores, 0.0, 0.0, ahead, back, given + sums, given + sums, given, inside, needs_kept=True)
+    forward, backward = _merged(c, c.sizes["attended"])
+    return Operator(
+        o, (), scores, forward, backward, ahead, back, given + sums, given + sums, given, inside, needs_kept=True
+    )
+
+
+def _merged(c: Context, queries: Numbers) -> tuple[Numbers, Numbers]:
+    """Bytes that merging moves of what queries get from the keys of each rank, forward and backward."""
+    ranks = c.cut.cp * (c.cut.cp > 1) * (c.cut.cp_method != "ulysses")
+    forward, backward = (queries * ranks * of_element for of_element in c.software.ring)
+    return forward, backward
 
 
 def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:

@@ -8,6 +8,8 @@ Megatron-core gathers the rows behind the all-to-all instead, once for each choi
 Letters and units are those of operators.py.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from shardwright.workload.arrays import Numbers
@@ -17,9 +19,14 @@ from shardwright.workload.operators import FLOAT32, HALF, Context, Exchange, Mat
 
 def route(c: Context, o: LayerOperator) -> Operator:
     """The router's product and choice, in float32, on the rows of this rank; its input is kept."""
-    traffic = c.sizes["logits"] * FLOAT32 * 8
+    logits, w = c.sizes["logits"], c.software
     product = MatrixProduct.of(c.sizes.routed, o.products[0].matrix, 1)
-    return Operator(o, (product,), None, traffic, traffic, kept=c.bytes_of(o.takes) + traffic / 4, keeps_input=True)
+    forward, backward = (
+        logits * (of_logit + of_choice * c.shape.mixture.topk) + c.sizes.routed * c.shape.hidden * of_input
+        for of_logit, of_choice, of_input in zip(w.router, w.choices, w.router_input, strict=True)
+    )
+    kept = c.bytes_of(o.takes) + logits * FLOAT32 * 2
+    return Operator(o, (product,), None, forward, backward, kept=kept, keeps_input=True)
 
 
 def weigh_shared(c: Context, o: LayerOperator) -> Operator:
@@ -35,8 +42,9 @@ def weigh_shared(c: Context, o: LayerOperator) -> Operator:
 def assemble(c: Context, o: LayerOperator) -> Operator:
     """All tokens of the tp line come together on each of its ranks, whose experts are cut; in the backward their
     gradients are summed. The rows that are sent to experts are kept, and not what they are taken from."""
-    forward, (sums, parts, _) = entering(c, _is_cut(c))
-    return Operator(o, forward=forward, backward=(sums, parts), given=c.bytes_of(o.gives))
+    forward, (*sums, _) = entering(c, _is_cut(c))
+    waited = tuple(replace(exchange, beside_weights=False) for exchange in sums)
+    return Operator(o, forward=forward, backward=waited, given=c.bytes_of(o.gives))
 
 
 def total(c: Context, o: LayerOperator) -> Operator:
@@ -56,20 +64,37 @@ def dispatch(c: Context, o: LayerOperator) -> Operator:
     On the way to experts, tokens forward and gradients backward, software may send 8 bits (arXiv 2412.19437, section
     3.3.3).
     """
-    n, moved, there, back = _travel(c)
+    n, there, back = _travel(c)
+    forward, backward = _moved(c, n, c.software.dispatch, 0)
     kept = c.software.dispatch_bytes * n
-    return Operator(o, (), None, moved, moved, (there,), (back,), kept, given=HALF * n, inside=HALF * n)
+    return Operator(o, (), None, forward, backward, (there,), (back,), kept, given=HALF * n, inside=HALF * n)
 
 
 def combine(c: Context, o: LayerOperator) -> Operator:
     """What experts gave, on its way back; it is kept where it meets the weights of the choices."""
-    n, moved, there, back = _travel(c)
+    n, there, back = _travel(c)
+    forward, backward = _moved(c, n, c.software.combine, 1)
     given, kept = c.bytes_of(o.gives), c.software.returned_kept * n
-    return Operator(o, (), None, moved, moved, (back,), (there,), kept, given=given, inside=HALF * n)
+    return Operator(o, (), None, forward, backward, (back,), (there,), kept, given=given, inside=HALF * n)
 
 
-def _travel(c: Context) -> tuple[Numbers, Numbers, Exchange, Exchange]:
-    """Elements that a rank sends, bytes that permutations move, and the exchanges to experts and back."""
+def _moved(c: Context, n: Numbers, of_element: tuple[float, float] | None, to_experts: int) -> tuple[Numbers, Numbers]:
+    """Bytes that permutations of `n` elements move, forward and backward, of which number `to_experts` is to experts.
+
+    A permutation is a copy, and rows that come from other ranks lie in two orders.
+    """
+    is_sent = c.cut.ep > 1
+    if of_element is None:
+        moved = n * HALF * np.where(is_sent, 4, 2)
+        return moved, moved
+    forward, backward = (
+        n * (of_pass + 2 * HALF * (is_sent & (number == to_experts))) for number, of_pass in enumerate(of_element)
+    )
+    return forward, backward
+
+
+def _travel(c: Context) -> tuple[Numbers, Exchange, Exchange]:
+    """Elements that a rank sends, and the exchanges to experts and back."""
     is_sent, n = c.cut.ep > 1, c.sizes["rows to send"]
     there, back = (Exchange("all_to_all", "ep", size * n * is_sent) for size in (c.software.dispatch_bytes, HALF))
-    return n, n * HALF * np.where(is_sent, 4, 2), there, back
+    return n, there, back

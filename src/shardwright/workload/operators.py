@@ -76,14 +76,16 @@ class Scores:
 class Exchange:
     """A collective: `size` is the bytes of the full tensor that it is about, as in the ledger; 0 is none.
 
-    `is_hidden`: it runs beside the product of its operator's neighbour, whatever the software. What goes around a ring
-    does so in `rounds`, of `size` bytes together.
+    `is_hidden`: it runs beside the product of its operator's neighbour, whatever the software; `beside_weights`: beside
+    that one's weight gradient, if the software does so. What goes around a ring does so in `rounds`, of `size` bytes
+    together.
     """
 
     kind: Kind
     axis: Axis
     size: Numbers
     is_hidden: bool = False
+    beside_weights: bool = False
     rounds: int = 1
 
 
@@ -172,6 +174,17 @@ class Context:
         rows, held = self.expert_rows
         return replace(found, routed=routed, sent=self.sent, arrived=rows * held)
 
+    @property
+    def norm(self) -> tuple[float, float]:
+        """Bytes that a norm moves, by element, forward and backward."""
+        other = self.software.layer_norm if self.shape.layer_norm else None
+        return other or self.software.norm
+
+    def bias(self, elements: Numbers) -> tuple[Numbers, Numbers]:
+        """Bytes that the sum with a bias moves, forward and backward, where there is one."""
+        forward, backward = self.software.bias
+        return (elements * forward, elements * backward) if self.shape.bias else (0.0, 0.0)
+
     @cached_property
     def sent(self) -> Numbers:
         """Rows that a rank sends to experts."""
@@ -225,8 +238,9 @@ class Context:
 def norm(c: Context, o: LayerOperator) -> Operator:
     """Layernorm or RMSNorm of the residual stream."""
     n, s = c.sizes[o.takes], c.software
+    forward, backward = c.norm
     return Operator(
-        o, forward_bytes=n * s.norm[0], backward_bytes=n * s.norm[1], kept=n * s.norm_kept, given=c.bytes_of(o.gives),
+        o, forward_bytes=n * forward, backward_bytes=n * backward, kept=n * s.norm_kept, given=c.bytes_of(o.gives),
         needs_kept=True, keeps_input=True,
     )  # fmt: skip
 
@@ -246,7 +260,8 @@ def enter(c: Context, o: LayerOperator) -> Operator:
 def entering(c: Context, share: Numbers) -> Exchanges:
     """What tp ranks exchange around column-parallel products, forward and backward, if the input has a `share` of the
     residual stream's width."""
-    whole, parts = Exchange("all_reduce", "tp", share * c.summed), Exchange("reduce_scatter", "tp", share * c.scattered)
+    whole = Exchange("all_reduce", "tp", share * c.summed, beside_weights=True)
+    parts = Exchange("reduce_scatter", "tp", share * c.scattered, beside_weights=True)
     # The saved input comes back while the input gradient is computed.
     again = Exchange("all_gather", "tp", share * c.scattered, is_hidden=True)
     return (Exchange("all_gather", "tp", share * c.scattered),), (whole, parts, again)
@@ -276,13 +291,17 @@ def product(c: Context, o: LayerOperator) -> MatrixProduct:
 def rise(c: Context, o: LayerOperator) -> Operator:
     """The product for query, key and value, and that into an MLP; keeps what it gives."""
     kept = c.bytes_of(o.gives)
-    inside = 0.0 if o.products[0].matrix.experts else c.gathered
-    return Operator(o, (product(c, o),), kept=kept, given=kept, inside=inside)
+    of_experts = o.products[0].matrix.experts
+    forward, backward = (0.0, 0.0) if of_experts else c.bias(c.sizes[o.gives])
+    inside = 0.0 if of_experts else c.gathered
+    return Operator(o, (product(c, o),), None, forward, backward, kept=kept, given=kept, inside=inside)
 
 
 def fall(c: Context, o: LayerOperator) -> Operator:
     """The product that joins the heads, and that out of an MLP; its input is what the operator before keeps."""
-    return Operator(o, (product(c, o),), given=c.bytes_of(o.gives))
+    # The bias is added behind the sum over tp, where tokens may be sharded.
+    forward, backward = (0.0, 0.0) if o.products[0].matrix.experts else c.bias(c.sizes.stream)
+    return Operator(o, (product(c, o),), None, forward, backward, given=c.bytes_of(o.gives))
 
 
 def join(c: Context, o: LayerOperator) -> Operator:
@@ -297,9 +316,11 @@ def join(c: Context, o: LayerOperator) -> Operator:
 def activate(c: Context, o: LayerOperator) -> Operator:
     """The activation of an MLP, and the product with its gate."""
     n, w = c.sizes[o.gives], c.software
-    # The bytes of an activation are of one with a gate: without, one tensor less is read, and one less written.
-    plain = 1.0 if c.shape.gated else 2 / 3
+    # The bytes of an activation are of one with a gate: without, one tensor less is read, and one less written, in a
+    # fused kernel. Each counts the element that leaves it besides.
+    other = None if c.shape.gated else w.plain_activation
+    plain, (forward, backward) = 1.0 if c.shape.gated or other else 2 / 3, other or w.activation
     return Operator(
-        o, (), None, plain * n * (w.activation[0] + HALF), plain * n * (w.activation[1] + HALF),
+        o, (), None, plain * n * (forward + HALF), plain * n * (backward + HALF),
         kept=n * (HALF + w.activation_kept), given=HALF * n,
     )  # fmt: skip

@@ -95,7 +95,7 @@ def exchange_token_s(job: JobSpec, rows: Columns, hybrid: Column, constants: Con
         columns = plain(rows) | {"zero": zero, "zero_ranks": over}
         least = np.minimum(least, step_time(PlanBlock(Words(), columns).run(job, memo), constants, memo).data)
     share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
-    if software.reduce_overlap or software.gather_overlap:
+    if software.reduce_overlap or software.gather_overlap or software.update_overlap:
         share = share * rates_of(run_of(job), constants).leak
     return least * share / (rows["global_batch_size"] * job.model.sequence)
 

@@ -1,0 +1,251 @@
+"""The catalog's description of this runtime against what its own operators read and write, counted in dry runs.
+
+Counted is what a step has more with one layer and one microbatch more. Numbers of the description are rounded, and the
+small tensors of a layer (weights of norms, one number a token) are in no formula: 3 % of each number. What depends on a
+ratio of the model that the formulas leave out has a wider one, said where it stands.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+from typing import get_args
+
+import pytest
+import torch
+
+from kernel_traffic import Kernel, KernelTraffic, layer_kernels, step_kernels
+from shardwright.config.load import load_job
+from shardwright.config.plan import STAGES_PER_RANK, ScheduleName
+from shardwright.config.software import software_of
+from shardwright.cost.from_job import run_of
+from shardwright.cost.pipeline_bubble import puts_weights_off
+from shardwright.parallel.zero.master_weights import Masters, ShardPiece
+from shardwright.schedule.action import Kind
+from shardwright.schedule.registry import PipelineShape, shape_program
+from shardwright.train.optimizer import make_adamw
+from shardwright.workload.layers import chains
+from shardwright.workload.operators import Operator
+
+OWN = software_of("shardwright")
+BASE = (
+    "model.sequence=512", "model.vocab=1024", "model.hidden=256", "model.heads=8", "model.kv_heads=4", "model.ffn=640",
+    "plan={dp=1, zero=1, microbatch_size=1}", 'precision.compute="bf16"', "cluster.software=shardwright",
+)  # fmt: skip
+STREAM = 512 * 256  # elements of the residual stream
+LLAMA = BASE
+GPT = (*BASE, "model.kv_heads=8", 'model.norm="layernorm"', "model.bias=true", 'model.activation="gelu"',
+       "model.gated_mlp=false", 'model.positions="learned"')  # fmt: skip
+MOE = (*BASE, "model.moe={experts=8, top_k=2, ffn=320}")
+WIDE_MOE = (*BASE, "model.moe={experts=16, top_k=8, ffn=320}")
+LATENT = (*BASE, "model.kv_heads=8",
+          "model.latent={q_rank=192, kv_rank=128, nope_dim=32, rope_dim=16, value_dim=32}")  # fmt: skip
+HEAD_NORMS = (*BASE, "model.qk_norm=true")
+MODELS = {"llama": LLAMA, "gpt": GPT, "moe": MOE, "wide moe": WIDE_MOE, "latent": LATENT, "head norms": HEAD_NORMS}
+
+layer = lru_cache(maxsize=16)(lambda fields: layer_kernels(*fields))
+PRODUCTS = ("mm", "addmm_", "_grouped_mm")
+CORE = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward")
+
+
+def moved(kernels: Counter[Kernel], passes: bool, *files: str, but: tuple[str, ...] = ()) -> float:
+    """Bytes of the elementwise kernels of some files, of the forward or the backward (`passes`)."""
+    return sum(
+        count * of.num_bytes
+        for of, count in kernels.items()
+        if of.backward is passes and of.file in files and of.operator not in (*PRODUCTS, *CORE, *but)
+    )
+
+
+def by_element(fields: tuple[str, ...], elements: float, *files: str) -> list[float]:
+    """The same by element: (forward, backward)."""
+    return [moved(layer(fields), passes, *files) / elements for passes in (False, True)]
+
+
+def added(kernels: Counter[Kernel], operator: str) -> float:
+    """Bytes that autograd itself moves with an operator in a backward."""
+    return sum(
+        count * k.num_bytes for k, count in kernels.items() if k.backward and not k.file and k.operator == operator
+    )
+
+
+def test_norms() -> None:
+    assert by_element(LLAMA, 2 * STREAM, "model/norm.py") == pytest.approx(OWN.norm, rel=0.03)
+    assert by_element(GPT, 2 * STREAM, "model/norm.py") == pytest.approx(OWN.layer_norm, rel=0.03)
+    of_heads = 1.5 * STREAM  # 8 query heads and 4 keys of a model of 8 heads
+    both = by_element(HEAD_NORMS, 1.0, "model/norm.py")
+    plain = by_element(LLAMA, 1.0, "model/norm.py")
+    assert [(a - b) / of_heads for a, b in zip(both, plain, strict=True)] == pytest.approx(OWN.head_norm, rel=0.03)
+
+
+def test_residual_stream() -> None:
+    forward = moved(layer(LLAMA), False, "model/decoder.py")
+    assert [forward / (2 * STREAM), added(layer(LLAMA), "add") / (2 * STREAM)] == pytest.approx(OWN.residual)
+
+
+def test_activations() -> None:
+    """The formula counts two bytes more, the element that leaves."""
+    inner = 2.5 * STREAM
+    fused = by_element(LLAMA, inner, "model/activation.py")
+    assert [number - 2 for number in fused] == pytest.approx(OWN.activation, rel=0.03)
+    forward, backward = moved(layer(GPT), False, "model/activation.py"), added(layer(GPT), "gelu_backward")
+    assert [forward / inner - 2, backward / inner - 2] == pytest.approx(OWN.plain_activation, rel=0.03)
+
+
+def test_biases() -> None:
+    """Of query, key and value, the MLP's inner width, and twice the residual stream."""
+    elements = (3 + 2.5 + 2) * STREAM
+    files = "model/attention.py", "model/mlp.py", "parallel/tensor/linear.py"
+    summed = added(layer(GPT), "sum")
+    assert [moved(layer(GPT), False, *files) / elements, summed / elements] == pytest.approx(OWN.bias, rel=0.03)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 8, 32])
+def test_rotary_positions(kv_heads: int) -> None:
+    """Queries and keys are turned and values copied, whatever the ratio of their heads. Tables of sines are read for
+    each of 32 heads' worth of queries and keys once, which is in no formula: 5 %."""
+    kernels = layer((*LLAMA, "model.hidden=1024", "model.heads=32", f"model.kv_heads={kv_heads}"))
+    turned, copied = 4 * STREAM * (1 + kv_heads / 32), 4 * STREAM * kv_heads / 32
+    for passes, of_turned, of_copied in zip((False, True), OWN.rotary, OWN.copied or (), strict=True):
+        counted = moved(kernels, passes, "model/rotary.py")
+        assert counted == pytest.approx(turned * of_turned + copied * of_copied, rel=0.05)
+
+
+def test_head() -> None:
+    """Cross entropy, by logit."""
+    whole, fewer = (step_kernels(*LLAMA, layers=1, num_microbatches=number) for number in (3, 2))
+    counted = [
+        (moved(whole, passes, "model/loss.py") - moved(fewer, passes, "model/loss.py")) / (512 * 1024)
+        for passes in (False, True)
+    ]
+    assert counted == pytest.approx(OWN.loss, rel=0.03)
+
+
+@pytest.mark.parametrize(("fields", "experts", "choices"), [(MOE, 8, 2), (WIDE_MOE, 16, 8)])
+def test_experts(fields: tuple[str, ...], experts: int, choices: int) -> None:
+    """Rows and logits. A sum over K choices is begun once and rounded once, which takes 6 / K bytes less by row, and
+    the description has one number for all K: 8 %."""
+    kernels = layer(fields)
+    rows, kinds = choices * STREAM, ("model/gates/choice.py", "model/gates/softmax.py", "model/router.py",
+                                     "model/router_state.py", "parallel/expert/counting.py")  # fmt: skip
+    carried = "parallel/expert/dispatch.py", "parallel/comm/collectives.py"
+    both = zip(OWN.dispatch or (), OWN.combine or (), strict=True)
+    for passes, of_rows in zip((False, True), map(sum, both), strict=True):
+        assert moved(kernels, passes, *carried) / rows == pytest.approx(of_rows, rel=0.08)
+    logits = 512 * experts
+    assert moved(kernels, False, *kinds) / logits == pytest.approx(OWN.router[0] + OWN.choices[0] * choices, rel=0.1)
+    casts = [moved(kernels, passes, "model/float32_linear.py") / STREAM for passes in (False, True)]
+    sums = added(kernels, "add") / STREAM - 2 * OWN.residual[1]  # of the gradients of router and experts
+    assert [casts[0], casts[1] + sums] == pytest.approx(OWN.router_input, rel=0.05)
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_keys_that_come_rank_by_rank(cp: int) -> None:
+    """By element of queries and rank. Gradients of a rank's own keys are in it, and weigh less among more ranks: 15 %.
+
+    With as many heads for keys as for queries none is repeated and summed, and their gradients are four times as large.
+    """
+    wide = "model.sequence=2048", "model.hidden=1024", "model.heads=32", "model.kv_heads=8"
+    kernels = layer((*LLAMA, *wide, f"plan={{dp=1, cp={cp}, microbatch_size=1}}"))
+    files = "parallel/context/block_attention.py", "parallel/context/ring_attention.py"
+    alone = layer((*LLAMA, *wide))
+    for passes, told, launched in zip((False, True), OWN.ring, OWN.ring_kernels, strict=True):
+        merged = (
+            k_count * k.num_bytes
+            for k, k_count in kernels.items()
+            if k.backward is passes and k.file in files and "attention" not in k.operator
+        )
+        assert sum(merged) / (2048 * 1024) == pytest.approx(told, rel=0.15)
+        more = sum(
+            sign * count for sign, of in ((1, kernels), (-1, alone)) for k, count in of.items() if k.backward is passes
+        )
+        assert more / cp == pytest.approx(launched, rel=0.25)
+
+
+def test_added_weight_gradients() -> None:
+    """A product's result in 16 bits is read and added to a sum in float32: 10 bytes, beside writing it."""
+    kernels = layer(LLAMA)
+    weights = 256 * (256 * 2 + 256 + 640 * 3)
+    sums = moved(kernels, True, "parallel/tensor/parameter.py", but=("copy_",))
+    assert OWN.adds_apart
+    assert sums / weights == pytest.approx(2 + 2 * OWN.gradient_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "tensorwise", "delayed"])
+def test_float8(recipe: str) -> None:
+    """Casts of inputs and of gradients. One amax for a whole tensor, found without a copy, takes a quarter less."""
+    kernels = layer((*LLAMA, f'precision.float8="{recipe}"'))
+    inputs, gradients = STREAM * (1 + 1 + 1 + 2.5), STREAM * (2 + 1 + 5 + 1)
+    for passes, elements, told in zip((False, True), (inputs, gradients), OWN.float8, strict=True):
+        counted = moved(kernels, passes, "precision/float8.py") / elements
+        assert counted == pytest.approx(told, rel=0.05 if recipe == "rowwise" else 0.3)
+    weights = [k for k in kernels if k.function == "_add_product" and k.operator == "mm"]
+    assert weights and not OWN.float8_weight_gradients
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_of_a_layer(name: str) -> None:
+    """Within a tenth: biases, padding and what is counted by router are a kernel more or less."""
+    kernels, of = layer(MODELS[name]), run_of(load_job("quickstart", [*MODELS[name]])).shape
+    counted = [sum(count for k, count in kernels.items() if k.backward is passes) for passes in (False, True)]
+    for passes, found in enumerate(counted):
+        told = (OWN.layer_norm_kernels if of.layer_norm else None) or OWN.kernels
+        number = told[passes] + (of.latent is not None) * OWN.latent_kernels[passes]
+        if of.experts:
+            number += OWN.routing_kernels[passes] + of.experts.topk * OWN.choice_kernels[passes]
+            number += of.experts.num * OWN.expert_kernels[passes]
+        number += of.head_norms * OWN.head_norm_kernels[passes]
+        assert found == pytest.approx(number, rel=0.1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_elementwise_traffic_of_a_layer(name: str) -> None:
+    """All that the cost model charges for a layer, and all that its operators move."""
+    run = run_of(load_job("quickstart", [*MODELS[name], "model.layers=2", "batch.global_batch_size=1"]))
+    chain = chains(run.shape, run.cut, OWN)["experts" if run.shape.experts else "dense"]
+    of_pass: tuple[Callable[[Operator], float], ...] = (lambda o: o.forward_bytes, lambda o: o.backward_bytes)
+    for passes, of in zip((False, True), of_pass, strict=True):
+        counted = sum(
+            count * k.num_bytes
+            for k, count in layer(MODELS[name]).items()
+            if k.backward is passes and k.operator not in (*PRODUCTS, *CORE) and "parameter.py" not in k.file
+        )
+        assert sum(map(of, chain)) == pytest.approx(counted, rel=0.05)
+
+
+def test_update() -> None:
+    """AdamW is one kernel, which reads gradients and does not write them though torch's schema would let it."""
+    size = 4096
+    values = torch.zeros(size, dtype=torch.bfloat16)
+    masters = Masters([ShardPiece(0, size, True, on_host=False)], values, torch.device("cpu"))
+    job = load_job("quickstart", [])
+    masters.make_optimizer(lambda decayed, plain: make_adamw(job.optimizer, decayed, plain))
+    gradients = torch.ones(size)
+    masters.step(gradients, 0.5, 1e-3)  # the first makes the moments
+    with KernelTraffic() as traffic:
+        masters.step(gradients, 0.5, 1e-3)
+        masters.write_values(values)
+        torch.linalg.vector_norm(gradients.view(64, 64), dim=-1, dtype=torch.float32)
+    assert sum(k.operator == "_fused_adamw_" for k in traffic.kernels) == 1
+    counted = sum(count * k.num_bytes for k, count in traffic.kernels.items()) / size
+    assert counted - 4 == pytest.approx(OWN.update, rel=0.02)
+
+
+def test_it_has_all_that_a_plan_can_ask_for() -> None:
+    assert set(OWN.schedules or ()) == set(get_args(ScheduleName))
+    assert OWN.zero_stages == (0, 1, 2, 3)
+    assert OWN.sequence_parallel and OWN.context_parallel
+
+
+@pytest.mark.parametrize("name", sorted(set(get_args(ScheduleName)) - {"pipedream", "pipedream-2bw"}))
+def test_schedules_that_put_weight_gradients_off(name: str) -> None:
+    """Where most backwards are split, sums of input gradients have no weight gradient to hide behind."""
+    actions = [
+        a
+        for row in shape_program(
+            name, PipelineShape(4, 12, STAGES_PER_RANK.get(name, 1) or (2 if name != "auto" else 1))
+        ).ranks
+        for a in row
+    ]
+    parts = [part for a in actions for part in a.parts or (a,)]
+    split, whole = (sum(part.kind is kind for part in parts) for kind in (Kind.INPUT_GRAD, Kind.BACKWARD))
+    assert puts_weights_off(name) == (split > whole)
