@@ -43,21 +43,21 @@ def say(note: str, as_json: bool) -> None:
 def _under_best_plan(job: str, spec: "JobSpec", as_json: bool) -> "JobSpec":
     from shardwright.config.base import PlanError
     from shardwright.cost.calibration import shipped
+    from shardwright.planner.advice.recommendation import plans_of
     from shardwright.planner.advice.repair import fits_runtime
     from shardwright.planner.search.constraints import Constraints
     from shardwright.planner.search.plan_price import room_bytes
-    from shardwright.planner.search.search import search
     from shardwright.report.plans_text import plan_words
 
     try:
-        found = search(spec, Constraints(), shipped(), num_shown=_TRIED).candidates
+        found = plans_of(spec, Constraints(), shipped()).plans
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if not found:
         fault = f"no plan of {job} fits on {spec.cluster.num_devices:,} {spec.cluster.device}; use more --devices"
         raise PlanError(f"job {job}", [fault])
     room = room_bytes(spec)
-    best = next((one.job for one in found if fits_runtime(one.job, room)), found[0].job)
+    best = next((one.job for one in found[:_TRIED] if fits_runtime(one.job, room)), found[0].job)
     which = "the best one" if best is found[0].job else "the best one with room for what this runtime holds, of those"
     say(f"the plan is {which} that `plan` finds: {plan_words(best.plan)}; set plan.tp and others for your own", as_json)
     return best

@@ -19,8 +19,7 @@ def layout_dict(found: LaidOut) -> dict[str, Any]:
         "parts": [part.model_dump() for part in job.cluster.parts],
         "devices": list(found.devices),
         "step_s": found.step_s,
-        "pipeline_s": found.stages.pipeline_s,
-        "even_pipeline_s": None if found.even is None else found.even.pipeline_s,
+        "even_step_s": found.even_step_s,
         "rank_s": list(found.stages.rank_s),
         "rank_bytes": list(found.stages.rank_bytes),
         "imbalance": found.stages.imbalance,
@@ -40,8 +39,8 @@ def layout_text(found: LaidOut) -> str:
         )  # fmt: skip
     heading = (
         f"{job.name}: {counted(job.model.layers, 'layer')} on {counted(job.plan.num_stages, 'stage')}; "
-        f"{plan_words(job.plan)}. A step takes {found.step_s:.3g} s, {stages.pipeline_s:.3g} s of it in the pipeline, "
-        f"whose slowest rank takes {100 * stages.imbalance:.1f} % longer than the mean. "
+        f"{plan_words(job.plan)}. A step takes {found.step_s:.3g} s, and "
+        f"the slowest pipeline rank {100 * stages.imbalance:.1f} % longer than the mean. "
     )
     order = [part.device for part in job.cluster.parts]
     told = [f"plan.layout = {list(stages.layout)}"]
@@ -51,8 +50,8 @@ def layout_text(found: LaidOut) -> str:
 
 
 def _gain(found: LaidOut) -> str:
-    if found.even is None:
+    if found.even_step_s is None:
         return "Layers spread evenly would not fit."
-    if found.even.pipeline_s <= found.stages.pipeline_s * (1 + 1e-6):
+    if found.even_step_s <= found.step_s * (1 + 1e-6):
         return "Layers spread evenly would take as long."
-    return f"With layers spread evenly the pipeline would take {found.even.pipeline_s:.3g} s."
+    return f"With layers spread evenly it would take {found.even_step_s:.3g} s."

@@ -73,12 +73,6 @@ def played_orders(job: JobSpec) -> tuple[Order, ...]:
     return tuple(replace(order, shape=replace(order.shape, num_microbatches=m)) for m in (few, few - p))
 
 
-def num_played(jobs: Iterable[JobSpec]) -> int:
-    """Microbatches, each once for each stage, that are played for several jobs: what it takes grows with that."""
-    orders = {(order, job.plan.num_stages) for job in jobs if is_played(job) for order in played_orders(job)}
-    return sum(order.shape.num_microbatches * num_stages for order, num_stages in orders)
-
-
 def _replaced(whole: StepTime, bubble_s: float, messages_s: float, data_s: float | None) -> StepTime:
     """A step with the parts that were played, and what follows from them."""
     data = whole.data if data_s is None else max(0.0, data_s)

@@ -54,17 +54,17 @@ class Reason:
     text: str
 
 
-def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants, is_simulated: bool = False) -> list[Reason]:
+def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> list[Reason]:
     """One for each neighbour that differs: degrees first, of each field those that fit, the nearest in time first.
 
-    Steps are by closed forms; with `is_simulated` those of neighbours that fit and come near are simulated in full, and
-    compared with the plan's own, simulated too.
+    Steps of neighbours that fit and come near are simulated in full, and compared with the plan's own; those of the
+    others are compared by closed forms.
     """
     near = neighbours(job, schedules)
     mine, *theirs = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
     assert isinstance(mine, Price), "the plan itself has been priced before"
     beside = [(one, price) for one, price in zip(near, theirs, strict=True) if isinstance(price, Price)]
-    longest_s = _RIVAL * mine.time.total if is_simulated else 0.0
+    longest_s = _RIVAL * mine.time.total
 
     def is_rival(price: Price) -> bool:
         return bool(fits(job, price.memory, room_bytes(job)) and price.time.total <= longest_s)

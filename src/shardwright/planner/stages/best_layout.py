@@ -19,13 +19,15 @@ from shardwright.planner.stages.piece_prices import seats
 from shardwright.planner.stages.pieces import PipelineSlot, Stages, stages_of
 from shardwright.sharding.stage_placement import StagePlacement, in_line, placement_of
 from shardwright.simulate.closed_form import step_time
+from shardwright.simulate.full_step import played_step
 
 
 @dataclass(frozen=True)
 class LaidOut:
     """A job with its best layout. `devices` by pipeline rank; `step_s` of a step, with all that is not the pipeline's.
 
-    `even` is what the layout without a thought costs, layers spread evenly: None where it does not fit.
+    `even` is the layout without a thought, layers spread evenly, and `even_step_s` what a step takes then: None where
+    that does not fit.
     """
 
     job: JobSpec
@@ -33,12 +35,15 @@ class LaidOut:
     devices: tuple[str, ...]
     step_s: float
     even: Stages | None
+    even_step_s: float | None
 
 
 def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     """The fastest layout that fits, over all orders of the cluster's parts.
 
-    PlanError if none fits, or the plan has more stages than the model layers; KeyError says what is not known.
+    Layouts are chosen by what the slowest rank takes; where a step simulated in full is faster with layers spread
+    evenly, as under an order that is made for equal stages, they stay so. PlanError if none fits, or
+    the plan has more stages than the model layers; KeyError says what is not known.
     """
     if job.cluster.device == "unknown" and not job.cluster.parts:
         fault = "cluster.device is unknown, so no layer has a price; set it to a device of the catalog"
@@ -123,9 +128,14 @@ def _laid_out(job: JobSpec, parts: list[PartSpec], constants: Constants) -> Laid
     where = part_of_rank(plan, parts)
     mine = [by_part[part][rank] for rank, part in enumerate(where)]
     stages, even = _best(job, mine, placement), _even(job, mine, placement)
-    laid = _with_layout(job, stages)
     devices = tuple(alone[part].cluster.device for part in where)
-    return LaidOut(laid, stages, devices, _step_s(laid, stages, constants), even=even if _fits(even, mine) else None)
+    step_s = _step_s(_with_layout(job, stages), stages, constants)
+    if not _fits(even, mine):
+        return LaidOut(_with_layout(job, stages), stages, devices, step_s, even=None, even_step_s=None)
+    even_step_s = _step_s(_with_layout(job, even), even, constants)
+    if even_step_s < step_s:
+        stages, step_s = even, even_step_s
+    return LaidOut(_with_layout(job, stages), stages, devices, step_s, even=even, even_step_s=even_step_s)
 
 
 def _alone(job: JobSpec) -> list[JobSpec]:
@@ -145,10 +155,10 @@ def _fits(stages: Stages, mine: list[PipelineSlot]) -> bool:
 
 
 def _step_s(job: JobSpec, stages: Stages, constants: Constants) -> float:
-    """Seconds of a step. On parts of several kinds: the pipeline, and what comes besides on the part where that takes
-    longest: messages, gradients, update, jitter."""
+    """Seconds of a step, simulated in full. On parts of several kinds by closed forms: the pipeline, and what comes
+    besides on the part where that takes longest: messages, gradients, update, jitter."""
     if not job.cluster.parts:
-        return step_time(run_of(job), constants).total
+        return float(played_step(job, constants).total)
     most = 0.0
     for alone in _alone(job):
         time = step_time(run_of(alone), constants)
