@@ -54,6 +54,14 @@ def played_steps(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants:
     ]
 
 
+def action_costs(job: JobSpec, constants: Constants) -> Costs:
+    """Seconds of the actions that are played: of stages, messages, and collectives beside them.
+
+    KeyError says what is not known, ValueError what contradicts itself.
+    """
+    return _Stages.of(job, constants).costs(has_messages=True, has_collectives=True)
+
+
 def is_played(job: JobSpec) -> bool:
     """Whether a job has a pipeline that drains, of which closed forms may not say all."""
     return job.plan.pp > 1 and not job.plan.schedule.startswith("pipedream")
