@@ -119,8 +119,8 @@ def simulate(
 ) -> None:  # fmt: skip
     """Draw the timeline of a step of JOB.
 
-    Times are seconds where the cluster's device has a calibration. Elsewhere, and with --communication, stages cost what
-    their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
+    Times are seconds where the cluster's device has a calibration. Elsewhere, and with --communication, stages cost
+    what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
     """
     asked = asked_cluster({"devices": devices, "device": device, "devices_per_node": devices_per_node})
     if execute and (devices or device or devices_per_node):

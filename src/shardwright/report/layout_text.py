@@ -7,7 +7,7 @@ from shardwright.config.units import GIB, counted
 from shardwright.planner.stages.best_layout import LaidOut
 from shardwright.report.plans_text import plan_words
 from shardwright.report.text_columns import aligned
-from shardwright.sharding.stage_placement import placement_of
+from shardwright.schedule.job_program import job_placement
 
 
 def layout_dict(found: LaidOut) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def layout_dict(found: LaidOut) -> dict[str, Any]:
 def layout_text(found: LaidOut) -> str:
     """A layout for reading."""
     job, stages = found.job, found.stages
-    placement = placement_of(job.plan.schedule, job.plan.pp, job.plan.stages_per_rank)
+    placement = job_placement(job)
     rows = [["pp rank", "device", "layers", "a microbatch", "state and activations"]]
     for rank, device in enumerate(found.devices):
         mine = [str(stages.layout[stage]) for stage in placement.stages_of(rank)]

@@ -18,9 +18,8 @@ from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.cost.stage_time import Costing, PieceTime
-from shardwright.schedule.job_program import Order, job_order
+from shardwright.schedule.job_program import Order, job_order, job_placement
 from shardwright.schedule.timing import Costs
-from shardwright.sharding.stage_placement import placement_of
 from shardwright.simulate.batched_timing import Rounds, rounds_of
 from shardwright.simulate.closed_form import StepTime, border_bytes, step_time
 from shardwright.workload.stage_contents import PipelineRanks, held_by_rank, layer_kinds
@@ -139,7 +138,7 @@ class _Stages:
         is_near = bool(pipeline.domains[0] == 1)
         ends = DataParallel.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())
         reduce_s, _, gather_s = ends.exchanged_s()
-        placement = placement_of(job.plan.schedule, job.plan.pp, job.plan.stages_per_rank)
+        placement = job_placement(job)
         are_beside = costing.software.reduce_overlap or run.cut.zero >= 2
         return cls(
             forward=_by_stage(forward),

@@ -17,7 +17,8 @@ from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
 from shardwright.planner.stages.piece_prices import seats
 from shardwright.planner.stages.pieces import PipelineSlot, Stages, stages_of
-from shardwright.sharding.stage_placement import StagePlacement, in_line, placement_of
+from shardwright.schedule.job_program import job_placement
+from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import played_step
 
@@ -68,7 +69,7 @@ def paying_layout(job: JobSpec, constants: Constants, least_gain: float) -> JobS
 
     Of a job on devices of one kind. KeyError says what is not known.
     """
-    mine, placement = seats(run_of(job), job.plan, constants), _placement(job.plan)
+    mine, placement = seats(run_of(job), job.plan, constants), job_placement(job)
     even = _even(job, mine, placement)
     if most_gain(even, mine, placement) < least_gain:
         return None
@@ -89,10 +90,6 @@ def most_gain(even: Stages, mine: Sequence[PipelineSlot], placement: StagePlacem
     fewest = -(-copies * len(layers) // len(mine)) / copies
     least_s = max(sum(even.rank_s) / len(mine), fewest * min(piece.seconds for piece in layers))
     return max(even.rank_s) / least_s - 1
-
-
-def _placement(plan: PlanSpec) -> StagePlacement:
-    return placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
 
 
 def _even(job: JobSpec, mine: list[PipelineSlot], placement: StagePlacement) -> Stages:
@@ -122,7 +119,7 @@ def _orders(job: JobSpec) -> list[list[PartSpec]]:
 
 def _laid_out(job: JobSpec, parts: list[PartSpec], constants: Constants) -> LaidOut:
     job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"parts": parts})})
-    plan, placement = job.plan, _placement(job.plan)
+    plan, placement = job.plan, job_placement(job)
     alone = _alone(job)
     by_part = [seats(run_of(part), plan, constants) for part in alone]
     where = part_of_rank(plan, parts)

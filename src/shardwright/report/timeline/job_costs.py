@@ -1,4 +1,4 @@
-"""What the actions of a job cost in its drawing: seconds where its device has a calibration, else units of a forward."""
+"""What the actions of a job cost in its drawing: seconds where its device has a calibration, else forwards."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,9 @@ def drawn_costs(job: JobSpec, latency: float) -> DrawnCosts:
             what = f"Times are seconds, as they are predicted of stages, messages and collectives on {_device(job)}."
             return DrawnCosts(costs, "s", f"{what} {said}", step_s)
     wire = f"a message takes {number(latency)}" if latency else "messages take no time"
-    note = f"Times are relative: 1 is {UNIT}; input and weight gradients take as long as the forward, and {wire}. {said}"
+    note = (
+        f"Times are relative: 1 is {UNIT}; input and weight gradients take as long as the forward, and {wire}. {said}"
+    )
     return DrawnCosts(relative_costs(job, latency), UNIT, note, step_s)
 
 
