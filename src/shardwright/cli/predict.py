@@ -14,6 +14,7 @@ from shardwright.cli.job_options import (
     asked_cluster,
     cluster_options,
     device_options,
+    expect_many_actions,
     file_option,
     job_options,
     json_option,
@@ -172,6 +173,7 @@ def plan(
     from shardwright.report.plans_text import plans_text
     from shardwright.report.recommendation_text import plan_dicts, recommendation_text
 
+    expect_many_actions()
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
     given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
@@ -230,6 +232,7 @@ def scale(
     from shardwright.report.scaling_picture import scaling_picture
     from shardwright.report.scaling_text import scaling_dict, scaling_text
 
+    expect_many_actions()
     constraints, sizes = constraints_of(keep, between), sizes_of(devices)
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
     asked = asked_cluster({"devices": smallest, "device": device, "devices_per_node": devices_per_node})

@@ -235,7 +235,7 @@ def _tried(advice: Advice) -> str:
         money = step_money(advice.job.cluster, tokens * size.token_s, size.num_devices)
         days = tokens * size.token_s / 86400.0
         rows.append([f"{size.num_devices:,}", number_text(days), f"{money.device_hours:,.0f}", _usd(money.usd), note])
-    return "The best plan at each size that was compared, by closed forms\n" + aligned(rows, left=(4,))
+    return "The best plan at each size that was compared\n" + aligned(rows, left=(4,))
 
 
 def _step(seconds: Any, of_step: float | None = None) -> str:

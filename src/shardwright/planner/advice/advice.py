@@ -75,7 +75,7 @@ class Refused:
 class Advice:
     """The best plans, best first; why the first is best; and the job's own.
 
-    `tried` are the sizes of the cluster among which the objective chose, by closed forms. `flips` is what would make
+    `tried` are the sizes of the cluster among which the objective chose. `flips` is what would make
     the second plan win, `left_out` what was not searched because a number is not known.
     """
 

@@ -16,9 +16,9 @@ from shardwright.planner.advice.advice import Advice, PricedPlan, best_plans, pr
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.objectives import Objective
+from shardwright.planner.search.objectives import Objective, check_in_time
 from shardwright.planner.search.plan_price import room_bytes
-from shardwright.planner.search.results import Candidate
+from shardwright.planner.search.results import Candidate, TriedSize
 from shardwright.planner.search.simpler_plans import simpler_plans
 
 # The confidence from which two plans are told apart. Of the pairs of published runs that are, 19 of 20 are told right
@@ -49,10 +49,19 @@ def plans_of(
     job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective | None = None,
     num_shown: int = CONSIDERED,
 ) -> Advice:  # fmt: skip
-    """The best plans of a job, and the one to take: what every command that chooses a plan goes by."""
+    """The best plans of a job, and the one to take: what every command that chooses a plan goes by.
+
+    PlanError if none is in time for a deadline.
+    """
     wanted = objective or Objective()
     advice = best_plans(job, constraints, constants, wanted, num_shown=max(num_shown, CONSIDERED))
-    return recommended(advice, constraints, constants, num_shown=num_shown, is_roomy=wanted.name == "memory")
+    advice = recommended(advice, constraints, constants, num_shown=num_shown, is_roomy=wanted.name == "memory")
+    if not advice.plans:
+        return advice
+    chosen = TriedSize(advice.job.cluster.num_devices, _token_s(advice.plans[0]))
+    check_in_time(advice.job, wanted, chosen.token_s)
+    tried = tuple(chosen if size.num_devices == chosen.num_devices else size for size in advice.tried)
+    return replace(advice, tried=tried)
 
 
 def recommended(
