@@ -96,6 +96,7 @@ def test_a_heavy_head_takes_layers_from_the_last_stage() -> None:
 
 
 def test_older_devices_get_fewer_layers_wherever_they_are_named() -> None:
+    steps_s = set()
     for parts in ([("a100-sxm-80g", 2), ("v100-sxm-32g", 2)], [("v100-sxm-32g", 2), ("a100-sxm-80g", 2)]):
         given = mixed(*parts)
         found = best_layout(given, CONSTANTS)
@@ -105,8 +106,9 @@ def test_older_devices_get_fewer_layers_wherever_they_are_named() -> None:
         assert 0 < by_device["v100-sxm-32g"] < by_device["a100-sxm-80g"] * 0.7
         assert found.even is not None and found.stages.pipeline_s < 0.8 * found.even.pipeline_s
         assert [part.device for part in found.job.cluster.parts] == [found.devices[0], found.devices[-1]]
-        assert found.devices[-1] == "a100-sxm-80g"  # the head and its 128,000 words take as long as several layers
+        steps_s.add(found.step_s)
         assert not job_faults(found.job)
+    assert len(steps_s) == 1
 
 
 def test_a_layout_is_told_with_what_it_gains() -> None:

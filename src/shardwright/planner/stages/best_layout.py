@@ -20,7 +20,7 @@ from shardwright.planner.stages.pieces import PipelineSlot, Stages, stages_of
 from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
-from shardwright.simulate.full_step import played_step
+from shardwright.simulate.full_step import is_played, played_step, step_on_parts_s
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,15 @@ def _fits(stages: Stages, mine: list[PipelineSlot]) -> bool:
 
 
 def _step_s(job: JobSpec, stages: Stages, constants: Constants) -> float:
-    """Seconds of a step, simulated in full. On parts of several kinds by closed forms: the pipeline, and what comes
-    besides on the part where that takes longest: messages, gradients, update, jitter."""
+    """Seconds of a step, simulated in full; of a pipeline on parts of several kinds that never drains, by closed forms:
+    the pipeline, and what comes besides on the part where that takes longest."""
     if not job.cluster.parts:
         return float(played_step(job, constants).total)
+    jobs = _alone(job)
+    if is_played(job):
+        return step_on_parts_s(jobs, part_of_rank(job.plan, job.cluster.parts), constants)
     most = 0.0
-    for alone in _alone(job):
+    for alone in jobs:
         time = step_time(run_of(alone), constants)
         data = 0.0 if job.plan.zero == 3 else time.data  # in stage 3 it is in what a stage takes
         most = max(most, time.messages + data + time.optimizer + time.host + time.other)
