@@ -88,7 +88,7 @@ def test_a_model_is_planned_on_so_many_devices() -> None:
 
 
 def test_other_commands_tell_its_best_plan_or_the_users() -> None:
-    best = plans("plan", *ON_64, "--top", "1", "--simulate", "0")[0]
+    best = plans("plan", *ON_64, "--top", "1")[0]
     done = typed("estimate", *ON_64, "--json")
     told = json.loads(done.stdout)
     assert told["step_s"] == pytest.approx(best["step_s"], rel=0.1)

@@ -31,7 +31,7 @@ def job_on(device: str) -> JobSpec:
 def test_every_device_of_the_catalog_is_planned(device: str) -> None:
     """Where the model fits a plan is found, and where its host is not known no plan keeps anything there."""
     job = job_on(device)
-    advice = best_plans(job, QUICK, shipped(), Objective(), 3, 0)
+    advice = best_plans(job, QUICK, shipped(), Objective(), 3)
     assert advice.tally.num_priced > 0
     knows = device_of(device).knows_host
     assert bool(advice.left_out) != knows

@@ -19,6 +19,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.advice.advice import best_plans, explained
 from shardwright.planner.advice.reasons import Reason, reasons
+from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.advice.repair import misfit
 from shardwright.planner.advice.rules import rules_for
 from shardwright.planner.advice.sensitivity import flips
@@ -52,10 +53,10 @@ def test_reasons_add_up() -> None:
     assert {"tp", "pp", "zero", "schedule", "recompute", "microbatch_size", "sequence_parallel"} <= {
         r.field for r in found
     }
-    mine = float(step_time(run_of(job), shipped()).total)
+    mine = float(played_step(job, shipped()).total)
     zero = next(r for r in found if r.field == "zero" and r.other == 3)
     other = job.model_copy(update={"plan": job.plan.model_copy(update={"zero": 3})})
-    assert zero.slower_s == pytest.approx(float(step_time(run_of(other), shipped()).total) - mine)
+    assert zero.slower_s == pytest.approx(float(played_step(other, shipped()).total) - mine)
     assert "data-parallel" in zero.text
     wide = misfit(job_with(2, dp=8), ("1f1b",), shipped())
     assert wide is not None
@@ -65,7 +66,7 @@ def test_reasons_add_up() -> None:
 
 def test_reasons_of_a_simulated_plan_compare_simulated_steps() -> None:
     job = job_with(dp=2, tp=2, pp=2, sequence_parallel=True, zero=1)
-    found = next(r for r in reasons(job, ("1f1b", "zb-h1"), shipped(), True) if r.other == "zb-h1")
+    found = next(r for r in reasons(job, ("1f1b", "zb-h1"), shipped()) if r.other == "zb-h1")
     other = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": "zb-h1"})})
     played, closed = (
         float(price(other).total - price(job).total)
@@ -86,7 +87,7 @@ def test_reasons_are_told_only_where_something_differs(plan: dict[str, object]) 
     """No value is held against itself, and no difference is smaller than what is shown of a step; a pipeline of one
     rank has no schedule, and one rank of tp no sequence parallel."""
     job = job_with(2, **plan)
-    found = reasons(job, SCHEDULES, shipped(), True)
+    found = reasons(job, SCHEDULES, shipped())
     step_s = float(played_step(job, shipped()).total)
     assert found
     for reason in found:
@@ -174,7 +175,7 @@ def test_objectives() -> None:
     assert best(job, QUICK, shipped(), Objective("devices", 1e9, 1.01 * days), 1)[0].cluster.nodes == 1
     assert best(job, QUICK, shipped(), Objective("devices", 1e9, 0.9 * days), 1)[0].cluster.nodes == 2
     with pytest.raises(PlanError, match="days for 1e"):
-        best(job, QUICK, shipped(), Objective("devices", 1e9, days / 100), 1)
+        plans_of(job, QUICK, shipped(), Objective("devices", 1e9, days / 100))
     roomy = best(job, QUICK, shipped(), Objective("memory"), 1)[1].candidates[0]
     needed = [peak_memory(run_of(found.job), shipped()).process for found in (roomy, fast)]
     assert needed[0] <= needed[1] and roomy.token_s <= 1.05 * fast.token_s
@@ -228,17 +229,14 @@ def test_the_command_prints_a_list_and_writes_a_job(tmp_path: Path) -> None:
 
 
 def test_plans_are_ordered_by_their_simulated_time() -> None:
-    """All of them where they are few, some if so many are asked for, none for 0; closed forms are kept beside."""
-    by_number = {
-        number: best_plans(job_with(dp=8), QUICK, shipped(), Objective(), 4, number).plans for number in (None, 2, 0)
-    }
-    for number, plans in by_number.items():
-        assert sum(plan.simulated for plan in plans) == (4 if number is None else number)
-        assert [plan.time.total for plan in plans] == sorted(plan.time.total for plan in plans)
-        for plan in plans:
-            assert plan.closed == step_time(run_of(plan.job), shipped())
-            assert plan.time == (played_step(plan.job, shipped()) if plan.simulated else plan.closed)
-    assert any(plan.time.total != plan.closed.total for plan in by_number[None])
+    """All of them; what closed forms say is kept beside."""
+    plans = best_plans(job_with(dp=8), QUICK, shipped(), Objective(), 4).plans
+    assert len(plans) == 4
+    assert [plan.time.total for plan in plans] == sorted(plan.time.total for plan in plans)
+    for plan in plans:
+        assert plan.closed == step_time(run_of(plan.job), shipped())
+        assert plan.time == played_step(plan.job, shipped())
+    assert any(plan.time.total != plan.closed.total for plan in plans)
 
 
 def test_a_plan_gets_uneven_stages_where_that_pays() -> None:

@@ -415,7 +415,7 @@ def test_job_is_drawn_in_units_of_its_mean_rank(
     result = json.loads(out)
     job = load_job("quickstart")
     assert (status, err) == (0, "")
-    assert set(result) == COMPARED | WHOLE | {"job", "unit"}
+    assert set(result) == COMPARED | WHOLE | {"job", "unit", "step_s"} and result["step_s"] is None
     messages = 2 * job.num_microbatches  # over one border, both ways
     hidden_state = 4 * job.model.hidden * job.plan.microbatch_size * job.model.sequence // job.plan.tp
     assert job.plan.sequence_parallel and (result["messages"], job.plan.pp) == (messages, 2)
@@ -429,6 +429,26 @@ def test_job_is_drawn_in_units_of_its_mean_rank(
     _, out, _ = run(monkeypatch, capsys, "simulate", "quickstart", "--set", "plan.schedule=zb-h1")
     assert "quickstart, zb-h1: 2 ranks, 4 microbatches" in out
     assert "Times are relative" in out
+
+
+def test_job_on_a_known_device_is_drawn_in_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:  # fmt: skip
+    """Stages, messages and collectives are in the step that is told; `--communication` is in units of a forward."""
+    on_device = ["simulate", "quickstart", "--set", "cluster.device=h100-sxm"]
+    file = tmp_path / "trace.json"
+    _, out, _ = run(monkeypatch, capsys, *on_device, "--json", "--trace", str(file))
+    result = json.loads(out)
+    assert result["unit"] == "s" and 0 < result["makespan"] < result["step_s"]
+    latest = max(
+        event["ts"] + event.get("dur", 0) for event in json.loads(file.read_text())["traceEvents"] if "ts" in event
+    )
+    assert latest == pytest.approx(1e6 * result["makespan"], rel=1e-3)
+    _, out, _ = run(monkeypatch, capsys, *on_device)
+    assert "Times are seconds" in out and "as `estimate` says it" in " ".join(out.split())
+    _, out, _ = run(monkeypatch, capsys, *on_device, "--communication", "1", "--json")
+    relative = json.loads(out)
+    assert relative["step_s"] == result["step_s"] and relative["unit"] != "s" and relative["makespan"] > 1
 
 
 @pytest.mark.parametrize(

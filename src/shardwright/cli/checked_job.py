@@ -41,22 +41,19 @@ def say(note: str, as_json: bool) -> None:
 def _under_best_plan(job: str, spec: "JobSpec", as_json: bool) -> "JobSpec":
     from shardwright.config.base import PlanError
     from shardwright.cost.calibration import shipped
+    from shardwright.planner.advice.recommendation import plans_of
     from shardwright.planner.search.constraints import Constraints
-    from shardwright.planner.search.search import search
     from shardwright.report.plans_text import plan_words
 
     try:
-        found = search(spec, Constraints(), shipped(), num_shown=1).candidates
+        found = plans_of(spec, Constraints(), shipped()).recommendation
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
-    if not found:
+    if found is None:
         fault = f"no plan of {job} fits on {spec.cluster.num_devices:,} {spec.cluster.device}; use more --devices"
         raise PlanError(f"job {job}", [fault])
-    best = found[0].job
-    say(
-        f"the plan is the best one that `plan` finds: {plan_words(best.plan)}; set plan.tp and others for your own",
-        as_json,
-    )
+    best = found.plan.job
+    say(f"the plan is what `plan` recommends: {plan_words(best.plan)}; set plan.tp and others for your own", as_json)
     return best
 
 

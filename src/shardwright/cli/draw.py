@@ -1,6 +1,5 @@
 """The commands that draw: a pipeline schedule by itself, and the timeline of a job."""
 
-import gc
 from typing import Any
 
 import click
@@ -10,15 +9,11 @@ from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
     cluster_options,
+    expect_many_actions,
     file_option,
     json_option,
     set_option,
 )
-
-
-def _expect_many_actions() -> None:
-    """Have the collector of cycles look rarely: a schedule is millions of tuples, and none of them is in a cycle."""
-    gc.set_threshold(1_000_000)
 
 
 def _drawing_options(command: Any) -> Any:
@@ -94,7 +89,7 @@ def schedule(
 
     Times have no unit. What is drawn is the order that `train` would execute.
     """
-    _expect_many_actions()
+    expect_many_actions()
     from shardwright.report.timeline.schedule_command import Output, Request, show_schedule
     from shardwright.simulate.bubbles import Work
 
@@ -119,7 +114,8 @@ def simulate(
 ) -> None:  # fmt: skip
     """Draw the timeline of a step of JOB.
 
-    Stages cost what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
+    Times are seconds where the cluster's device has a calibration. Elsewhere, and with --communication, stages cost
+    what their FLOPs say, relative to each other: 1 is the forward of one microbatch through the mean rank.
     """
     asked = asked_cluster({"devices": devices, "device": device, "devices_per_node": devices_per_node})
     if execute and (devices or device or devices_per_node):
@@ -128,7 +124,7 @@ def simulate(
     from shardwright.report.timeline.schedule_command import Output, show_executed, show_job
 
     if not execute:
-        _expect_many_actions()
+        expect_many_actions()
         show_job(spec, communication, steps, Output(**output))
         return
     from shardwright.train.launch.fork_server import start_server_early

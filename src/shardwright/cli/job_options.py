@@ -1,5 +1,6 @@
 """Options that commands share; and of those on a job its argument, its overrides and its help."""
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,11 @@ class PredictCommand(JobCommand):
             else:
                 given.append(word)
         return super().parse_args(ctx, given)
+
+
+def expect_many_actions() -> None:
+    """Have the collector of cycles look rarely: a schedule is millions of tuples, and none of them is in a cycle."""
+    gc.set_threshold(1_000_000)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")

@@ -15,6 +15,7 @@ from shardwright.cli.job_options import (
     asked_cluster,
     cluster_options,
     device_options,
+    expect_many_actions,
     file_option,
     job_options,
     json_option,
@@ -165,11 +166,6 @@ def layout(
     "for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
 )
 @click.option(
-    "--simulate", "simulated", type=click.IntRange(min=0), default=None, metavar="N",
-    help="Simulate the N best plans in full, by their own orders of work, and order all anew; 0 leaves closed forms.  "
-    "[default: as many as take a fraction of a second]",
-)  # fmt: skip
-@click.option(
     "--as-software",
     is_flag=True,
     help="Leave out what the job's software (cluster.software) does not have. Without it such plans are marked.",
@@ -181,8 +177,7 @@ def layout(
 @file_option("--toml", help="Write the job with the recommended plan, for train and the other commands.")
 def plan(
     job: str, overrides: tuple[str, ...], as_json: bool, top: int, keep: tuple[str, ...], between: tuple[str, ...],
-    float8: str, objective: str, simulated: int | None, as_software: bool, tokens: float, days: float,
-    toml: Path | None, **asked: Any,
+    float8: str, objective: str, as_software: bool, tokens: float, days: float, toml: Path | None, **asked: Any,
 ) -> None:  # fmt: skip
     """Find the best plans for JOB's model, batch and cluster, say why they are, and recommend one.
 
@@ -192,14 +187,15 @@ def plan(
     from shardwright.config.base import PlanError
     from shardwright.config.software import software_of
     from shardwright.cost.calibration import shipped
-    from shardwright.planner.advice.advice import best_plans, explained
-    from shardwright.planner.advice.recommendation import CONSIDERED, recommended
+    from shardwright.planner.advice.advice import explained
+    from shardwright.planner.advice.recommendation import plans_of
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.planner.search.objectives import NAMES, Objective
     from shardwright.report.job_toml import write_toml
     from shardwright.report.plans_text import plans_text
     from shardwright.report.recommendation_text import plan_dicts, recommendation_text
 
+    expect_many_actions()
     constraints = constraints_of(keep, between, float8)
     wanted = Objective(NAMES[NAMES.index(objective)], tokens, days)
     given = load_to_plan(job, overrides, asked_cluster(asked), as_json)
@@ -207,11 +203,7 @@ def plan(
     if as_software:
         constraints = constraints.as_software(software_of(spec.cluster.software))
     try:
-        advice = best_plans(
-            spec, constraints, shipped(), wanted, num_shown=max(top, CONSIDERED), num_simulated=simulated
-        )
-        is_roomy = wanted.name == "memory"
-        advice = recommended(advice, constraints, shipped(), num_shown=top, is_roomy=is_roomy)
+        advice = plans_of(spec, constraints, shipped(), wanted, num_shown=top)
         if not as_json:
             advice = explained(advice, given.own, constraints, constants=shipped(), own_faults=given.own_faults)
     except KeyError as error:
@@ -262,6 +254,7 @@ def scale(
     from shardwright.report.scaling_picture import scaling_picture
     from shardwright.report.scaling_text import scaling_dict, scaling_text
 
+    expect_many_actions()
     constraints, sizes = constraints_of(keep, between), sizes_of(devices)
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
     asked = asked_cluster({"devices": smallest, "device": device, "devices_per_node": devices_per_node})

@@ -15,13 +15,12 @@ from shardwright.config import largest
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, shipped
-from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import fullest
 from shardwright.cost.money import Money, step_money
+from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.critical_batch import BatchLimits
 from shardwright.planner.search.constraints import Constraints, whole_number
-from shardwright.planner.search.search import search
-from shardwright.simulate.closed_form import step_time
+from shardwright.simulate.full_step import played_step
 
 # Given a job on a cluster: the same with the best plan, or None if none fits.
 Choose = Callable[[JobSpec], JobSpec | None]
@@ -166,12 +165,13 @@ def devices_text(sizes: Sequence[int]) -> str:
 
 
 def best_plan(job: JobSpec, constraints: Constraints) -> JobSpec | None:
-    """The job under the fastest plan that fits; None if none does, or no plan is legal on its cluster."""
+    """The job under the fastest plan that fits, the first that `plan` has of it there; None if none does, or no plan is
+    legal on its cluster."""
     try:
-        found = search(job, constraints, shipped(), num_shown=1)
+        found = plans_of(job, constraints, shipped())
     except PlanError:
         return None
-    return found.candidates[0].job if found.candidates else None
+    return found.plans[0].job if found.plans else None
 
 
 def size_faults(job: JobSpec, num_devices: int) -> list[str]:
@@ -208,7 +208,6 @@ def at_size(job: JobSpec, num_devices: int, global_batch_size: int) -> JobSpec:
 
 
 def _point(job: JobSpec, num_devices: int, constants: Constants) -> Point:
-    run = run_of(job)
-    time, memory = step_time(run, constants), fullest(job, constants)
+    time, memory = played_step(job, constants), fullest(job, constants)
     money = step_money(job.cluster, time.total, num_devices)
     return Point(num_devices, job, time.total, time.mfu, peak_bytes=memory.process, money=money)

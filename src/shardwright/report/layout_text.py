@@ -7,7 +7,7 @@ from shardwright.config.units import GIB, counted
 from shardwright.planner.stages.best_layout import LaidOut
 from shardwright.report.plans_text import plan_words
 from shardwright.report.text_columns import aligned
-from shardwright.sharding.stage_placement import placement_of
+from shardwright.schedule.job_program import job_placement
 
 
 def layout_dict(found: LaidOut) -> dict[str, Any]:
@@ -19,8 +19,7 @@ def layout_dict(found: LaidOut) -> dict[str, Any]:
         "parts": [part.model_dump() for part in job.cluster.parts],
         "devices": list(found.devices),
         "step_s": found.step_s,
-        "pipeline_s": found.stages.pipeline_s,
-        "even_pipeline_s": None if found.even is None else found.even.pipeline_s,
+        "even_step_s": found.even_step_s,
         "rank_s": list(found.stages.rank_s),
         "rank_bytes": list(found.stages.rank_bytes),
         "imbalance": found.stages.imbalance,
@@ -30,7 +29,7 @@ def layout_dict(found: LaidOut) -> dict[str, Any]:
 def layout_text(found: LaidOut) -> str:
     """A layout for reading."""
     job, stages = found.job, found.stages
-    placement = placement_of(job.plan.schedule, job.plan.pp, job.plan.stages_per_rank)
+    placement = job_placement(job)
     rows = [["pp rank", "device", "layers", "a microbatch", "state and activations"]]
     for rank, device in enumerate(found.devices):
         mine = [str(stages.layout[stage]) for stage in placement.stages_of(rank)]
@@ -40,8 +39,8 @@ def layout_text(found: LaidOut) -> str:
         )  # fmt: skip
     heading = (
         f"{job.name}: {counted(job.model.layers, 'layer')} on {counted(job.plan.num_stages, 'stage')}; "
-        f"{plan_words(job.plan)}. A step takes {found.step_s:.3g} s, {stages.pipeline_s:.3g} s of it in the pipeline, "
-        f"whose slowest rank takes {100 * stages.imbalance:.1f} % longer than the mean. "
+        f"{plan_words(job.plan)}. A step takes {found.step_s:.3g} s, and "
+        f"the slowest pipeline rank {100 * stages.imbalance:.1f} % longer than the mean. "
     )
     order = [part.device for part in job.cluster.parts]
     told = [f"plan.layout = {list(stages.layout)}"]
@@ -51,8 +50,8 @@ def layout_text(found: LaidOut) -> str:
 
 
 def _gain(found: LaidOut) -> str:
-    if found.even is None:
+    if found.even_step_s is None:
         return "Layers spread evenly would not fit."
-    if found.even.pipeline_s <= found.stages.pipeline_s * (1 + 1e-6):
+    if found.even_step_s <= found.step_s * (1 + 1e-6):
         return "Layers spread evenly would take as long."
-    return f"With layers spread evenly the pipeline would take {found.even.pipeline_s:.3g} s."
+    return f"With layers spread evenly it would take {found.even_step_s:.3g} s."

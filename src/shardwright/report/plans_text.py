@@ -51,7 +51,6 @@ def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
         "fits": plan.fits,
         "even_stages_step_s": plan.even_s,
         "software_lacks": list(_lacks(plan)),
-        "simulated": plan.simulated,
     }
 
 
@@ -155,15 +154,10 @@ def _best(advice: Advice) -> Iterator[str]:
             f"* {advice.job.cluster.software} lacks {', '.join(missing)}. This runtime has all of it; --as-software "
             "leaves such plans out."
         )
-    num_simulated = sum(plan.simulated for plan in advice.plans)
-    if num_simulated:
-        which = "All of them" if num_simulated == len(advice.plans) else f"{num_simulated} of them"
-        yield _filled(
-            f"{which} were simulated in full, by their own orders of work; closed forms say "
-            f"{_closed_words(advice.plans)}. Pessimistic steps are by closed forms."
-        )
-    else:
-        yield _filled("Steps are by closed forms; --simulate N simulates the N best plans by their own orders of work.")
+    yield _filled(
+        "Their steps were simulated in full, by their own orders of work; closed forms, by which they were found, say "
+        f"{_closed_words(advice.plans)}. Pessimistic steps are by closed forms."
+    )
     yield "The best plan\n" + aligned(list(_breakdown(best)))
     if advice.binding:
         yield _filled(f"What binds: {advice.binding}.")
@@ -179,7 +173,7 @@ def _best(advice: Advice) -> Iterator[str]:
 
 def _closed_words(plans: list[PricedPlan]) -> str:
     """How far closed forms are off what was simulated."""
-    off = [round(float(plan.closed.total / plan.time.total) - 1, 3) for plan in plans if plan.simulated]
+    off = [round(float(plan.closed.total / plan.time.total) - 1, 3) for plan in plans]
     least, most = (f"{abs(of):.1%} {'more' if of > 0 else 'less'}" for of in (min(off), max(off)))
     if not any(off):
         return "the same"
@@ -241,7 +235,7 @@ def _tried(advice: Advice) -> str:
         money = step_money(advice.job.cluster, tokens * size.token_s, size.num_devices)
         days = tokens * size.token_s / 86400.0
         rows.append([f"{size.num_devices:,}", number_text(days), f"{money.device_hours:,.0f}", _usd(money.usd), note])
-    return "The best plan at each size that was compared, by closed forms\n" + aligned(rows, left=(4,))
+    return "The best plan at each size that was compared\n" + aligned(rows, left=(4,))
 
 
 def _step(seconds: Any, of_step: float | None = None) -> str:

@@ -7,10 +7,11 @@ from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import ASYNCHRONOUS, Recompute
 from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
 from shardwright.schedule.message_sizes import job_sizes
-from shardwright.schedule.registry import PipelineShape, shape_faults, shape_order, shape_program
+from shardwright.schedule.registry import PipelineShape, shape_faults, shape_order, shape_placement, shape_program
 from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.groups import zero_stage
+from shardwright.sharding.stage_placement import StagePlacement, placement_of
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,14 @@ def job_program(job: JobSpec, num_steps: int = 1) -> Program:
     """One optimizer step of the job, all communication written out; of an asynchronous schedule, several."""
     program = job_order(job, num_steps).program()
     return replace(program, sizes=job_sizes(job, program.placement))
+
+
+def job_placement(job: JobSpec) -> StagePlacement:
+    """Which rank of a pipeline holds which stage; of a bidirectional one, for two microbatches."""
+    plan = job.plan
+    if plan.schedule == "auto" and plan.stages_per_rank > 1 and not plan_faults(job):  # it may choose a V
+        return shape_placement("auto", _shape(job, 1))
+    return placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
 
 
 def _shape(job: JobSpec, num_steps: int) -> PipelineShape:

@@ -28,6 +28,7 @@ from shardwright.schedule.lowering.stage_recompute import add_recompute
 from shardwright.schedule.lowering.zero3_gathers import add_gathers
 from shardwright.schedule.schedule import AnySchedule, Program, Schedule
 from shardwright.schedule.timing import Costs
+from shardwright.sharding.stage_placement import StagePlacement
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,12 @@ def shape_program(name: str, shape: PipelineShape, recompute: Recompute = "none"
 def shape_order(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Schedule:
     """The order of work of a shape without messages: what the times of a step depend on, and far sooner made."""
     return _extended(with_step(_made(name, shape)), recompute, gathers)
+
+
+@lru_cache(maxsize=1024)
+def shape_placement(name: str, shape: PipelineShape) -> StagePlacement:
+    """Which rank holds which stage; of what is made to measure it is known when it is made."""
+    return _made(name, shape).placement
 
 
 @lru_cache(maxsize=8)

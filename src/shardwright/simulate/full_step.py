@@ -19,9 +19,9 @@ from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.cost.stage_time import Costing, PieceTime, beside
-from shardwright.schedule.job_program import Order, job_order
+from shardwright.schedule.job_program import Order, job_order, job_placement
 from shardwright.schedule.timing import Costs
-from shardwright.sharding.stage_placement import StagePlacement, placement_of
+from shardwright.sharding.stage_placement import StagePlacement
 from shardwright.simulate.batched_timing import Rounds, rounds_of
 from shardwright.simulate.closed_form import StepTime, border_bytes, step_time
 from shardwright.workload.stage_contents import PipelineRanks, held_by_rank, layer_kinds
@@ -50,9 +50,35 @@ def played_steps(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants:
     ]
     found = _seconds(plays)
     return [
-        whole if of is None else _replaced(whole, *_idle_s(job, of, found))
+        whole if of is None else _replaced(whole, *_parts_s(job, of, found)[1:])
         for job, whole, of in zip(jobs, closed, stages, strict=True)
     ]
+
+
+def step_on_parts_s(alone: Sequence[JobSpec], part_of_rank: Sequence[int], constants: Constants) -> float:
+    """Seconds of a step, played, on a cluster of several kinds of devices: `alone` is the job on each of its parts,
+    were that the cluster, and pipeline rank r lies on part `part_of_rank[r]`. The job's pipeline drains (`is_played`).
+
+    What comes besides is that of the part where it takes longest. A stage that two ranks hold, in opposite directions,
+    takes as long as on the slower one, for costs are by stage.
+    """
+    closed = [step_time(run_of(job), constants) for job in alone]
+    job, stages = alone[0], _Stages.on_parts([_Stages.of(job, constants) for job in alone], alone[0], part_of_rank)
+    found = _seconds(play for order in played_orders(job) for play in _plays(order, stages))
+    busy_s, bubble_s, messages_s, data_s = _parts_s(job, stages, found)
+    plain = [time.total - time.slower for time in closed]
+    besides_s = max(time.optimizer + time.host + time.other - time.slower for time in closed)
+    data_s = max(time.data for time in closed) if data_s is None else max(0.0, data_s)
+    slower = max(time.total / without for time, without in zip(closed, plain, strict=True))
+    return float((busy_s + max(0.0, bubble_s) + max(0.0, messages_s) + data_s + besides_s) * slower)
+
+
+def action_costs(job: JobSpec, constants: Constants) -> Costs:
+    """Seconds of the actions that are played: of stages, messages, and collectives beside them.
+
+    KeyError says what is not known, ValueError what contradicts itself.
+    """
+    return _Stages.of(job, constants).costs(has_messages=True, has_collectives=True)
 
 
 def is_played(job: JobSpec) -> bool:
@@ -72,12 +98,6 @@ def played_orders(job: JobSpec) -> tuple[Order, ...]:
         return (order,)
     few = order.shape.num_microbatches - p * -(-more // p)
     return tuple(replace(order, shape=replace(order.shape, num_microbatches=m)) for m in (few, few - p))
-
-
-def num_played(jobs: Iterable[JobSpec]) -> int:
-    """Microbatches, each once for each stage, that are played for several jobs: what it takes grows with that."""
-    orders = {(order, job.plan.num_stages) for job in jobs if is_played(job) for order in played_orders(job)}
-    return sum(order.shape.num_microbatches * num_stages for order, num_stages in orders)
 
 
 def _replaced(whole: StepTime, bubble_s: float, messages_s: float, data_s: float | None) -> StepTime:
@@ -138,7 +158,7 @@ class _Stages:
         is_near = bool(pipeline.domains[0] == 1)
         ends = DataParallel.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())
         reduce_s, _, gather_s = ends.exchanged_s()
-        placement = placement_of(job.plan.schedule, job.plan.pp, job.plan.stages_per_rank)
+        placement = job_placement(job)
         are_beside = costing.software.reduce_overlap or run.cut.zero >= 2
         return cls(
             forward=_by_stage(forward),
@@ -152,6 +172,25 @@ class _Stages:
             updated_s=_updated_s(costing.software, ends, gather_s, placement) * (run.cut.zero < 3),
             leak=rates.leak,
         )
+
+    @classmethod
+    def on_parts(cls, of_parts: "Sequence[_Stages]", job: JobSpec, part_of_rank: Sequence[int]) -> "_Stages":
+        """The seconds of a plan whose pipeline ranks lie on different parts of a cluster."""
+        placement = job_placement(job)
+        holders = [
+            [of_parts[part_of_rank[rank]] for rank in placement.replicas(n)] for n in range(placement.num_stages)
+        ]
+
+        def by_stage(name: str) -> tuple[float, ...]:
+            there = all(getattr(of, name) for of in of_parts)
+            return tuple(max(getattr(of, name)[n] for of in mine) for n, mine in enumerate(holders)) if there else ()
+
+        return cls(
+            forward=by_stage("forward"), input_grad=by_stage("input_grad"), weight_grad=by_stage("weight_grad"),
+            transfer_s=max(of.transfer_s for of in of_parts), latency_s=max(of.latency_s for of in of_parts),
+            reduce=by_stage("reduce"), gather=by_stage("gather"),
+            updated_s=max(of.updated_s for of in of_parts), leak=max(of.leak for of in of_parts),
+        )  # fmt: skip
 
     def costs(self, has_messages: bool, has_collectives: bool) -> Costs:
         """What actions take, with or without those that are not computing."""
@@ -231,8 +270,8 @@ def _rounds(order: Order, has_collectives: bool) -> Rounds:
     return rounds_of(order.without_messages(), has_collectives)
 
 
-def _idle_s(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> tuple[float, float, float | None]:
-    """Seconds in which the rank that computes longest does not: (bubble, messages, what replicas do).
+def _parts_s(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> tuple[float, float, float, float | None]:
+    """Seconds that the rank that computes longest does so, and does not: (busy, bubble, messages, what replicas do).
 
     The last is None where nothing runs beside the step.
     """
@@ -243,10 +282,10 @@ def _idle_s(job: JobSpec, stages: _Stages, seconds: dict[_Play, _Seconds]) -> tu
         exposed = [
             of.step_s - sent.step_s + stages.leak * max(0.0, of.queued_s - of.step_s + sent.step_s) for of in seen
         ]
-        by_order.append([alone.step_s - alone.busy_s, sent.step_s - alone.step_s, *exposed])
+        by_order.append([alone.busy_s, alone.step_s - alone.busy_s, sent.step_s - alone.step_s, *exposed])
     all_of = np.array(by_order[0])
     if len(orders) > 1:
         periods = (job.num_microbatches - orders[0].shape.num_microbatches) / job.plan.pp
         all_of += periods * (all_of - by_order[1])
-    bubble_s, messages_s, *exposed_s = all_of.tolist()
-    return bubble_s, messages_s, exposed_s[0] + stages.updated_s if exposed_s else None
+    busy_s, bubble_s, messages_s, *exposed_s = all_of.tolist()
+    return busy_s, bubble_s, messages_s, exposed_s[0] + stages.updated_s if exposed_s else None

@@ -18,7 +18,9 @@ from shardwright.config.model_shape import ModelShape
 from shardwright.config.plan import STAGE_COPIES, ScheduleName, layer_policies
 from shardwright.config.rank_order import number_of, stage_block, stage_size
 from shardwright.config.recompute_policy import WHOLE_LAYER, Policy
+from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.groups import REPLICAS, WORLD, layout
+from shardwright.sharding.stage_placement import vee
 from shardwright.workload.arrays import Array, Numbers
 
 SCHEDULE_NAMES: tuple[str, ...] = get_args(ScheduleName)
@@ -35,6 +37,7 @@ class PlanGrid:
     one on its way, 0 as the software has it; `bucket_bytes` of the parameters whose gradients travel together, 0 all.
 
     Where plans have several schedules, `schedule_number` has of each its place in SCHEDULE_NAMES; -1 is `schedule`.
+    `is_vee` where stages lie in a V though the schedule's name does not say so, as `auto` may lay them.
     `order_number` is the place of its order of axes in ORDERS (config/rank_order.py).
 
     `recompute` is none; full (each layer) or stage (all of a stage), from its input; names of plan.recompute_operators,
@@ -52,6 +55,7 @@ class PlanGrid:
     virtual: Numbers = 1
     schedule: str = "1f1b"
     schedule_number: Numbers = -1
+    is_vee: bool = False
     order_number: Numbers = 0
     sequence_parallel: Numbers = False
     zero: Numbers = 0
@@ -255,7 +259,8 @@ def cut_of(job: JobSpec) -> PlanGrid:
     is_uniform = len(set(policies)) == 1
     return PlanGrid(
         dp=p.dp, tp=p.tp, pp=p.pp, cp=p.cp, ep=p.ep, expert_tp=p.expert_tp_size, virtual=p.stages_per_rank,
-        schedule=p.schedule, order_number=number_of(p.order), sequence_parallel=p.sequence_parallel and p.tp > 1,
+        schedule=p.schedule, is_vee=p.schedule == "auto" and job_placement(job) == vee(p.pp),
+        order_number=number_of(p.order), sequence_parallel=p.sequence_parallel and p.tp > 1,
         zero=p.zero, zero_ranks=p.zero_ranks, microbatch=p.microbatch_size, global_batch=job.batch.global_batch_size,
         recompute=policies[0] if is_uniform else "mixed", policies=() if is_uniform else policies,
         precision=precision.product_number, layout=tuple(p.layout),

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.plan import even_stages
-from shardwright.sharding.stage_placement import StagePlacement, placement_of
+from shardwright.sharding.stage_placement import StagePlacement, placement_of, vee
 from shardwright.workload.arrays import Array, distinct
 from shardwright.workload.query import SCHEDULE_NAMES, PlanGrid
 
@@ -53,11 +53,11 @@ class StageContents:
 
 
 def held_by_rank(
-    kinds: tuple[Hashable, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
+    kinds: tuple[Hashable, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...], is_vee: bool = False
 ) -> list[StageContents]:
     """All ranks of one pipeline; kinds of layers are in the order in which the model has them first. ValueError if
     stages and layers do not go together."""
-    placement = placement_of(schedule, pp, virtual)
+    placement = vee(pp) if is_vee else placement_of(schedule, pp, virtual)
     stages = layout or tuple(even_stages(len(kinds), placement.num_stages))
     if len(stages) != placement.num_stages or sum(stages) != len(kinds):
         raise ValueError(
@@ -90,14 +90,14 @@ def _before(kinds: tuple[Hashable, ...]) -> Array:
 
 @lru_cache(maxsize=4096)
 def _first_of_each(
-    kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...]
+    kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...], is_vee: bool
 ) -> list[StageContents]:
     """The first rank of a pipeline of each kind: no schedule lets a later one keep more microbatches.
 
     Whatever kinds layers have, it matters which are alike: `kinds` has a number for each layer.
     """
     firsts: dict[tuple[object, ...], StageContents] = {}
-    for held in held_by_rank(kinds, schedule, pp, virtual, layout):
+    for held in held_by_rank(kinds, schedule, pp, virtual, layout, is_vee):
         firsts.setdefault((held.layers, held.embedding, held.head), held)
     return list(firsts.values())
 
@@ -162,7 +162,9 @@ def different_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
     columns = (cut.pp, cut.virtual, cut.schedule_number)
     found, which = distinct(columns)
     pipelines = [
-        _first_of_each(alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, pp, virtual, cut.layout)
+        _first_of_each(
+            alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, pp, virtual, cut.layout, cut.is_vee
+        )
         for pp, virtual, number in zip(*(column[found].tolist() for column in columns), strict=True)
     ]
     return PipelineRanks.of(kinds, pipelines, which)
@@ -171,5 +173,5 @@ def different_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
 def all_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
     """Every rank of one plan. `cut` is of arrays of one entry."""
     kinds = layer_kinds(shape, cut)
-    held = held_by_rank(kinds, cut.schedule, int(cut.pp[0]), int(cut.virtual[0]), cut.layout)
+    held = held_by_rank(kinds, cut.schedule, int(cut.pp[0]), int(cut.virtual[0]), cut.layout, cut.is_vee)
     return PipelineRanks.of(kinds, [held], np.zeros(1, np.int64))

@@ -19,7 +19,7 @@ from shardwright.planner.search.space import SCHEDULES
 from shardwright.planner.stages.best_layout import paying_layout
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import num_played, played_steps
+from shardwright.simulate.full_step import played_steps
 
 if TYPE_CHECKING:  # what explains a plan is imported where one is explained
     from shardwright.planner.advice.reasons import Reason
@@ -29,16 +29,15 @@ if TYPE_CHECKING:  # what explains a plan is imported where one is explained
     from shardwright.planner.advice.sensitivity import Flip
     from shardwright.planner.search.sample import Standing
 
-_AFFORDABLE = 2**14  # microbatches, each once for each stage, that are simulated: some 0.3 s
-
 _LAID_OUT = 3  # plans of which uneven stages are tried
 _GAIN = 0.01  # share of a step that uneven stages must save
 
 
 @dataclass(frozen=True)
 class PricedPlan:
-    """A plan with its price: seconds of a step and where they go, the same under pessimistic constants, bytes of its
-    fullest rank, money. `closed` is what closed forms say of the step, and `time` too where it was not `simulated`."""
+    """A plan with its price: seconds of a step that was simulated in full and where they go, bytes of its fullest
+    rank, money. `closed` is what closed forms say of the step, by which plans are searched, and `cautious` the same
+    under pessimistic constants."""
 
     job: JobSpec
     time: StepTime
@@ -47,7 +46,6 @@ class PricedPlan:
     memory: Memory
     money: Money
     fits: bool
-    simulated: bool = False
     even_s: float | None = None  # what its step takes with layers spread evenly, where `plan.layout` is better
     first_is_faster: float | None = None  # how sure it is that the first plan is faster; None of that one
 
@@ -78,7 +76,7 @@ class Refused:
 class Advice:
     """The best plans, best first; why the first is best; and the job's own.
 
-    `tried` are the sizes of the cluster among which the objective chose, by closed forms. `flips` is what would make
+    `tried` are the sizes of the cluster among which the objective chose. `flips` is what would make
     the second plan win, `left_out` what was not searched because a number is not known.
     """
 
@@ -98,34 +96,38 @@ class Advice:
 
 
 def priced(jobs: Sequence[JobSpec], constants: Constants) -> list[PricedPlan]:
-    """The prices of jobs' plans. KeyError says what is not known."""
+    """The prices of jobs' plans, each step played in its own order of work. KeyError says what is not known."""
     runs = [run_of(job) for job in jobs]
+    closed, cautious = _known(prices(runs, constants)), _known(prices(runs, pessimistic()))
+    times = played_steps(jobs, [price.time for price in closed], constants)
     found = []
-    for job, price, cautious in zip(jobs, prices(runs, constants), prices(runs, pessimistic()), strict=True):
-        if not isinstance(price, Price) or not isinstance(cautious, Price):
-            raise KeyError(price if isinstance(price, str) else cautious)
-        money, memory = step_money(job.cluster, float(price.time.total), job.plan.world), fullest(job, constants)
-        times = price.time, price.time, cautious.time
+    for job, time, price, worst in zip(jobs, times, closed, cautious, strict=True):
+        money, memory = step_money(job.cluster, float(time.total), job.plan.world), fullest(job, constants)
         fitting = bool(fits(job, memory, room_bytes(job)))
-        found.append(PricedPlan(job, *times, memory=memory, money=money, fits=fitting))
+        found.append(PricedPlan(job, time, price.time, worst.time, memory=memory, money=money, fits=fitting))
     return found
 
 
+def _known(found: Sequence[Price | str]) -> list[Price]:
+    """Prices that all plans have; KeyError says what is not known."""
+    known = [price for price in found if isinstance(price, Price)]
+    if len(known) < len(found):
+        raise KeyError(next(price for price in found if isinstance(price, str)))
+    return known
+
+
 def best_plans(
-    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int,
-    num_simulated: int | None = None,
-) -> Advice:  # fmt: skip
+    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int
+) -> Advice:
     """Search, and price what is found; `explained` says why.
 
-    The first `num_simulated` plans are simulated in full; None is as many as are simulated in a fraction of a second.
-    The very first get uneven stages where that makes them 1 % faster, and all are ordered anew.
+    What closed forms found is ordered anew by its steps simulated in full. The first plans then get uneven stages where
+    that makes them 1 % faster.
     """
     on, found = best(job, constraints, constants, objective, num_shown=num_shown)
-    plans = priced([candidate.job for candidate in found.candidates], constants)
-    count = _num_affordable(plans) if num_simulated is None else num_simulated
-    plans = played(plans[:count], constants) + plans[count:]
+    plans = sorted(priced([candidate.job for candidate in found.candidates], constants), key=_token_s)
     plans = [_laid_out(plan, constants) for plan in plans[:_LAID_OUT]] + plans[_LAID_OUT:]
-    plans.sort(key=lambda plan: float(plan.time.total) / plan.job.tokens_per_step)
+    plans.sort(key=_token_s)
     return Advice(
         on, plans, found.tally, left_out=within_known(job, constraints)[1], tried=found.tried, objective=objective
     )
@@ -141,8 +143,7 @@ def explained(
     if given is not None and own_faults:
         advice = replace(advice, refused=Refused(given, tuple(own_faults)))
     elif given is not None:
-        is_simulated = any(plan.simulated for plan in plans)
-        advice = replace(advice, own=_own(given, constraints, constants, is_simulated))
+        advice = replace(advice, own=_own(given, constraints, constants))
     if not plans:
         return advice
     from shardwright.planner.advice.reasons import binding, reasons
@@ -150,31 +151,10 @@ def explained(
     from shardwright.planner.advice.sensitivity import flips
 
     first = plans[0].job
-    why = reasons(first, _schedules(constraints), constants, plans[0].simulated)
+    why = reasons(first, _schedules(constraints), constants)
     runner_up = flips(first, plans[1].job, constants) if len(plans) > 1 else []
     binds = binding(plans[0].time, plans[0].memory, first, why)
     return replace(advice, flips=runner_up, reasons=why, binding=binds, rules=rules_for(first))
-
-
-def _num_affordable(plans: Sequence[PricedPlan]) -> int:
-    """How many of the first plans are soon simulated; many may run in one order of work."""
-    jobs = [plan.job for plan in plans]
-    return max(count for count in range(len(plans) + 1) if num_played(jobs[:count]) <= _AFFORDABLE)
-
-
-def is_soon_played(job: JobSpec, like: JobSpec) -> bool:
-    """Whether a plan is simulated in a fraction of a second, or as soon as another one."""
-    return num_played([job]) <= max(_AFFORDABLE, num_played([like]))
-
-
-def played(plans: Sequence[PricedPlan], constants: Constants) -> list[PricedPlan]:
-    """Plans with the times of their own orders of work."""
-    found = []
-    times = played_steps([plan.job for plan in plans], [plan.closed for plan in plans], constants)
-    for plan, time in zip(plans, times, strict=True):
-        money = step_money(plan.job.cluster, float(time.total), plan.job.plan.world)
-        found.append(replace(plan, time=time, money=money, simulated=True))
-    return found
 
 
 def _laid_out(plan: PricedPlan, constants: Constants) -> PricedPlan:
@@ -183,24 +163,24 @@ def _laid_out(plan: PricedPlan, constants: Constants) -> PricedPlan:
     if job is None:
         return plan
     (laid,) = priced([job], constants)
-    if plan.simulated:
-        (laid,) = played([laid], constants)
     if not laid.fits or laid.time.total * (1 + _GAIN) > plan.time.total:
         return plan
     return replace(laid, even_s=float(plan.time.total))
 
 
-def _own(job: JobSpec, constraints: Constraints, constants: Constants, is_simulated: bool) -> Own:
-    """Simulated in full where the plans are that it is compared with; its standing is by closed forms."""
+def _own(job: JobSpec, constraints: Constraints, constants: Constants) -> Own:
+    """Its standing among plans that are drawn is by closed forms."""
     from shardwright.planner.advice.repair import misfit
     from shardwright.planner.search.sample import standing
 
     (alone,) = priced([job], constants)
     token_s = float(alone.closed.total) / job.tokens_per_step
-    if is_simulated:
-        (alone,) = played([alone], constants)
     stands = standing(job, token_s, constraints, constants)
     return Own(alone, stands, misfit(job, _schedules(constraints), constants))
+
+
+def _token_s(plan: PricedPlan) -> float:
+    return float(plan.time.total) / plan.job.tokens_per_step
 
 
 def _schedules(constraints: Constraints) -> tuple[str, ...]:

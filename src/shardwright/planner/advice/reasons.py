@@ -18,7 +18,7 @@ from shardwright.cost.memory import Memory
 from shardwright.explain.operator_passes import piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import layer_crossings
 from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words
-from shardwright.planner.search.plan_price import fits, room_bytes
+from shardwright.planner.search.plan_price import room_bytes
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
@@ -34,7 +34,6 @@ PARTS = {
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
 _TOLD = 5e-4  # share of a step: what differs by less is the same
 _TERM = 0.05  # share of a difference: smaller terms do not decide it
-_RIVAL = 1.25  # how much longer a step may be by closed forms and still be simulated
 
 
 @dataclass(frozen=True)
@@ -54,35 +53,24 @@ class Reason:
     text: str
 
 
-def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants, is_simulated: bool = False) -> list[Reason]:
+def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> list[Reason]:
     """One for each neighbour that differs: degrees first, of each field those that fit, the nearest in time first.
 
-    Steps are by closed forms; with `is_simulated` those of neighbours that fit and come near are simulated in full, and
-    compared with the plan's own, simulated too.
+    Steps are simulated in full, each plan's in its own order of work.
     """
     near = neighbours(job, schedules)
-    mine, *theirs = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
-    assert isinstance(mine, Price), "the plan itself has been priced before"
-    beside = [(one, price) for one, price in zip(near, theirs, strict=True) if isinstance(price, Price)]
-    longest_s = _RIVAL * mine.time.total if is_simulated else 0.0
-
-    def is_rival(price: Price) -> bool:
-        return bool(fits(job, price.memory, room_bytes(job)) and price.time.total <= longest_s)
-
-    rivals = [(one, price) for one, price in beside if is_rival(price)]
-    found = [_reason(job, mine.time, one, price) for one, price in beside if not is_rival(price)]
-    if rivals:
-        mine, *played = _simulated([(job, mine), *((one.job, price) for one, price in rivals)], constants)
-        found += [_reason(job, mine.time, one, price) for (one, _), price in zip(rivals, played, strict=True)]
-    found = [one for one in found if one.excess_bytes > 0 or abs(one.slower_s) >= _TOLD * mine.time.total]
-    order = list(dict.fromkeys(one.field for one, _ in beside))
-    return sorted(found, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
-
-
-def _simulated(priced: list[tuple[JobSpec, Price]], constants: Constants) -> list[Price]:
-    """Prices with the times of plans' own orders of work."""
-    times = played_steps([job for job, _ in priced], [price.time for _, price in priced], constants)
-    return [replace(price, time=time) for (_, price), time in zip(priced, times, strict=True)]
+    found = prices([run_of(job), *(run_of(neighbour.job) for neighbour in near)], constants)
+    jobs = [job, *(neighbour.job for neighbour in near)]
+    known = [(place, price) for place, price in enumerate(found) if isinstance(price, Price)]
+    assert known[0][0] == 0, "the plan itself has been priced before"
+    mine, *times = played_steps([jobs[place] for place, _ in known], [price.time for _, price in known], constants)
+    beside = [
+        _reason(job, mine, near[place - 1], replace(price, time=time))
+        for (place, price), time in zip(known[1:], times, strict=True)
+    ]
+    order = list(dict.fromkeys(one.field for one in beside))
+    told = [one for one in beside if one.excess_bytes > 0 or abs(one.slower_s) >= _TOLD * mine.total]
+    return sorted(told, key=lambda r: (order.index(r.field), r.excess_bytes > 0, r.slower_s))
 
 
 def _reason(job: JobSpec, mine: StepTime, near: Neighbour, price: Price) -> Reason:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
-from shardwright.planner.advice.advice import Advice, PricedPlan, is_soon_played, played, priced
+from shardwright.planner.advice.advice import Advice, PricedPlan, best_plans, priced
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.objectives import Objective, check_in_time
 from shardwright.planner.search.plan_price import fits, room_bytes
-from shardwright.planner.search.results import Candidate
+from shardwright.planner.search.results import Candidate, TriedSize
 from shardwright.planner.search.simpler_plans import simpler_plans
 
 # The confidence from which two plans are told apart. Of the pairs of published runs that are, 19 of 20 are told right
@@ -25,7 +26,7 @@ from shardwright.planner.search.simpler_plans import simpler_plans
 TOLD_APART = 0.8
 # Kinds of plans that are looked at, at least: how many are shown decides nothing.
 CONSIDERED = 16
-_TRIES = 4  # plans beside those that are shown that are simulated, at most
+_TRIES = 4  # plans beside those that were found that are simulated, at most
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,25 @@ class Recommendation:
     def is_fastest(self) -> bool:
         """Whether none was found that is faster."""
         return self.plan.first_is_faster is None
+
+
+def plans_of(
+    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective | None = None,
+    num_shown: int = CONSIDERED,
+) -> Advice:  # fmt: skip
+    """The best plans of a job, and the one to take: what every command that chooses a plan goes by.
+
+    PlanError if none is in time for a deadline.
+    """
+    wanted = objective or Objective()
+    advice = best_plans(job, constraints, constants, wanted, num_shown=max(num_shown, CONSIDERED))
+    advice = recommended(advice, constraints, constants, num_shown=num_shown, is_roomy=wanted.name == "memory")
+    if not advice.plans:
+        return advice
+    chosen = TriedSize(advice.job.cluster.num_devices, _token_s(advice.plans[0]))
+    check_in_time(advice.job, wanted, chosen.token_s)
+    tried = tuple(chosen if size.num_devices == chosen.num_devices else size for size in advice.tried)
+    return replace(advice, tried=tried)
 
 
 def recommended(
@@ -92,8 +112,6 @@ def _chosen(
         if tries == 0 or spread.confidence(math.log(one.token_s / _closed_token_s(first)), kinds) >= TOLD_APART:
             continue
         (plan,) = priced([one.job], constants)
-        if first.simulated and is_soon_played(one.job, first.job):
-            (plan,) = played([plan], constants)
         tries -= 1
         if fits(plan.job, plan.memory, room) and _sure(first, plan, spread) < TOLD_APART:
             return plan
@@ -126,9 +144,8 @@ def _closed_token_s(plan: PricedPlan) -> float:
 
 
 def _sure(first: PricedPlan, second: PricedPlan, spread: RatioSpread) -> float:
-    """How sure it is that the first plan is faster, by simulated times where both are, else by closed forms."""
-    seconds = _token_s if first.simulated and second.simulated else _closed_token_s
-    return spread.confidence(math.log(seconds(second) / seconds(first)), kinds_between(first.job, second.job))
+    """How sure it is that the first plan is faster."""
+    return spread.confidence(math.log(_token_s(second) / _token_s(first)), kinds_between(first.job, second.job))
 
 
 def kinds_between(first: JobSpec, second: JobSpec) -> frozenset[str]:

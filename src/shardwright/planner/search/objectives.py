@@ -16,6 +16,7 @@ from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import Found, TriedSize
 from shardwright.planner.search.search import search
+from shardwright.simulate.full_step import played_step
 
 Name = Literal["time", "cost", "devices", "memory"]
 NAMES: tuple[Name, ...] = ("time", "cost", "devices", "memory")
@@ -59,8 +60,11 @@ class Objective:
 def best(
     job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int
 ) -> tuple[JobSpec, Found]:
-    """The job on as many nodes as the objective takes, and what was found there. PlanError if no plan is in time."""
+    """The job on as many nodes as the objective takes, and what was found there; `check_in_time` says whether that
+    meets a deadline.
 
+    Sizes are compared by the fastest plan of each by closed forms, its step simulated in full.
+    """
     tried: dict[int, float] = {}
 
     def found_on(nodes: int, shown: int = 1) -> Found:
@@ -68,7 +72,7 @@ def best(
 
     def token_s_on(nodes: int) -> float:
         if nodes not in tried:
-            tried[nodes] = _token_s(found_on, nodes)
+            tried[nodes] = _token_s(found_on, nodes, constants)
         return tried[nodes]
 
     if objective.name == "memory":
@@ -79,11 +83,15 @@ def best(
     elif objective.name == "devices":
         nodes = _fewest(job, objective, token_s_on)
     found = found_on(nodes, num_shown)
-    if found.candidates and not objective.in_time(found.candidates[0].token_s):
-        raise PlanError(f"job {job.name}", [_too_slow(job, objective, found.candidates[0].token_s)])
     each = job.cluster.devices_per_node
     sizes = tuple(TriedSize(nodes * each, tried[nodes]) for nodes in sorted(tried))
     return on_nodes(job, nodes), replace(found, tried=sizes)
+
+
+def check_in_time(job: JobSpec, objective: Objective, token_s: float) -> None:
+    """PlanError if the fastest plan, of so many seconds by token, misses the deadline."""
+    if not objective.in_time(token_s):
+        raise PlanError(f"job {job.name}", [_too_slow(job, objective, token_s)])
 
 
 def on_nodes(job: JobSpec, nodes: int) -> JobSpec:
@@ -97,13 +105,16 @@ def node_counts(most: int) -> list[int]:
     return sorted({count for count in powers if count <= most} | {most})
 
 
-def _token_s(found_on: Callable[[int], Found], nodes: int) -> float:
+def _token_s(found_on: Callable[[int], Found], nodes: int, constants: Constants) -> float:
     """Seconds by token of the fastest plan; endless where none is legal or fits."""
     try:
         candidates = found_on(nodes).candidates
     except PlanError:
         return float("inf")
-    return candidates[0].token_s if candidates else float("inf")
+    if not candidates:
+        return float("inf")
+    job = candidates[0].job
+    return float(played_step(job, constants).total) / job.tokens_per_step
 
 
 def _cheapest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:

@@ -17,15 +17,18 @@ from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
 from shardwright.planner.stages.piece_prices import seats
 from shardwright.planner.stages.pieces import PipelineSlot, Stages, stages_of
-from shardwright.sharding.stage_placement import StagePlacement, in_line, placement_of
+from shardwright.schedule.job_program import job_placement
+from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
+from shardwright.simulate.full_step import is_played, played_step, step_on_parts_s
 
 
 @dataclass(frozen=True)
 class LaidOut:
     """A job with its best layout. `devices` by pipeline rank; `step_s` of a step, with all that is not the pipeline's.
 
-    `even` is what the layout without a thought costs, layers spread evenly: None where it does not fit.
+    `even` is the layout without a thought, layers spread evenly, and `even_step_s` what a step takes then: None where
+    that does not fit.
     """
 
     job: JobSpec
@@ -33,12 +36,15 @@ class LaidOut:
     devices: tuple[str, ...]
     step_s: float
     even: Stages | None
+    even_step_s: float | None
 
 
 def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     """The fastest layout that fits, over all orders of the cluster's parts.
 
-    PlanError if none fits, or the plan has more stages than the model layers; KeyError says what is not known.
+    Layouts are chosen by what the slowest rank takes; where a step simulated in full is faster with layers spread
+    evenly, as under an order that is made for equal stages, they stay so. PlanError if none fits, or
+    the plan has more stages than the model layers; KeyError says what is not known.
     """
     if job.cluster.device == "unknown" and not job.cluster.parts:
         fault = "cluster.device is unknown, so no layer has a price; set it to a device of the catalog"
@@ -63,7 +69,7 @@ def paying_layout(job: JobSpec, constants: Constants, least_gain: float) -> JobS
 
     Of a job on devices of one kind. KeyError says what is not known.
     """
-    mine, placement = seats(run_of(job), job.plan, constants), _placement(job.plan)
+    mine, placement = seats(run_of(job), job.plan, constants), job_placement(job)
     even = _even(job, mine, placement)
     if most_gain(even, mine, placement) < least_gain:
         return None
@@ -84,10 +90,6 @@ def most_gain(even: Stages, mine: Sequence[PipelineSlot], placement: StagePlacem
     fewest = -(-copies * len(layers) // len(mine)) / copies
     least_s = max(sum(even.rank_s) / len(mine), fewest * min(piece.seconds for piece in layers))
     return max(even.rank_s) / least_s - 1
-
-
-def _placement(plan: PlanSpec) -> StagePlacement:
-    return placement_of(plan.schedule, plan.pp, plan.stages_per_rank)
 
 
 def _even(job: JobSpec, mine: list[PipelineSlot], placement: StagePlacement) -> Stages:
@@ -117,15 +119,20 @@ def _orders(job: JobSpec) -> list[list[PartSpec]]:
 
 def _laid_out(job: JobSpec, parts: list[PartSpec], constants: Constants) -> LaidOut:
     job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"parts": parts})})
-    plan, placement = job.plan, _placement(job.plan)
+    plan, placement = job.plan, job_placement(job)
     alone = _alone(job)
     by_part = [seats(run_of(part), plan, constants) for part in alone]
     where = part_of_rank(plan, parts)
     mine = [by_part[part][rank] for rank, part in enumerate(where)]
     stages, even = _best(job, mine, placement), _even(job, mine, placement)
-    laid = _with_layout(job, stages)
     devices = tuple(alone[part].cluster.device for part in where)
-    return LaidOut(laid, stages, devices, _step_s(laid, stages, constants), even=even if _fits(even, mine) else None)
+    step_s = _step_s(_with_layout(job, stages), stages, constants)
+    if not _fits(even, mine):
+        return LaidOut(_with_layout(job, stages), stages, devices, step_s, even=None, even_step_s=None)
+    even_step_s = _step_s(_with_layout(job, even), even, constants)
+    if even_step_s < step_s:
+        stages, step_s = even, even_step_s
+    return LaidOut(_with_layout(job, stages), stages, devices, step_s, even=even, even_step_s=even_step_s)
 
 
 def _alone(job: JobSpec) -> list[JobSpec]:
@@ -145,12 +152,15 @@ def _fits(stages: Stages, mine: list[PipelineSlot]) -> bool:
 
 
 def _step_s(job: JobSpec, stages: Stages, constants: Constants) -> float:
-    """Seconds of a step. On parts of several kinds: the pipeline, and what comes besides on the part where that takes
-    longest: messages, gradients, update, jitter."""
+    """Seconds of a step, simulated in full; of a pipeline on parts of several kinds that never drains, by closed forms:
+    the pipeline, and what comes besides on the part where that takes longest."""
     if not job.cluster.parts:
-        return step_time(run_of(job), constants).total
+        return float(played_step(job, constants).total)
+    jobs = _alone(job)
+    if is_played(job):
+        return step_on_parts_s(jobs, part_of_rank(job.plan, job.cluster.parts), constants)
     most = 0.0
-    for alone in _alone(job):
+    for alone in jobs:
         time = step_time(run_of(alone), constants)
         data = 0.0 if job.plan.zero == 3 else time.data  # in stage 3 it is in what a stage takes
         most = max(most, time.messages + data + time.optimizer + time.host + time.other)

@@ -59,7 +59,7 @@ def _probe(run: Run, kind: LayerKind, layout: tuple[int, int], constants: Consta
         shape = replace(shape, experts=replace(shape.experts, dense_layers=dense_layers, every=1))
     # One microbatch, so that one is in flight.
     cut = replace(
-        run.cut, pp=2, virtual=1, schedule="1f1b", layout=layout, recompute=kind[1], policies=(),
+        run.cut, pp=2, virtual=1, schedule="1f1b", is_vee=False, layout=layout, recompute=kind[1], policies=(),
         global_batch=run.cut.dp * run.cut.microbatch,
     )  # fmt: skip
     return rank_memory(replace(run, shape=shape, cut=cut), constants)

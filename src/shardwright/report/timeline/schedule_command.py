@@ -19,13 +19,14 @@ from shardwright.config.plan import STAGES_PER_RANK
 from shardwright.config.units import counted
 from shardwright.report.output import write_output
 from shardwright.report.text_columns import aligned
+from shardwright.report.timeline.job_costs import drawn_costs
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
 from shardwright.report.timeline.schedule_figures import as_dict, as_full_dict, comparison
 from shardwright.report.timeline.study import Streams, Study, drawn_steps, number, study, study_schedule
 from shardwright.report.timeline.terminal import draw, palette_of
 from shardwright.report.timeline.trace import trace
-from shardwright.schedule.job_program import job_order, job_program, relative_costs
+from shardwright.schedule.job_program import job_order, job_program
 from shardwright.schedule.registry import GENERATORS, PipelineShape, size_faults
 from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.bubbles import Work
@@ -156,19 +157,13 @@ def show_job(job: JobSpec, latency: float, num_steps: int, output: Output) -> No
     shape = PipelineShape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
     if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
         raise PlanError(f"job {job.name}", faults)
-    unit = "the forward of one microbatch through the mean rank, by FLOPs"
-    wire = f"a message takes {number(latency)}" if latency else "messages take no time"
-    plan = job.plan
+    plan, drawn = job.plan, drawn_costs(job, latency)
     devices = f"tp {plan.tp}" if plan.cp == 1 else f"cp {plan.cp} x tp {plan.tp}"
-    drawn = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (plan.stage_ranks > 1)
-    note = (
-        f"{drawn}Times are relative: 1 is {unit}; input and weight gradients take as long as the forward, and {wire}. "
-        f"Seconds need a calibration of the device."
-    )
-
+    which = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (plan.stage_ranks > 1)
     streams = Streams(partial(job_program, job), lambda steps: job_order(job, steps).without_messages())
-    result = study(job.plan.schedule, job_program(job), relative_costs(job, latency), num_steps, streams)
-    _show(result, note, output, {"job": job.name} | as_full_dict(result) | {"unit": unit}, f"{job.name}, ")
+    result = study(plan.schedule, job_program(job), drawn.costs, num_steps, streams)
+    found = {"job": job.name} | as_full_dict(result) | {"unit": drawn.unit, "step_s": drawn.step_s}
+    _show(result, which + drawn.note, output, found, before=f"{job.name}, ", is_seconds=drawn.is_seconds)
 
 
 def show_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float, output: Output) -> None:
@@ -191,7 +186,7 @@ def show_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float, o
         raise PlanError("output", faults)
     _write(output.html, "--html", lambda: timeline_page(title, sections, note))
     _write(output.svg, "--svg", lambda: picture(ran.timeline, ran.name))
-    _write(output.trace, "--trace", lambda: json.dumps(trace(ran.timeline, title, microseconds=1e6, unit="s")) + "\n")
+    _write(output.trace, "--trace", lambda: _trace_text(ran, title, is_seconds=True))
     if output.as_json:
         values = {"job": job.name, "simulated_s": simulated_s, "executed_s": executed_s, "error": error}
         click.echo(json.dumps(values | {"idle": as_full_dict(simulated)["idle"]}))
@@ -200,8 +195,10 @@ def show_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float, o
     click.echo(f"executed\n{_drawing(ran, output)}\n\n{verdict}")
 
 
-def _show(one: Study, note: str, output: Output, as_json: dict[str, Any], before: str = "") -> None:
-    _write_files(one, note, output, before + one.heading)
+def _show(
+    one: Study, note: str, output: Output, as_json: dict[str, Any], before: str = "", is_seconds: bool = False
+) -> None:
+    _write_files(one, note, output, before + one.heading, is_seconds=is_seconds)
     if output.as_json:
         click.echo(json.dumps(as_json))
     else:
@@ -279,12 +276,17 @@ def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
     ]
 
 
-def _write_files(one: Study, note: str, output: Output, title: str) -> None:
+def _write_files(one: Study, note: str, output: Output, title: str, is_seconds: bool = False) -> None:
     if faults := _drawing_faults(output, [one]):
         raise PlanError("output", faults)
     _write(output.html, "--html", lambda: timeline_page(title, [section_of(one)], note))
     _write(output.svg, "--svg", lambda: picture(one.timeline, one.name))
-    _write(output.trace, "--trace", lambda: json.dumps(trace(one.timeline, title)) + "\n")
+    _write(output.trace, "--trace", lambda: _trace_text(one, title, is_seconds))
+
+
+def _trace_text(one: Study, title: str, is_seconds: bool) -> str:
+    found = trace(one.timeline, title, microseconds=1e6, unit="s") if is_seconds else trace(one.timeline, title)
+    return json.dumps(found) + "\n"
 
 
 def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
