@@ -77,7 +77,7 @@ def _with_layers(job: JobSpec, cut: PlanGrid, index: int, microbatch: Array) -> 
     """A job with the layers of a plan, of microbatches of several sizes. Checks nothing."""
     numbers = {name: int(getattr(cut, name)[index]) for name in ("tp", "cp", "ep", "expert_tp")}
     plan = numbers | {
-        "microbatch_size": microbatch if len(microbatch) > 1 else int(microbatch[0]),
+        "microbatch_size": microbatch if np.any(microbatch != microbatch[0]) else int(microbatch[0]),
         "sequence_parallel": bool(cut.sequence_parallel[index]),
         "cp_method": cut.cp_method,
         "dispatch": cut.dispatch,
