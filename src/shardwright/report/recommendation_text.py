@@ -9,7 +9,7 @@ from shardwright.config.software_support import lacks
 from shardwright.config.units import GIB
 from shardwright.planner.advice.advice import Advice, PricedPlan
 from shardwright.planner.advice.recommendation import TOLD_APART, Recommendation
-from shardwright.planner.advice.simplicity import Simplicity, axes_in_use, extras
+from shardwright.planner.advice.simplicity import Simplicity, axes_in_use, extras, kept_on_host
 from shardwright.report.plans_text import plan_dict, plan_words
 
 _WIDTH = 118
@@ -83,6 +83,7 @@ def _parts(plan: PricedPlan, other: PricedPlan) -> dict[str, str]:
     ranks = [f"{axis} {getattr(spec, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(spec, axis) > 1]
     return {
         "num_lacking": f"{', '.join(missing)}, which {software.name} lacks" if missing else "",
+        "num_hosted": ", ".join(name for name in kept_on_host(spec) if name not in kept_on_host(other.job.plan)),
         "num_axes": " x ".join(axes_in_use(spec)) or "one rank",
         "num_copies": "second copy of the parameters" if has_stages and spec.num_copies > 1 else "",
         "order": spec.schedule if has_stages else "",

@@ -1,8 +1,9 @@
 """Which of two plans is the simpler one: what a person who sets it up and finds its faults has to deal with.
 
-First what the software lacks, for somebody would have to write it. Then axes in use, for each has groups, failures and
-settings of its own; models that are held twice; how work is ordered; what is done beside training to save memory or
-bytes. Then smaller degrees, and less that replicas share.
+First what the software lacks, for somebody would have to write it. Then what is kept in host memory, whose links and
+room are not the plan's alone. Then models that are held twice; axes in use, for each has groups, failures and settings
+of its own; how work is ordered; what is done beside training to save memory or bytes. Then smaller degrees, and less
+that replicas share.
 """
 
 from typing import NamedTuple
@@ -24,8 +25,9 @@ class Simplicity(NamedTuple):
     """How much there is of each; plans are compared by the first that differs, and less is simpler."""
 
     num_lacking: int
-    num_axes: int
+    num_hosted: int
     num_copies: int
+    num_axes: int
     order: int
     num_extras: int
     ranks_of_model: int
@@ -39,8 +41,9 @@ def simplicity(job: JobSpec) -> Simplicity:
     has_stages = plan.pp > 1
     return Simplicity(
         num_lacking=len(lacks(software_of(job.cluster.software), job)),
-        num_axes=len(axes_in_use(plan)),
+        num_hosted=len(kept_on_host(plan)),
         num_copies=plan.num_copies if has_stages else 1,
+        num_axes=len(axes_in_use(plan)),
         order=_ORDERS.get(plan.schedule, _SPLIT) if has_stages else 0,
         num_extras=len(extras(job)),
         ranks_of_model=plan.tp * plan.pp * plan.cp * plan.ep,
@@ -55,13 +58,10 @@ def axes_in_use(plan: PlanSpec) -> list[str]:
 
 
 def extras(job: JobSpec) -> list[str]:
-    """What a plan does beside training to save memory, bytes or time, in words."""
+    """What a plan does beside training to save memory, bytes or time, on the device, in words."""
     plan = job.plan
     found = {
         f"recomputation ({plan.recompute})": plan.recompute != "none",
-        "optimizer state in host memory": plan.offload_optimizer > 0,
-        "parameters in host memory": plan.offload_parameters,
-        "activations in host memory": plan.offload_activations,
         f"gradients compressed ({plan.compress})": plan.compress != "none",
         "shards of a node beside copies of them": plan.zero_ranks > 0,
         "stages of uneven layers": bool(plan.layout),
@@ -70,3 +70,13 @@ def extras(job: JobSpec) -> list[str]:
         f"fp8 ({job.precision.float8})": job.precision.float8 != "none",
     }
     return [name for name, has in found.items() if has]
+
+
+def kept_on_host(plan: PlanSpec) -> list[str]:
+    """What a plan keeps in host memory, in words."""
+    found = {
+        "optimizer state": plan.offload_optimizer > 0,
+        "parameters": plan.offload_parameters,
+        "activations": plan.offload_activations,
+    }
+    return [f"{name} in host memory" for name, has in found.items() if has]
