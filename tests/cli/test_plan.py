@@ -92,11 +92,11 @@ def test_other_commands_tell_its_best_plan_or_the_users() -> None:
     done = typed("estimate", *ON_64, "--json")
     told = json.loads(done.stdout)
     assert told["step_s"] == pytest.approx(best["step_s"], rel=0.1)
-    assert told["fits"] is True and "Note: the plan is the best one" in " ".join(done.stderr.split())
+    assert told["fits"] is True and "Note: the plan is what `plan` recommends" in " ".join(done.stderr.split())
     mine = said("estimate", *ON_64, "--set", "plan.tp=4", "--set", "plan.pp=2")
-    assert "64 ranks, dp 8 x tp 4 x pp 2" in mine and "the best one" not in mine
-    assert "the plan is the best one" in said("explain", *ON_64)
-    assert "the plan is the best one" in said("simulate", *ON_64, "--no-colour")
+    assert "64 ranks, dp 8 x tp 4 x pp 2" in mine and "recommends" not in mine
+    assert "the plan is what `plan` recommends" in said("explain", *ON_64)
+    assert "the plan is what `plan` recommends" in said("simulate", *ON_64, "--no-colour")
     rows = json.loads(typed("scale", "llama3-8b", "--devices", "8,16", "--device", "h100", *QUICK, "--json").stdout)
     assert [row["devices"] for row in rows["weak"]] == [8, 16]
     assert rows["weak"][1]["global_batch_size"] == 2 * rows["weak"][0]["global_batch_size"]

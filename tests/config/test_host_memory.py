@@ -75,8 +75,8 @@ def test_what_does_not_fit_says_so_with_a_way_out() -> None:
 
 def test_a_neighbour_that_offloads_too_much_is_told_as_not_fitting() -> None:
     small = job(4.0, zero=1)
-    beside = [reason for reason in reasons(small, ("1f1b",), shipped(), True) if reason.field == "offload_optimizer"]
+    beside = [reason for reason in reasons(small, ("1f1b",), shipped()) if reason.field == "offload_optimizer"]
     assert beside and all(reason.is_host and reason.excess_bytes > 0 for reason in beside)
     assert all("more than a device's share of its host" in reason.text for reason in beside)
     roomy = job(400.0, zero=1)
-    assert not any(reason.is_host for reason in reasons(roomy, ("1f1b",), shipped(), True))
+    assert not any(reason.is_host for reason in reasons(roomy, ("1f1b",), shipped()))

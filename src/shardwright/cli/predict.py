@@ -38,13 +38,16 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool, beside: bool, 
     spec = load_predicted(job, overrides, asked_cluster(asked), as_json)
     from shardwright.report.estimate_text import estimate_dict, estimate_text
 
-    rows = _beside(job, spec) if beside else []
-    if as_json:
-        click.echo(json.dumps(estimate_dict(spec) | ({"beside": [asdict(row) for row in rows]} if beside else {})))
-    else:
-        from shardwright.report.beside_text import beside_text
+    if not beside:
+        click.echo(json.dumps(estimate_dict(spec)) if as_json else estimate_text(spec))
+        return
+    from shardwright.report.beside_text import beside_text
 
-        click.echo("\n\n".join([estimate_text(spec), *([beside_text(rows)] if beside else [])]))
+    rows = _beside(job, spec)
+    if as_json:
+        click.echo(json.dumps(estimate_dict(spec) | {"beside": [asdict(row) for row in rows]}))
+    else:
+        click.echo(f"{estimate_text(spec)}\n\n{beside_text(rows)}")
 
 
 def _beside(job: str, spec: "JobSpec") -> "list[Beside]":
