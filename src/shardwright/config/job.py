@@ -6,6 +6,7 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.field_types import (
     Divisor,
@@ -87,6 +88,12 @@ class RunSpec(Spec):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         0, description="Port of the local rendezvous; 0 means any free one."
     )
+    max_restarts: Annotated[int, Field(ge=0, le=largest.RESTARTS)] = Field(
+        3, description="Restarts after failures within restart_window_s, where the run writes checkpoints."
+    )
+    restart_window_s: Annotated[float, Field(gt=0, le=largest.SECONDS)] = Field(
+        3600.0, description="Seconds after which a restart no longer counts."
+    )
 
 
 class JobSpec(Spec):
@@ -101,6 +108,7 @@ class JobSpec(Spec):
     data: DataSpec = Field(DataSpec(), description="The text.")
     optimizer: OptimizerSpec = Field(OptimizerSpec(), description="How weights are updated.")
     run: RunSpec = Field(RunSpec(), description="Folder, seed, logging.")
+    checkpoint: CheckpointSpec = Field(CheckpointSpec(), description="What is kept of a run while it goes.")
 
     @property
     def num_microbatches(self) -> int:

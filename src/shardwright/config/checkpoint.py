@@ -1,0 +1,35 @@
+"""When a run writes checkpoints, how many it keeps, and where."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+from shardwright.config.field_types import Steps, StepsOr0
+
+
+class CheckpointSpec(Spec):
+    """When a run writes checkpoints, how many it keeps, and where."""
+
+    every_steps: StepsOr0 = Field(0, description="Steps between checkpoints; 0 means that steps don't matter.")
+    every_s: Annotated[float, Field(ge=0, le=largest.SECONDS)] = Field(
+        0.0, description="Seconds between checkpoints; 0 means that time doesn't matter."
+    )
+    auto: bool = Field(
+        False,
+        description="Write as often as loses least time: by what a checkpoint costs here and how often the cluster "
+        "fails (cluster.hours_between_failures).",
+    )
+    keep_last: Steps = Field(2, description="How many of the newest checkpoints are kept.")
+    keep_every: StepsOr0 = Field(
+        0, description="A checkpoint after a multiple of so many steps is kept for ever; 0 means none is."
+    )
+    path: str = Field(
+        "", description="Folder, or address for fsspec such as s3://bucket/run; empty: checkpoints in the run's folder."
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the run writes checkpoints."""
+        return bool(self.every_steps or self.every_s or self.auto)
