@@ -1,6 +1,7 @@
 """One job with other software: `--as NAME`, and all of it side by side."""
 
 import json
+import shlex
 
 import pytest
 from click.testing import CliRunner, Result
@@ -39,3 +40,27 @@ def test_side_by_side() -> None:
     assert [row["step_s"] for row in others] == sorted(row["step_s"] for row in others)
     lines = run("estimate", *PRICED, "--beside").stdout.splitlines()
     assert [line.split()[0] for line in lines[-len(others) - 1 :]] == [row["software"] for row in found["beside"]]
+
+
+def test_whether_it_fits_and_what_would_is_of_the_software_that_is_asked_for() -> None:
+    """Its processes decide, as they do in `plan`; so a nearest plan fits when it is followed."""
+    asked = ("estimate", "llama2-70b", "--devices", "32", "--device", "h100-sxm", "--as", "fsdp-2024")
+    asked += ("--set", "plan.zero=3", "--set", "plan.tp=2")
+    found = json.loads(run(*asked, "--json").stdout)
+    assert not found["fits"] and found["process_bytes"] > found["device_memory_bytes"]
+    for near in found["nearest"]:
+        followed = json.loads(run(*asked, *shlex.split(near["set"]), "--json").stdout)
+        assert followed["fits"] and not followed["nearest"]
+        assert followed["process_bytes"] == pytest.approx(near["process_bytes"])
+    assert found["nearest"]
+    said = " ".join(run(*asked).stdout.split())
+    assert "It does not fit one h100-sxm of 80.0 GiB under the cluster's software (fsdp-2024): the process of" in said
+
+
+def test_what_this_runtime_has_no_room_for_may_fit_with_other_software() -> None:
+    asked = ("estimate", "llama3-8b", "--devices", "8", "--device", "h100-sxm", "--set", "plan.zero=3")
+    asked += ("--set", "model.sequence=11264", "--set", "batch.global_batch_size=64")
+    ours, theirs = (json.loads(run(*asked, *software, "--json").stdout) for software in ((), ("--as", "megatron-core")))
+    assert ours["memory"] == theirs["memory"]
+    assert (ours["fits"], theirs["fits"]) == (False, True)
+    assert "It fits one h100-sxm of 80.0 GiB under the cluster's" in run(*asked, "--as", "megatron-core").stdout

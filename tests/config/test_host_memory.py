@@ -15,7 +15,8 @@ from shardwright.planner.advice.repair import misfit
 from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.search import search
-from shardwright.report.estimate_text import _verdict, estimate_dict
+from shardwright.report.estimate_text import estimate_dict
+from shardwright.report.fit_verdict import fit_of, verdict_text
 
 OFFLOADING = constraints_of(
     ["plan.offload_optimizer=1.0", "plan.recompute=none", "plan.schedule=1f1b", "plan.cp=1", "plan.microbatch_size=1"],
@@ -59,10 +60,11 @@ def test_what_does_not_fit_says_so_with_a_way_out() -> None:
     small, large = (job(gib, zero=1, offload_optimizer=1.0) for gib in (4.0, 400.0))
     needed = max(rank.host_bytes for rank in job_memory(small))
     assert needed > 2**30
-    assert "does not fit its host: pp rank 0 offloads" in _verdict(small, job_memory(small))
-    assert "4.0 GiB for 4 devices are 1.0 GiB each" in _verdict(small, job_memory(small))
-    assert "It fits one a100-sxm-40g, which offers 37.4 GiB" in _verdict(large, job_memory(large))
-    assert "which leaves" in _verdict(large, job_memory(large))
+    too_little, enough = (verdict_text(of, fit_of(of, job_memory(of), "not priced")) for of in (small, large))
+    assert "does not fit its host: pp rank 0 offloads" in " ".join(too_little.split())
+    assert "4.0 GiB for 4 devices are 1.0 GiB each" in " ".join(too_little.split())
+    assert "It fits one a100-sxm-40g, which offers 37.4 GiB" in enough
+    assert "which leaves" in enough
     assert [estimate_dict(of)["fits"] for of in (small, large)] == [False, True]
     found = misfit(small, ("1f1b",), shipped())
     assert found is not None and misfit(large, ("1f1b",), shipped()) is None

@@ -7,18 +7,15 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from shardwright.account.job_memory import job_memory
-from shardwright.config import catalog
-from shardwright.config.catalog_entry import read_entry
-from shardwright.config.cluster import DeviceSpec
-from shardwright.config.host_memory import host_memory_bytes, host_room_bytes
+from shardwright.config.host_memory import host_memory_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import counted, memory_text
+from shardwright.report.fit_verdict import Fit, device_entry, device_room_bytes, fit_of, verdict_text
 from shardwright.report.nearest_text import nearest_plans, nearest_text
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 from shardwright.schedule.job_program import job_program
-from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters, stage_parameters
 
 if TYPE_CHECKING:
@@ -39,46 +36,28 @@ def _priced(job: JobSpec) -> "Estimate | str":
         return f"Time, money and energy are not said: {error.args[0]}."
 
 
-def device_room_bytes(job: JobSpec) -> int | None:
-    """What a plan may fill of the memory of the cluster's device; None where the job does not say which it is."""
-    if job.cluster.device == "unknown":
-        return None
-    return int(_device(job).room_bytes)
-
-
-def _device(job: JobSpec) -> DeviceSpec:
-    return read_entry("devices", job.cluster.device, DeviceSpec)
-
-
 def estimate_dict(job: JobSpec) -> dict[str, Any]:
     """For `--json`. Bytes, seconds, US dollars; null is unknown."""
     memory, priced = job_memory(job), _priced(job)
-    limit, fits = device_room_bytes(job), _fits(job, memory)
+    limit, fit = device_room_bytes(job), fit_of(job, memory, priced)
     return {
         "job": job.name,
         "parameters": num_parameters(job.model),
         "active_parameters": num_active_parameters(job.model),
         "memory": [rank.as_dict() for rank in memory],
-        "device_memory_bytes": None if limit is None else int(_device(job).memory_bytes),
+        "device_memory_bytes": None if limit is None else int(device_entry(job).memory_bytes),
         "device_room_bytes": limit,
         "host_memory_bytes": host_memory_bytes(job.cluster),
-        "fits": fits,
-        "nearest": [] if isinstance(priced, str) else nearest_plans(job, bool(fits), priced),
+        "fits": fit.fits if fit else None,
+        "nearest": [] if isinstance(priced, str) else nearest_plans(job, bool(fit and fit.fits), priced),
         "notes": job_notes(job),
         **_takes_dict(job, priced),
     }
 
 
-def _fits(job: JobSpec, memory: list[RankMemory]) -> bool | None:
-    """Whether every rank does; None where the device is not known."""
-    limit, room = device_room_bytes(job), host_room_bytes(job.cluster)
-    return None if limit is None else all(of.total_bytes <= limit and of.host_bytes <= room for of in memory)
-
-
-def _nearest(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> list[str]:
+def _nearest(job: JobSpec, fit: Fit | None, priced: "Estimate | str") -> list[str]:
     """Plans that fit, where this one does not."""
-    limit = device_room_bytes(job)
-    if isinstance(priced, str) or limit is None or (_fits(job, memory) and priced.memory.process <= limit):
+    if isinstance(priced, str) or fit is None or fit.fits:
         return []
     return [nearest_text(nearest_plans(job, fits=False, priced=priced))]
 
@@ -126,7 +105,7 @@ def estimate_text(job: JobSpec) -> str:
     )
     takes = _takes_text(job, priced)
     notes = [textwrap.fill(f"Note: {note}.", 110) for note in job_notes(job)]
-    verdict = [_verdict(job, memory), *_nearest(job, memory, priced)]
+    verdict = [verdict_text(job, fit := fit_of(job, memory, priced)), *_nearest(job, fit, priced)]
     return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), *verdict, takes, *notes])
 
 
@@ -134,37 +113,3 @@ def parameters_text(model: ModelSpec) -> str:
     """ "8,000 parameters", and of a model with experts how many of them compute a token."""
     active = f" ({num_active_parameters(model):,} compute a token)" if model.moe.experts else ""
     return f"{num_parameters(model):,} parameters{active}"
-
-
-def _verdict(job: JobSpec, memory: list[RankMemory]) -> str:
-    limit = device_room_bytes(job)
-    if limit is None:
-        known = ", ".join(catalog.names("devices"))
-        return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
-    largest = max(memory, key=lambda rank: rank.total_bytes)
-    spec = _device(job)
-    kept = f"{memory_text(int(spec.memory_bytes) - limit)} of its {memory_text(int(spec.memory_bytes))}"
-    device = f"one {spec.name}, which offers {memory_text(limit)} (the process and its libraries take {kept})"
-    where = f"pp rank {memory.index(largest)} needs {memory_text(largest.total_bytes)}"
-    left = limit - largest.total_bytes
-    if left < 0:
-        return textwrap.fill(f"It does not fit {device}: {where}, which is {memory_text(-left)} too much.", 110)
-    hosted = f" {_host_verdict(job, memory)}" if any(rank.host_bytes for rank in memory) else ""
-    return textwrap.fill(f"It fits {device}: {where}, which leaves {memory_text(left)}.{hosted}", 110)
-
-
-def _host_verdict(job: JobSpec, memory: list[RankMemory]) -> str:
-    """Whether what is offloaded fits in the host's memory."""
-    most = max(memory, key=lambda rank: rank.host_bytes)
-    where = f"pp rank {memory.index(most)} offloads {memory_text(most.host_bytes)} a device"
-    room, per_node = host_memory_bytes(job.cluster), max(1, job.cluster.devices_per_node)
-    if room is None:
-        return f"{where}; whether its host has that is not said: set cluster.host_memory_gib."
-    node = f"its node's {memory_text(int(room * per_node))} for {per_node} devices are {memory_text(int(room))} each"
-    left = room - most.host_bytes
-    if left < 0:
-        return (
-            f"It does not fit its host: {where}, and {node}, {memory_text(int(-left))} too little; offload less, shard "
-            "over more replicas, or set cluster.host_memory_gib if a node has more."
-        )
-    return f"{where}, and {node}, which leaves {memory_text(int(left))}."

@@ -61,14 +61,12 @@ def _wrapped(text: str) -> str:
 
 
 def _speed(job: JobSpec, found: Estimate) -> str:
-    step, software = found.step, software_of(job.cluster.software)
-    process = f"Under the cluster's software ({software.name}) the fullest process needs "
-    other = "" if software.is_own else f" {process}{memory_text(int(found.memory.process))}."  # ours is in the table
+    step = found.step
     return _wrapped(
         f"A step of {job.tokens_per_step:,} tokens takes {seconds_text(step.total)}; four of five lie between "
         f"{seconds_text(step.low)} and {seconds_text(step.high)}. That is {found.tokens_per_s_per_device:,.0f} "
         f"tokens a second and device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of "
-        f"{_rounded(found.peak_flops / 1e12)} TFLOP/s.{other}"
+        f"{_rounded(found.peak_flops / 1e12)} TFLOP/s."
     )
 
 

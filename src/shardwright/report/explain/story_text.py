@@ -10,7 +10,8 @@ from shardwright.config.usual_links import node_devices
 from shardwright.explain.rank_groups import RankGroup
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
-from shardwright.report.estimate_text import device_room_bytes, parameters_text
+from shardwright.report.estimate_text import parameters_text
+from shardwright.report.fit_verdict import device_room_bytes
 from shardwright.report.explain.collectives_table import crossings_text
 from shardwright.report.explain.layout_table import layout_text
 from shardwright.report.explain.operators_table import passes_text, piece_name, pieces_text

@@ -1,0 +1,112 @@
+"""Whether a plan fits its cluster's device and host: of this runtime by the account, of other software by what is
+predicted of its processes, as `plan` judges it too."""
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardwright.config import catalog
+from shardwright.config.catalog_entry import read_entry
+from shardwright.config.cluster import DeviceSpec
+from shardwright.config.host_memory import host_memory_bytes, host_room_bytes
+from shardwright.config.job import JobSpec
+from shardwright.config.software import software_of
+from shardwright.config.units import memory_text
+from shardwright.sharding.memory_account import RankMemory
+
+if TYPE_CHECKING:
+    from shardwright.planner.own_plan import Estimate
+
+
+def device_room_bytes(job: JobSpec) -> int | None:
+    """What a plan may fill of the memory of the cluster's device; None where the job does not say which it is."""
+    if job.cluster.device == "unknown":
+        return None
+    return int(device_entry(job).room_bytes)
+
+
+def device_entry(job: JobSpec) -> DeviceSpec:
+    """The device of the cluster, as the catalog has it."""
+    return read_entry("devices", job.cluster.device, DeviceSpec)
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What a pipeline rank needs of a device and of its host; of other software the process is in it."""
+
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What each pipeline rank needs beside what there is. `software` is other software, or empty."""
+
+    needs: tuple[_Need, ...]
+    room_bytes: int
+    host_room_bytes: float
+    software: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank does."""
+        return all(of.device_bytes <= self.room_bytes and of.host_bytes <= self.host_room_bytes for of in self.needs)
+
+
+def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> Fit | None:
+    """How the plan fits; None where the device is not known. What can't be priced is judged by the account."""
+    room, host_room = device_room_bytes(job), host_room_bytes(job.cluster)
+    if room is None:
+        return None
+    software = software_of(job.cluster.software)
+    if software.is_own or isinstance(priced, str):
+        return Fit(tuple(_Need(of.total_bytes, of.host_bytes) for of in memory), room, host_room, "")
+    from shardwright.cost.calibration import shipped
+    from shardwright.cost.job_memories import job_memories
+
+    needs = tuple(_Need(int(of.process), int(of.host)) for of in job_memories(job, shipped()))
+    return Fit(needs, int(device_entry(job).memory_bytes), host_room, software.name)
+
+
+def verdict_text(job: JobSpec, fit: Fit | None) -> str:
+    """Whether it fits, for reading."""
+    if fit is None:
+        known = ", ".join(catalog.names("devices"))
+        return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
+    rank, needed = max(enumerate(of.device_bytes for of in fit.needs), key=lambda pair: pair[1])
+    device, whole = device_entry(job), memory_text(int(device_entry(job).memory_bytes))
+    if fit.software:
+        one = f"one {device.name} of {whole} under the cluster's software ({fit.software})"
+        where = f"the process of pp rank {rank} needs {memory_text(needed)}"
+        after = " The table is what this runtime would hold."
+    else:
+        kept = memory_text(int(device.memory_bytes) - fit.room_bytes)
+        offered = (
+            f"which offers {memory_text(fit.room_bytes)} (the process and its libraries take {kept} of its {whole})"
+        )
+        one, after = f"one {device.name}, {offered}", ""
+        where = f"pp rank {rank} needs {memory_text(needed)}"
+    left = fit.room_bytes - needed
+    if left < 0:
+        said = f"It does not fit {one}: {where}, which is {memory_text(-left)} too much."
+    else:
+        hosted = f" {_host_text(job, fit)}" if any(of.host_bytes for of in fit.needs) else ""
+        said = f"It fits {one}: {where}, which leaves {memory_text(left)}.{hosted}"
+    return textwrap.fill(said + after, 110)
+
+
+def _host_text(job: JobSpec, fit: Fit) -> str:
+    """Whether what is offloaded fits in the host's memory."""
+    rank, most = max(enumerate(of.host_bytes for of in fit.needs), key=lambda pair: pair[1])
+    where = f"pp rank {rank} offloads {memory_text(most)} a device"
+    room, per_node = host_memory_bytes(job.cluster), max(1, job.cluster.devices_per_node)
+    if room is None:
+        return f"{where}; whether its host has that is not said: set cluster.host_memory_gib."
+    node = f"its node's {memory_text(int(room * per_node))} for {per_node} devices are {memory_text(int(room))} each"
+    left = room - most
+    if left < 0:
+        return (
+            f"It does not fit its host: {where}, and {node}, {memory_text(int(-left))} too little; offload less, shard "
+            "over more replicas, or set cluster.host_memory_gib if a node has more."
+        )
+    return f"{where}, and {node}, which leaves {memory_text(int(left))}."
