@@ -5,8 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
-from shardwright.config.software import software_of
-from shardwright.config.units import counted, memory_text, seconds_text
+from shardwright.config.units import counted, seconds_text
 from shardwright.planner.own_plan import Estimate
 from shardwright.report.text_columns import aligned
 

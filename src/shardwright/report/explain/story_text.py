@@ -5,16 +5,17 @@ from collections.abc import Iterator
 
 from shardwright.account.step_collectives import PieceKind
 from shardwright.config.job import JobSpec
+from shardwright.config.software import software_of
 from shardwright.config.units import bytes_text, counted, memory_text, number_text, ranks_text, seconds_text
 from shardwright.config.usual_links import node_devices
 from shardwright.explain.rank_groups import RankGroup
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
 from shardwright.report.estimate_text import parameters_text
-from shardwright.report.fit_verdict import device_room_bytes
 from shardwright.report.explain.collectives_table import crossings_text
 from shardwright.report.explain.layout_table import layout_text
 from shardwright.report.explain.operators_table import passes_text, piece_name, pieces_text
+from shardwright.report.fit_verdict import device_entry, device_room_bytes
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 from shardwright.sharding.groups import REPLICAS, axis_groups, num_replicas
@@ -134,17 +135,26 @@ def _memory(story: Story) -> Iterator[str]:
         if story.predicted
         else "",
     )
-    limit, needs = device_room_bytes(job), story.memory[story.fullest].total_bytes
-    if limit is not None:
-        left = f"{memory_text(limit - needs)} less" if needs <= limit else f"{memory_text(needs - limit)} more"
-        verdict = "" if needs <= limit else ", so it does not fit"
-        yield _says(
-            f"A device, {job.cluster.device}, offers {memory_text(limit)}: pipeline rank {story.fullest}, the fullest, "
-            f"needs {left} than that{verdict}."
-        )
+    yield from _room(story)
     if story.effects:
         yield f"What the plan's choices do to pipeline rank {story.fullest}, the fullest, all else the same:"
         yield "\n".join(map(_effect, story.effects))
+
+
+def _room(story: Story) -> Iterator[str]:
+    """What the fullest rank needs beside what a device offers: with other software its process, as `estimate` says."""
+    job, limit = story.job, device_room_bytes(story.job)
+    if limit is None:
+        return
+    rank, needs, of, whose = story.fullest, story.memory[story.fullest].total_bytes, "offers", "pipeline rank"
+    if story.predicted and not software_of(job.cluster.software).is_own:
+        processes = [round(memory.process) for memory in story.predicted]
+        rank, needs, limit = processes.index(max(processes)), max(processes), int(device_entry(job).memory_bytes)
+        of, whose = "has", f"the process of {job.cluster.software} on pipeline rank"
+    left = f"{memory_text(limit - needs)} less" if needs <= limit else f"{memory_text(needs - limit)} more"
+    verdict = "" if needs <= limit else ", so it does not fit"
+    device = f"A device, {job.cluster.device}, {of} {memory_text(limit)}"
+    yield _says(f"{device}: {whose} {rank}, the fullest, needs {left} than that{verdict}.")
 
 
 def _effect(effect: Effect) -> str:
