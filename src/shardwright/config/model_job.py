@@ -4,6 +4,7 @@ A step has about as many tokens as models of its size were trained with, in whol
 run has 1e12 tokens; and it is computed in 16 bits where the device does so.
 """
 
+import math
 from typing import Any
 
 from shardwright.config.cluster import ClusterSpec
@@ -18,13 +19,18 @@ _BATCH_FROM = "Brown et al. 2020, table 2.1"
 
 
 def usual_batch(model: ModelSpec, num_devices: int) -> int:
-    """Sequences of a step. Where there are fewer than devices, degrees that are not powers of two still divide them."""
+    """Sequences of a step. Where there are fewer than devices, degrees that are not powers of two still divide them.
+
+    A device has 1, 2, 3, 4, 6, 8, 12 and so on of them, for of a prime number no microbatch but 1 or all could be made.
+    """
     parameters = shape_of(model).parameters
     tokens = next(tokens for most, tokens in _TOKENS if parameters <= most)
     sequences = max(1, tokens // model.sequence)
     devices = max(1, num_devices)
     unit = devices if sequences >= devices else devices // (devices & -devices)
-    return -(-sequences // unit) * unit
+    each = max(1.0, sequences / unit)
+    below = 2 ** int(math.log2(each))
+    return unit * min((below, 3 * below // 2 if below > 1 else 1, 2 * below), key=lambda n: abs(math.log(n / each)))
 
 
 def usual_compute(cluster: ClusterSpec) -> str:
