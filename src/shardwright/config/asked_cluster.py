@@ -36,7 +36,7 @@ class AskedCluster:
         before = (_whole(given, "devices_per_node"), _whole(given, "nodes") or 1)
         count = self.devices or before[0] * before[1]
         own_node = before[0] if not self.device else 0
-        each = self.devices_per_node or own_node or _usual_node(device)
+        each = self.devices_per_node or own_node or _usual_node(device) or (1 if count == 1 else 0)
         if not count:  # the degrees of a plan will say
             return kept | {"device": device} | ({"devices_per_node": each} if self.devices_per_node else {})
         if not each:

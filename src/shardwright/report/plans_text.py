@@ -212,7 +212,7 @@ def _caution(plans: list[PricedPlan]) -> str:
     text = (
         "A search exploits the errors of its model. Under pessimistic constants, each at the worst of the fits that "
         f"leave a family of measured runs out, the best plan takes {_step(plans[0].cautious.total)}, and no plan above "
-        f"takes more than {slowest:.2f} times what it says. "
+        f"takes more than {slowest:.2f} times what it does under the usual ones, both by closed forms. "
     )
     if first is plans[0]:
         return text + "It stays the best."
