@@ -1,6 +1,7 @@
 """The command `plan`, as it is typed: what it takes, what it refuses, and what it answers."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -141,3 +142,19 @@ def test_sizes_that_an_objective_compared_are_shown() -> None:
     cheap = said("plan", *ON_64, *QUICK, "--objective", "cost")
     assert "at each size that was compared" in cheap and "too slow" not in cheap
     assert "at each size" not in said("plan", *ON_64, *QUICK)
+
+
+def test_a_plan_that_is_as_fast_as_the_fastest_is_not_said_to_be_slower() -> None:
+    """On one device ZeRO-1 shares nothing, so its step is that of no ZeRO to the last bit."""
+    words = ["plan", "tiny-llama", "--devices", "1", "--device", "rtx-4090", "--top", "1"]
+    said = CliRunner().invoke(cli, words, catch_exceptions=False).output
+    assert "It takes as long as the fastest plan that was found, and is simpler: no ZeRO-1." in said
+    assert "0.0% slower" not in said
+
+
+def test_a_deadline_that_is_missed_names_whole_nodes() -> None:
+    words = ["plan", "gpt2", "--devices", "16", "--device", "h100-sxm", "--objective", "devices", "--tokens", "1e12"]
+    with pytest.raises(PlanError, match="--devices, or cluster") as error:
+        CliRunner().invoke(cli, [*words, "--days", "1"], catch_exceptions=False)
+    (said,) = re.findall(r"use more than ([\d,]+) devices", str(error.value))
+    assert int(said.replace(",", "")) % 8 == 0

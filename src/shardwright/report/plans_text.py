@@ -117,8 +117,8 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
     yield from (_filled(f"{sentence}.") for sentence in advice.left_out)
     if not advice.plans:
         yield _filled(
-            "No plan fits. Use more devices (cluster.nodes), a device with more memory, a shorter model.sequence, or "
-            "keep less."
+            "No plan fits. Use more devices (--devices, or cluster.nodes), a device with more memory, a shorter "
+            "model.sequence, or keep less."
         )
     else:
         yield from _best(advice)

@@ -12,6 +12,8 @@ from shardwright.planner.advice.recommendation import TOLD_APART, Recommendation
 from shardwright.planner.advice.simplicity import Simplicity, axes_in_use, extras, kept_on_host
 from shardwright.report.plans_text import plan_dict, plan_words
 
+_AS_LONG = 5e-4  # a share of a step that would be printed as 0.0%
+
 _WIDTH = 118
 
 
@@ -57,10 +59,13 @@ def _why(of: Recommendation, first: PricedPlan) -> str:
         return "It is the fastest plan that was found, and of those that can't be told apart from it none is simpler."
     plan = of.plan
     slower = float(plan.time.total / plan.job.tokens_per_step) / float(first.time.total / first.job.tokens_per_step) - 1
+    simpler = "; ".join(_differences(of, first)) or "it is as simple"
+    if slower < _AS_LONG:
+        return f"It takes as long as the fastest plan that was found, and is simpler: {simpler}."
     return (
         f"It is predicted to be {slower:.1%} slower than the fastest plan, of which it is {of.confidence:.0%} sure "
         f"that it is faster, less than the {TOLD_APART:.0%} from which plans are told apart; and it is the simplest "
-        f"of those that can't be: {'; '.join(_differences(of, first)) or 'it is as simple'}."
+        f"of those that can't be: {simpler}."
     )
 
 

@@ -4,6 +4,7 @@ On one cluster the cheapest plan is the fastest, so cost and devices are searche
 2^i and 3 x 2^i of them, and all.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -143,9 +144,14 @@ def _too_slow(job: JobSpec, objective: Objective, token_s: float) -> str:
     return (
         f"the fastest plan on all {devices:,} devices takes {token_s * job.tokens_per_step:.3g} s for a step of "
         f"{job.tokens_per_step:,} tokens, so {days:,.3g} days for {objective.tokens:.3g} tokens, and "
-        f"{objective.days:g} are asked; use about {devices * days / objective.days:,.0f} devices (cluster.nodes), or "
-        "fewer tokens"
+        f"{objective.days:g} are asked; use more than {_whole_nodes(job, devices * days / objective.days):,} devices "
+        "(--devices, or cluster.nodes; so many would do if each were as fast as now), or fewer tokens"
     )
+
+
+def _whole_nodes(job: JobSpec, devices: float) -> int:
+    each = max(1, job.cluster.devices_per_node)
+    return math.ceil(devices / each) * each
 
 
 def _roomiest(job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int) -> Found:
