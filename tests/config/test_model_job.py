@@ -48,6 +48,7 @@ def test_one_device_is_a_node_whatever_is_usual() -> None:
     [
         (AskedCluster(12, "h100-sxm"), {}, r"12 / 8 = 1.50\); use 8 or 16"),
         (AskedCluster(12, "rtx-4090"), {}, "add --devices-per-node"),
+        (AskedCluster(8), {}, "the cluster's nodes; add --device, such as h100-sxm, or --devices-per-node, such as 8"),
         (AskedCluster(8, "h1000"), {}, "not in the catalog of devices; did you mean"),
         (AskedCluster(8), {"parts": [{"device": "a40"}]}, "leave them out"),
     ],

@@ -145,7 +145,7 @@ def test_every_fault_of_a_cluster_of_parts_is_told() -> None:
         make_job(fields)
     told = "\n".join(raised.value.faults)
     assert "dp 8 x tp 1 x pp 2 = 16 ranks" in told
-    assert "2 nodes x 8 devices + 1 nodes x 4 devices = 20" in told
+    assert "2 nodes x 8 devices + 1 node x 4 devices = 20" in told
     assert "cluster.device 'h100-sxm' is of all nodes" in told
     assert "cluster.parts has 2 x 8 + 1 x 4 = 20" in told
     assert "cluster.parts[1].device 'v101' is not in the catalog" in told

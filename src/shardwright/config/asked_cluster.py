@@ -40,9 +40,9 @@ class AskedCluster:
         if not count:  # the degrees of a plan will say
             return kept | {"device": device} | ({"devices_per_node": each} if self.devices_per_node else {})
         if not each:
-            raise ValueError(
-                f"nothing is known of the usual node of {device}; add --devices-per-node, such as {min(count, 8)}"
-            )
+            whose = "the cluster's nodes" if device == "unknown" else f"the usual node of {device}"
+            named = "--device, such as h100-sxm, or " if device == "unknown" else ""
+            raise ValueError(f"nothing is known of {whose}; add {named}--devices-per-node, such as {min(count, 8)}")
         each = min(each, count)
         if count % each:
             raise ValueError(

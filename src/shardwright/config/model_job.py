@@ -10,6 +10,7 @@ from typing import Any
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
+from shardwright.config.units import counted
 from shardwright.config.usual_links import device_entry
 
 # Most parameters of a model, and tokens of its step: Brown et al. 2020 (arXiv 2005.14165), table 2.1, to powers of two.
@@ -29,7 +30,7 @@ def usual_batch(model: ModelSpec, num_devices: int) -> int:
     devices = max(1, num_devices)
     unit = devices if sequences >= devices else devices // (devices & -devices)
     each = max(1.0, sequences / unit)
-    below = 2 ** int(math.log2(each))
+    below = 1 << int(math.log2(each))
     return unit * min((below, 3 * below // 2 if below > 1 else 1, 2 * below), key=lambda n: abs(math.log(n / each)))
 
 
@@ -51,8 +52,8 @@ def with_usual(
         size = usual_batch(model, cluster.num_devices or world)
         filled["batch"] = fields.get("batch", {}) | {"global_batch_size": size}
         said.append(
-            f"a step has {size:,} sequences, {size * model.sequence:,} tokens, as is usual for models of its size "
-            f"({_BATCH_FROM}; --set batch.global_batch_size=N for another)"
+            f"a step has {counted(size, 'sequence')}, {size * model.sequence:,} tokens, as is usual for models of its "
+            f"size ({_BATCH_FROM}; --set batch.global_batch_size=N for another)"
         )
     tokens = filled["batch"]["global_batch_size"] * model.sequence
     if "steps" not in fields.get("optimizer", {}):

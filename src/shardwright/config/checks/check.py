@@ -270,7 +270,7 @@ def _world_faults(job: JobSpec) -> list[str]:
         )
         nodes = [(part.nodes, part.devices_per_node) for part in cluster.parts]
         nodes = nodes or [(cluster.nodes, cluster.devices_per_node)]
-        devices = " + ".join(f"{num_nodes} nodes x {each} devices" for num_nodes, each in nodes)
+        devices = " + ".join(f"{counted(num_nodes, 'node')} x {counted(each, 'device')}" for num_nodes, each in nodes)
         faults.append(
             f"{plan.degrees} = {plan.world} ranks, and cluster {cluster.name!r} has {devices} = "
             f"{cluster.num_devices}; {way_out}"
