@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from shardwright.cli.main import cli
 from shardwright.config import catalog
+from shardwright.config.base import PlanError
 
 PRICED = ("quickstart", "--set", "cluster.device=h100-sxm", "--set", "precision.compute=bf16")
 
@@ -69,3 +70,8 @@ def test_what_this_runtime_has_no_room_for_may_fit_with_other_software() -> None
     assert own in " ".join(run(*asked).stdout.split())
     theirs = " ".join(run(*asked, "--as", "megatron-core").stdout.split())
     assert "the process of megatron-core on pipeline rank 0, the fullest, needs 8.1 GiB less than that." in theirs
+
+
+def test_side_by_side_needs_a_device() -> None:
+    with pytest.raises(PlanError, match=r"cluster\.device is unknown, so no software has a price"):
+        CliRunner().invoke(cli, ["estimate", "quickstart", "--beside"], catch_exceptions=False)

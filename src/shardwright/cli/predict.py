@@ -54,6 +54,9 @@ def _beside(job: str, spec: "JobSpec") -> "list[Beside]":
     from shardwright.config.base import PlanError
     from shardwright.report.beside_text import beside
 
+    if spec.cluster.device == "unknown":
+        fault = "cluster.device is unknown, so no software has a price; set it to a device of the catalog"
+        raise PlanError(f"job {job}", [fault])
     try:
         return beside(spec)
     except KeyError as error:
