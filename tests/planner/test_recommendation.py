@@ -30,6 +30,7 @@ from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.simpler_plans import PLAIN, simpler_plans
 from shardwright.report.job_toml import write_toml
+from shardwright.report.plans_text import sure_text
 from shardwright.report.recommendation_text import plan_dicts, recommendation_text
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
@@ -132,7 +133,10 @@ def test_nobody_starts_with_dualpipe_for_three_percent(llama: Advice) -> None:
     text = " ".join(recommendation_text(llama).split())
     slower = found.plan.time.total / fastest.time.total - 1
     assert text.startswith("Recommended: tp 1, pp 1, dp 8") and f"{slower:.1%} slower" in text
-    assert f"{found.confidence:.0%} sure" in text and "no second copy of the parameters; dp instead of dp x pp" in text
+    assert (
+        f"{sure_text(found.confidence)} sure" in text
+        and "no second copy of the parameters; dp instead of dp x pp" in text
+    )
 
 
 def test_each_plan_has_how_sure_it_is_that_the_first_is_faster(llama: Advice) -> None:
@@ -263,3 +267,8 @@ def test_the_command_writes_the_recommended_plan(tmp_path: Path) -> None:
     assert "the job with the recommended plan is in" in done.stderr
     text = CliRunner().invoke(cli, options, catch_exceptions=False).stdout
     assert text.startswith("Recommended: tp 1, pp 1, dp 8") and "first faster" in text
+
+
+def test_what_is_not_sure_enough_does_not_read_as_if_it_were() -> None:
+    """79.7 % is less than 80 %, and was printed as 80 %: "80% sure, less than the 80% from which ..."."""
+    assert [sure_text(share) for share in (0.5, 0.797, TOLD_APART, 0.9999, 1.0)] == ["50%", "79%", "80%", "99%", "100%"]

@@ -67,6 +67,12 @@ def _lacks(plan: PricedPlan) -> tuple[str, ...]:
     return lacks(software_of(plan.job.cluster.software), plan.job)
 
 
+def sure_text(share: float | None) -> str:
+    """How sure it is, rounded down: what is less than the bound from which plans are told apart reads so too. Nothing
+    of the first plan itself."""
+    return "" if share is None else f"{math.floor(100 * share + 1e-9)}%"
+
+
 def plan_words(plan: PlanSpec) -> str:
     """A plan in one line: its degrees, and what of the rest is not the default."""
     axes = ["tp", "pp", "dp", *(axis for axis in ("cp", "ep") if getattr(plan, axis) > 1)]
@@ -265,7 +271,7 @@ def _rows(plans: list[PricedPlan], run_tokens: float) -> Iterator[list[str]]:
     ]
     for number, plan in enumerate(plans, 1):
         yield [
-            str(number), _step(plan.time.total), "" if plan.first_is_faster is None else f"{plan.first_is_faster:.0%}",
+            str(number), _step(plan.time.total), sure_text(plan.first_is_faster),
             _step(plan.cautious.total),
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.mfu:.1%}", f"{plan.time.hfu:.1%}",
             f"{plan.memory.process / GIB:.1f} GiB", number_text(_days(plan, run_tokens)),

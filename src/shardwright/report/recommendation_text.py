@@ -10,7 +10,7 @@ from shardwright.config.units import GIB
 from shardwright.planner.advice.advice import Advice, PricedPlan
 from shardwright.planner.advice.recommendation import TOLD_APART, Recommendation
 from shardwright.planner.advice.simplicity import Simplicity, axes_in_use, extras, kept_on_host
-from shardwright.report.plans_text import plan_dict, plan_words
+from shardwright.report.plans_text import plan_dict, plan_words, sure_text
 
 _AS_LONG = 5e-4  # a share of a step that would be printed as 0.0%
 
@@ -63,8 +63,8 @@ def _why(of: Recommendation, first: PricedPlan) -> str:
     if slower < _AS_LONG:
         return f"It takes as long as the fastest plan that was found, and is simpler: {simpler}."
     return (
-        f"It is predicted to be {slower:.1%} slower than the fastest plan, of which it is {of.confidence:.0%} sure "
-        f"that it is faster, less than the {TOLD_APART:.0%} from which plans are told apart; and it is the simplest "
+        f"It is predicted to be {slower:.1%} slower than the fastest plan, of which it is {sure_text(of.confidence)} "
+        f"sure that it is faster, less than the {TOLD_APART:.0%} from which plans are told apart; and it is the simplest "
         f"of those that can't be: {simpler}."
     )
 
