@@ -64,8 +64,8 @@ def _why(of: Recommendation, first: PricedPlan) -> str:
         return f"It takes as long as the fastest plan that was found, and is simpler: {simpler}."
     return (
         f"It is predicted to be {slower:.1%} slower than the fastest plan, of which it is {sure_text(of.confidence)} "
-        f"sure that it is faster, less than the {TOLD_APART:.0%} from which plans are told apart; and it is the simplest "
-        f"of those that can't be: {simpler}."
+        f"sure that it is faster, less than the {TOLD_APART:.0%} from which plans are told apart; and it is the "
+        f"simplest of those that can't be: {simpler}."
     )
 
 
