@@ -9,6 +9,9 @@ from shardwright.config.host_memory import host_memory_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
+from shardwright.cost.from_job import run_of
+from shardwright.cost.job_memories import fullest, job_memories
+from shardwright.cost.memory import peak_memory
 from shardwright.planner.advice.advice import priced
 from shardwright.planner.advice.reasons import reasons
 from shardwright.planner.advice.repair import misfit
@@ -82,3 +85,19 @@ def test_a_neighbour_that_offloads_too_much_is_told_as_not_fitting() -> None:
     assert all("more than a device's share of its host" in reason.text for reason in beside)
     roomy = job(400.0, zero=1)
     assert not any(reason.is_host for reason in reasons(roomy, ("1f1b",), shipped()))
+
+
+@pytest.mark.parametrize("software", ["shardwright", "nemo"])
+def test_the_rank_that_offloads_most_need_not_be_the_fullest(software: str) -> None:
+    """Of 7 and 9 layers the first rank is fuller, since it keeps more microbatches, and the second offloads more."""
+    fields = job(1.0).model_dump(mode="json")
+    fields["cluster"] |= {"software": software}
+    fields["plan"] |= {"dp": 4, "pp": 2, "layout": [7, 9], "offload_optimizer": 1.0}
+    fields["model"] = {"layers": 16}
+    fields["batch"] |= {"global_batch_size": 16}
+    uneven = make_job(fields)
+    first, second = job_memories(uneven, shipped())
+    assert first.process > second.process and first.host < second.host
+    found, in_arrays = fullest(uneven, shipped()), peak_memory(run_of(uneven), shipped())
+    assert (found.process, found.host) == (first.process, second.host)
+    assert float(in_arrays.host) == pytest.approx(float(second.host), rel=1e-3)

@@ -3,6 +3,7 @@
 A search takes cost/memory.py in arrays, for thousands of plans; what it finds is judged by this.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -27,15 +28,23 @@ def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
 
 
 def fullest(job: JobSpec, constants: Constants) -> Memory:
-    """Memory of the pipeline rank that needs most. KeyError says what is not known."""
+    """Memory of the pipeline rank that needs most of its device, with `host` of the one that offloads most.
+
+    KeyError says what is not known.
+    """
     if not software_of(job.cluster.software).is_own:
-        return max(rank_memory(run_of(job), constants), key=lambda memory: float(memory.process))
+        return _fullest(rank_memory(run_of(job), constants))
     ranks = None
     if job.plan.pp > _ALL:
         foretold = [float(memory.process) for memory in rank_memory(run_of(job), constants)]
         nearest = np.argsort(foretold, kind="stable")[-_FULLEST:].tolist()
         ranks = tuple(sorted({0, len(foretold) // 2, len(foretold) - 1, *nearest}))
-    return max((of_account(job, rank) for rank in _accounts(_Alike(job), ranks)), key=lambda m: float(m.process))
+    return _fullest([of_account(job, rank) for rank in _accounts(_Alike(job), ranks)])
+
+
+def _fullest(ranks: list[Memory]) -> Memory:
+    most = max(ranks, key=lambda memory: float(memory.process))
+    return replace(most, host=max(float(memory.host) for memory in ranks))
 
 
 def of_account(job: JobSpec, rank: RankMemory) -> Memory:

@@ -62,7 +62,8 @@ class Memory:
 
 
 def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Memory:
-    """Memory of the pipeline rank that needs most; arrays where the plan's numbers are arrays.
+    """Memory of the pipeline rank that needs most of its device, with `host` of the one that offloads most; arrays
+    where the plan's numbers are arrays.
 
     `memo` has what was computed before. KeyError says what is not known.
     """
@@ -72,7 +73,8 @@ def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Mem
         replace(run, cut=cut), constants, memo.ranks(run.shape, cut), memo, held=memo.held(run.shape, cut)
     )
     most = np.argmax(memory.process, axis=0)
-    memory = picked(memory, (most, np.arange(len(most))))
+    hosted = np.broadcast_to(memory.host, memory.process.shape).max(axis=0)
+    memory = replace(picked(memory, (most, np.arange(len(most)))), host=hosted)
     return only(memory) if run.cut.is_single else memory
 
 
