@@ -653,7 +653,7 @@ def test_ranks_of_another_launcher_that_do_not_fit_the_plan(here: Path) -> None:
         "3 ranks were started, and the plan needs dp 2 x tp 2 x pp 2 = 8; start 8, or change the plan"
     ]
     # As `python -m shardwright`, but not as long as the first one may take to speak.
-    soon = "from shardwright.cli import main; main.SPEAKING_S = 0.1; main.main()"
+    soon = "from shardwright.cli import main, train; train.SPEAKING_S = 0.1; main.main()"
     command = [sys.executable, "-c", soon, "train", "job.toml"]
     done = subprocess.run(
         command, env=os.environ | seat | {"RANK": "1"}, capture_output=True, text=True, timeout=PATIENCE_S

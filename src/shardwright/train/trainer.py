@@ -30,7 +30,10 @@ from shardwright.train.train_step import StepResult, evaluate, train_step
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run ended with. Losses are in nats a token; `validation_loss` is None where nothing is held out."""
+    """What a run ended with. Losses are in nats a token; `validation_loss` is None where nothing is held out.
+
+    `preempted` where it was asked to leave: it has saved, and can go on.
+    """
 
     steps: int
     first_loss: float
@@ -40,6 +43,7 @@ class RunResult:
     sample: str
     folder: str
     seconds: float
+    preempted: bool = False
 
 
 def my_share(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tensor:
