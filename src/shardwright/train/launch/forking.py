@@ -59,12 +59,8 @@ def serve(descriptor: int, launcher: int) -> None:
     signal.signal(signal.SIGCONT, look)
     if not follow(launcher, signal.SIGCONT):
         end()
-    woken, waker = os.pipe()
-    for end_of_pipe in (woken, waker):
-        os.set_blocking(end_of_pipe, False)
-    signal.signal(signal.SIGCHLD, _live_on)
+    woken, waker = _woken_by_signals()
     died_of = {number: signal.getsignal(number) for number in PREEMPTIONS}
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     while True:
         readable, _, _ = select.select([descriptor, woken], [], [])
         try:
@@ -74,7 +70,6 @@ def serve(descriptor: int, launcher: int) -> None:
                     end()
                 number, is_preemptible = REQUEST.unpack(request)
                 for preemption, before in died_of.items():
-                    # A batch system may send it to every process of a job.
                     signal.signal(preemption, _live_on if is_preemptible else before)
                 sys.stdout.flush()  # or the rank would print it, too
                 pid = os.fork()
@@ -94,6 +89,16 @@ def serve(descriptor: int, launcher: int) -> None:
                     control.sendall(REPORT.pack(ranks.pop(pid), pid, status))
         except (BrokenPipeError, ConnectionResetError):
             end()
+
+
+def _woken_by_signals() -> tuple[int, int]:
+    """A pipe to read from whose other end every signal writes to, also the end of a child."""
+    woken, waker = os.pipe()
+    for end_of_pipe in (woken, waker):
+        os.set_blocking(end_of_pipe, False)
+    signal.signal(signal.SIGCHLD, _live_on)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    return woken, waker
 
 
 def _live_on(_: int, __: FrameType | None) -> None:
