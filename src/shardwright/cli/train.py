@@ -15,11 +15,13 @@ import click
 
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.job_options import JobCommand, job_options
+from shardwright.cli.plan_for_world import for_world
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals
 
 if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
+    from shardwright.parallel.comm.process_groups import Mesh
     from shardwright.train.launch.rank_environment import RankEnvironment
     from shardwright.train.launch.rank_life import Failure, Work
 
@@ -37,6 +39,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     seat = RankEnvironment.from_environment()
     if seat is not None:
         die_of_signals()
+        spec = _for_its_world(spec, seat)
     # What has nothing to save ends with a signal as any command does.
     heard = preemption.heard() if spec.checkpoint.is_on and seat is None else nullcontext(None)
     with heard as asked, _standard_output_for_json_alone(as_json):
@@ -85,18 +88,50 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None) -> tuple[Any
 
 def _run_rank(spec: "JobSpec", seat: "RankEnvironment") -> tuple[Any, Path]:
     """Be one rank. Returns what it returned, and the run's folder."""
+    from shardwright.config.base import PlanError
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.rank_life import run_rank
-    from shardwright.train.launch.run_folder import folder_faults, folder_of, holding
+    from shardwright.train.launch.run_folder import folder_faults, folder_of, holding, this_node
 
     folder = folder_of(spec)
     alone = holding(folder, folder_faults(folder)) if seat.rank == 0 else nullcontext()
-    is_on = spec.checkpoint.is_on
+    is_first_of_node, is_on = seat.local_rank == 0 < seat.rank, spec.checkpoint.is_on
+    if is_first_of_node and (faults := folder_faults(folder)):
+        raise PlanError(this_node(), faults)
+    work = _work(spec)
+    if is_first_of_node and is_on and not spec.checkpoint.path:
+        work = partial(_work_in_a_shared_folder, work)
     heeded = preemption.heeded(before_a_look=preemption.leave_early(seat.rank)) if is_on else nullcontext()
     with alone, heeded:
         if seat.rank == 0:
             remove_unfinished(folder / "data")
-        return run_rank(seat, _work(spec), spec, folder, _teller(spec, seat)), folder
+        return run_rank(seat, work, spec, folder, _teller(spec, seat)), folder
+
+
+def _work_in_a_shared_folder(work: "Work", job: "JobSpec", mesh: "Mesh", folder: Path) -> Any:
+    """What the first rank of another machine than rank 0's does, where the run's folder must be that of rank 0."""
+    from shardwright.config.base import PlanError
+    from shardwright.train.launch.run_folder import SHARED_S, this_node, unshared_faults
+
+    if faults := unshared_faults(folder, min(SHARED_S, job.run.timeout_s / 2)):
+        raise PlanError(this_node(), faults)
+    return work(job, mesh, folder)
+
+
+def _for_its_world(spec: "JobSpec", seat: "RankEnvironment") -> "JobSpec":
+    """The job under a plan for as many ranks as there are. Rank 0 says which, or why there is none."""
+    from shardwright.config.base import PlanError
+
+    try:
+        found, note = for_world(spec, seat.world)
+    except PlanError:
+        if seat.rank == 0:
+            raise
+        time.sleep(SPEAKING_S)
+        sys.exit(2)
+    if note and seat.rank == 0:
+        click.echo(note, err=True)
+    return found
 
 
 def _work(spec: "JobSpec") -> "Work":
@@ -111,9 +146,10 @@ def _teller(spec: "JobSpec", seat: "RankEnvironment") -> "Callable[[Failure], No
     """How a rank of torchrun's says why it fails."""
     from shardwright.sharding.mesh import MeshShape
     from shardwright.train.launch.rank_life import OF_ALL_RANKS
+    from shardwright.train.launch.run_folder import this_node
 
     def tell(failure: "Failure") -> None:
-        if seat.rank > 0 and failure.kind in OF_ALL_RANKS:
+        if seat.rank > 0 and failure.kind in OF_ALL_RANKS and failure.subject != this_node():
             time.sleep(SPEAKING_S)
         else:
             click.echo(failure.sentence(MeshShape.of(spec.plan)) + _advice(spec, failure), err=True)
