@@ -93,3 +93,32 @@ def test_both_agents_come_back_after_one_rank_is_killed(tmp_path: Path) -> None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             one.wait()
+
+
+def test_fewer_ranks_take_a_fallback(tmp_path: Path) -> None:
+    """One rank is started, as by Slurm, where the plan needs four."""
+    command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
+    steps = ("optimizer.steps=2", "optimizer.warmup_steps=1", "run.eval_batches=1")
+    for override in (*SMALL, *steps, f'run.folder="{tmp_path}"', "plan.fallback=[{dp=2}, {microbatch_size=2}]"):
+        command += ["--set", override]
+    seat = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=os.environ | seat)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("1 rank was started, and the plan is for 4: this is plan.fallback[1], ")
+    assert (tmp_path / "metrics.jsonl").read_text().count('"step_s"') == 2
+
+
+def test_a_folder_is_checked_on_each_node(tmp_path: Path) -> None:
+    """The first rank of the second of two machines can't write there, and says so itself."""
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
+    for override in (*SMALL, f'run.folder="{tmp_path}/file/run"'):
+        command += ["--set", override]
+    seat = {"RANK": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}
+    seat |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=os.environ | seat)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"node {socket.gethostname()}: 1 fault\n  1. run.folder {tmp_path}/file/run can't be made: {tmp_path}/file is "
+        "a file; name another folder in run.folder\n"
+    )
