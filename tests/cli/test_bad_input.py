@@ -139,7 +139,8 @@ def test_the_job_itself_is_not_refused(here: Path, no_rank: None, monkeypatch: p
         ("modle.layers=4", "modle is not a known section; did you mean model?"),
         (
             "xyz=1",
-            "xyz is not a known section; there are: batch, cluster, data, model, name, optimizer, plan, precision, run",
+            "xyz is not a known section; there are: batch, checkpoint, cluster, data, model, name, optimizer, plan, "
+            "precision, run",
         ),
         ("plan.schedul=gpipe", "plan.schedul is not a known field; did you mean schedule?"),
         ("plan.tpp=4", "plan.tpp is not a known field; did you mean tp or pp?"),
@@ -650,10 +651,11 @@ def test_ranks_of_another_launcher_that_do_not_fit_the_plan(here: Path) -> None:
     refusal = parsed(done.stderr)
     assert refusal.subject == "launch"
     assert refusal.faults == [
-        "3 ranks were started, and the plan needs dp 2 x tp 2 x pp 2 = 8; start 8, or change the plan"
+        "3 ranks were started, and the plan needs dp 2 x tp 2 x pp 2 = 8; start 8, or change the plan, or write in "
+        "[plan]: fallback = [{ dp = 1, tp = 1, pp = 3, microbatch_size = 2, sequence_parallel = true }]"
     ]
     # As `python -m shardwright`, but not as long as the first one may take to speak.
-    soon = "from shardwright.cli import main; main.SPEAKING_S = 0.1; main.main()"
+    soon = "from shardwright.cli import main, train; train.SPEAKING_S = 0.1; main.main()"
     command = [sys.executable, "-c", soon, "train", "job.toml"]
     done = subprocess.run(
         command, env=os.environ | seat | {"RANK": "1"}, capture_output=True, text=True, timeout=PATIENCE_S

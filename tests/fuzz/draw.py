@@ -49,7 +49,18 @@ def draw(seed: int, number: int) -> Fields:
         fields["cluster"] = {"devices_per_node": here, "nodes": world // here}
     if rng.random() < 0.4:
         plan["order"] = _order(rng)
+    if rng.random() < 0.15:
+        plan["fallback"] = _fallback(rng, plan)
+        fields["run"] |= {"max_restarts": rng.randint(0, 3), "restart_window_s": rng.choice([1e-3, 60.0])}
     return fields
+
+
+def _fallback(rng: random.Random, plan: Fields) -> list[Fields]:
+    """Plans for fewer ranks; now and then one for as many, which is refused."""
+    world = plan["dp"] * plan["cp"] * plan["tp"] * plan["pp"]
+    fewer = [{}, {"dp": plan["dp"]}, {"tp": plan["tp"], "zero": 0}, {"pp": plan["pp"], "schedule": "gpipe"}]
+    found = {math.prod(one.get(axis, 1) for axis in ("dp", "tp", "pp")): one for one in rng.sample(fewer, 2)}
+    return [one for ranks, one in found.items() if ranks < world or rng.random() < 0.1]
 
 
 def _order(rng: random.Random) -> str:

@@ -48,8 +48,14 @@ zero = 1
 microbatch_size = 1
 layout = [2, 2]
 recompute = "none"
+[[plan.fallback]]
+tp = 2
+pp = 2
 [batch]
 global_batch_size = 8
+[run]
+max_restarts = 2
+restart_window_s = 60.0
 [data]
 path = "text.txt"
 tokenizer = "bytes"

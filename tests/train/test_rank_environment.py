@@ -6,7 +6,7 @@ from shardwright.config.base import PlanError
 from shardwright.train.launch.rank_environment import RankEnvironment
 
 RIGHT = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
-ALL = (*RIGHT, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")
+ALL = (*RIGHT, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 
 def seat(monkeypatch: pytest.MonkeyPatch, **variables: str) -> RankEnvironment | None:
@@ -21,9 +21,9 @@ def test_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seat(monkeypatch) is None
     assert seat(monkeypatch, MASTER_ADDR="node0", WORLD_SIZE="4") is None  # a shell of a cluster
     assert seat(monkeypatch, **RIGHT) == RankEnvironment(3, 3, 4, 4, "node0", 29500, store_is_up=False)
-    of_torchrun = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"}
+    of_torchrun = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
     found = seat(monkeypatch, **RIGHT, **of_torchrun, TORCHELASTIC_USE_AGENT_STORE="True")
-    assert found == RankEnvironment(3, 1, 4, 2, "node0", 29500, store_is_up=True, restart=2)
+    assert found == RankEnvironment(3, 1, 4, 2, "node0", 29500, store_is_up=True, store_is_used=True)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,6 @@ def test_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
         ("MASTER_PORT", "65536", "MASTER_PORT is 65536, and not from 1 to 65535"),
         ("LOCAL_RANK", "1e3", "LOCAL_RANK is '1e3', and not a whole number"),
         ("GROUP_RANK", "?", "GROUP_RANK is '?', and not a whole number"),
-        ("TORCHELASTIC_RESTART_COUNT", "no", "TORCHELASTIC_RESTART_COUNT is 'no', and not a whole number"),
     ],
 )
 def test_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str, fault: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cases import small_job
 from shardwright.config.base import PlanError
 from shardwright.train.data.token_cache import remove_unfinished
-from shardwright.train.launch.run_folder import LOCK, folder_faults, folder_of, holding
+from shardwright.train.launch.run_folder import LOCK, folder_faults, folder_of, holding, unshared_faults
 from shardwright.train.launch.scratch_folder import remove_scratch_of, scratch_folder
 
 
@@ -69,3 +69,13 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path, monkeypatch: pytest.Mo
     left.mkdir()
     remove_scratch_of(gone.pid)
     assert not left.exists()
+
+
+def test_a_folder_that_machines_do_not_share(tmp_path: Path) -> None:
+    with holding(tmp_path, []):
+        assert unshared_faults(tmp_path, 5.0) == []
+    (fault,) = unshared_faults(tmp_path, 0.0)
+    assert fault == (
+        f"run.folder {tmp_path} is not the one that rank 0 writes to, and a run goes on from checkpoints of all "
+        "machines; name a folder in run.folder or checkpoint.path that all of them share"
+    )

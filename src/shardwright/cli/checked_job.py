@@ -15,7 +15,7 @@ def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     """The job with its overrides, checked. PlanError lists every fault."""
     from shardwright.config.load import load_job
 
-    return _planned(job, load_job(job, list(overrides)))
+    return planned(job, load_job(job, list(overrides)))
 
 
 def load_predicted(job: str, overrides: tuple[str, ...], asked: "AskedCluster", as_json: bool) -> "JobSpec":
@@ -28,7 +28,7 @@ def load_predicted(job: str, overrides: tuple[str, ...], asked: "AskedCluster", 
     read = read_job(job, list(overrides), asked)
     say(read.filled_in, as_json)
     if not read.is_model or read.fields.get("plan"):
-        return _planned(job, make_job(read.fields, f"job {job}"))
+        return planned(job, make_job(read.fields, f"job {job}"))
     return _under_best_plan(job, job_to_plan(read.fields, f"job {job}"), as_json)
 
 
@@ -63,7 +63,13 @@ def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     from shardwright.config.runtime_support import runtime_limits
 
     spec = load(job, overrides)
-    if limits := runtime_limits(spec):
+    limits = runtime_limits(spec)
+    for number in range(len(spec.plan.fallback)):
+        try:
+            planned(job, spec.model_copy(update={"plan": spec.plan.fallback_plan(number)}))
+        except PlanError as error:
+            limits += [f"plan.fallback[{number}]: {fault}" for fault in error.faults]
+    if limits:
         raise PlanError(f"job {job}", limits)
     return spec
 
@@ -105,7 +111,7 @@ def load_to_plan(
     return JobToPlan(spec, spec)
 
 
-def _planned(job: str, spec: "JobSpec") -> "JobSpec":
+def planned(job: str, spec: "JobSpec") -> "JobSpec":
     """The job with its plan checked too."""
     from shardwright.account.budget import meet_budget
     from shardwright.config.base import PlanError

@@ -1,17 +1,14 @@
 """The command line. Everything heavy is imported by the command that needs it: `--help` is there at once.
 
-Exit status: 0 done, 1 it failed or a signal ended it, 2 the input is wrong.
+Exit status: 0 done, 1 it failed or a signal ended it, 2 the input is wrong, 3 it was preempted and can go on.
 """
 
 import errno
 import json
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,11 +18,10 @@ from shardwright import __version__
 from shardwright.cli import draw, predict
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
+from shardwright.cli.train import train
 from shardwright.config import largest
-from shardwright.train.launch.ending import die_of_signals, telling_of_signals
+from shardwright.train.launch.ending import telling_of_signals
 
-# What all ranks refuse, rank 0 says. torchrun ends them all when the first one leaves, so the others stay a while.
-SPEAKING_S = 10.0
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
 
 
@@ -37,66 +33,6 @@ def cli() -> None:
     JOB is a TOML file or a catalog name such as quickstart; to predict, a model such as llama3-8b with --devices and
     --device too.
     """
-
-
-@cli.command(cls=JobCommand)
-@job_options
-def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Train JOB. Starts the local ranks itself; under torchrun it is one of them."""
-    spec = load_to_run(job, overrides)
-    from shardwright.train.launch.fork_server import start_server_early
-    from shardwright.train.launch.rank_environment import RankEnvironment
-
-    seat = RankEnvironment.from_environment()
-    if seat is not None:
-        die_of_signals()
-    else:
-        with _standard_output_for_json_alone(as_json):
-            start_server_early(spec.run.device)
-    from shardwright.account.job_memory import job_memory
-    from shardwright.measure.memory_advice import way_out
-    from shardwright.sharding.mesh import MeshShape
-    from shardwright.train.data.prepare import prepare_tokens
-    from shardwright.train.data.token_cache import remove_unfinished
-    from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
-    from shardwright.train.launch.rank_life import OF_ALL_RANKS, Failure, run_rank
-    from shardwright.train.launch.run_folder import folder_faults, folder_of, holding
-    from shardwright.train.trainer import train as train_on_rank
-
-    folder = folder_of(spec)
-    work = partial(train_on_rank, predicted=job_memory(spec))
-
-    def tell(failure: Failure) -> None:
-        if seat is not None and seat.rank > 0 and failure.kind in OF_ALL_RANKS:
-            time.sleep(SPEAKING_S)
-        else:
-            click.echo(failure.sentence(MeshShape.of(spec.plan)) + advice(failure), err=True)
-
-    def advice(failure: Failure | None) -> str:
-        return "\n" + way_out(spec, failure.room_bytes) if failure is not None and failure.kind == "memory" else ""
-
-    with _standard_output_for_json_alone(as_json):
-        if seat is not None:
-            alone = holding(folder, folder_faults(folder)) if seat.rank == 0 else nullcontext()
-            with alone:
-                if seat.rank == 0:
-                    remove_unfinished(folder / "data")
-                result = run_rank(seat, work, spec, folder, tell)
-        else:
-            faults = cluster_faults(spec) or machine_faults(spec)
-            with holding(folder, faults + folder_faults(folder)):  # known before much text is read
-                remove_unfinished(folder / "data")
-                prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
-                try:
-                    result = launch(work, spec, folder)[0]
-                except RankFailedError as error:
-                    raise RankFailedError(f"{error}{advice(error.failure)}", error.failure) from None
-        if spec.model.moe.experts and (seat is None or seat.rank == 0):
-            from shardwright.report.expert_use import draw_use
-
-            click.echo(f"how experts were used: {draw_use(folder)}")
-    if as_json and (seat is None or seat.rank == 0):
-        click.echo(json.dumps(asdict(result)))
 
 
 @cli.command()
@@ -169,25 +105,8 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         sys.exit(1)
 
 
-for command in (*draw.COMMANDS, *predict.COMMANDS):
+for command in (train, *draw.COMMANDS, *predict.COMMANDS):
     cli.add_command(command)
-
-
-@contextmanager
-def _standard_output_for_json_alone(active: bool) -> Iterator[None]:
-    """While it lasts, what ranks print goes to standard error."""
-    if not active:
-        yield
-        return
-    sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(saved, 1)
-        os.close(saved)
 
 
 def main() -> None:

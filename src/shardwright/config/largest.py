@@ -28,6 +28,7 @@ BUCKET_MIB, LEAST_BUCKET_MIB = 2.0**30, 1e-6
 SECONDS = 1e8
 LOSS_SCALE = 2.0**48
 RESTARTS = 10**6
+FALLBACKS = 2**6  # plans for other numbers of ranks
 HISTORY = 2**16  # steps of a delayed fp8 scale
 
 # --- factors and rates ---

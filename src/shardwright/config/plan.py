@@ -53,7 +53,7 @@ ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 UNSEARCHED = ("bucket_mib", "compress", "compress_rank", "compress_share", "compress_least")
 
 
-class PlanSpec(Spec):
+class FallbackSpec(Spec):
     """Degrees and order of work. The product dp x cp x tp x pp is the number of ranks."""
 
     dp: Ranks = Field(1, description="Data-parallel degree: replicas that see different samples.")
@@ -221,10 +221,6 @@ class PlanSpec(Spec):
         """Pieces that the model is cut into."""
         return self.pp * self.stages_per_rank
 
-    def unsearched(self) -> "PlanSpec":
-        """What a search takes over of a plan, and of the rest the default: one rank."""
-        return PlanSpec(**{name: getattr(self, name) for name in UNSEARCHED})
-
     def stage_layers(self, layers: int) -> list[int]:
         """How many layers each stage holds.
 
@@ -232,6 +228,25 @@ class PlanSpec(Spec):
         also holds the head and the loss.
         """
         return list(self.layout) or even_stages(layers, self.num_stages)
+
+
+class PlanSpec(FallbackSpec):
+    """The plan of a job, and what to run where there are not as many ranks as it needs."""
+
+    fallback: list[FallbackSpec] = Field(
+        default_factory=list,
+        max_length=largest.FALLBACKS,
+        description="Plans for other numbers of ranks, where torchrun starts fewer or more: fields of [plan] each.",
+    )
+
+    def unsearched(self) -> "PlanSpec":
+        """What a search takes over of a plan, and of the rest the default: one rank."""
+        return PlanSpec(**{name: getattr(self, name) for name in UNSEARCHED})
+
+    def fallback_plan(self, number: int) -> "PlanSpec":
+        """One of the fallbacks as a plan of its own."""
+        fields = {name: getattr(self.fallback[number], name) for name in FallbackSpec.model_fields}
+        return PlanSpec.model_construct(_fields_set=self.fallback[number].model_fields_set, **fields)
 
 
 def even_stages(layers: int, stages: int) -> list[int]:

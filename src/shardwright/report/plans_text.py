@@ -344,10 +344,14 @@ def _standing(stands: "Standing") -> str:
     return f"Of {stands.num_fit:,} plans that fit, among {stands.num_drawn:,} drawn from the space, {faster} faster."
 
 
+# Beside what words of their own say, plans for other numbers of ranks.
+_TOLD_OTHERWISE = ("layout", "recompute", "recompute_operators", "recompute_every", "fallback")
+
+
 def _changes(before: PlanSpec, after: PlanSpec) -> Iterator[str]:
     for name in type(before).model_fields:
         old, new = getattr(before, name), getattr(after, name)
-        if old != new and name not in ("layout", "recompute", "recompute_operators", "recompute_every"):
+        if old != new and name not in _TOLD_OTHERWISE:
             yield f"{name} {new} for {old}"
     if recompute_words(before) != recompute_words(after):
         yield f"recompute {recompute_words(after)} for {recompute_words(before)}"

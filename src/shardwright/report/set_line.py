@@ -13,7 +13,7 @@ def set_line(before: JobSpec, after: JobSpec) -> str:
         old, new = getattr(before, section), getattr(after, section)
         for name in type(old).model_fields:
             value = getattr(new, name)
-            if value != getattr(old, name):
+            if value != getattr(old, name) and name != "fallback":  # which is no part of what runs
                 text = value if isinstance(value, str) else json.dumps(value)
                 words.append(f"--set {shlex.quote(f'{section}.{name}={text}')}")
     return " ".join(words)

@@ -13,6 +13,7 @@ from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import barrier
+from shardwright.parallel.comm.hang_watch import in_turn_of_rank_0
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
@@ -30,7 +31,10 @@ from shardwright.train.train_step import StepResult, evaluate, train_step
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run ended with. Losses are in nats a token; `validation_loss` is None where nothing is held out."""
+    """What a run ended with. Losses are in nats a token; `validation_loss` is None where nothing is held out.
+
+    `preempted` where it was asked to leave: it has saved, and can go on.
+    """
 
     steps: int
     first_loss: float
@@ -40,6 +44,7 @@ class RunResult:
     sample: str
     folder: str
     seconds: float
+    preempted: bool = False
 
 
 def my_share(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tensor:
@@ -106,12 +111,8 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory
 
 def _tokens_after_rank_0(job: JobSpec, mesh: Mesh, folder: Path) -> TokenFiles:
     """Rank 0 turns text into tokens, and the others find them done (or, on another machine, do it there)."""
-    if mesh.rank > 0:
-        barrier(mesh.world)
-    tokens = prepare_tokens(job.data, job.model, job.run.seed, folder / "data")
-    if mesh.rank == 0:
-        barrier(mesh.world)
-    return tokens
+    with in_turn_of_rank_0(mesh.watch, mesh.rank, mesh.world.size, "the tokens"):
+        return prepare_tokens(job.data, job.model, job.run.seed, folder / "data")
 
 
 def spans(job: JobSpec, replica: Replica) -> Iterator[tuple[int, int]]:

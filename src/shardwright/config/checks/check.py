@@ -28,15 +28,15 @@ def job_faults(job: JobSpec) -> list[str]:
     """All that is wrong with a job whose fields are each valid. Empty if it can run."""
     if faults := rank_faults(job):  # the ways out of others are divisors of these numbers, which take long to find
         return faults
-    return [*_faults_on_any_cluster(job), *_world_faults(job)]
+    return [*faults_on_any_cluster(job), *_world_faults(job), *_fallback_faults(job)]
 
 
 def faults_without_plan(job: JobSpec) -> list[str]:
     """All that is wrong with a job for which a plan is still to be found, whatever plan it has itself."""
-    return _faults_on_any_cluster(job.model_copy(update={"plan": job.plan.unsearched()}))
+    return faults_on_any_cluster(job.model_copy(update={"plan": job.plan.unsearched()}))
 
 
-def _faults_on_any_cluster(job: JobSpec) -> list[str]:
+def faults_on_any_cluster(job: JobSpec) -> list[str]:
     """All but that the degrees make another number of ranks than the cluster has devices."""
     return [
         *size_faults(job),
@@ -275,6 +275,26 @@ def _world_faults(job: JobSpec) -> list[str]:
             f"{plan.degrees} = {plan.world} ranks, and cluster {cluster.name!r} has {devices} = "
             f"{cluster.num_devices}; {way_out}"
         )
+    return faults
+
+
+def _fallback_faults(job: JobSpec) -> list[str]:
+    """What is wrong with plans for other numbers of ranks, beside what is wrong with the job under any plan."""
+    plans = [job.plan, *(job.plan.fallback_plan(number) for number in range(len(job.plan.fallback)))]
+    own, faults = set(faults_on_any_cluster(job)), list[str]()
+    for number, plan in enumerate(plans[1:]):
+        where = f"plan.fallback[{number}]"
+        fallback = job.model_copy(update={"plan": plan})
+        found = rank_faults(fallback) or faults_on_any_cluster(fallback)
+        faults += [f"{where}: {fault}" for fault in found if fault not in own]
+        worlds = [other.world for other in plans[: number + 1]]
+        if plan.world in worlds:
+            first = worlds.index(plan.world)
+            faults.append(
+                f"{where}: {plan.degrees} = {counted(plan.world, 'rank')}, for which "
+                f"{f'plan.fallback[{first - 1}]' if first else 'the plan itself'} is taken; leave it out, or use other "
+                "degrees"
+            )
     return faults
 
 

@@ -65,6 +65,28 @@ class Watch:
         finally:
             del self._waits[thread]
 
+    def announce(self, what: str) -> None:
+        """Let ranks that wait for it know that something is done."""
+        self._store.set(f"done/{what}", "")
+
+    def wait_while_alive(self, rank: int, what: str) -> None:
+        """Wait until a rank announces something, for as long as it is heard of: its work may take hours. One that is
+        silent for longer than the timeout is reported. Clocks of machines may differ: none is read but this one's."""
+        heard, silent_s, look_s = "", 0.0, 0.01
+        while not self._store.check([f"done/{what}"]):
+            said = json.dumps(self._state(rank))
+            silent_s = 0.0 if said != heard else silent_s + look_s  # and nothing for the time that this one is stopped
+            heard = said
+            if silent_s > self._timeout_s:
+                sentence = (
+                    f"{self._describe(self._rank)} waited for {self._describe(rank)} to announce {what}, and has not "
+                    f"heard of it for {silent_s:.0f} s: it is dead, stopped, or its machine is"
+                )
+                self._on_timeout(sentence)
+                raise RuntimeError(sentence)
+            time.sleep(look_s)
+            look_s = min(2 * look_s, self._interval_s)
+
     def silent_ranks(self, world: int) -> str:
         """Who has not been heard of lately, in words: asked after a connection broke."""
         silent = []
@@ -141,3 +163,23 @@ class Watch:
             what, peers = state["waits"]
             return f"waits itself, in {what} (at {state['doing']}) for rank {', '.join(map(str, peers))}"
         return f"is alive and busy at {state['doing']}: it waits for no one"
+
+
+@contextmanager
+def in_turn_of_rank_0(watch: Watch | None, rank: int, world: int, what: str) -> Iterator[None]:
+    """A block that rank 0 leaves before others enter it, and that all leave together. It may last longer than the
+    timeout, as long as ranks are heard of. Without a watch there is but one rank, or nobody waits."""
+    if watch is None:
+        yield
+        return
+    if rank > 0:
+        watch.wait_while_alive(0, what)
+    yield
+    if rank > 0:
+        watch.announce(f"{what} on rank {rank}")
+        watch.wait_while_alive(0, f"{what} on all ranks")
+        return
+    watch.announce(what)
+    for other in range(1, world):
+        watch.wait_while_alive(other, f"{what} on rank {other}")
+    watch.announce(f"{what} on all ranks")

@@ -5,6 +5,7 @@ The main thread may be inside a library for long, or inside code that drops ever
 process. What it started ends with it in either case (train/launch/lifeline.py).
 """
 
+import math
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ _Handlers = dict[signal.Signals, Any]
 
 class Ended(BaseException):
     """A signal told this process to end."""
+
+    status = 1
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -70,7 +73,7 @@ def die_of_signals() -> None:
 
 
 def telling_of_signals(command: Callable[[], None]) -> None:
-    """Run a command. A signal ends the process with status 1 and one sentence."""
+    """Run a command. A signal ends the process with one sentence, and status 1 if nobody takes it for a request."""
     if threading.current_thread() is not threading.main_thread():
         command()  # handlers are the main thread's
         return
@@ -86,43 +89,86 @@ def telling_of_signals(command: Callable[[], None]) -> None:
         _leave(cause)
 
 
+class Handler:
+    """What signals meet in a command: the first one raises `Ended` where the main thread is.
+
+    `takes` is offered each of them before, and may take it so that the command goes on; `end_of` makes what is raised.
+    """
+
+    def __init__(self, again: int) -> None:
+        self.told: list[Ended] = []
+        self.in_hook = False
+        self.takes: Callable[[signal.Signals], bool] | None = None
+        self.end_of: Callable[[signal.Signals], Ended] = Ended
+        self.taken_s = -math.inf
+        self._again = again
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        if self.in_hook:  # where nothing can be raised either
+            os.write(self._again, bytes([number]))
+        elif not self.told:  # a second one does not disturb the way out
+            if self.takes is not None and self.takes(signal.Signals(number)):
+                self.taken_s = time.monotonic()
+                return
+            self.told.append(self.end_of(signal.Signals(number)))
+            raise self.told[0]
+
+
+@contextmanager
+def offering(
+    more: tuple[signal.Signals, ...],
+    takes: Callable[[signal.Signals], bool],
+    end_of: Callable[[signal.Signals], Ended],
+) -> Iterator[None]:
+    """While it lasts, signals to this command, and `more` of them, are offered to `takes`, and those that it leaves
+    raise what `end_of` makes. Nothing changes outside of a command, nor for signals that the user had ignored."""
+    handler = next((found for found in map(signal.getsignal, SIGNALS) if isinstance(found, Handler)), None)
+    if handler is None:
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in more}
+    handled = [number for number in more if before[number] != signal.SIG_IGN]
+    handler.takes, handler.end_of = takes, end_of
+    for number in handled:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        if not handler.told:
+            for number in handled:
+                signal.signal(number, before[number])
+            handler.takes, handler.end_of = None, Ended
+
+
 @contextmanager
 def _raising() -> Iterator[None]:
     """Signals raise `Ended`, once. Whatever they did before, they do again afterwards."""
     heard, ours = os.pipe()
     os.set_blocking(ours, False)
     dropped, again = os.pipe()
-    told: list[signal.Signals] = []
-    in_hook: list[bool] = []
-
-    def answer(number: int, _: FrameType | None) -> None:
-        if in_hook:  # where nothing can be raised either
-            os.write(again, bytes([number]))
-        elif not told:  # a second one does not disturb the way out
-            told.append(signal.Signals(number))
-            raise Ended(told[0])
+    handler = Handler(again)
 
     def try_again(unraisable: "sys.UnraisableHookArgs") -> None:
         if not isinstance(unraisable.exc_value, Ended):
             hook_before(unraisable)
             return
-        in_hook.append(True)
-        os.write(again, bytes([told.pop()]))  # it came up in a callback, where Python drops what is raised
-        in_hook.pop()
+        handler.in_hook = True
+        os.write(again, bytes([handler.told.pop().number]))  # it came up in a callback: Python drops what is raised
+        handler.in_hook = False
 
     hook_before, sys.unraisablehook = sys.unraisablehook, try_again
-    for answering, pipe in ((_end_the_stuck, heard), (_send_again, dropped)):
-        threading.Thread(target=answering, args=(pipe,), name="signals", daemon=True).start()
+    for answering, arguments in ((_end_the_stuck, (heard, handler)), (_send_again, (dropped,))):
+        threading.Thread(target=answering, args=arguments, name="signals", daemon=True).start()
     before: _Handlers = {number: signal.getsignal(number) for number in SIGNALS}
     handled = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]
     fd_before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
     for number in handled:
-        signal.signal(number, answer)
+        signal.signal(number, handler)
     try:
         yield
     finally:
         sys.unraisablehook = hook_before
-        if not told:  # else the process is on its way out, and nothing may disturb it
+        if not handler.told:  # else the process is on its way out, and nothing may disturb it
             for number in handled:
                 signal.signal(number, before[number])
             signal.set_wakeup_fd(fd_before)
@@ -138,12 +184,14 @@ def _send_again(dropped: int) -> None:
     os.close(dropped)
 
 
-def _end_the_stuck(heard: int) -> None:
-    """End the process some time after a signal, if the main thread has not."""
+def _end_the_stuck(heard: int, handler: Handler) -> None:
+    """End the process some time after a signal, if the main thread has not, nor has had it taken."""
     while number := os.read(heard, 1):
         if number[0] in SIGNALS:
+            read_s = time.monotonic()
             time.sleep(LATEST_S)
-            _leave(Ended(signal.Signals(number[0])))
+            if handler.taken_s < read_s - 1.0:  # it may have been taken just before this thread read of it
+                _leave(handler.told[0] if handler.told else handler.end_of(signal.Signals(number[0])))
     os.close(heard)
 
 
@@ -154,7 +202,7 @@ def _leave(ended: Ended) -> None:
     with suppress(OSError, ValueError):
         print(ended.sentence(), file=sys.stderr, flush=True)
     _wake_children()
-    os._exit(1)
+    os._exit(ended.status)
 
 
 def _wake_children() -> None:

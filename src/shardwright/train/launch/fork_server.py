@@ -39,11 +39,11 @@ class ForkedRank:
         """Whether it has been forked and has not ended."""
         return self.pid > 0 and self.status is None
 
-    def kill(self) -> None:
-        """End it, if it runs."""
+    def send(self, number: int) -> None:
+        """Send it a signal, if it runs."""
         if self.is_running():
             with suppress(ProcessLookupError):  # its report is on the way
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
 
 
 class Server:
@@ -65,10 +65,11 @@ class Server:
             )
         self._ranks: list[ForkedRank] = []
 
-    def fork(self, descriptor: int) -> ForkedRank:
-        """Have it fork a rank that talks over a connection. Raises ServerEndedError."""
+    def fork(self, descriptor: int, is_preemptible: bool) -> ForkedRank:
+        """Have it fork a rank that talks over a connection; the server outlives the signals that a run takes for
+        requests where `is_preemptible`. Raises ServerEndedError."""
         try:
-            socket.send_fds(self._control, [REQUEST.pack(len(self._ranks))], [descriptor])
+            socket.send_fds(self._control, [REQUEST.pack(len(self._ranks), is_preemptible)], [descriptor])
         except OSError:
             raise ServerEndedError(self.obituary()) from None
         self._ranks.append(ForkedRank())
@@ -113,7 +114,7 @@ class Server:
                 self._process.wait(ENDING_S)
         if self.is_alive():
             for rank in running:
-                rank.kill()
+                rank.send(signal.SIGKILL)
         self._process.kill()
         self._process.wait()
 

@@ -18,11 +18,12 @@ from typing import Any
 
 from shardwright.train.launch.ending import die_of_signals
 from shardwright.train.launch.lifeline import follow
+from shardwright.train.launch.preemption import PREEMPTIONS
 from shardwright.train.launch.scratch_folder import remove_scratch_of
 
-# To the server: the number of a rank, with its end of a connection. Back: number, process id, and the status it ended
-# with as os.waitpid gives it, or RUNS.
-REQUEST, REPORT = struct.Struct("=i"), struct.Struct("=iii")
+# To the server: the number of a rank and whether its run takes PREEMPTIONS for requests, with the rank's end of a
+# connection. Back: number, process id, and the status it ended with as os.waitpid gives it, or RUNS.
+REQUEST, REPORT = struct.Struct("=i?"), struct.Struct("=iii")
 RUNS = -1
 
 # What a rank runs: it is sent over the connection, and is given it.
@@ -58,11 +59,8 @@ def serve(descriptor: int, launcher: int) -> None:
     signal.signal(signal.SIGCONT, look)
     if not follow(launcher, signal.SIGCONT):
         end()
-    woken, waker = os.pipe()
-    for end_of_pipe in (woken, waker):
-        os.set_blocking(end_of_pipe, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    woken, waker = _woken_by_signals()
+    died_of = {number: signal.getsignal(number) for number in PREEMPTIONS}
     while True:
         readable, _, _ = select.select([descriptor, woken], [], [])
         try:
@@ -70,6 +68,9 @@ def serve(descriptor: int, launcher: int) -> None:
                 request, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
                 if not request:
                     end()
+                number, is_preemptible = REQUEST.unpack(request)
+                for preemption, before in died_of.items():
+                    signal.signal(preemption, _live_on if is_preemptible else before)
                 sys.stdout.flush()  # or the rank would print it, too
                 pid = os.fork()
                 if pid == 0:
@@ -79,7 +80,6 @@ def serve(descriptor: int, launcher: int) -> None:
                     control.close()
                     _live(descriptors[0], server)
                 os.close(descriptors[0])
-                (number,) = REQUEST.unpack(request)
                 ranks[pid] = number
                 control.sendall(REPORT.pack(number, pid, RUNS))
             if woken in readable:
@@ -89,6 +89,20 @@ def serve(descriptor: int, launcher: int) -> None:
                     control.sendall(REPORT.pack(ranks.pop(pid), pid, status))
         except (BrokenPipeError, ConnectionResetError):
             end()
+
+
+def _woken_by_signals() -> tuple[int, int]:
+    """A pipe to read from whose other end every signal writes to, also the end of a child."""
+    woken, waker = os.pipe()
+    for end_of_pipe in (woken, waker):
+        os.set_blocking(end_of_pipe, False)
+    signal.signal(signal.SIGCHLD, _live_on)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    return woken, waker
+
+
+def _live_on(_: int, __: FrameType | None) -> None:
+    """Do nothing on a signal."""
 
 
 def _live(descriptor: int, server: int) -> None:

@@ -6,6 +6,7 @@ Ranks of several machines are started by torchrun, or by whatever else sets its 
 
 import os
 import pickle
+import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from shardwright.train.launch.ending import signal_name
 from shardwright.train.launch.fork_server import ServerEndedError
 from shardwright.train.launch.forking import Run
 from shardwright.train.launch.out_of_memory import available_bytes
+from shardwright.train.launch.preemption import Preemption, heeded
 from shardwright.train.launch.rank_environment import LOCALHOST, RankEnvironment
 from shardwright.train.launch.rank_life import Failure, Work, by_cause, choose_device, run_rank
 from shardwright.train.launch.rank_processes import ForkedRanks, RankProcesses, SpawnedRanks
@@ -55,14 +57,20 @@ def launch(work: Work, job: JobSpec, folder: Path, num_threads: int = 0) -> list
     the call, nor this process.
     """
     check_machine(job, folder)
+    return run_once(work, job, folder, num_threads, None)
+
+
+def run_once(work: Work, job: JobSpec, folder: Path, num_threads: int, preemption: Preemption | None) -> list[Any]:
+    """Run `work` on every rank on a machine that was checked; the ranks heed requests where there is a `preemption`."""
     world = job.plan.world
+    heeds = preemption is not None
     with _rendezvous(job.run.port) as port:
         seats = [RankEnvironment(rank, rank, world, world, store_port=port) for rank in range(world)]
-        runs = [partial(_live, seat, work, job, folder, num_threads) for seat in seats]
+        runs = [partial(_live_and_heed if heeds else _live, seat, work, job, folder, num_threads) for seat in seats]
         try:
-            end = run_ranks(runs, choose_device(job.run.device, 0).type == "cpu")
+            end = run_ranks(runs, choose_device(job.run.device, 0).type == "cpu", preemption, job.run.timeout_s)
         except ServerEndedError as error:
-            raise RunError(f"{error}{_others_ended(world)}") from None
+            raise RankFailedError(f"{error}{_others_ended(world)}") from None
     if len(end.results) < world:
         raise _explain(end, job) from None
     return [end.results[rank] for rank in range(world)]
@@ -81,6 +89,14 @@ def _live(
     connection.send(_Result(run_rank(seat, work, job, folder, connection.send, num_threads)))
 
 
+def _live_and_heed(
+    seat: RankEnvironment, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
+) -> None:
+    """The life of a rank that can be asked to save and leave."""
+    with heeded(at_first_look=partial(connection.send, _CanSave())):
+        _live(seat, work, job, folder, num_threads, connection)
+
+
 @contextmanager
 def _rendezvous(port: int) -> Iterator[int]:
     """A store in which the ranks of this machine meet, and which no other machine reaches. Yields its port."""
@@ -91,8 +107,10 @@ def _rendezvous(port: int) -> Iterator[int]:
         store = dist.TCPStore(
             LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        yield port
-        del store
+        try:
+            yield port
+        finally:
+            del store
 
 
 @dataclass(frozen=True)
@@ -100,38 +118,56 @@ class _Result:
     value: Any
 
 
+@dataclass(frozen=True)
+class _CanSave:
+    """A rank has done a step, and looks at requests from here on."""
+
+
 @dataclass
 class _End:
-    """How ranks ended: results, the notes of those that failed, and the statuses of those that ended without."""
+    """How ranks ended: results, the notes of those that failed, and the statuses of those that ended without. `asked`
+    names the signal where they were asked to save and leave, and `late` are those that had not in time."""
 
     results: dict[int, Any] = field(default_factory=dict)
     notes: list[Failure] = field(default_factory=list)
     statuses: dict[int, int | None] = field(default_factory=dict)
+    asked: str = ""
+    late: list[int] = field(default_factory=list)
 
 
-def run_ranks(runs: Sequence[Run], on_cpu: bool) -> _End:
-    """Run one rank for each of `runs`, to the end of all or until one fails. Raises ServerEndedError."""
+def run_ranks(runs: Sequence[Run], on_cpu: bool, preemption: Preemption | None = None, timeout_s: float = 0.0) -> _End:
+    """Run one rank for each of `runs`, to the end of all or until one fails; or to `timeout_s` after a request to
+    leave. Raises ServerEndedError."""
     # The server does not have the launching script itself, whose functions go by its name.
     can_fork = on_cpu and b"__main__" not in pickle.dumps(runs)
-    ranks: RankProcesses = ForkedRanks() if can_fork else SpawnedRanks()
+    ranks: RankProcesses = ForkedRanks(preemption is not None) if can_fork else SpawnedRanks()
     try:
         ranks.start(runs)
-        return _wait(ranks)
+        return _wait(ranks, preemption, timeout_s)
     finally:
+        if preemption is not None:
+            preemption.can_save = False
         ranks.end()
 
 
-def _wait(ranks: RankProcesses) -> _End:
+def _wait(ranks: RankProcesses, preemption: Preemption | None, timeout_s: float) -> _End:
     end = _End()
     speaking = {connection: rank for rank, connection in enumerate(ranks.connections)}
-    failed_s = 0.0
+    world, can_save = len(speaking), set[int]()
+    failed_s = asked_s = 0.0
     while speaking:
         is_cause_known = end.statuses or {note.kind for note in end.notes} != {"lost"}
         settling_s = SETTLING_S if is_cause_known else SETTLING_AFTER_LOSS_S
-        left_s = failed_s + settling_s - time.monotonic() if failed_s else None
+        ends_s = [failed_s + settling_s] * bool(failed_s) + [asked_s + timeout_s] * bool(asked_s)
+        left_s = min(ends_s) - time.monotonic() if ends_s else None
         if left_s is not None and left_s <= 0:
+            end.late = [rank for rank in speaking.values() if not failed_s and rank not in end.results]
             break
-        ready = wait(list(speaking), left_s)
+        requests = [preemption.fileno()] if preemption is not None and not asked_s else []
+        ready = wait([*speaking, *requests], left_s)
+        if preemption is not None and preemption.fileno() in ready:
+            asked_s, end.asked = time.monotonic(), signal_name(preemption.signal or 0)
+            ranks.send(signal.SIGUSR1)
         for connection, rank in [item for item in speaking.items() if item[0] in ready]:
             try:
                 said = connection.recv()
@@ -144,6 +180,10 @@ def _wait(ranks: RankProcesses) -> _End:
                     end.notes.append(said)
                 elif isinstance(said, _Result):
                     end.results[rank] = said.value
+                elif isinstance(said, _CanSave):
+                    can_save.add(rank)
+        if preemption is not None:
+            preemption.can_save = len(can_save) == world
         if not failed_s and (end.notes or end.statuses):
             failed_s = time.monotonic()
     return end
@@ -239,6 +279,11 @@ def _explain(end: _End, job: JobSpec) -> Exception:
         )
     if notes:
         return RankFailedError(notes[0].sentence(shape), notes[0])
+    if end.late:
+        return RankFailedError(
+            f"{shape.describe(end.late[0])} had not saved and left {job.run.timeout_s:g} s after {end.asked}; what was "
+            "saved before stays; if a step and its checkpoint take longer, raise run.timeout_s"
+        )
     rank, status = next(iter(end.statuses.items()))
     how = "in a way that nobody could tell" if status is None else f"with status {status}"
     return RankFailedError(f"{shape.describe(rank)} ended {how} and left no note{_others_ended(job.plan.world - 1)}")

@@ -18,7 +18,6 @@ _NUMBERS = {
     "LOCAL_WORLD_SIZE": (1, _MOST_RANKS),
     "GROUP_RANK": (0, _MOST_RANKS),
     "MASTER_PORT": (1, 65535),
-    "TORCHELASTIC_RESTART_COUNT": (0, _MOST_RANKS),
 }
 
 
@@ -26,8 +25,8 @@ _NUMBERS = {
 class RankEnvironment:
     """Where a launcher put this rank, and the store in which all ranks meet.
 
-    Either the store is up before the ranks are, or the first of them hosts it. `restart` counts how often all ranks
-    were started anew: each time they meet under other names.
+    Either the store is up before the ranks are, or the first of them hosts it. Attempts before this one may have
+    met in it where `store_is_used`.
     """
 
     rank: int
@@ -37,7 +36,7 @@ class RankEnvironment:
     store_host: str = LOCALHOST
     store_port: int = 0
     store_is_up: bool = True
-    restart: int = 0
+    store_is_used: bool = False
 
     @classmethod
     def from_environment(cls) -> "RankEnvironment | None":
@@ -47,6 +46,7 @@ class RankEnvironment:
             return None
         if faults := _faults(variables):
             raise PlanError("the variables of a launcher", faults)
+        of_agent = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's, which keeps it
         rank, world = int(variables["RANK"]), int(variables["WORLD_SIZE"])
         return cls(
             rank=rank,
@@ -55,8 +55,8 @@ class RankEnvironment:
             local_world=int(variables.get("LOCAL_WORLD_SIZE", world)),
             store_host=variables["MASTER_ADDR"],
             store_port=int(variables["MASTER_PORT"]),
-            store_is_up=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            restart=int(variables.get("TORCHELASTIC_RESTART_COUNT", 0)),
+            store_is_up=of_agent,
+            store_is_used=of_agent,
         )
 
 

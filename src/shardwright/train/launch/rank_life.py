@@ -25,7 +25,9 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
 from shardwright.train.launch.full_disk import DiskFullError
+from shardwright.train.launch.meeting import NotMetError, attempt_name
 from shardwright.train.launch.out_of_memory import OutOfMemoryError, is_out_of_memory, room_bytes
+from shardwright.train.launch.preemption import is_asked
 from shardwright.train.launch.rank_environment import RankEnvironment
 
 Work = Callable[[JobSpec, Mesh, Path], Any]
@@ -76,10 +78,14 @@ def run_rank(
         _check_world(seat, job)
         room = room_bytes(device, seat.local_world)
         if seat.world > 1:
+            attempt = ""
             if not seat.store_is_up:
-                _join(seat, job, device)
+                _join(seat, job, device, attempt)
+            elif seat.store_is_used:
+                used = _store(seat, job.run.timeout_s, attempt)
+                attempt = attempt_name(used, seat.rank, seat.world, job.run.timeout_s, shape.describe)
             watch = Watch(
-                _store(seat, STORE_S),
+                _store(seat, STORE_S, attempt),
                 seat.rank,
                 job.run.timeout_s,
                 shape.describe,
@@ -88,7 +94,7 @@ def run_rank(
             watch.start()
             with watch.waiting("joining the others", tuple(rank for rank in range(seat.world) if rank != seat.rank)):
                 if seat.store_is_up:
-                    _join(seat, job, device)
+                    _join(seat, job, device, attempt)
                 mesh = job_mesh(job, seat.rank, device, watch)
         else:
             mesh = job_mesh(job, seat.rank, device, None)
@@ -102,14 +108,17 @@ def run_rank(
         raise SystemExit(2) from None
     except Exception as error:
         failure = Failure(seat.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
-        if isinstance(error, RunError):
+        if isinstance(error, NotMetError):
+            failure = Failure(seat.rank, "timeout", str(error))
+        elif isinstance(error, RunError):
             failure = Failure(seat.rank, "disk" if isinstance(error, DiskFullError) else "run", str(error))
         elif is_out_of_memory(error):
             known = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
             failure = Failure(seat.rank, "memory", str(known), room_bytes=room)
         elif watch is not None and _is_lost_connection(error):
             # Another rank is gone. Whoever started us ends us in a moment, unless that rank was on another machine.
-            time.sleep(4.0)
+            if not is_asked():  # else whoever asked this rank to leave ends it, too
+                time.sleep(4.0)
             reason = str(error).partition("\n")[0]
             failure = Failure(seat.rank, "lost", f"lost its connection ({reason}); {watch.silent_ranks(seat.world)}")
         _give_up(failure, tell)
@@ -150,16 +159,16 @@ def _check_world(seat: RankEnvironment, job: JobSpec) -> None:
         raise PlanError("launch", [f"{were_started}, and {needed}"])
 
 
-def _join(seat: RankEnvironment, job: JobSpec, device: torch.device) -> None:
+def _join(seat: RankEnvironment, job: JobSpec, device: torch.device, attempt: str) -> None:
     """Enter the process group of all ranks. Where their store is not up yet, the first of them hosts it."""
     bound_s = 2 * job.run.timeout_s + 10  # the watch speaks first
-    store = _store(seat, bound_s) if seat.store_is_up else None
+    store = _store(seat, bound_s, attempt) if seat.store_is_up else None
     where: dict[str, Any] = {"store": store, "rank": seat.rank, "world_size": seat.world} if store else {}
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=bound_s), **where)
 
 
-def _store(seat: RankEnvironment, timeout_s: float) -> dist.Store:
+def _store(seat: RankEnvironment, timeout_s: float, attempt: str) -> dist.Store:
     """A connection of its own to the rendezvous store: the watch must be able to speak while the main thread waits."""
     store = dist.TCPStore(seat.store_host, seat.store_port, is_master=False, timeout=timedelta(seconds=timeout_s))
-    return dist.PrefixStore(f"shardwright/{seat.restart}", store)
+    return dist.PrefixStore(f"shardwright/{attempt}", store)

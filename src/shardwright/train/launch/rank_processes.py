@@ -34,6 +34,9 @@ class RankProcesses(Protocol):
         """What a rank that closed its connection ended with: an exit status, or the negative number of a signal. None
         if nobody can tell. Raises ServerEndedError."""
 
+    def send(self, number: int) -> None:
+        """Send a signal to all that run."""
+
     def end(self) -> None:
         """End all that run, at once."""
 
@@ -41,7 +44,8 @@ class RankProcesses(Protocol):
 class ForkedRanks:
     """Ranks that the server forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_preemptible: bool) -> None:
+        self._is_preemptible = is_preemptible
         self.connections: list[Connection[Any, Any]] = []
         self._server = start_server()
         self._ranks: list[ForkedRank] = []
@@ -51,7 +55,7 @@ class ForkedRanks:
             ours, theirs = multiprocessing.Pipe()
             self.connections.append(ours)
             with theirs:
-                self._ranks.append(self._server.fork(theirs.fileno()))
+                self._ranks.append(self._server.fork(theirs.fileno(), self._is_preemptible))
         if not self._hears_until(lambda: all(rank.pid for rank in self._ranks), START_S):
             raise ServerEndedError(
                 f"the server that ranks are forked from has not answered for {START_S:.0f} s: it is stopped, or this "
@@ -65,11 +69,14 @@ class ForkedRanks:
         self._hears_until(lambda: self._ranks[rank].status is not None, CLOSING_S)
         return self._ranks[rank].status
 
+    def send(self, number: int) -> None:
+        for rank in self._ranks:
+            rank.send(number)
+
     def end(self) -> None:
         for connection in self.connections:
             connection.close()
-        for rank in self._ranks:
-            rank.kill()
+        self.send(signal.SIGKILL)
         try:
             is_over = all(rank.pid for rank in self._ranks) and self._hears_until(
                 lambda: not any(rank.is_running() for rank in self._ranks), CLOSING_S
@@ -111,6 +118,11 @@ class SpawnedRanks:
     def status(self, rank: int) -> int | None:
         self._processes[rank].join(CLOSING_S)
         return self._processes[rank].exitcode
+
+    def send(self, number: int) -> None:
+        for process in self._processes:
+            if process.pid and process.is_alive():
+                os.kill(process.pid, number)
 
     def end(self) -> None:
         for connection in self.connections:

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -16,6 +17,8 @@ from shardwright.config.job import JobSpec
 WAY_OUT = "name another folder in run.folder"
 # Says who has the folder, and is locked by it. The system gives the lock of a process back however that ends.
 LOCK = ".lock"
+# A network file system may show a new file that late.
+SHARED_S = 30.0
 
 
 def folder_of(job: JobSpec) -> Path:
@@ -35,6 +38,24 @@ def folder_faults(folder: Path) -> list[str]:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else error
         return [f"run.folder {folder} can't be written to: {reason}; {WAY_OUT}"]
+    return []
+
+
+def this_node() -> str:
+    """What faults of one machine of several are faults of."""
+    return f"node {socket.gethostname()}"
+
+
+def unshared_faults(folder: Path, patience_s: float) -> list[str]:
+    """What is wrong if the folder, which a run on another machine holds, is not the one of that name here."""
+    late_s = time.monotonic() + patience_s
+    while not (os.path.isdir(folder) and LOCK in os.listdir(folder)):
+        if time.monotonic() > late_s:
+            return [
+                f"run.folder {folder.absolute()} is not the one that rank 0 writes to, and a run goes on from "
+                "checkpoints of all machines; name a folder in run.folder or checkpoint.path that all of them share"
+            ]
+        time.sleep(0.2)
     return []
 
 

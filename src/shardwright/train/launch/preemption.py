@@ -1,0 +1,156 @@
+"""A request to save at the end of the step and to leave, so that the run can go on later: SIGTERM or SIGUSR1.
+
+Batch systems send one before they take a machine away. The command that launched the ranks hears it and tells them;
+under torchrun and Slurm each rank hears it itself. Only a run that writes checkpoints has anything to save.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, NoReturn
+
+from shardwright.train.launch.ending import Ended, offering, signal_name
+
+# The exit status of a command that was preempted, and can go on.
+STATUS = 3
+PREEMPTIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
+
+class PreemptedEarly(Ended):
+    """A command was preempted before its ranks had done a step: it ends at once."""
+
+    status = STATUS
+
+    def sentence(self) -> str:
+        return early_sentence(self.number)
+
+
+class Preemption:
+    """What the command that launches ranks has been asked. Selectable: readable from the first request on."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        # Whether all ranks have come as far as to look at requests.
+        self.can_save = False
+        self._woken, self._waker = os.pipe()
+
+    def fileno(self) -> int:
+        """For select."""
+        return self._woken
+
+    def close(self) -> None:
+        """Give its descriptors back."""
+        os.close(self._woken)
+        os.close(self._waker)
+
+    def takes(self, number: signal.Signals) -> bool:
+        """Take a signal for a request, if it is one and ranks can save. A second SIGTERM is meant as such."""
+        if number not in PREEMPTIONS or (number is self.signal is signal.SIGTERM):
+            return False
+        if self.signal is None and not self.can_save:
+            return False
+        if self.signal is None:
+            os.write(self._waker, b"!")
+        if self.signal is not signal.SIGTERM:
+            self.signal = number
+        return True
+
+    def end_of(self, number: signal.Signals) -> Ended:
+        """What a signal that is not taken raises."""
+        return PreemptedEarly(number) if number in PREEMPTIONS and self.signal is None else Ended(number)
+
+
+@contextmanager
+def heard() -> Iterator[Preemption]:
+    """While it lasts, the first SIGTERM and each SIGUSR1 to this command is a request. Where ranks can't save yet, it
+    ends the command."""
+    preemption = Preemption()
+    try:
+        with offering(PREEMPTIONS[1:], preemption.takes, preemption.end_of):
+            yield preemption
+    finally:
+        preemption.close()
+
+
+class _Flag:
+    """What a rank has been asked."""
+
+    def __init__(self, at_first_look: Callable[[], None]) -> None:
+        self.is_set = self.was_seen = False
+        self._at_first_look = at_first_look
+
+    def look(self) -> bool:
+        """Whether it is set."""
+        if not self.was_seen:
+            self.was_seen = True
+            self._at_first_look()
+        return self.is_set
+
+
+_OF_THIS_RANK: ContextVar[_Flag | None] = ContextVar("preemption", default=None)
+
+
+def is_asked() -> bool:
+    """Whether this rank was asked to save and leave. Ranks look at the end of each step, and agree on the answer."""
+    flag = _OF_THIS_RANK.get()
+    return flag is not None and flag.look()
+
+
+@contextmanager
+def heeded(
+    at_first_look: Callable[[], None] = lambda: None, before_a_look: Callable[[int], None] = lambda _: None
+) -> Iterator[None]:
+    """While it lasts, SIGTERM and SIGUSR1 set what `is_asked` returns on this rank. Before the first look at it they
+    call `before_a_look` with their number, too; that look calls `at_first_look`."""
+    flag = _Flag(at_first_look)
+
+    def answer(number: int, _: FrameType | None) -> None:
+        flag.is_set = True
+        if not flag.was_seen:
+            before_a_look(number)
+
+    before: dict[int, Any] = {}
+    for number in PREEMPTIONS:
+        handler = signal.getsignal(number)
+        if handler != signal.SIG_IGN or number != signal.SIGTERM:  # the launcher's own way to ask is always heard
+            before[number] = signal.signal(number, answer)
+            signal.siginterrupt(number, False)  # system calls of libraries go on
+    token = _OF_THIS_RANK.set(flag)
+    try:
+        yield
+    finally:
+        _OF_THIS_RANK.reset(token)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def leave_early(rank: int) -> Callable[[int], None]:
+    """What a rank that no launcher of ours watches does when it is preempted before its first step: it ends at once.
+    Rank 0 says so."""
+
+    def leave(number: int) -> NoReturn:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            if rank == 0:
+                print(early_sentence(number), file=sys.stderr, flush=True)
+        os._exit(STATUS)  # others may wait for it: no way out that waits for them
+
+    return leave
+
+
+def early_sentence(number: int) -> str:
+    """The end of a command that was preempted before its ranks had done a step."""
+    return (
+        f"preempted by {signal_name(number)} before its ranks had done a step: there was nothing to save; run the same "
+        "command again to go on"
+    )
+
+
+def saved_sentence(number: int | None, step: int) -> str:
+    """The end of a command whose ranks have saved."""
+    by = f" by {signal_name(number)}" if number is not None else ""
+    return f"preempted{by}: saved step {step}; run the same command again to go on"

@@ -1,0 +1,211 @@
+"""A request to save and leave: SIGTERM or SIGUSR1 to the command, to all of its processes, or to a rank."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from cases import small_job
+from ranks import PATIENCE_S
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.collectives import barrier
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train.launch.ending import Ended
+from shardwright.train.launch.preemption import (
+    PREEMPTIONS,
+    PreemptedEarly,
+    Preemption,
+    heeded,
+    is_asked,
+    saved_sentence,
+)
+
+TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+EARLY = "before its ranks had done a step: there was nothing to save; run the same command again to go on\n"
+
+
+@contextmanager
+def a_preemption() -> Iterator[Preemption]:
+    preemption = Preemption()
+    yield preemption
+    preemption.close()
+
+
+@pytest.mark.parametrize(
+    ("signals", "taken", "asked"),
+    [
+        ([TERM], [True], TERM),
+        ([USR1, USR1], [True, True], USR1),
+        ([USR1, TERM], [True, True], TERM),
+        ([TERM, USR1], [True, True], TERM),
+        ([TERM, TERM], [True, False], TERM),
+        ([USR1, TERM, TERM], [True, True, False], TERM),
+        ([INT], [False], None),
+        ([TERM, signal.SIGHUP], [True, False], TERM),
+    ],
+)
+def test_which_signals_are_requests(
+    signals: list[signal.Signals], taken: list[bool], asked: signal.Signals | None
+) -> None:
+    with a_preemption() as preemption:
+        preemption.can_save = True
+        assert [preemption.takes(number) for number in signals] == taken
+        assert preemption.signal is asked
+        assert type(preemption.end_of(TERM)) is (PreemptedEarly if asked is None else Ended)
+
+
+def test_before_ranks_can_save_a_request_ends_the_command() -> None:
+    with a_preemption() as preemption:
+        assert not preemption.takes(TERM)
+        assert (preemption.end_of(TERM).status, preemption.end_of(INT).status) == (3, 1)
+        assert preemption.end_of(TERM).sentence() == f"preempted by SIGTERM {EARLY}".strip()
+
+
+def test_nothing_is_asked_outside() -> None:
+    before = [signal.getsignal(number) for number in PREEMPTIONS]
+    assert not is_asked()
+    looked = list[str]()
+    with heeded(at_first_look=lambda: looked.append("look"), before_a_look=lambda number: looked.append(str(number))):
+        os.kill(os.getpid(), USR1)
+        assert looked == [str(int(USR1))]
+        assert is_asked() and is_asked()
+        os.kill(os.getpid(), TERM)
+        assert looked == [str(int(USR1)), "look"]
+    assert not is_asked()
+    with heeded():
+        assert not is_asked()
+    assert [signal.getsignal(number) for number in PREEMPTIONS] == before
+
+
+def test_the_sentence() -> None:
+    assert saved_sentence(TERM, 120) == "preempted by SIGTERM: saved step 120; run the same command again to go on"
+    assert saved_sentence(None, 1) == "preempted: saved step 1; run the same command again to go on"
+
+
+def until_asked(job: JobSpec, mesh: Mesh, folder: Path) -> int:
+    """Steps until any rank is asked, or for ever. In the folder, what to do instead."""
+    for step in range(1, 10**6):
+        if (folder / "builds").exists():
+            (folder / "steps").write_text("0")
+            time.sleep(PATIENCE_S)
+        time.sleep(0.02)
+        asked = is_asked()
+        if asked:
+            (folder / f"asked {mesh.rank}").write_text("")
+        barrier(mesh.world)  # what was written before it, each rank sees after it
+        leaves = any((folder / f"asked {rank}").exists() for rank in range(mesh.world.size))
+        barrier(mesh.world)
+        if leaves and (folder / "hangs").exists():
+            time.sleep(PATIENCE_S)
+        if leaves:
+            return step
+        if mesh.rank == 0:
+            (folder / "steps").write_text(str(step))
+    raise AssertionError
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import test_preemption
+from shardwright.train.launch import preemption
+from shardwright.train.launch.ending import telling_of_signals
+from shardwright.train.launch.restarts import launch_with_restarts
+def command():
+    with preemption.heard() as asked:
+        folder = Path(sys.argv[1])
+        job = test_preemption.job_of(float(sys.argv[2]))
+        try:
+            results = launch_with_restarts(test_preemption.until_asked, job, folder, asked, print, num_threads=1)
+        except RuntimeError as error:
+            sys.exit(f"failed: {error}")
+        print(preemption.saved_sentence(asked.signal, results[0]), file=sys.stderr)
+        sys.exit(3)
+telling_of_signals(command)
+"""
+
+
+def job_of(timeout_s: float) -> JobSpec:
+    job = small_job(dp=2)
+    run = job.run.model_copy(update={"device": "cpu", "timeout_s": timeout_s})
+    return job.model_copy(update={"run": run})
+
+
+@contextmanager
+def running(folder: Path, timeout_s: float = 60.0) -> Iterator[subprocess.Popen[str]]:
+    """A command whose ranks do steps."""
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(timeout_s)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
+    try:
+        late_s = time.monotonic() + PATIENCE_S
+        while not (folder / "steps").exists() and process.poll() is None and time.monotonic() < late_s:
+            time.sleep(0.02)
+        time.sleep(0.1)
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def ends(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    _, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, err
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("to_all", [False, True], ids=["the command", "all its processes"])
+def test_ranks_save_and_leave(tmp_path: Path, name: str, to_all: bool) -> None:
+    with running(tmp_path) as process:
+        (os.killpg if to_all else os.kill)(process.pid, signal.Signals[name])
+        status, err = ends(process)
+    assert status == 3, err
+    step = int((tmp_path / "steps").read_text()) + 1
+    assert err == saved_sentence(signal.Signals[name], step) + "\n"
+
+
+def test_before_the_first_step_it_ends_at_once(tmp_path: Path) -> None:
+    (tmp_path / "builds").touch()
+    with running(tmp_path) as process:
+        process.send_signal(TERM)
+        assert ends(process) == (3, f"preempted by SIGTERM {EARLY}")
+
+
+@pytest.mark.parametrize("number", [TERM, INT], ids=["SIGTERM", "SIGINT"])
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "hangs").touch()
+    with running(tmp_path) as process:
+        process.send_signal(TERM)
+        time.sleep(0.5)
+        process.send_signal(number)
+        assert ends(process) == (1, f"failed: {number.name} ended this command and all that it had started\n")
+
+
+def test_a_rank_that_does_not_leave_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "hangs").touch()
+    with running(tmp_path, timeout_s=2.0) as process:
+        process.send_signal(TERM)
+        # Longer than a command that is stuck is given after a signal.
+        status, err = ends(process)
+    assert status == 1
+    assert "had not saved and left 2 s after SIGTERM; what was saved before stays" in err
+
+
+def test_only_the_main_thread_hears_of_signals() -> None:
+    """And others look at what it heard only where they are told of it."""
+    seen = list[bool]()
+    with heeded():
+        os.kill(os.getpid(), USR1)
+        other = threading.Thread(target=lambda: seen.append(is_asked()))
+        other.start()
+        other.join()
+        assert is_asked()
+    assert seen == [False]
