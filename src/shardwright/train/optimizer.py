@@ -70,7 +70,7 @@ class GradientNorm:
             (starts[stage] + i, shards.unit_of(parameter), parameter)
             for stage, (shards, parameters) in counted.items()
             for i, parameter in enumerate(parameters)
-            if _is_first(shards.unit_of(parameter).sharding) and _is_first_of_line(parameter, mesh)
+            if _is_first(shards.unit_of(parameter).sharding) and is_first_of_line(parameter, mesh)
         ]
 
     def __call__(self) -> float:
@@ -92,7 +92,7 @@ def _is_first(sharding: Sharding) -> bool:
     return sharding.copies.index == 0 and (sharding.num_shards > 1 or sharding.shards.index == 0)
 
 
-def _is_first_of_line(parameter: PlacedParameter, mesh: Mesh) -> bool:
+def is_first_of_line(parameter: PlacedParameter, mesh: Mesh) -> bool:
     """Whether this rank holds a part of its own of what tensor parallel cuts, or is the first that holds it whole."""
     tp = mesh.expert_tp if parameter.place.is_expert else mesh.tp
     return tp.index == 0 or tp.name in parameter.place.sharded_over

@@ -147,6 +147,20 @@ class FlatUnit(UnitEvents[Tensor]):
         start = min(max(offset, within.start), within.stop)
         return start, max(start, min(offset + parameter.numel(), within.stop))
 
+    def rows_held(self, parameter: PlacedParameter) -> tuple[int, int, int]:
+        """The rows [first, end) of a parameter that lie in this rank's shard, and where in the shard the first one
+        begins. There may be none."""
+        start, stop = self._overlap(parameter, self._mine)
+        offset, row_size = self._offset[parameter], rows_of(parameter.shape)[1]
+        return (start - offset) // row_size, (stop - offset) // row_size, start - self._mine.start
+
+    def take_up(self) -> None:
+        """The float32 weights were set: compute with them. Moves an all-gather over the shards in ZeRO 1 and 2."""
+        self.masters.write_values(self.value_shard)
+        if self.sharding.zero in (1, 2):
+            self._start_gather(None)
+            self._finish_gather()
+
     # Values.
 
     def follow(self, follower: PlacedParameter, leader: PlacedParameter) -> None:
@@ -312,6 +326,11 @@ class FlatUnit(UnitEvents[Tensor]):
         start, stop = self._overlap(parameter, self._mine)
         shard = self.summed_gradients()[start - self._mine.start : stop - self._mine.start]
         return shard.view(-1, rows_of(parameter.shape)[1])
+
+    @property
+    def compressor(self) -> Compressor | None:
+        """What makes this unit's gradients fewer bytes, if something does."""
+        return self._compressor
 
     @property
     def compression_bytes_saved(self) -> float:

@@ -74,6 +74,57 @@ class Masters:
             if first < last:
                 tensor[first - piece.start : last - piece.start] = values[first - start : last - start]
 
+    # What a checkpoint is made of: by name, "weights" or what the optimizer calls it, a flat tensor as long as the shard.
+
+    def state_names(self) -> list[str]:
+        """The name "weights", and what the optimizer remembers of each element; of that nothing before its first step."""
+        assert self.optimizer is not None
+        states = [self.optimizer.state.get(tensor, {}) for tensor in self.tensors if tensor.numel()]
+        kept = [name for name, value in (states[0] if states else {}).items() if torch.is_tensor(value) and value.dim()]
+        return ["weights", *kept]
+
+    def num_steps(self) -> int:
+        """Steps that the optimizer has done."""
+        assert self.optimizer is not None
+        states = [self.optimizer.state.get(tensor, {}) for tensor in self.tensors if tensor.numel()]
+        return int(states[0]["step"]) if states and states[0] else 0
+
+    def copy_out(self, name: str, start: int, stop: int) -> Tensor:
+        """A copy, in host memory, of elements [start, stop); on CUDA it is there once the stream has come so far."""
+        out = on_host(stop - start, torch.float32, self._device)
+        for piece, tensor in zip(self._pieces, self.tensors, strict=True):
+            first, last = max(start, piece.start), min(stop, piece.stop)
+            if first < last:
+                values = self._state(name, tensor)[first - piece.start : last - piece.start]
+                out[first - start : last - start].copy_(values, non_blocking=True)
+        return out
+
+    def copy_in(self, name: str, start: int, values: Tensor) -> None:
+        """Set the elements from `start` on. The optimizer has what it calls so from now on."""
+        for piece, tensor in zip(self._pieces, self.tensors, strict=True):
+            first, last = max(start, piece.start), min(start + values.numel(), piece.stop)
+            if first < last:
+                into = self._state(name, tensor)[first - piece.start : last - piece.start]
+                into.copy_(values[first - start : last - start])
+
+    def set_num_steps(self, number: int) -> None:
+        """Let the optimizer go on as after so many steps; after none, without what it remembered."""
+        assert self.optimizer is not None
+        if number == 0:
+            self.optimizer.state.clear()
+            return
+        for tensor in self.tensors:
+            self.optimizer.state[tensor]["step"] = torch.tensor(float(number), device=tensor.device)
+
+    def _state(self, name: str, tensor: Tensor) -> Tensor:
+        assert self.optimizer is not None
+        if name == "weights":
+            return tensor
+        state = self.optimizer.state[tensor]
+        if name not in state:
+            state[name] = torch.zeros_like(tensor, memory_format=torch.preserve_format)
+        return state[name]
+
     def write_to(self, values: Tensor) -> None:
         """From now on these are the values that the model computes with."""
         for piece, tensor, same in zip(self._pieces, self.tensors, self._are_values, strict=True):

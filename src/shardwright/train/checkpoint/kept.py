@@ -1,0 +1,112 @@
+"""The checkpoints that a run has: which are there, which are whole, and which may go. Torch is not needed."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from shardwright.config.checkpoint import CheckpointSpec
+from shardwright.config.job import JobSpec
+from shardwright.train.checkpoint.checked_blocks import CheckedFile
+from shardwright.train.checkpoint.manifest import (
+    DATA_FILE,
+    INDEX_FILE,
+    LATEST,
+    MANIFEST,
+    MOST_JSON_BYTES,
+    STEP_FOLDER,
+    BrokenCheckpointError,
+    FileIndex,
+    FileNote,
+    Manifest,
+    digest_of,
+    folder_name,
+    read_index,
+    read_manifest,
+    to_bytes,
+    whole_tensors,
+)
+from shardwright.train.checkpoint.storage import Storage, read_whole
+
+
+def place_of(job: JobSpec, folder: Path) -> str:
+    """Where the checkpoints of a run lie: a folder or an address."""
+    return os.path.expanduser(job.checkpoint.path) or str(folder / "checkpoints")
+
+
+def steps_kept(storage: Storage) -> list[int]:
+    """The steps of all checkpoints that have a manifest, newest first."""
+    folders = [name for name in storage.names() if STEP_FOLDER.fullmatch(name)]
+    return sorted((int(name[5:]) for name in folders if MANIFEST in storage.names(name)), reverse=True)
+
+
+def manifest_of(storage: Storage, step: int) -> Manifest:
+    """What a checkpoint is of. Raises BrokenCheckpointError."""
+    manifest = read_manifest(_read(storage, f"{folder_name(step)}/{MANIFEST}"), MANIFEST)
+    if manifest.step != step:
+        raise BrokenCheckpointError(f"{folder_name(step)} says that it is of step {manifest.step}")
+    return manifest
+
+
+def indices_of(storage: Storage, manifest: Manifest) -> list[FileIndex]:
+    """What its files hold. Raises BrokenCheckpointError."""
+    found = []
+    for note in manifest.files:
+        data = _read(storage, f"{folder_name(manifest.step)}/{note.index}")
+        if digest_of(data) != note.digest:
+            raise BrokenCheckpointError(f"{note.index} is not as it was written: its digest is another")
+        found.append(read_index(data, note.index))
+    return found
+
+
+def check_whole(storage: Storage, step: int) -> Manifest:
+    """Read every byte of a checkpoint. Raises BrokenCheckpointError."""
+    manifest = manifest_of(storage, step)
+    indices = indices_of(storage, manifest)
+    whole_tensors(indices)
+    for index in indices:
+        CheckedFile(storage, f"{folder_name(step)}/{index.file}", index).check_all()
+    return manifest
+
+
+def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> None:
+    """Say, durably, that a checkpoint whose files are durable is there, and then that it is the latest. Raises
+    OSError, BrokenCheckpointError."""
+    folder, notes = folder_name(manifest.step), []
+    for name in index_files:
+        data = _read(storage, f"{folder}/{name}")
+        notes.append(FileNote(index=name, digest=digest_of(data), num_bytes=read_index(data, name).num_bytes))
+    whole = manifest.model_copy(update={"files": tuple(notes)})
+    storage.replace(f"{folder}/{MANIFEST}", to_bytes(whole))
+    storage.replace(LATEST, folder.encode() + b"\n")
+
+
+def remove_old(storage: Storage, spec: CheckpointSpec) -> None:
+    """Remove what need not be kept, oldest first: its manifest before its files."""
+    for step in reversed(steps_kept(storage)[spec.keep_last :]):
+        if not (spec.keep_every and step % spec.keep_every == 0):
+            remove_checkpoint(storage, folder_name(step))
+
+
+def remove_unfinished_checkpoints(storage: Storage) -> None:
+    """Remove what broken writes left: folders without a manifest."""
+    for name in storage.names():
+        if STEP_FOLDER.fullmatch(name) and MANIFEST not in storage.names(name):
+            remove_checkpoint(storage, name)
+
+
+def remove_checkpoint(storage: Storage, folder: str) -> None:
+    """Remove the files of a checkpoint, and no others."""
+    names = storage.names(folder)
+    ours = [n for n in names if n.startswith(MANIFEST) or DATA_FILE.fullmatch(n) or INDEX_FILE.fullmatch(n)]
+    with suppress(OSError):  # what can't be removed takes room, and harms nobody
+        for name in sorted(ours, key=lambda name: not name.startswith(MANIFEST)):
+            storage.remove(f"{folder}/{name}")
+        storage.remove_folder(folder)
+
+
+def _read(storage: Storage, name: str) -> bytes:
+    try:
+        return read_whole(storage, name, MOST_JSON_BYTES)
+    except (OSError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BrokenCheckpointError(f"{name} can't be read: {reason}") from None

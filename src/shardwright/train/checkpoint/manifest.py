@@ -1,0 +1,195 @@
+"""What a checkpoint says of itself: which boxes of which tensors lie where in its files, with a sum for every MiB.
+
+    step-00000120/
+      rank-00000.safetensors    the boxes that rank 0 wrote, in the format that everybody reads
+      rank-00000.json           a FileIndex: name, full shape and box of each, and the sums
+      ...
+      manifest.json             a Manifest, written last: where it is, all is there and durable
+
+Nothing here is executed or trusted: names are of one form, numbers have limits, and every file is held against its sum
+by whoever reads it. Torch is not needed to look at a checkpoint.
+"""
+
+import json
+import re
+from hashlib import blake2b
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+from shardwright.config.units import MIB
+from shardwright.sharding.parameter_shard import Box
+from shardwright.sharding.row_boxes import num_elements_of
+
+FORMAT = 1
+BLOCK_BYTES = MIB  # of a file, that one sum is of
+MANIFEST = "manifest.json"
+LATEST = "latest"
+STEP_FOLDER = re.compile(r"step-(\d{8,10})")
+DATA_FILE = re.compile(r"rank-(\d{5,8})\.safetensors")
+INDEX_FILE = re.compile(r"rank-(\d{5,8})\.json")
+# Number types as safetensors files name them, with the bytes of an element.
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+_MOST_DIMS, _MOST_NAME = 8, 300
+MOST_JSON_BYTES = 512 * MIB  # of one file: some millions of boxes
+
+_Count = Annotated[int, Field(ge=0, lt=2**62)]
+
+
+class BrokenCheckpointError(ValueError):
+    """A checkpoint is not whole: the message says which file, and what is wrong with it."""
+
+
+class StoredBox(Spec):
+    """A box of a tensor in a file: from which byte on, and of what."""
+
+    name: str = Field(min_length=1, max_length=_MOST_NAME)
+    full_shape: tuple[_Count, ...] = Field(max_length=_MOST_DIMS)
+    box: tuple[tuple[_Count, _Count], ...] = Field(max_length=_MOST_DIMS)
+    dtype: str
+    start_byte: _Count
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        return num_elements_of(self.box) * DTYPE_BYTES[self.dtype]
+
+
+class FileIndex(Spec):
+    """What one file holds. `sums` are the CRC-32 of each block of it, the last of which may be short."""
+
+    file: str
+    num_bytes: _Count
+    sums: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...]
+    boxes: tuple[StoredBox, ...]
+
+    def faults(self) -> list[str]:
+        """What can't be true of it."""
+        found = [] if DATA_FILE.fullmatch(self.file) else [f"a file is called {self.file!r}"]
+        if len(self.sums) != -(-self.num_bytes // BLOCK_BYTES):
+            found.append(f"{self.file} has {len(self.sums)} sums for {self.num_bytes:,} bytes")
+        for stored in self.boxes:
+            if stored.dtype not in DTYPE_BYTES:
+                found.append(f"{self.file}: {stored.name} is of number type {stored.dtype!r}")
+            elif len(stored.box) != len(stored.full_shape) or not all(
+                0 <= start < stop <= size for (start, stop), size in zip(stored.box, stored.full_shape, strict=True)
+            ):
+                found.append(f"{self.file}: {stored.name} {stored.full_shape} has no box {stored.box}")
+            elif stored.start_byte + stored.num_bytes > self.num_bytes:
+                found.append(f"{self.file}: {stored.name} ends behind the file")
+        return found
+
+
+class FileNote(Spec):
+    """A file of a checkpoint as its manifest names it: the index, by the digest of what it says."""
+
+    index: str
+    digest: str = Field(min_length=32, max_length=32)
+    num_bytes: _Count  # of the data file
+
+
+class Manifest(Spec):
+    """What a checkpoint is of. `samples` of the data were consumed; `passed_over` more were left out, for what became
+    of the run in them. `job` is the job with its plan as it ran, and `state` what is a few numbers and no tensor."""
+
+    format: int = FORMAT
+    step: Annotated[int, Field(ge=0, le=largest.STEPS)]
+    samples: _Count
+    passed_over: _Count = 0
+    optimizer_steps: _Count
+    job: dict[str, Any]
+    state: dict[str, Any]
+    files: tuple[FileNote, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all data files."""
+        return sum(note.num_bytes for note in self.files)
+
+
+def folder_name(step: int) -> str:
+    """The folder of the checkpoint after so many steps."""
+    return f"step-{step:08d}"
+
+
+def data_file(rank: int) -> str:
+    """The file that a rank writes its boxes to."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def index_file(rank: int) -> str:
+    """The file that a rank says in what it wrote."""
+    return f"rank-{rank:05d}.json"
+
+
+def digest_of(data: bytes) -> str:
+    """32 characters that no other data have."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def to_bytes(spec: FileIndex | Manifest) -> bytes:
+    """JSON, with a last line that is the digest of all before it."""
+    body = spec.model_dump_json().encode() + b"\n"
+    return body + digest_of(body).encode() + b"\n"
+
+
+def read_index(data: bytes, name: str) -> FileIndex:
+    """Raises BrokenCheckpointError."""
+    index = _read(FileIndex, data, name)
+    if faults := index.faults():
+        raise BrokenCheckpointError(f"{name}: {faults[0]}")
+    return index
+
+
+def read_manifest(data: bytes, name: str) -> Manifest:
+    """Raises BrokenCheckpointError."""
+    manifest = _read(Manifest, data, name)
+    if manifest.format != FORMAT:
+        raise BrokenCheckpointError(f"{name} is of format {manifest.format}, and this version reads format {FORMAT}")
+    if wrong := [note.index for note in manifest.files if not INDEX_FILE.fullmatch(note.index)]:
+        raise BrokenCheckpointError(f"{name} names a file {wrong[0]!r}")
+    return manifest
+
+
+def _read(kind: type, data: bytes, name: str) -> Any:
+    body, newline, rest = data[:-1].rpartition(b"\n")
+    if not newline or rest != digest_of(body + newline).encode() or data[-1:] != b"\n":
+        raise BrokenCheckpointError(f"{name} is not as it was written: its digest is another")
+    try:
+        # By way of JSON, in which strict mode accepts a list for a tuple.
+        return kind.model_validate_json(body, strict=True)  # type: ignore[attr-defined]
+    except (ValidationError, RecursionError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"msg": "too deep", "loc": ()}
+        where = ".".join(map(str, first["loc"]))
+        raise BrokenCheckpointError(f"{name} can't be read: {where} {first['msg']}") from None
+
+
+def whole_tensors(indices: list[FileIndex]) -> dict[str, list[tuple[StoredBox, str]]]:
+    """By tensor, its boxes and the file of each. Raises BrokenCheckpointError where they are not all of it, once."""
+    found: dict[str, list[tuple[StoredBox, str]]] = {}
+    for index in indices:
+        for stored in index.boxes:
+            found.setdefault(stored.name, []).append((stored, index.file))
+    for name, boxes in found.items():
+        first = boxes[0][0]
+        if any((one.full_shape, one.dtype) != (first.full_shape, first.dtype) for one, _ in boxes):
+            raise BrokenCheckpointError(f"{name} has another shape or number type in another file")
+        whole: Box = tuple((0, size) for size in first.full_shape)
+        if sum(num_elements_of(one.box) for one, _ in boxes) != num_elements_of(whole):
+            raise BrokenCheckpointError(f"{name} {list(first.full_shape)} is not all there")
+    return found
+
+
+def describe_job(job: dict[str, Any]) -> str:
+    """The plan of a stored job in a few words, as far as it says one."""
+    plan = job.get("plan", {})
+    degrees = [f"{axis} {plan[axis]}" for axis in ("dp", "tp", "pp", "cp", "ep") if plan.get(axis, 1) != 1]
+    return ", ".join([*degrees, f"zero {plan.get('zero', 0)}", str(plan.get("schedule", ""))])
+
+
+def as_text(value: Any) -> str:
+    """A value of a stored job, on one line."""
+    return json.dumps(value)

@@ -1,0 +1,261 @@
+"""What of a run a checkpoint is made of: which boxes this rank writes, and which it needs.
+
+    weights.NAME, exp_avg.NAME, ...        float32, by parameter: what the optimizer updates, and what it remembers
+    router.LAYER.bias_E, ...               what a layer's router remembers
+    float8.NAME.x, .weight, .dy            past amaxes of a layer with fp8 products: the largest, then each
+    compression.RANK.STAGE.UNIT.NAME       what compressed gradients lost; read back under the very same plan alone
+
+Every element is written by one rank. Replicas hold the same, so each writes its part of the rows.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.config.units import MIB
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.parallel.zero.flat_unit import FlatUnit
+from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.precision.float8_linear import Float8Linear
+from shardwright.sharding.flat_buffer import rows_of
+from shardwright.sharding.row_boxes import cut_rows
+from shardwright.train.build import Replica
+from shardwright.train.checkpoint.box_files import HeldBox, WantedBox
+from shardwright.train.checkpoint.manifest import BrokenCheckpointError
+from shardwright.train.optimizer import is_first_of_line
+
+# Elements of a box that is read at once.
+_MOST_ELEMENTS = 8 * MIB
+_WEIGHTS = "weights"
+
+
+@dataclass(frozen=True)
+class _HeldRows:
+    """Rows [first, end) of a parameter, which lie in this rank's shard of a unit from element `start` on."""
+
+    unit: FlatUnit
+    parameter: PlacedParameter
+    first: int
+    end: int
+    start: int
+
+    @property
+    def name(self) -> str:
+        """The parameter's."""
+        return self.parameter.place.name
+
+    @property
+    def row_size(self) -> int:
+        """Elements of a row."""
+        return rows_of(self.parameter.shape)[1]
+
+
+def held_boxes(replica: Replica, mesh: Mesh) -> list[HeldBox]:
+    """Copies, in host memory, of what this rank writes. On CUDA they are there once the stream has come so far."""
+    boxes = [box for held in _written_rows(replica, mesh) for box in _boxes_of(held)]
+    for stage, shards in replica.shards.items():
+        if _speaks_for(shards, mesh):
+            named = _small_tensors(replica, stage, shards)
+            boxes += [_whole_box(name, values) for name, values in named.items()]
+    return boxes + [_whole_box(name, values) for name, values in _compression(replica, mesh).items()]
+
+
+def _whole_box(name: str, values: Tensor) -> HeldBox:
+    kept = values.detach().cpu().clone().contiguous()
+    return HeldBox(name, tuple(kept.shape), tuple((0, size) for size in kept.shape), kept)
+
+
+def _boxes_of(held: _HeldRows) -> Iterator[HeldBox]:
+    """The parameter's rows in each of the optimizer's tensors."""
+    place, size = held.parameter.place, held.row_size
+    for state in held.unit.masters.state_names():
+        start = held.start
+        values = held.unit.masters.copy_out(state, start, start + (held.end - held.first) * size)
+        for rows in cut_rows(place.box, held.first, held.end, 2**62):
+            mine = values[(rows.first - held.first) * size : (rows.end - held.first) * size]
+            yield HeldBox(f"{state}.{held.name}", place.full_shape, rows.box, mine.view(rows.shape))
+
+
+def wanted_boxes(
+    replica: Replica, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]], weights_alone: bool, same_plan: bool
+) -> list[WantedBox]:
+    """What this rank needs of a checkpoint that has tensors of these shapes, with what puts it in its place.
+
+    Of the weights alone, or of all that the checkpoint has. BrokenCheckpointError names what it lacks, and what it has
+    of the optimizer for some parameters only.
+    """
+    states = [_WEIGHTS] if weights_alone else _optimizer_states(shapes)
+    boxes = [box for held in _rows_here(replica) for state in states for box in _wanted_rows(held, state)]
+    if not weights_alone:
+        for stage, shards in replica.shards.items():
+            boxes += _wanted_small(replica, stage, shards, shapes)
+        if same_plan:
+            boxes += _wanted_compression(replica, mesh, shapes)
+    if missing := [box.name for box in boxes if box.name not in shapes]:
+        raise BrokenCheckpointError(f"it has no {missing[0]}, nor {len(missing) - 1} more tensors of this model")
+    return boxes
+
+
+def take_up(replica: Replica, optimizer_steps: int) -> None:
+    """Everything that was wanted is there: go on with it. Moves all-gathers of the values in ZeRO 1 and 2."""
+    for shards in replica.shards.values():
+        for unit in shards.units:
+            unit.masters.set_num_steps(optimizer_steps)
+            unit.take_up()
+    for state in replica.float8_states:
+        state.weight_version += 1
+
+
+def optimizer_steps(replica: Replica) -> int:
+    """Steps that the optimizer has done: the same for all parameters between two steps of a run."""
+    return max(unit.masters.num_steps() for shards in replica.shards.values() for unit in shards.units)
+
+
+def _optimizer_states(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """What a checkpoint has of each parameter."""
+    suffix = next((name.removeprefix(_WEIGHTS) for name in shapes if name.startswith(f"{_WEIGHTS}.")), "")
+    return sorted(name.removesuffix(suffix) for name in shapes if suffix and name.endswith(suffix) and _is_state(name, suffix))
+
+
+def _is_state(name: str, suffix: str) -> bool:
+    return "." not in name.removesuffix(suffix)
+
+
+def _rows_here(replica: Replica) -> Iterator[_HeldRows]:
+    """All rows of parameters that lie in this rank's shards."""
+    for shards in replica.shards.values():
+        for unit in shards.units:
+            for parameter in unit.parameters:
+                first, end, start = unit.rows_held(parameter)
+                if first < end:
+                    yield _HeldRows(unit, parameter, first, end, start)
+
+
+def _written_rows(replica: Replica, mesh: Mesh) -> Iterator[_HeldRows]:
+    """The rows that this rank writes: its part of those that it and its replicas hold alike."""
+    for held in _rows_here(replica):
+        sharding, parameter = held.unit.sharding, held.parameter
+        # The head of a tied embedding on another rank than its table is a copy of that.
+        if parameter is replica.tied.head or not is_first_of_line(parameter, mesh):
+            continue
+        number, index = sharding.copies.size, sharding.copies.index
+        if not sharding.zero:
+            number, index = number * sharding.shards.size, index * sharding.shards.size + sharding.shards.index
+        rows = held.end - held.first
+        low, high = rows * index // number, rows * (index + 1) // number
+        if low < high:
+            yield _HeldRows(
+                held.unit, parameter, held.first + low, held.first + high, start=held.start + low * held.row_size
+            )
+
+
+def _wanted_rows(held: _HeldRows, state: str) -> Iterator[WantedBox]:
+    place, size, masters = held.parameter.place, held.row_size, held.unit.masters
+
+    def take(start: int, values: Tensor) -> None:
+        masters.copy_in(state, start, values.view(-1))
+
+    for rows in cut_rows(place.box, held.first, held.end, _MOST_ELEMENTS):
+        start = held.start + (rows.first - held.first) * size
+        yield WantedBox(f"{state}.{held.name}", place.full_shape, rows.box, partial(take, start))
+
+
+# What is small, and whole on every rank of a stage.
+
+
+def _speaks_for(shards: ShardedStage, mesh: Mesh) -> bool:
+    """Whether this rank is the first of those that hold a stage."""
+    sharding = next(unit.sharding for unit in shards.units if not unit.parameters[0].place.is_expert)
+    return sharding.shards.index == sharding.copies.index == mesh.tp.index == 0
+
+
+def _routers(replica: Replica, stage: int) -> dict[str, Tensor]:
+    return {
+        f"router.{layer}.{name}": values
+        for layer, state in replica.stages[stage].routers().items()
+        for name, values in state.state_dict().items()
+        if values.numel()
+    }
+
+
+def _float8(shards: ShardedStage) -> dict[str, Float8Linear]:
+    """The layers with fp8 products that remember something, by the name of their weight."""
+    parameters = [parameter for unit in shards.units for parameter in unit.parameters]
+    return {p.place.name: p.float8 for p in parameters if p.float8 is not None and p.float8.recipe.delayed}
+
+
+def _small_tensors(replica: Replica, stage: int, shards: ShardedStage) -> dict[str, Tensor]:
+    """Routers' memory, and fp8 histories."""
+    histories = {
+        f"float8.{name}.{of}": torch.tensor([history["largest"], *history["past"]], dtype=torch.float32)
+        for name, state in _float8(shards).items()
+        for of, history in state.state_dict().items()
+    }
+    return _routers(replica, stage) | histories
+
+
+def _wanted_small(
+    replica: Replica, stage: int, shards: ShardedStage, shapes: Mapping[str, tuple[int, ...]]
+) -> list[WantedBox]:
+    boxes = [
+        WantedBox(name, tuple(values.shape), tuple((0, size) for size in values.shape), values.copy_)
+        for name, values in _routers(replica, stage).items()
+        if name in shapes  # else it begins anew: another gate remembers other things
+    ]
+    for name, state in _float8(shards).items():
+        names = {of: f"float8.{name}.{of}" for of in state.state_dict()}
+        if not all(full in shapes for full in names.values()):
+            continue
+        read: dict[str, Any] = {}
+
+        def take(of: str, values: Tensor, read: dict[str, Any], state: Float8Linear, names: dict[str, str]) -> None:
+            largest, *past = values.tolist()
+            read[of] = {"largest": largest, "past": past}
+            if len(read) == len(names):
+                state.load_state_dict(read)
+
+        for of, full in names.items():
+            given = partial(take, of, read=read, state=state, names=names)
+            boxes.append(WantedBox(full, shapes[full], ((0, shapes[full][0]),), given))
+    return boxes
+
+
+# What compressed gradients lost.
+
+
+def _compressors(replica: Replica, mesh: Mesh) -> Iterator[tuple[str, Any]]:
+    for stage, shards in replica.shards.items():
+        for number, unit in enumerate(shards.units):
+            if unit.compressor is not None:
+                yield f"compression.{mesh.rank}.{stage}.{number}", unit.compressor.method
+
+
+def _compression(replica: Replica, mesh: Mesh) -> dict[str, Tensor]:
+    return {
+        f"{prefix}.{name}": values
+        for prefix, method in _compressors(replica, mesh)
+        for name, values in method.state_dict().items()
+    }
+
+
+def _wanted_compression(replica: Replica, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> list[WantedBox]:
+    boxes = []
+    for prefix, method in _compressors(replica, mesh):
+        names = {name.removeprefix(f"{prefix}."): name for name in shapes if name.startswith(f"{prefix}.")}
+        read: dict[str, Tensor] = {}
+
+        def take(key: str, values: Tensor, read: dict[str, Tensor], method: Any, names: dict[str, str]) -> None:
+            read[key] = values.clone()
+            if len(read) == len(names):
+                method.load_state_dict(read)
+
+        for key, name in names.items():
+            whole = tuple((0, size) for size in shapes[name])
+            given = partial(take, key, read=read, method=method, names=names)
+            boxes.append(WantedBox(name, shapes[name], whole, given))
+    return boxes

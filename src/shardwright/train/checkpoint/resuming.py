@@ -1,0 +1,129 @@
+"""From which checkpoint a run goes on, under the plan that it has now."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.units import counted
+from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train.build import Replica, build
+from shardwright.train.checkpoint.box_files import full_shapes, load_boxes
+from shardwright.train.checkpoint.kept import indices_of, manifest_of, place_of, steps_kept
+from shardwright.train.checkpoint.manifest import (
+    BrokenCheckpointError,
+    Manifest,
+    as_text,
+    describe_job,
+    folder_name,
+)
+from shardwright.train.checkpoint.replica_state import take_up, wanted_boxes
+from shardwright.train.checkpoint.storage import Storage, open_storage
+
+# What may be another in a run that goes on: the rest of a job is told where it differs.
+_OF_THE_RUN = ("name", "plan", "cluster", "run", "checkpoint", "health")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a run begins. `said` are lines for the user."""
+
+    replica: Replica
+    step: int = 0
+    samples: int = 0
+    passed_over: int = 0
+    said: tuple[str, ...] = ()
+
+
+def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Resumed:
+    """This rank's part of the job: as the newest checkpoint of the run's folder that is whole has it, else with the
+    weights of another run's, else new. PlanError where those are of another model.
+
+    Every rank calls this. Moves a few small collectives over the world, and what `take_up` does.
+    """
+    replica, said = build(job, mesh), list[str]()
+    storage = open_storage(place_of(job, folder))
+    found, is_touched = _load_newest(job, mesh, replica, storage, said, weights_alone=False)
+    if found is not None:
+        plan = describe_job(found.job)
+        before = "" if found.job.get("plan") == job.plan.model_dump(mode="json") else f", written under {plan}"
+        said.append(f"going on after step {found.step} from {storage.root}/{folder_name(found.step)}{before}")
+        said += _differences(found.job, job)
+        if replica.loss_scale is not None and "loss_scale" in found.state:
+            replica.loss_scale.load_state_dict(found.state["loss_scale"])
+        return Resumed(replica, found.step, found.samples, found.passed_over, tuple(said))
+    if is_touched:  # by one that was not whole
+        replica = build(job, mesh)
+    if weights_from:
+        other = open_storage(weights_from)
+        if not steps_kept(other) and steps_kept(open_storage(f"{weights_from}/checkpoints")):
+            other = open_storage(f"{weights_from}/checkpoints")
+        found, _ = _load_newest(job, mesh, replica, other, said, weights_alone=True)
+        if found is None:
+            raise PlanError("train --from", [f"{weights_from} has no checkpoint that is whole; name a run's folder"])
+        said.append(f"beginning with the weights of {other.root}/{folder_name(found.step)}")
+    return Resumed(replica, said=tuple(said))
+
+
+def _load_newest(
+    job: JobSpec, mesh: Mesh, replica: Replica, storage: Storage, said: list[str], weights_alone: bool
+) -> tuple[Manifest | None, bool]:
+    """Load the newest checkpoint that is whole. Returns what it is, and whether the replica was written to at all."""
+    steps = steps_kept(storage) if mesh.rank == 0 else []
+    is_touched = False
+    while True:
+        chosen = torch.tensor(steps.pop(0) if steps else -1, dtype=torch.int64, device=mesh.device)
+        step = int(all_reduce_max(chosen, mesh.world))
+        if step < 0:
+            return None, is_touched
+        manifest, reason = None, ""
+        try:
+            manifest = manifest_of(storage, step)
+            _refuse_other_model(manifest, job, storage)
+            indices = indices_of(storage, manifest)
+            same_plan = manifest.job.get("plan") == job.plan.model_dump(mode="json")
+            boxes = wanted_boxes(replica, mesh, full_shapes(indices), weights_alone, same_plan)
+            is_touched = True
+            load_boxes(boxes, storage, folder_name(step), indices)
+        except BrokenCheckpointError as error:
+            reason = str(error)
+        bad = torch.tensor(float(bool(reason)), device=mesh.device)
+        num_bad = int(all_reduce(bad, mesh.world))
+        if not num_bad and manifest is not None:
+            take_up(replica, 0 if weights_alone else manifest.optimizer_steps)
+            return manifest, True
+        said.append(
+            f"{folder_name(step)} is not whole"
+            + (f": {reason}" if reason else f", as {counted(num_bad, 'rank')} found")
+            + "; an older one is taken, if there is one"
+        )
+
+
+def _refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage) -> None:
+    """PlanError where a checkpoint is of another model."""
+    now, then = job.model.model_dump(mode="json"), manifest.job.get("model", {})
+    if other := {field: then.get(field) for field in now if then.get(field) != now[field] and field != "name"}:
+        raise PlanError(
+            f"checkpoint {storage.root}/{folder_name(manifest.step)}",
+            [
+                f"its model.{field} is {as_text(value)}, and the job's {as_text(now[field])}; begin anew with --fresh, "
+                "or name another run.folder"
+                for field, value in other.items()
+            ],
+        )
+
+
+def _differences(then: dict[str, Any], job: JobSpec) -> list[str]:
+    """A line for each field that is not what it was, of those that matter to what is learned."""
+    now = job.model_dump(mode="json")
+    return [
+        f"note: {section}.{field} is {as_text(value)} from here on; it was {as_text(then.get(section, {}).get(field))}"
+        for section, fields in now.items()
+        if section not in _OF_THE_RUN and isinstance(fields, dict)
+        for field, value in fields.items()
+        if field != "name" and then.get(section, {}).get(field) != value
+    ]

@@ -1,0 +1,206 @@
+"""Where checkpoints lie: a folder of this machine, or whatever fsspec reaches. Torch is not needed.
+
+Names are of files right below the root or one folder deeper. A file is durable when `write` returns. On a local disk
+that takes an fsync of the file and of its folder; a link is never followed, so that nothing outside the root is read
+or written.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from shardwright.config.base import PlanError
+
+# What fsspec may be asked for. Others chain, cache or interpret, and none of them is a place for checkpoints.
+PROTOCOLS = ("abfs", "abfss", "az", "file", "gcs", "gs", "hdfs", "memory", "oss", "s3", "s3a", "sftp", "ssh", "webhdfs")
+
+
+class Storage(Protocol):
+    """A place for files, by names relative to its root."""
+
+    root: str
+
+    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        """Write a new file, or over what a broken run left. Durable at the end. Raises OSError."""
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file that is there as a whole or as it was before. Durable at the end. Raises OSError."""
+
+    def size(self, name: str) -> int:
+        """Bytes of a regular file. Raises OSError."""
+
+    def read(self, name: str, start: int, into: memoryview) -> None:
+        """Fill `into` from byte `start` on. Raises OSError, EOFError if the file ends before."""
+
+    def names(self, folder: str = "") -> list[str]:
+        """What is in a folder, sorted; nothing if there is no such folder."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there. Raises OSError."""
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder that is empty."""
+
+
+class LocalStorage:
+    """A folder of a file system that this machine sees."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+
+    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        path = self._path(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            for part in parts:
+                _write_all(descriptor, memoryview(part).cast("B"))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        _sync_folder(os.path.dirname(path))
+
+    def replace(self, name: str, data: bytes) -> None:
+        self.write(f"{name}.new", [data])
+        path = self._path(name)
+        os.replace(f"{path}.new", path)
+        _sync_folder(os.path.dirname(path))
+        _sync_folder(self.root)  # the folder itself may be new
+
+    def size(self, name: str) -> int:
+        status = os.lstat(self._path(name))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", name)
+        return status.st_size
+
+    def read(self, name: str, start: int, into: memoryview) -> None:
+        self.size(name)  # opening what is no file may have effects
+        descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            filled = 0
+            while filled < len(into):
+                num_read = os.preadv(descriptor, [into[filled:]], start + filled)
+                if not num_read:
+                    raise EOFError(f"{name} ends at byte {start + filled}")
+                filled += num_read
+        finally:
+            os.close(descriptor)
+
+    def names(self, folder: str = "") -> list[str]:
+        path = self._path(folder)
+        if os.path.islink(path):
+            return []
+        try:
+            return sorted(os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(name))
+
+    def remove_folder(self, folder: str) -> None:
+        with suppress(OSError):
+            os.rmdir(self._path(folder))
+
+    def _path(self, name: str) -> str:
+        assert not name.startswith("/") and ".." not in name.split("/"), f"{name} leads out of {self.root}"
+        return os.path.join(self.root, name)
+
+
+class RemoteStorage:
+    """What fsspec reaches by an address. A file appears as a whole when it is closed, as in any object store."""
+
+    def __init__(self, address: str) -> None:
+        from fsspec.core import url_to_fs
+
+        self.root = address.rstrip("/")
+        self._system: Any
+        self._system, self._base = url_to_fs(self.root)
+
+    def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        path = self._path(name)
+        self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        with self._system.open(path, "wb") as file:
+            for part in parts:
+                file.write(part)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self.write(name, [data])
+
+    def size(self, name: str) -> int:
+        return int(self._system.info(self._path(name))["size"] or 0)
+
+    def read(self, name: str, start: int, into: memoryview) -> None:
+        data = self._system.cat_file(self._path(name), start=start, end=start + len(into))
+        if len(data) != len(into):
+            raise EOFError(f"{name} ends at byte {start + len(data)}")
+        into[:] = data
+
+    def names(self, folder: str = "") -> list[str]:
+        try:
+            found = self._system.ls(self._path(folder), detail=False, refresh=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._system.rm_file(self._path(name))
+
+    def remove_folder(self, folder: str) -> None:
+        with suppress(OSError, NotImplementedError):
+            self._system.rmdir(self._path(folder))
+
+    def _path(self, name: str) -> str:
+        assert ".." not in name.split("/"), f"{name} leads out of {self.root}"
+        return f"{self._base}/{name}".rstrip("/")
+
+
+def open_storage(place: str) -> Storage:
+    """The storage of a folder or an address. PlanError if nothing reaches it."""
+    protocol, is_address, _ = place.partition("://")
+    if not is_address:
+        return LocalStorage(Path(os.path.expanduser(place)).absolute())
+    if protocol not in PROTOCOLS:
+        raise PlanError(
+            "checkpoint.path", [f"{protocol}:// is no place for checkpoints; use a folder, or {', '.join(PROTOCOLS)}"]
+        )
+    if protocol == "file":
+        return LocalStorage(Path("/" + place.removeprefix("file://").lstrip("/")))
+    try:
+        return RemoteStorage(place)
+    except (ImportError, ValueError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise PlanError("checkpoint.path", [f"{place} can't be reached: {reason}; use a folder, or mend that"]) from None
+
+
+def read_whole(storage: Storage, name: str, most_bytes: int) -> bytes:
+    """All of a file of at most so many bytes. Raises OSError, EOFError."""
+    size = storage.size(name)
+    if size > most_bytes:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most_bytes:,} are read", name)
+    data = bytearray(size)
+    storage.read(name, 0, memoryview(data))
+    return bytes(data)
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _sync_folder(path: str) -> None:
+    """Make the names in a folder durable."""
+    with suppress(PermissionError):  # of a folder above ours that we may not read
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
