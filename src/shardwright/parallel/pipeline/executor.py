@@ -103,9 +103,10 @@ class PipelineExecutor:
 
     A microbatch's loss is the mean over its tokens; gradients add up over microbatches and replicas.
 
-    `row` are the actions of the run, and `losses` what it will return, as far as it has come. After it, `performed` is what was done and when, `peak_alive` the most (stage,
-    microbatch) pairs whose activations were kept at once, `peak_inputs` the most of which only the stage's input was,
-    and `versions_seen` the weights that each pair was computed with.
+    `row` are the actions of the run, and `losses` what it will return, as far as it has come. After it, `performed` is
+    what was done and when, `peak_alive` the most (stage, microbatch) pairs whose activations were kept at once,
+    `peak_inputs` the most of which only the stage's input was, and `versions_seen` the weights that each pair was
+    computed with.
     """
 
     def __init__(

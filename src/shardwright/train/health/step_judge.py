@@ -36,8 +36,8 @@ class StepCounts:
         """Steps that changed no weight."""
         return self.overflows + self.skipped_not_finite + self.skipped_spikes
 
-    def sentence(self) -> str:
-        """What happened, for the end of a run; empty where nothing did."""
+    def sentences(self) -> list[str]:
+        """What happened, for the end of a run."""
         parts = [
             f"{counted(self.overflows, 'step')} left out for gradients that overflowed" if self.overflows else "",
             f"{counted(self.not_finite, 'step')} not finite ({self.skipped_not_finite} left out)"
@@ -46,12 +46,11 @@ class StepCounts:
             f"{counted(self.spikes, 'spike')} of the loss ({self.skipped_spikes} left out)" if self.spikes else "",
             f"{counted(self.rewinds, 'rewind')}" if self.rewinds else "",
         ]
-        told = [part for part in parts if part]
-        return "health: " + ", ".join(told) if told else ""
+        return [part for part in parts if part]
 
 
 class StepJudge:
-    """Decides on each step, and counts what it decided. `learning_rate` and where to change it are for its sentences."""
+    """Decides on each step, and counts what it decided. `learning_rate` is for its sentences."""
 
     def __init__(self, health: HealthSpec, learning_rate: float, scales_loss: bool, can_skip: bool = True) -> None:
         """`can_skip`: it is asked before the update. Else, where the pipeline never drains, after it."""
@@ -130,7 +129,7 @@ class StepJudge:
         if policy == "rewind" and step in self._undone:
             if not self._can_skip:
                 course = Course.GO_ON if cause == "spike" else Course.STOP
-                return Decision(course, cause, f"{what}, as before the rewind; it was updated with before that was known")
+                return Decision(course, cause, f"{what}, as before the rewind; its update was made already")
             return Decision(Course.SKIP, cause, f"{what}, as before the rewind; its update is left out")
         if policy == "rewind":
             return Decision(Course.REWIND, cause, f"{what}; going back to the last checkpoint")
@@ -140,7 +139,9 @@ class StepJudge:
         self._num_skips_in_a_row += 1
         most = self._health.most_skips
         if self._num_skips_in_a_row > most:
-            said = f"{decision.sentence}; so were those of the {counted(most, 'step')} before, and health.most_skips is "
+            said = (
+                f"{decision.sentence}; so were those of the {counted(most, 'step')} before, and health.most_skips is "
+            )
             return Decision(Course.STOP, decision.cause, f"{said}{most}: {self._way_out()}")
         if decision.cause == "spike":
             self.counts.skipped_spikes += 1
