@@ -23,7 +23,7 @@ def content_hash(x: Tensor, first: int = 0) -> Tensor:
         factors = torch.arange(begin, begin + chunk.numel(), dtype=torch.int64, device=x.device)
         factors.mul_(_GOLDEN).bitwise_or_(1)
         # Products and sums of int64 wrap around, which is what modulo 2^64 means.
-        total += chunk.mul_(factors).sum()
+        total += factors.mul_(chunk).sum()
     return total
 
 

@@ -9,8 +9,11 @@ What is alike hangs on the stage of ZeRO. The groups are those of sharding/group
                     shards of them (stages 1 to 3)                ranks that hold the same shard
     norms           norms and biases that tp does not cut         the ranks of a tp line
 
-and the first two again for experts, whose replicas are other ranks. Matrices that tp does not cut are left out: their
-gradients are products over many tokens, in which devices need not add in one order.
+Stages 1 and 2 gather all values anew after each update: what one holds wrong of another's share lasts until then, and
+what it holds wrong of its own is then wrong on all alike, which no comparison finds.
+
+The first two kinds are there again for experts, whose replicas are other ranks. Matrices that tp does not cut are left
+out: their gradients are products over many tokens, in which devices need not add in one order.
 
 A rank has one hash of each kind. They are gathered in one all-gather of a few numbers a rank, and every rank compares
 them all; only where some differ, the hashes of the parts are gathered too. Of three or more, those that are not as most
