@@ -87,7 +87,9 @@ def test_a_loss_names_its_replica() -> None:
     for run, _ in run_on_mesh(job, watched, job, STEPS, nan_in_the_weights):
         assert run.courses[-1] == "stop"
         assert "the loss is nan in step 3" in run.end
-        assert "the loss of rank 1 (pp 0, dp 1, tp 0) is not finite, so it began in a forward of that replica" in run.end
+        assert (
+            "the loss of rank 1 (pp 0, dp 1, tp 0) is not finite, so it began in a forward of that replica" in run.end
+        )
         assert "lower optimizer.learning_rate (0.003)" in run.end
 
 

@@ -47,7 +47,9 @@ def test_hashes_of_parts_add_up(numbers: list[int], cut: int) -> None:
 
 def test_a_long_tensor_is_hashed_in_pieces() -> None:
     x = torch.arange(3_000_000, dtype=torch.int32)
-    assert int(content_hash(x)) == wrapped(int(content_hash(x[:1_500_000])) + int(content_hash(x[1_500_000:], 1_500_000)))
+    assert int(content_hash(x)) == wrapped(
+        int(content_hash(x[:1_500_000])) + int(content_hash(x[1_500_000:], 1_500_000))
+    )
     swapped = x.clone()
     swapped[[5, 2_500_000]] = x[[2_500_000, 5]]
     assert content_hash(swapped) != content_hash(x)
