@@ -49,7 +49,27 @@ def draw(seed: int, number: int) -> Fields:
         fields["cluster"] = {"devices_per_node": here, "nodes": world // here}
     if rng.random() < 0.4:
         plan["order"] = _order(rng)
+    if rng.random() < 0.3:
+        health = fields["health"] = _health(rng, plan)
+        if "rewind" in health.values() and rng.random() < 0.9:
+            fields["checkpoint"] = {"every_steps": rng.choice([1, 4])}
+    if rng.random() < 0.05:
+        fields["run"] |= {"profile_steps": rng.choice([0, 1, 3]), "profile_first_step": rng.choice([1, 2])}
     return fields
+
+
+def _health(rng: random.Random, plan: Fields) -> Fields:
+    """What the run watches of itself, and now and then what it can't do."""
+    health: Fields = {"compare_replicas_every": rng.choice([0, 1, 2, 3]), "slow_share": rng.choice([0.0, 0.25])}
+    is_asynchronous = plan["schedule"].startswith("pipedream")
+    if not (is_asynchronous or "compress" in plan) or rng.random() < 0.05:
+        health["repeat_every"] = rng.choice([0, 1, 2])
+    if rng.random() < 0.3:
+        health["not_finite"] = rng.choice(["stop", "rewind"] + ["skip"] * (not is_asynchronous))
+        health["spike"] = rng.choice(["tell", "rewind", "stop", "ignore"] + ["skip"] * (not is_asynchronous))
+        health |= {"spike_window": rng.choice([8, 100]), "spike_deviations": rng.choice([4.0, 8.0])}
+        health["most_skips"] = rng.choice([1, 20])
+    return health
 
 
 def _order(rng: random.Random) -> str:
