@@ -52,6 +52,12 @@ def draw(seed: int, number: int) -> Fields:
     if rng.random() < 0.15:
         plan["fallback"] = _fallback(rng, plan)
         fields["run"] |= {"max_restarts": rng.randint(0, 3), "restart_window_s": rng.choice([1e-3, 60.0])}
+    if rng.random() < 0.3:
+        health = fields["health"] = _health(rng, plan)
+        if "rewind" in health.values() and rng.random() < 0.9:
+            fields["checkpoint"] = {"every_steps": rng.choice([1, 4])}
+    if rng.random() < 0.05:
+        fields["run"] |= {"profile_steps": rng.choice([0, 1, 3]), "profile_first_step": rng.choice([1, 2])}
     return fields
 
 
@@ -61,6 +67,20 @@ def _fallback(rng: random.Random, plan: Fields) -> list[Fields]:
     fewer = [{}, {"dp": plan["dp"]}, {"tp": plan["tp"], "zero": 0}, {"pp": plan["pp"], "schedule": "gpipe"}]
     found = {math.prod(one.get(axis, 1) for axis in ("dp", "tp", "pp")): one for one in rng.sample(fewer, 2)}
     return [one for ranks, one in found.items() if ranks < world or rng.random() < 0.1]
+
+
+def _health(rng: random.Random, plan: Fields) -> Fields:
+    """What the run watches of itself, and now and then what it can't do."""
+    health: Fields = {"compare_replicas_every": rng.choice([0, 1, 2, 3]), "slow_share": rng.choice([0.0, 0.25])}
+    is_asynchronous = plan["schedule"].startswith("pipedream")
+    if not (is_asynchronous or "compress" in plan) or rng.random() < 0.05:
+        health["repeat_every"] = rng.choice([0, 1, 2])
+    if rng.random() < 0.3:
+        health["not_finite"] = rng.choice(["stop", "rewind"] + ["skip"] * (not is_asynchronous))
+        health["spike"] = rng.choice(["tell", "rewind", "stop", "ignore"] + ["skip"] * (not is_asynchronous))
+        health |= {"spike_window": rng.choice([8, 100]), "spike_deviations": rng.choice([4.0, 8.0])}
+        health["most_skips"] = rng.choice([1, 20])
+    return health
 
 
 def _order(rng: random.Random) -> str:

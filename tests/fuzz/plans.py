@@ -48,6 +48,7 @@ from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
+from shardwright.train.health.run_health import RunHealth
 from shardwright.train.train_step import StepResult, evaluate, train_step
 
 STEPS = 3
@@ -97,6 +98,11 @@ def tokens_of(job: JobSpec, step: int) -> Tensor:
     return torch.where(begins, -1 - tokens, tokens)
 
 
+def unprofiled(job: JobSpec) -> JobSpec:
+    """The job without profiles, which take seconds to write."""
+    return job.model_copy(update={"run": job.run.model_copy(update={"profile_steps": 0})})
+
+
 def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
     """Train and evaluate on one rank of a job; from the number `moved_by` on weights are moved by a rounding."""
     replica = build(job, mesh, moved_weights(job, moved_by) if moved_by else None)
@@ -106,15 +112,22 @@ def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
         return tokens_of(job, step)[mesh.dp.index * share :][:share]
 
     ledger: Table = {}
+    health = RunHealth(unprofiled(job), mesh, Path("/nowhere"))
     if replica.program.weights == "current":
         steps = []
         for step in range(STEPS):
+            health.before_span(replica, step, mine(step))
             mesh.ledger.clear()
-            steps.append(train_step(job, replica, mesh, step, mine(step)))
+            with health.recording(replica, step, 1):
+                steps.append(train_step(job, replica, mesh, step, mine(step)))
             ledger = ledger if steps[-1].skipped else mesh.ledger.table()
+            _, lines = health.after_span(replica, step, steps[-1:], 1.0, mine(step))
+            assert not any("computed twice" in line for line in lines), lines
+            health.compare_replicas(replica, step + 1)
     else:
         steps = train_stream(job, replica, mesh, job_program(job, STEPS), 0, mine)
         ledger = mesh.ledger.table()
+        health.compare_replicas(replica, STEPS)
     evaluated = evaluate(job, replica, mesh, mine(STEPS))
     boxes = []
     with replica.gathered():

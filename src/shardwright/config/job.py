@@ -18,6 +18,7 @@ from shardwright.config.field_types import (
     Steps,
     StepsOr0,
 )
+from shardwright.config.health import HealthSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.precision import PrecisionSpec
@@ -94,6 +95,10 @@ class RunSpec(Spec):
     restart_window_s: Annotated[float, Field(gt=0, le=largest.SECONDS)] = Field(
         3600.0, description="Seconds after which a restart no longer counts."
     )
+    profile_first_step: Steps = Field(10, description="The first step that profile_steps records, counted from 1.")
+    profile_steps: StepsOr0 = Field(
+        0, description="Steps whose operators each rank records, in the folder's profile/; 0 means none."
+    )
 
 
 class JobSpec(Spec):
@@ -109,6 +114,7 @@ class JobSpec(Spec):
     optimizer: OptimizerSpec = Field(OptimizerSpec(), description="How weights are updated.")
     run: RunSpec = Field(RunSpec(), description="Folder, seed, logging.")
     checkpoint: CheckpointSpec = Field(CheckpointSpec(), description="What is kept of a run while it goes.")
+    health: HealthSpec = Field(HealthSpec(), description="What is watched of a run while it goes.")
 
     @property
     def num_microbatches(self) -> int:

@@ -5,6 +5,7 @@ that nothing hid), and idle in the pipeline (waiting for another stage).
 """
 
 import json
+import math
 import resource
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.comm.ledger import BETWEEN, INSIDE
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.memory_account import RankMemory
+from shardwright.train.health.gpu_readings import GpuReading
+from shardwright.train.health.link_use import link_use
+from shardwright.train.health.step_judge import StepCounts
 from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
 from shardwright.train.router_update import in_words
 from shardwright.train.run_memory import measured_lines
@@ -37,9 +41,12 @@ class StepMetrics:
     `mfu` is None where the device's rate is unknown, `grad_norm` where there is none, `loss_scale` where the loss is
     not scaled, and `compression_bytes_saved`, which is of all ranks together, where gradients are not compressed. The
     bytes that all ranks sent by kind of link, and those of them that took tokens to experts and back, are None where
-    cluster.devices_per_node does not say what a node is. A step that is `skipped` changed no weight. `experts` has an
-    entry for each layer with experts, and None without; in steps that make a progress line there is also who was chosen
-    together.
+    cluster.devices_per_node does not say what a node is. A step that is `skipped` changed no weight, `skipped_because`
+    of an "overflow" of fp16, of what was "not finite" or of a "spike"; so many were skipped and so many spikes seen so
+    far. Link use is the share of the bandwidth of the cluster's links, None where that is unknown (link_use.py), and
+    `gpus` are readings of rank 0's node at progress lines (gpu_readings.py). A number that is not finite is null.
+    `experts` has an entry for each layer with experts, and None without; in steps that make a progress line there is
+    also who was chosen together.
     """
 
     step: int
@@ -55,11 +62,17 @@ class StepMetrics:
     peak_memory_bytes: int
     loss_scale: float | None
     skipped: bool
+    skipped_because: str | None
+    num_skipped: int
+    num_spikes: int
     compression_bytes_saved: int | None
     inside_nodes_bytes: int | None
     between_nodes_bytes: int | None
     experts_inside_nodes_bytes: int | None
     experts_between_nodes_bytes: int | None
+    inside_link_use: float | None
+    between_link_use: float | None
+    gpus: list[dict[str, Any]] | None
     experts: list[dict[str, Any]] | None
 
 
@@ -149,14 +162,19 @@ class MetricsLog:
         except OSError as error:
             raise RunError(f"standard output can't be written: {error.strerror}") from None
 
-    def step(self, step: int, result: StepResult, step_s: float, shares: Shares) -> None:
-        """Record one step; every run.log_every steps, show it."""
+    def step(
+        self, step: int, result: StepResult, step_s: float, shares: Shares, counts: StepCounts | None = None,
+        gpus: Sequence[GpuReading] = (),
+    ) -> None:  # fmt: skip
+        """Record one step, with what was counted up to it; every run.log_every steps, show it."""
         tokens_per_s = self._job.tokens_per_step / step_s
         flops_per_s = shape_of(self._job.model).flops_per_token() * tokens_per_s
         mfu = flops_per_s / self._peak_flops if self._peak_flops else None
         total = self._job.optimizer.steps
         is_shown = step % self._job.run.log_every == 0 or step == total
         inside, between, experts_inside, experts_between = shares.sent_bytes or (None, None, None, None)
+        counts, sent = counts or StepCounts(), shares.sent_bytes[:2] if shares.sent_bytes is not None else None
+        inside_use, between_use = link_use(sent, step_s, self._job.plan.world, self._job.cluster)
         metrics = StepMetrics(
             step,
             result.loss,
@@ -171,11 +189,17 @@ class MetricsLog:
             peak_memory_bytes=shares.peak_memory_bytes,
             loss_scale=result.loss_scale,
             skipped=result.skipped,
+            skipped_because=(result.decision.cause or "overflow") if result.skipped else None,
+            num_skipped=counts.skipped,
+            num_spikes=counts.spikes,
             compression_bytes_saved=None if self._job.plan.compress == "none" else shares.compression_bytes_saved,
             inside_nodes_bytes=inside,
             between_nodes_bytes=between,
             experts_inside_nodes_bytes=experts_inside,
             experts_between_nodes_bytes=experts_between,
+            inside_link_use=inside_use,
+            between_link_use=between_use,
+            gpus=[asdict(gpu) for gpu in gpus] or None,
             experts=[layer.numbers(with_pairs=is_shown) for layer in result.routing] or None,
         )
         self._write(asdict(metrics))
@@ -207,13 +231,14 @@ class MetricsLog:
 
     def _write(self, values: dict[str, Any]) -> None:
         self._note(values)
-        drawn = {name: value for name, value in values.items() if name not in ("step", "experts") and value is not None}
-        self._draw(values["step"], drawn)
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float) and name != "step"}
+        self._draw(values["step"], {name: value for name, value in numbers.items() if math.isfinite(value)})
 
     def _note(self, values: dict[str, Any]) -> None:
         """A line of metrics.jsonl."""
+        finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
         with telling_of_full_disk(self._path):
-            self._file.write(json.dumps(values) + "\n")
+            self._file.write(json.dumps(finite) + "\n")
             self._file.flush()
 
     def _draw(self, step: int, values: dict[str, float]) -> None:
@@ -230,6 +255,9 @@ class MetricsLog:
             self._board.close()
 
 
+_WHY_SKIPPED = {"overflow": "gradients overflowed", "not finite": "not finite", "spike": "a spike of the loss"}
+
+
 def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
     """What only some jobs have: the loss scale, whether the step was skipped, what compression saved, what crossed
     between nodes, how experts were used."""
@@ -237,7 +265,9 @@ def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
     if metrics.loss_scale is not None:
         parts.append(f"scale {metrics.loss_scale:g}")
     if metrics.skipped:
-        parts.append("skipped: gradients overflowed")
+        parts.append(f"skipped: {_WHY_SKIPPED[metrics.skipped_because or 'overflow']}")
+    if metrics.between_link_use is not None:
+        parts.append(f"network {metrics.between_link_use:.0%} used")
     if metrics.compression_bytes_saved:
         parts.append(f"compression saved {metrics.compression_bytes_saved / MIB:,.2f} MiB")
     if metrics.between_nodes_bytes:

@@ -53,7 +53,8 @@ class GradientNorm:
 
     Each parameter of the model has a slot, and each element is counted by one rank: shards by the first rank that holds
     them, what is whole by the first replica, a tied embedding by the first stage. The slots are summed in the order of
-    the model, so the norm does not depend on how the pipeline is cut, to the last bit.
+    the model, so the norm does not depend on how the pipeline is cut, to the last bit. What other ranks of a tp line
+    hold as well is looked at too, and counts as 0 times what it is: nothing, unless it is not finite.
     """
 
     def __init__(
@@ -66,22 +67,22 @@ class GradientNorm:
         self._mesh = mesh
         starts = [0, *accumulate(num_parameters)]
         self._num_slots = starts[-1]
-        self._slots: list[tuple[int, FlatUnit, PlacedParameter]] = [
-            (starts[stage] + i, shards.unit_of(parameter), parameter)
+        self._slots: list[tuple[int, FlatUnit, PlacedParameter, float]] = [
+            (starts[stage] + i, shards.unit_of(parameter), parameter, float(is_first_of_line(parameter, mesh)))
             for stage, (shards, parameters) in counted.items()
             for i, parameter in enumerate(parameters)
-            if _is_first(shards.unit_of(parameter).sharding) and is_first_of_line(parameter, mesh)
+            if _is_first(shards.unit_of(parameter).sharding)
         ]
 
     def __call__(self) -> float:
         """The norm of the summed gradients, the same on every rank. Moves one small all-reduce over the world."""
         squares = torch.zeros(self._num_slots, dtype=torch.float64, device=self._mesh.device)
-        for slot, unit, parameter in self._slots:
+        for slot, unit, parameter, weight in self._slots:
             rows = unit.rows_of_gradient(parameter)
             # Rows in float32, then their norms in float64: exact enough, and no float64 copy of the gradient is made.
             # Rows are never split over ranks, so how the gradient is sharded makes no difference to their norms.
             lengths = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float32)
-            squares[slot] = torch.linalg.vector_norm(lengths, dtype=torch.float64).square()
+            squares[slot] = torch.linalg.vector_norm(lengths, dtype=torch.float64).square() * weight
         all_reduce(squares, self._mesh.world)
         # In float32, so that the last bits of sums in another order do not reach the weights.
         return self._mesh.to_host(squares.sum().sqrt().float())

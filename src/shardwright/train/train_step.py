@@ -1,6 +1,7 @@
 """One training step and one evaluation of a rank's part of a job."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ from shardwright.precision.float8_linear import end_step
 from shardwright.schedule.action import Action
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica
+from shardwright.train.health.decision import ALL_IS_WELL, Course, Decision, Judge, go_on
 from shardwright.train.optimizer import learning_rate
 from shardwright.train.router_update import LayerRouting, end_routing_step
 
@@ -24,9 +26,9 @@ from shardwright.train.router_update import LayerRouting, end_routing_step
 class StepResult:
     """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch that have one.
 
-    There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`, because its
-    gradients overflowed: it leaves the weights as they are. `loss_scale` is None where the loss is not scaled.
-    `routing` says how each layer with experts used them; two results are equal or not by the rest.
+    There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`: it leaves the
+    weights as they are, because its gradients overflowed or its `decision` says so. `loss_scale` is None where the loss
+    is not scaled. `routing` says how each layer with experts used them; two results are equal or not by the rest.
     """
 
     loss: float
@@ -35,6 +37,7 @@ class StepResult:
     loss_scale: float | None = None
     skipped: bool = False
     routing: tuple[LayerRouting, ...] = field(default=(), compare=False)
+    decision: Decision = field(default=ALL_IS_WELL, compare=False)
 
 
 def refuse_asynchronous(job: JobSpec, what: str) -> None:
@@ -66,22 +69,30 @@ def numbered(
     ]
 
 
-def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> StepResult:
-    """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica."""
+def train_step(
+    job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, judge: Judge = go_on
+) -> StepResult:
+    """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica; the `judge` may
+    leave the update out."""
     optimizer_spec = job.optimizer
     rate = learning_rate(optimizer_spec, step)
     scaling = replica.loss_scale
     scale = scaling.value if scaling is not None else 1.0
-    norm, skipped = 0.0, False
+    share = counted_share(job, mesh, tokens_BS)
+    loss, norm, skipped, decision = 0.0, 0.0, False, ALL_IS_WELL
 
     def update(_: Action) -> None:
-        nonlocal norm, skipped
+        nonlocal loss, norm, skipped, decision
         replica.finish_gradients()
         norm = replica.gradient_norm() / scale
+        # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers.
+        loss = mean_loss(replica.executor.losses, job, mesh) / share
+        decision = judge(step, loss, norm)
+        skipped = decision.course is not Course.GO_ON
         if scaling is not None:
             # The norm is of all gradients of all ranks: they agree on whether one of them is not a number.
-            skipped = not math.isfinite(norm)
-            scaling.update(skipped)
+            scaling.update(not math.isfinite(norm))
+            skipped = skipped or not math.isfinite(norm)
         if not skipped:
             clip = optimizer_spec.clip_grad_norm
             clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
@@ -90,18 +101,27 @@ def train_step(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS:
         # With delayed scaling this moves all-reduces of 3 numbers a layer over tp and dp.
         end_step(replica.float8_states, replica.float8_reduce_max)
 
+    run_step(job, replica, mesh, step, tokens_BS, share=share, update=update)
+    routing = end_routing_step(job, replica.stages, mesh, skipped)
+    told_scale = scale if scaling is not None else None
+    return StepResult(
+        loss, None if skipped else norm, rate, told_scale, skipped=skipped, routing=routing, decision=decision
+    )
+
+
+def run_step(
+    job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, share: float,
+    update: Callable[[Action], None],
+) -> None:  # fmt: skip
+    """Forward and backward of a step, and at its end `update`. `share` of the targets have a loss."""
+    scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0
     for shards in replica.shards.values():
         shards.zero()
     # Gradients are summed over microbatches and replicas, each of a mean over tokens.
     mean = 1.0 / (job.num_microbatches * job.plan.replicas)
-    share = counted_share(job, mesh, tokens_BS)
     tokens = microbatches(tokens_BS, job.plan.microbatch_size)
     samples = numbered(job, mesh, step, loss_factor=mean * scale)
-    losses = replica.executor.run(replica.program, tokens, update, samples, lambda _: mean * scale / share)
-    loss = mean_loss(losses, job, mesh) / share
-    routing = end_routing_step(job, replica.stages, mesh, skipped)
-    told_scale = scale if scaling is not None else None
-    return StepResult(loss, None if skipped else norm, rate, told_scale, skipped=skipped, routing=routing)
+    replica.executor.run(replica.program, tokens, update, samples, lambda _: mean * scale / share)
 
 
 def counted_share(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> float:

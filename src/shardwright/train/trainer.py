@@ -1,6 +1,5 @@
 """The training run of one rank, first line to last."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,11 @@ from shardwright.train.build import Replica, build
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens
 from shardwright.train.data.samples import Samples, unigram_loss
 from shardwright.train.data.tokenizer import load_tokenizer
+from shardwright.train.health.decision import Course, Decision, Judge, go_on
+from shardwright.train.health.gpu_readings import gpu_sentences
+from shardwright.train.health.run_health import RunHealth
 from shardwright.train.launch.out_of_memory import telling_what_is_held
-from shardwright.train.metrics import MetricsLog, measure_shares
+from shardwright.train.metrics import MetricsLog, Shares, measure_shares
 from shardwright.train.run_memory import measure_memory, predicted_lines
 from shardwright.train.text_generation import generate
 from shardwright.train.train_step import StepResult, evaluate, train_step
@@ -68,25 +70,20 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory
         introduce(job, mesh, tokens, log)
         for line in predicted_lines(predicted):
             log.say(line)
+    health = RunHealth(job, mesh, folder)
+    if log is not None and health.opening:
+        log.say(health.opening)
     losses: list[float] = []
     validation_loss = None
-    saved_bytes = 0.0
     for first, num_steps in spans(job, replica):
-        start_of_span_s = time.perf_counter()
-        mesh.ledger.clear()
-        if mesh.watch is not None:
-            mesh.watch.step(first + 1)
-        with telling_what_is_held(replica.memory):
-            results = train_span(job, replica, mesh, first, num_steps=num_steps, samples=train_samples)
-        step_s = (time.perf_counter() - start_of_span_s) / num_steps
-        saved_before_bytes, saved_bytes = saved_bytes, replica.compression_bytes_saved()
-        shares = measure_shares(mesh, step_s * num_steps, (saved_bytes - saved_before_bytes) / num_steps, num_steps)
-        for step, result in enumerate(results, first + 1):
-            refuse_divergence(job, step, result)
-            losses.append(result.loss)
-            if log is not None:
-                log.step(step, result, step_s, shares)
+        span = watched_span(job, replica, mesh, first, num_steps=num_steps, samples=train_samples, health=health)
+        if span.decision.course in (Course.STOP, Course.REWIND):
+            raise RunError(span.decision.sentence)
         done = first + num_steps
+        losses += [result.loss for result in span.results]
+        if log is not None:
+            tell_span(span, first, health, log)
+        health.compare_replicas(replica, done)
         if first == 0:  # the optimizer has its state from the first update on
             measured = measure_memory(mesh, replica)
             if log is not None:
@@ -104,6 +101,8 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory
         seconds=time.perf_counter() - start_s,
     )  # fmt: skip
     if log is not None:
+        if happened := health.conclusion():
+            log.say(happened)
         conclude(run, log)
         log.close()
     return run
@@ -132,25 +131,55 @@ def spans(job: JobSpec, replica: Replica) -> Iterator[tuple[int, int]]:
 
 
 def train_span(
-    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, samples: Samples
+    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, samples: Samples, judge: Judge = go_on
 ) -> list[StepResult]:
-    """The steps of one span."""
+    """The steps of one span. The `judge` is asked where a step's update waits for it."""
 
     def batch_of(step: int) -> Tensor:
         return my_share(samples, (first + step) * job.batch.global_batch_size, job, mesh)
 
     if replica.program.weights == "current":
-        return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0))]
+        return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0), judge=judge)]
     return train_stream(job, replica, mesh, job_program(job, num_steps), first_step=first, batch_of=batch_of)
 
 
-def refuse_divergence(job: JobSpec, step: int, result: StepResult) -> None:
-    """RunError if a loss is no number."""
-    if not math.isfinite(result.loss):
-        raise RunError(
-            f"the loss is {result.loss} in step {step} (gradient norm {result.grad_norm}); lower "
-            f"optimizer.learning_rate ({job.optimizer.learning_rate:g}) or raise optimizer.warmup_steps"
-        )
+@dataclass(frozen=True)
+class SpanRun:
+    """What a span gave: its steps, seconds and shares of one of them, how the run goes on, and what to say."""
+
+    results: list[StepResult]
+    step_s: float
+    shares: Shares
+    decision: Decision
+    lines: list[str]
+
+
+def watched_span(
+    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, samples: Samples, health: RunHealth
+) -> SpanRun:
+    """The steps of one span, timed, counted and looked at."""
+    batch = my_share(samples, first * job.batch.global_batch_size, job, mesh) if num_steps == 1 else None
+    health.before_span(replica, first, batch)
+    start_s, saved_before_bytes = time.perf_counter(), replica.compression_bytes_saved()
+    mesh.ledger.clear()
+    if mesh.watch is not None:
+        mesh.watch.step(first + 1)
+    with telling_what_is_held(replica.memory), health.recording(replica, first, num_steps):
+        results = train_span(job, replica, mesh, first, num_steps=num_steps, samples=samples, judge=health.judge)
+    span_s = time.perf_counter() - start_s
+    saved_bytes = (replica.compression_bytes_saved() - saved_before_bytes) / num_steps
+    shares = measure_shares(mesh, span_s, saved_bytes, num_steps)
+    decision, lines = health.after_span(replica, first, results, span_s, batch)
+    return SpanRun(results, span_s / num_steps, shares, decision, lines)
+
+
+def tell_span(span: SpanRun, first: int, health: RunHealth, log: MetricsLog) -> None:
+    """Record the steps of a span, and say what health has to say."""
+    gpus = health.gpus(first + len(span.results))
+    for step, result in enumerate(span.results, first + 1):
+        log.step(step, result, span.step_s, span.shares, counts=health.judge.counts, gpus=gpus)
+    for line in [*span.lines, *gpu_sentences(gpus)]:
+        log.say(line)
 
 
 def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles, log: MetricsLog) -> None:

@@ -7,6 +7,7 @@ here is arithmetic on the job and needs nothing else.
 from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.checks.check_context import context_faults
 from shardwright.config.checks.check_experts import expert_faults
+from shardwright.config.checks.check_health import health_faults
 from shardwright.config.checks.check_parts import part_faults
 from shardwright.config.checks.check_recompute import recompute_faults
 from shardwright.config.checks.check_size import rank_faults, size_faults
@@ -55,6 +56,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *part_faults(job),
         *_optimizer_faults(job),
         *_compress_faults(job),
+        *health_faults(job),
     ]
 
 

@@ -103,9 +103,10 @@ class PipelineExecutor:
 
     A microbatch's loss is the mean over its tokens; gradients add up over microbatches and replicas.
 
-    `row` are the actions of the run. After it, `performed` is what was done and when, `peak_alive` the most (stage,
-    microbatch) pairs whose activations were kept at once, `peak_inputs` the most of which only the stage's input was,
-    and `versions_seen` the weights that each pair was computed with.
+    `row` are the actions of the run, and `losses` what it will return, as far as it has come. After it, `performed` is
+    what was done and when, `peak_alive` the most (stage, microbatch) pairs whose activations were kept at once,
+    `peak_inputs` the most of which only the stage's input was, and `versions_seen` the weights that each pair was
+    computed with.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class PipelineExecutor:
         self._side: ThreadPoolExecutor | None = None
         self._began_s = 0.0
         self.row: tuple[Action, ...] = ()
+        self.losses: dict[int, Tensor] = {}
         self.performed: list[Performed] = []
         self.peak_alive = 0
         self.peak_inputs = 0
@@ -141,6 +143,7 @@ class PipelineExecutor:
         stashed = program.weights != "current" and program.trains
         run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factor=loss_factor)
         row = self.row = program.ranks[self._mesh.pp.index]
+        self.losses = run.losses
         for stage, weight_stash in self._weight_stashes.items() if stashed else ():
             weight_stash.expect([version for (s, _), version in run.versions.items() if s == stage])
         if self._mesh.device.type == "cpu":

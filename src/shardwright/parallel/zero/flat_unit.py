@@ -101,7 +101,14 @@ class FlatUnit(UnitEvents[Tensor]):
         # And the memory that the sum comes to, if it is not to stay there.
         self._summing: tuple[Pending | Reduction, Tensor | None] | None = None
         self._compressor = make_compressor() if make_compressor is not None else None
+        self.look: Callable[[Tensor], None] | None = None  # sees gradients of this rank alone, before they are summed
         self._make_buffers(initial)
+
+    @property
+    def name(self) -> str:
+        """The first and the last of its parameters."""
+        first, last = self.parameters[0].place.name, self.parameters[-1].place.name
+        return first if first == last else f"{first} to {last}"
 
     def _make_buffers(self, initial: Initial) -> None:
         sharding, size, shard_size = self.sharding, self.layout.size, self.layout.shard_size
@@ -262,6 +269,8 @@ class FlatUnit(UnitEvents[Tensor]):
             if not parameter.has_gradient:
                 assert parameter.gradient is not None
                 parameter.gradient.zero_()
+        if self.look is not None:
+            self.look(gradients)
         for parts in self._partial_sums():
             self._sum_over_tp(parts)
         source = gradients
@@ -326,6 +335,13 @@ class FlatUnit(UnitEvents[Tensor]):
         start, stop = self._overlap(parameter, self._mine)
         shard = self.summed_gradients()[start - self._mine.start : stop - self._mine.start]
         return shard.view(-1, rows_of(parameter.shape)[1])
+
+    def held_values(self, parameter: PlacedParameter) -> tuple[int, Tensor]:
+        """The values of a parameter that this rank holds for good: the number of the first, and all of them, flat."""
+        if self._shown is not None and self.sharding.zero < 3:
+            return 0, parameter.data.reshape(-1)
+        start, stop = self._overlap(parameter, self._mine)
+        return start - self._offset[parameter], self.value_shard[start - self._mine.start : stop - self._mine.start]
 
     @property
     def compressor(self) -> Compressor | None:

@@ -231,9 +231,7 @@ class _WantedPlanner(LoadPlanner):
         self._filling: tuple[int, Tensor] | None = None  # number of a box, and its values
         self._metadata: Metadata = Metadata({})
 
-    def set_up_planner(
-        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
         """Note what the checkpoint has."""
         assert metadata is not None
         self._metadata = metadata
@@ -356,7 +354,9 @@ class _FileReader(StorageReader):
         """Copy a part of a stored box, in slabs of whole indices of its first dim."""
         shape, dtype = shape_of_box(stored.box), _DTYPES[stored.dtype]
         if not shape:
-            into.copy_(torch.frombuffer(file.read(stored.start_byte, stored.start_byte + stored.num_bytes), dtype=dtype)[0])
+            into.copy_(
+                torch.frombuffer(file.read(stored.start_byte, stored.start_byte + stored.num_bytes), dtype=dtype)[0]
+            )
             return
         one_bytes = DTYPE_BYTES[stored.dtype] * torch.Size(shape[1:]).numel()
         inner = tuple(slice(a, a + n) for a, n in zip(offsets[1:], into.shape[1:], strict=True))

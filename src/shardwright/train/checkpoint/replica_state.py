@@ -119,7 +119,9 @@ def optimizer_steps(replica: Replica) -> int:
 def _optimizer_states(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     """What a checkpoint has of each parameter."""
     suffix = next((name.removeprefix(_WEIGHTS) for name in shapes if name.startswith(f"{_WEIGHTS}.")), "")
-    return sorted(name.removesuffix(suffix) for name in shapes if suffix and name.endswith(suffix) and _is_state(name, suffix))
+    return sorted(
+        name.removesuffix(suffix) for name in shapes if suffix and name.endswith(suffix) and _is_state(name, suffix)
+    )
 
 
 def _is_state(name: str, suffix: str) -> bool:

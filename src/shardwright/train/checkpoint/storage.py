@@ -178,7 +178,9 @@ def open_storage(place: str) -> Storage:
         return RemoteStorage(place)
     except (ImportError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise PlanError("checkpoint.path", [f"{place} can't be reached: {reason}; use a folder, or mend that"]) from None
+        raise PlanError(
+            "checkpoint.path", [f"{place} can't be reached: {reason}; use a folder, or mend that"]
+        ) from None
 
 
 def read_whole(storage: Storage, name: str, most_bytes: int) -> bytes:

@@ -1,0 +1,1 @@
+"""A watch over the health of a run."""

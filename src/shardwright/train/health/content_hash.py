@@ -1,0 +1,32 @@
+"""A 64-bit hash of what a tensor holds, bit for bit, computed where it lies.
+
+Each element, read as an integer, is multiplied by an odd number that hangs on its position, and the products are added
+up modulo 2^64. A sum has no order, so threads and devices agree. An odd factor loses no bit: one element that differs
+always changes the hash. The hashes of the parts of a tensor add up to that of the whole.
+"""
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 20  # elements at a time: working memory is 16 MiB
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio, as an int64: spreads neighbouring positions
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def content_hash(x: Tensor, first: int = 0) -> Tensor:
+    """The hash of a contiguous tensor whose first element has position `first`: an int64 [] on its device."""
+    words = x.detach().reshape(-1).view(_WORDS[x.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=x.device)
+    for start in range(0, words.numel(), _CHUNK):
+        chunk = words[start : start + _CHUNK].to(torch.int64)
+        begin = first + start
+        factors = torch.arange(begin, begin + chunk.numel(), dtype=torch.int64, device=x.device)
+        factors.mul_(_GOLDEN).bitwise_or_(1)
+        # Products and sums of int64 wrap around, which is what modulo 2^64 means.
+        total += factors.mul_(chunk).sum()
+    return total
+
+
+def wrapped(number: int) -> int:
+    """A sum of hashes, modulo 2^64, as an int64 says it."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,0 +1,129 @@
+"""What the driver says of the GPUs of this node, by NVML: use, memory, power, temperature, clocks, why clocks are held
+down, memory errors, and faults (Xid).
+
+The library is nvidia-ml-py, whose module is called pynvml; without it nothing is read. A reading that a device does not
+support is None.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+
+# Bits of nvmlDeviceGetCurrentClocksThrottleReasons: a device is held back, and not idle or asked to be slower.
+_HELD_BACK = {
+    0x4: "power cap", 0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """What one GPU says now. Shares are of 1; `xids` are faults since the last reading, and `held_back_by` why its
+    clocks are lower than asked for."""
+
+    index: int
+    use_share: float | None
+    memory_share: float | None
+    power_w: float | None
+    temperature_c: int | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    held_back_by: tuple[str, ...]
+    corrected_errors: int | None
+    uncorrected_errors: int | None
+    xids: tuple[int, ...]
+
+
+@dataclass
+class GpuReadings:
+    """Reads all GPUs that the driver of this node has. `nvml` is the module pynvml, initialised."""
+
+    nvml: Any
+    _events: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Ask to be told of faults, where that is supported."""
+        with suppress(self.nvml.NVMLError, AttributeError):
+            events = self.nvml.nvmlEventSetCreate()
+            for handle in self._handles():
+                self.nvml.nvmlDeviceRegisterEvents(handle, self.nvml.nvmlEventTypeXidCriticalError, events)
+            self._events = events
+
+    def read(self) -> list[GpuReading]:
+        """All readings. What can't be read is None."""
+        xids = self._new_xids()
+        return [self._read(index, handle, xids.get(index, ())) for index, handle in enumerate(self._handles())]
+
+    def _handles(self) -> list[Any]:
+        return [self.nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self.nvml.nvmlDeviceGetCount())]
+
+    def _read(self, index: int, handle: Any, xids: tuple[int, ...]) -> GpuReading:
+        nvml = self.nvml
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        use = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
+        volatile = getattr(nvml, "NVML_VOLATILE_ECC", 0)
+        corrected, uncorrected = (
+            self._ask("nvmlDeviceGetTotalEccErrors", handle, getattr(nvml, name, i), volatile)
+            for i, name in enumerate(("NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED"))
+        )
+        return GpuReading(
+            index,
+            use_share=None if use is None else use.gpu / 100,
+            memory_share=None if memory is None else memory.used / memory.total,
+            power_w=None if milliwatts is None else milliwatts / 1e3,
+            temperature_c=self._ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0)),
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1)),
+            memory_clock_mhz=self._ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_MEM", 2)),
+            held_back_by=tuple(name for bit, name in _HELD_BACK.items() if reasons & bit),
+            corrected_errors=corrected,
+            uncorrected_errors=uncorrected,
+            xids=xids,
+        )
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        with suppress(self.nvml.NVMLError, AttributeError):
+            return getattr(self.nvml, name)(*args)
+        return None
+
+    def _new_xids(self) -> dict[int, tuple[int, ...]]:
+        found: dict[int, tuple[int, ...]] = {}
+        with suppress(self.nvml.NVMLError, AttributeError):  # waiting for nothing ends in an error
+            while self._events is not None:
+                event = self.nvml.nvmlEventSetWait_v2(self._events, 0)
+                index = self.nvml.nvmlDeviceGetIndex(event.device)
+                found[index] = (*found.get(index, ()), int(event.eventData))
+        return found
+
+
+def open_readings(device: torch.device, load: Callable[[str], Any] = import_module) -> tuple[GpuReadings | None, str]:
+    """The readings of this node, and a sentence where there are none though there is a GPU."""
+    if device.type != "cuda":
+        return None, ""
+    try:
+        nvml = load("pynvml")
+    except ImportError:
+        return None, "GPUs are not read: nvidia-ml-py is not installed; pip install 'shardwright[gpu]'"
+    try:
+        nvml.nvmlInit()
+        return GpuReadings(nvml), ""
+    except nvml.NVMLError as error:
+        return None, f"GPUs are not read: the driver's NVML says {error}"
+
+
+def gpu_sentences(readings: list[GpuReading]) -> list[str]:
+    """A sentence for each GPU that has a fault, errors that were not corrected, or is held back."""
+    told = []
+    for gpu in readings:
+        parts = [f"fault Xid {xid}" for xid in gpu.xids]
+        if gpu.uncorrected_errors:
+            parts.append(f"{gpu.uncorrected_errors} memory errors that were not corrected")
+        if gpu.held_back_by:
+            parts.append(f"held back by {', '.join(gpu.held_back_by)}")
+        if parts:
+            told.append(f"GPU {gpu.index} of this node: {'; '.join(parts)}")
+    return told

@@ -1,0 +1,46 @@
+"""The operators of some steps, recorded by torch.profiler, as files that Perfetto and chrome://tracing open.
+
+Every rank records, for in a pipeline each does something else. A file is of one rank and one step, or of the steps that
+run without draining the pipeline.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from shardwright.config.job import JobSpec
+from shardwright.train.launch.full_disk import telling_of_full_disk
+
+
+class ProfiledSteps:
+    """Records the steps that run.profile_first_step and run.profile_steps choose."""
+
+    def __init__(self, job: JobSpec, rank: int, device: torch.device, folder: Path) -> None:
+        self._rank, self._device, self._folder = rank, device, folder / "profile"
+        first = job.run.profile_first_step
+        self._steps = range(first, first + job.run.profile_steps)
+
+    def file(self, step: int) -> Path:
+        """The file of a step, counted from 1."""
+        return self._folder / f"rank{self._rank:05d}-step{step:05d}.json.gz"
+
+    @contextmanager
+    def recording(self, first: int, num_steps: int) -> Iterator[None]:
+        """Run the steps `first`, counted from 1, and so many, and record them if one of them is chosen. RunError where
+        the file can't be written for want of room."""
+        chosen = [step for step in range(first, first + num_steps) if step in self._steps]
+        if not chosen:
+            yield
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        name = f"step {first}" if num_steps == 1 else f"steps {first} to {first + num_steps - 1}"
+        with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function(name):
+            yield
+        path = self.file(chosen[0])
+        with telling_of_full_disk(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            profile.export_chrome_trace(str(path))

@@ -1,0 +1,168 @@
+"""The health of a run, as its loop asks for it: one object for each rank.
+
+In the loop, for a span of steps from `first` on, counted from 0:
+
+    health.before_span(...)                  computes a step beforehand that is to be computed twice
+    with health.recording(first, num_steps): the span itself, with `health.judge` asked in every step
+    health.after_span(...)                   what is to be said, and how the run goes on
+    health.compare_replicas(...)             before anything of that state is kept
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.config.job import JobSpec
+from shardwright.config.plan import ASYNCHRONOUS
+from shardwright.config.units import counted
+from shardwright.parallel.comm.collectives import all_gather
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train.build import Replica
+from shardwright.train.health.decision import Course, Decision
+from shardwright.train.health.first_not_finite import where_not_finite
+from shardwright.train.health.gpu_readings import GpuReading, open_readings
+from shardwright.train.health.profiled_steps import ProfiledSteps
+from shardwright.train.health.repeated_step import GradientHashes, RepeatedStep, looking
+from shardwright.train.health.replica_hashes import ReplicaComparison
+from shardwright.train.health.step_judge import StepJudge
+from shardwright.train.health.stragglers import Stragglers
+from shardwright.train.train_step import StepResult
+
+
+class RunHealth:
+    """Watches over one rank's run. All ranks make one and call the same methods at the same steps."""
+
+    def __init__(self, job: JobSpec, mesh: Mesh, folder: Path) -> None:
+        self._job, self._mesh = job, mesh
+        drains = job.plan.schedule not in ASYNCHRONOUS
+        self.judge = StepJudge(job.health, job.optimizer.learning_rate, job.precision.scales_loss, can_skip=drains)
+        self._drains = drains
+        self._profiled = ProfiledSteps(job, mesh.rank, mesh.device, folder)
+        self._replicas = ReplicaComparison(job)
+        self._repeated = RepeatedStep(job.health.repeat_every)
+        self._hashes: GradientHashes | None = None
+        self._stragglers = Stragglers(job.health.slow_share, _peers(job, mesh))
+        self._compute_s: list[float] = []  # of each span since the last progress line
+        self._first_looked = 1
+        self._gpus, self.opening = open_readings(mesh.device) if mesh.rank == 0 else (None, "")
+
+    def before_span(self, replica: Replica, first: int, tokens_BS: Tensor | None) -> None:
+        """Before the ledger of a span is cleared and its time begins, which this is no part of: compute the step first,
+        if it is one of those that are computed twice. `tokens_BS` are the samples of this rank's replica in it; they
+        are needed where `repeats(first)`."""
+        self._hashes = None
+        if self.repeats(first):
+            assert tokens_BS is not None, "a step can't be repeated without its samples"
+            self._repeated.before(self._job, replica, self._mesh, first, tokens_BS)
+            self._hashes = GradientHashes()
+
+    def repeats(self, step: int) -> bool:
+        """Whether a step, counted from 0, is computed twice."""
+        return self._repeated.is_due(step)
+
+    @contextmanager
+    def recording(self, replica: Replica, first: int, num_steps: int) -> Iterator[None]:
+        """Run a span inside of this: it is profiled, and its gradients are hashed, where they are to be."""
+        with self._profiled.recording(first + 1, num_steps):
+            if self._hashes is None:
+                yield
+            else:
+                with looking(replica, self._hashes):
+                    yield
+
+    def after_span(
+        self, replica: Replica, first: int, results: list[StepResult], span_s: float, tokens_BS: Tensor | None
+    ) -> tuple[Decision, list[str]]:
+        """How the run goes on after a span that took `span_s`, and what rank 0 is to say first.
+
+        Call it once the ledger of the span was read and before it is cleared. `tokens_BS` are the samples of the span's
+        only step, None where it had several. Where the course is SKIP, the update was left out already. Where it is
+        REWIND, load the last checkpoint and call `judge.rewound(first)`, or of several steps that of the decision's.
+        STOP is a RunError with the sentence of the decision. Moves something over the world at progress lines, one
+        number a rank, and where something was wrong or repeated.
+        """
+        mesh, num_steps = self._mesh, len(results)
+        self._compute_s.append((span_s - sum(mesh.ledger.blocked_s().values())) / num_steps)
+        lines, decision = [], Decision()
+        for step, result in enumerate(results, first):
+            told = result.decision if self._drains else self.judge(step, result.loss, result.grad_norm)
+            lines += [told.sentence] if told.sentence and told.course in (Course.GO_ON, Course.SKIP) else []
+            if told.course in (Course.REWIND, Course.STOP):
+                decision = told
+                break
+            decision = told if told.course is Course.SKIP else decision
+        if decision.cause == "not finite" and tokens_BS is not None and self._drains:
+            where = where_not_finite(self._job, replica, mesh, first, tokens_BS)
+            if decision.course is Course.SKIP:
+                lines.append(where)
+            else:
+                decision = Decision(decision.course, decision.cause, f"{decision.sentence}; {where}")
+        elif self._hashes is not None:
+            different = self._repeated.compare(first, mesh, self._hashes)
+            lines += [different] if different else []
+        if self._is_line(first + num_steps) and decision.course in (Course.GO_ON, Course.SKIP):
+            lines += self._look_for_stragglers(first + num_steps)
+        return decision, lines
+
+    def compare_replicas(self, replica: Replica, steps_done: int) -> None:
+        """After the steps so far, and before a checkpoint of them: ReplicasDifferError, on all ranks, where what ranks
+        hold alike is not alike. Moves 5 numbers a rank where a comparison is due, and else nothing."""
+        if self._replicas.is_due(steps_done):
+            self._replicas.compare(replica, self._mesh, steps_done)
+
+    def gpus(self, steps_done: int) -> list[GpuReading]:
+        """Readings of the GPUs of rank 0's node, at progress lines and on rank 0; else none."""
+        return self._gpus.read() if self._gpus is not None and self._is_line(steps_done) else []
+
+    def conclusion(self) -> str:
+        """What happened in the run, in one sentence; empty where nothing did."""
+        parts = self.judge.counts.sentences()
+        if self._replicas.num_compared:
+            parts.append(f"replicas compared {counted(self._replicas.num_compared, 'time')}, all alike")
+        if self._repeated.num_repeated:
+            parts.append(
+                f"{counted(self._repeated.num_repeated, 'step')} computed twice, "
+                f"{self._repeated.num_different or 'none'} differed"
+            )
+        if self._stragglers.told:
+            ranks = ", ".join(str(rank) for rank in sorted(self._stragglers.told)[:8])
+            parts.append(f"{counted(len(self._stragglers.told), 'rank')} slow at times ({ranks})")
+        return f"health: {', '.join(parts)}" if parts else ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs: the same on every rank."""
+        return {"judge": self.judge.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.judge.load_state_dict(state["judge"])
+
+    def _is_line(self, steps_done: int) -> bool:
+        return steps_done % self._job.run.log_every == 0 or steps_done == self._job.optimizer.steps
+
+    def _look_for_stragglers(self, steps_done: int) -> list[str]:
+        """Sentences about slow ranks. Moves an all-gather of a number a rank."""
+        mesh, mine_s = self._mesh, median(self._compute_s)
+        first, self._first_looked, self._compute_s = self._first_looked, steps_done + 1, []
+        if mesh.world.size < 2 or self._job.health.slow_share == 0:
+            return []
+        held = torch.tensor([mine_s], dtype=torch.float64, device=mesh.device)
+        of_all = all_gather(held, mesh.world).tolist()
+        return [slow.sentence(self._who(slow.rank)) for slow in self._stragglers.look(first, of_all)]
+
+    def _who(self, rank: int) -> str:
+        here = self._mesh.ledger.ranks_per_node
+        return self._mesh.shape.describe(rank) + (f" on node {rank // here}" if here else "")
+
+
+def _peers(job: JobSpec, mesh: Mesh) -> list[list[int]]:
+    """Ranks by their place in the pipeline: those of one place do the same work."""
+    found: dict[int, list[int]] = {}
+    for rank in range(job.plan.world):
+        found.setdefault(mesh.shape.coordinates(rank)["pp"], []).append(rank)
+    return list(found.values())

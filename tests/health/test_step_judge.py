@@ -1,0 +1,96 @@
+"""What the judge decides under each policy, how often in a row, and what a rewind and a checkpoint leave of it."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from shardwright.config.health import HealthSpec
+from shardwright.config.load import make_job
+from shardwright.train.health.decision import Course
+from shardwright.train.health.step_judge import StepJudge
+
+NAN, INF = math.nan, math.inf
+
+
+def judge(scales_loss: bool = False, can_skip: bool = True, **health: Any) -> StepJudge:
+    return StepJudge(HealthSpec(**health), 1e-3, scales_loss, can_skip)
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(NAN, 1.0), (INF, 1.0), (1.0, NAN), (1.0, INF), (NAN, None)])
+@pytest.mark.parametrize("policy", ["stop", "skip", "rewind"])
+def test_not_finite_goes_by_its_policy(loss: float, norm: float | None, policy: Any) -> None:
+    decision = judge(not_finite=policy)(4, loss, norm)
+    assert (decision.course.value, decision.cause) == (policy, "not finite")
+    assert f"the loss is {loss} in step 5 (gradient norm {norm})" in decision.sentence
+
+
+@pytest.mark.parametrize("policy", ["tell", "skip", "rewind", "stop", "ignore"])
+def test_a_spike_goes_by_its_policy(policy: Any) -> None:
+    asked = judge(spike=policy)
+    for step in range(20):
+        assert asked(step, 2.0, 1.0).course is Course.GO_ON
+    decision = asked(20, 9.0, 1.0)
+    courses = {"tell": Course.GO_ON, "ignore": Course.GO_ON}
+    assert decision.course is courses.get(policy) or decision.course.value == policy
+    assert asked.counts.spikes == (policy != "ignore")
+    assert ("a spike" in decision.sentence) == (policy != "ignore")
+
+
+def test_a_good_step_breaks_the_row_of_skips() -> None:
+    asked = judge(not_finite="skip", most_skips=2)
+    courses = [asked(i, loss, 1.0).course.value for i, loss in enumerate([NAN, NAN, 1.0, NAN, NAN, NAN])]
+    assert courses == ["skip", "skip", "go on", "skip", "skip", "stop"]
+    assert asked.counts.skipped_not_finite == 4
+    assert asked.counts.not_finite == 5
+
+
+def test_a_scaled_loss_may_overflow_whatever_the_policy() -> None:
+    asked = judge(scales_loss=True, most_skips=1)
+    for step in range(5):
+        decision = asked(step, 2.0, INF)
+        assert (decision.course, decision.cause, decision.sentence) == (Course.SKIP, "overflow", "")
+    assert asked.counts.overflows == 5
+    assert asked(5, NAN, NAN).course is Course.STOP
+
+
+def test_after_a_rewind_the_step_is_left_out() -> None:
+    """Whatever the checkpoint knew of it; another step is undone again."""
+    asked = judge(not_finite="rewind")
+    saved = json.loads(json.dumps(asked.state_dict()))
+    assert asked(7, NAN, NAN).course is Course.REWIND
+    asked.load_state_dict(saved)
+    asked.rewound(7)
+    assert asked(7, NAN, NAN).course is Course.SKIP
+    assert asked(8, NAN, NAN).course is Course.REWIND
+    assert (asked.counts.rewinds, asked.counts.not_finite) == (1, 3)
+    other = judge(not_finite="rewind")
+    other.load_state_dict(json.loads(json.dumps(asked.state_dict())))
+    assert other(7, NAN, NAN).course is Course.SKIP
+    assert (other.counts.rewinds, other.counts.not_finite) == (1, 4)
+
+
+def test_what_was_updated_with_is_not_left_out() -> None:
+    asked = judge(can_skip=False, not_finite="rewind", spike="rewind")
+    for step in range(20):
+        asked(step, 2.0, None)
+    asked.rewound(20)
+    assert asked(20, 9.0, None).course is Course.GO_ON
+    assert asked(20, NAN, None).course is Course.STOP
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"health": {"not_finite": "rewind"}}, "writes none"),
+        ({"health": {"spike": "rewind"}}, "writes none"),
+        ({"health": {"spike": "skip"}, "plan": {"schedule": "pipedream", "pp": 2}}, "has made it before"),
+        ({"health": {"repeat_every": 3}, "plan": {"schedule": "pipedream", "pp": 2}}, "while the pipeline is full"),
+        ({"health": {"repeat_every": 3}, "plan": {"compress": "int8"}}, "add what it lost"),
+    ],
+)
+def test_what_a_job_cannot_do_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_job(fields)
+    make_job({"health": {"not_finite": "rewind"}, "checkpoint": {"every_steps": 5}})
