@@ -137,9 +137,10 @@ def _for_its_world(spec: "JobSpec", seat: "RankEnvironment") -> "JobSpec":
 def _work(spec: "JobSpec") -> "Work":
     """What each rank does."""
     from shardwright.account.job_memory import job_memory
+    from shardwright.train.trainer import RunStart
     from shardwright.train.trainer import train as train_on_rank
 
-    return partial(train_on_rank, predicted=job_memory(spec))
+    return partial(train_on_rank, start=RunStart(job_memory(spec)))
 
 
 def _teller(spec: "JobSpec", seat: "RankEnvironment") -> "Callable[[Failure], None]":

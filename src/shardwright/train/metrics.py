@@ -136,7 +136,10 @@ def job_peak_flops(job: JobSpec, device: DeviceSpec) -> float | None:
 class MetricsLog:
     """Writes metrics of steps and evaluations to a run's folder and the progress line to `out`."""
 
-    def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, out: TextIO = sys.stdout) -> None:
+    def __init__(
+        self, job: JobSpec, mesh: Mesh, folder: Path, first_step: int = 0, out: TextIO = sys.stdout
+    ) -> None:  # fmt: skip
+        """Go on after `first_step` steps: what the files say of later ones is dropped."""
         from torch.utils.tensorboard import SummaryWriter  # a second of imports that only rank 0 pays
 
         self._job = job
@@ -147,8 +150,9 @@ class MetricsLog:
         quiet_writers()
         with telling_of_full_disk(self._board_folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w", encoding="utf-8")
-            self._board = SummaryWriter(str(self._board_folder))
+            _keep_until(self._path, first_step)
+            self._file = self._path.open("a", encoding="utf-8")
+            self._board = SummaryWriter(str(self._board_folder), purge_step=first_step + 1 if first_step else None)
         self._recent_s: list[float] = []
         if self._peak_flops is None:
             where = "this CPU" if mesh.device.type == "cpu" else torch.cuda.get_device_name(mesh.device)
@@ -222,6 +226,21 @@ class MetricsLog:
         self._write({"step": step, "validation_loss": loss})
         self.say(f"step {step}: held-out loss {loss:.4f}")
 
+    def checkpoint(self, step: int, blocking_s: float, writing_s: float) -> None:
+        """Record a checkpoint that is durable."""
+        self._note({"checkpoint": {"step": step, "blocking_s": blocking_s, "writing_s": writing_s}})
+        self.say(f"step {step} is saved: the run waited {blocking_s:.3f} s, writing took {writing_s:.2f} s")
+
+    def go_back(self, step: int) -> None:
+        """The run goes on after this step: what was recorded of later ones is dropped."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.close()
+        with telling_of_full_disk(self._path):
+            _keep_until(self._path, step)
+            self._file = self._path.open("a", encoding="utf-8")
+            self._board = SummaryWriter(str(self._board_folder), purge_step=step + 1)
+
     def memory(self, predicted: Sequence[RankMemory], measured: Sequence[RankMemory]) -> None:
         """Record the memory account, once: a line with both, by pipeline rank. Measured activations are 0."""
         account = {"predicted": [m.as_dict() for m in predicted], "measured": [m.as_dict() for m in measured]}
@@ -253,6 +272,30 @@ class MetricsLog:
             self._file.close()
         with telling_of_full_disk(self._board_folder):
             self._board.close()
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Drop the lines of a metrics file that are of later steps, and a last one that a broken run left unfinished."""
+    if step == 0 or not path.exists():
+        path.write_text("", encoding="utf-8")
+        return
+    kept = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            of = (
+                values.get("step", values.get("checkpoint", {}).get("step", 0))
+                if isinstance(values, dict)
+                else step + 1
+            )
+            if of <= step and "memory" not in values:
+                kept.append(line if line.endswith("\n") else line + "\n")
+    new = path.with_suffix(".new")
+    new.write_text("".join(kept), encoding="utf-8")
+    new.replace(path)
 
 
 _WHY_SKIPPED = {"overflow": "gradients overflowed", "not finite": "not finite", "spike": "a spike of the loss"}

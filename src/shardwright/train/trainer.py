@@ -1,7 +1,7 @@
 """The training run of one rank, first line to last."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.async_step import train_stream
-from shardwright.train.build import Replica, build
+from shardwright.train.build import Replica
+from shardwright.train.checkpoint.resuming import begin, go_back
+from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens
 from shardwright.train.data.samples import Samples, unigram_loss
 from shardwright.train.data.tokenizer import load_tokenizer
@@ -33,14 +35,15 @@ from shardwright.train.train_step import StepResult, evaluate, train_step
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run ended with. Losses are in nats a token; `validation_loss` is None where nothing is held out.
+    """What a run ended with. `steps` count from the job's first; losses are in nats a token, the first and the last of
+    this part of the run, None where nothing was left to do; `validation_loss` is None where nothing is held out.
 
     `preempted` where it was asked to leave: it has saved, and can go on.
     """
 
     steps: int
-    first_loss: float
-    last_loss: float
+    first_loss: float | None
+    last_loss: float | None
     validation_loss: float | None
     unigram_loss: float | None
     sample: str
@@ -56,56 +59,145 @@ def my_share(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tenso
     return torch.from_numpy(batch).to(mesh.device)
 
 
-def train(job: JobSpec, mesh: Mesh, folder: Path, predicted: Sequence[RankMemory] = ()) -> RunResult:
-    """Train to the end of the job. Every rank calls this; rank 0 speaks.
+@dataclass(frozen=True)
+class RunStart:
+    """How a run begins and goes on, beside what its job says. `weights_from` is a folder or address whose newest
+    checkpoint a new run takes its weights from; `best_interval_s` says how often to write one that takes so long."""
 
-    `predicted` is the memory account by pipeline rank, to be shown beside the one that is measured.
-    """
-    start_s = time.perf_counter()
-    tokens = _tokens_after_rank_0(job, mesh, folder)
-    train_samples, held_out = tokens.train_samples(), tokens.validation_samples()
-    replica = build(job, mesh)
-    log = MetricsLog(job, mesh, folder) if mesh.rank == 0 else None
-    if log is not None:
-        introduce(job, mesh, tokens, log)
-        for line in predicted_lines(predicted):
-            log.say(line)
-    health = RunHealth(job, mesh, folder)
-    if log is not None and health.opening:
-        log.say(health.opening)
-    losses: list[float] = []
-    validation_loss = None
-    for first, num_steps in spans(job, replica):
-        span = watched_span(job, replica, mesh, first, num_steps=num_steps, samples=train_samples, health=health)
-        if span.decision.course in (Course.STOP, Course.REWIND):
+    predicted: Sequence[RankMemory] = ()
+    weights_from: str = ""
+    best_interval_s: BestInterval | None = None
+
+
+class TrainingRun:
+    """One rank's run: its part of the model, where it stands, and what watches over it."""
+
+    def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, start: RunStart) -> None:
+        """Go on from the newest whole checkpoint of the folder, or begin."""
+        self.job, self.mesh, self.folder, self.predicted = job, mesh, folder, start.predicted
+        self.tokens = _tokens_after_rank_0(job, mesh, folder)
+        self.train_samples, self.held_out = self.tokens.train_samples(), self.tokens.validation_samples()
+        begun = begin(job, mesh, folder, start.weights_from)
+        self.replica = begun.replica
+        self.first = self.done = begun.step
+        self.passed_over = begun.passed_over
+        self.losses: list[float] = []
+        self.validation_loss: float | None = None
+        self.health = RunHealth(job, mesh, folder)
+        if "health" in begun.state:
+            self.health.load_state_dict(begun.state["health"])
+        is_on = job.checkpoint.is_on
+        self.writer = (
+            CheckpointWriter(job, self.replica, mesh, folder, start.best_interval_s) if is_on else None
+        )  # fmt: skip
+        self.log = MetricsLog(job, mesh, folder, begun.step) if mesh.rank == 0 else None
+        if self.log is not None:
+            introduce(job, mesh, self.tokens, self.log)
+            for line in [*predicted_lines(start.predicted), *begun.said, self.health.opening]:
+                self.log.say(line) if line else None
+
+    def to_the_end(self) -> bool:
+        """Train until the job is done, or until asked to leave. Returns whether it is done."""
+        total = self.job.optimizer.steps
+        while self.done < total:
+            is_asked = self._span()
+            if is_asked and self.done < total:
+                return False
+        if self.writer is not None:
+            self._tell_saved(self.writer.wait())
+        return True
+
+    def _span(self) -> bool:
+        """The steps up to the next moment at which the pipeline drains, and what is due after them. Returns whether the
+        run was asked to leave, and has saved."""
+        job, mesh, log, health, first = self.job, self.mesh, self.log, self.health, self.done
+        num_steps = end_of_span(job, self.replica, first) - first
+        consumed = first * job.batch.global_batch_size + self.passed_over
+        span = watched_span(job, self.replica, mesh, first, num_steps, consumed, self.train_samples, health)
+        if span.decision.course is Course.STOP:
             raise RunError(span.decision.sentence)
-        done = first + num_steps
-        losses += [result.loss for result in span.results]
+        if span.decision.course is Course.REWIND:
+            self._go_back(span.decision, first + num_steps)
+            return False
+        self.done = first + num_steps
+        self.losses += [result.loss for result in span.results]
         if log is not None:
             tell_span(span, first, health, log)
-        health.compare_replicas(replica, done)
-        if first == 0:  # the optimizer has its state from the first update on
-            measured = measure_memory(mesh, replica)
+        health.compare_replicas(self.replica, self.done)
+        if first == self.first:  # the optimizer has its state from the first update on
+            measured = measure_memory(mesh, self.replica)
             if log is not None:
-                log.memory(predicted, measured)
-        due = job.run.eval_every and done % job.run.eval_every == 0
-        if held_out is not None and (due or done == job.optimizer.steps):
-            validation_loss = held_out_loss(job, replica, mesh, held_out)
-            if log is not None:
-                log.evaluation(done, validation_loss)
-    sample = sample_text(job, replica, mesh)
+                log.memory(self.predicted, measured)
+        self._evaluate()
+        return self._save()
+
+    def _evaluate(self) -> None:
+        """Measure the loss on held-out text, where that is due."""
+        job, every = self.job, self.job.run.eval_every
+        due = self.done == job.optimizer.steps or (every and self.done % every == 0)
+        if self.held_out is not None and due:
+            self.validation_loss = held_out_loss(job, self.replica, self.mesh, self.held_out)
+            if self.log is not None:
+                self.log.evaluation(self.done, self.validation_loss)
+
+    def _save(self) -> bool:
+        """Save, where that is due. Returns whether the run was asked to leave."""
+        if self.writer is None:
+            return False
+        agreed = self.writer.agree(self.done)
+        self._tell_saved(agreed.saved)
+        is_last = self.done == self.job.optimizer.steps
+        if agreed.is_due or agreed.is_asked_to_leave or is_last:
+            samples = self.done * self.job.batch.global_batch_size
+            state = {"health": self.health.state_dict()}
+            self._tell_saved(self.writer.save(self.done, samples, self.passed_over, state))
+        if agreed.is_asked_to_leave:
+            self._tell_saved(self.writer.wait())
+        return agreed.is_asked_to_leave
+
+    def _tell_saved(self, saved: Saved | None) -> None:
+        if saved is not None and self.log is not None:
+            self.log.checkpoint(saved.step, saved.blocking_s, saved.writing_s)
+
+    def _go_back(self, decision: Decision, seen: int) -> None:
+        """Go on from the last checkpoint, with other data than those that led to this step. RunError without one."""
+        assert self.writer is not None, "the job was refused: it goes back to checkpoints that it does not write"
+        self._tell_saved(self.writer.wait())
+        found = go_back(self.job, self.mesh, self.replica, self.folder)
+        if found is None:
+            raise RunError(f"{decision.sentence}; there is no whole checkpoint yet to go back to")
+        bad_step = self.done
+        self.passed_over += (seen - found.step) * self.job.batch.global_batch_size
+        self.done = found.step
+        if "health" in found.state:
+            self.health.load_state_dict(found.state["health"])
+        self.health.judge.rewound(bad_step)
+        if self.log is not None:
+            self.log.go_back(found.step)
+            self.log.say(f"{decision.sentence}; going on after step {found.step}, with the data behind these steps")
+
+
+def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) -> RunResult:
+    """Train to the end of the job, from where its folder's newest whole checkpoint stands. Every rank calls this; rank
+    0 speaks."""
+    start_s = time.perf_counter()
+    run = TrainingRun(job, mesh, folder, start)
+    is_done = run.to_the_end()
+    sample = sample_text(job, run.replica, mesh) if is_done else ""
     barrier(mesh.world)
+    log, tokens = run.log, run.tokens
     baseline = unigram_loss(tokens.train, tokens.validation, job.model.vocab) if log and tokens.validation else None
-    run = RunResult(
-        len(losses), losses[0], losses[-1], validation_loss, unigram_loss=baseline, sample=sample, folder=str(folder),
-        seconds=time.perf_counter() - start_s,
+    result = RunResult(
+        run.done, run.losses[0] if run.losses else None, run.losses[-1] if run.losses else None, run.validation_loss,
+        unigram_loss=baseline, sample=sample, folder=str(folder), seconds=time.perf_counter() - start_s,
+        preempted=not is_done,
     )  # fmt: skip
     if log is not None:
-        if happened := health.conclusion():
+        if happened := run.health.conclusion():
             log.say(happened)
-        conclude(run, log)
+        conclude(result, log)
         log.close()
-    return run
+    return result
 
 
 def _tokens_after_rank_0(job: JobSpec, mesh: Mesh, folder: Path) -> TokenFiles:
@@ -114,29 +206,24 @@ def _tokens_after_rank_0(job: JobSpec, mesh: Mesh, folder: Path) -> TokenFiles:
         return prepare_tokens(job.data, job.model, job.run.seed, folder / "data")
 
 
-def spans(job: JobSpec, replica: Replica) -> Iterator[tuple[int, int]]:
-    """(first step, number of steps) of what runs without draining the pipeline.
-
-    One step, or of a schedule that need not drain, all steps up to the next progress line or evaluation.
-    """
-    step, total = 0, job.optimizer.steps
-    while step < total:
-        ends = [total]
-        if replica.program.weights == "current":
-            ends.append(step + 1)
-        else:
-            ends += [step // every * every + every for every in (job.run.log_every, job.run.eval_every) if every]
-        yield step, min(ends) - step
-        step = min(ends)
+def end_of_span(job: JobSpec, replica: Replica, step: int) -> int:
+    """The step up to which the pipeline does not drain, from `step` on: the next one, or of a schedule that need not
+    drain the next progress line, evaluation or checkpoint by steps."""
+    if replica.program.weights == "current":
+        return step + 1
+    everies = (job.run.log_every, job.run.eval_every, job.checkpoint.every_steps)
+    return min([job.optimizer.steps, *(step // every * every + every for every in everies if every)])
 
 
 def train_span(
-    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, samples: Samples, judge: Judge = go_on
-) -> list[StepResult]:
-    """The steps of one span. The `judge` is asked where a step's update waits for it."""
+    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, samples: Samples,
+    judge: Judge = go_on,
+) -> list[StepResult]:  # fmt: skip
+    """The steps of one span, which begins after `consumed` samples. The `judge` is asked where a step's update waits
+    for it."""
 
     def batch_of(step: int) -> Tensor:
-        return my_share(samples, (first + step) * job.batch.global_batch_size, job, mesh)
+        return my_share(samples, consumed + step * job.batch.global_batch_size, job, mesh)
 
     if replica.program.weights == "current":
         return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0), judge=judge)]
@@ -155,17 +242,18 @@ class SpanRun:
 
 
 def watched_span(
-    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, samples: Samples, health: RunHealth
-) -> SpanRun:
+    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, samples: Samples,
+    health: RunHealth,
+) -> SpanRun:  # fmt: skip
     """The steps of one span, timed, counted and looked at."""
-    batch = my_share(samples, first * job.batch.global_batch_size, job, mesh) if num_steps == 1 else None
+    batch = my_share(samples, consumed, job, mesh) if num_steps == 1 else None
     health.before_span(replica, first, batch)
     start_s, saved_before_bytes = time.perf_counter(), replica.compression_bytes_saved()
     mesh.ledger.clear()
     if mesh.watch is not None:
         mesh.watch.step(first + 1)
     with telling_what_is_held(replica.memory), health.recording(replica, first, num_steps):
-        results = train_span(job, replica, mesh, first, num_steps=num_steps, samples=samples, judge=health.judge)
+        results = train_span(job, replica, mesh, first, num_steps, consumed, samples, health.judge)
     span_s = time.perf_counter() - start_s
     saved_bytes = (replica.compression_bytes_saved() - saved_before_bytes) / num_steps
     shares = measure_shares(mesh, span_s, saved_bytes, num_steps)

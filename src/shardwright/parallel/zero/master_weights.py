@@ -74,10 +74,10 @@ class Masters:
             if first < last:
                 tensor[first - piece.start : last - piece.start] = values[first - start : last - start]
 
-    # What a checkpoint is made of: by name, "weights" or what the optimizer calls it, a flat tensor as long as the shard.
+    # What a checkpoint is made of: by name, "weights" or as the optimizer calls it, a flat tensor as long as the shard.
 
     def state_names(self) -> list[str]:
-        """The name "weights", and what the optimizer remembers of each element; of that nothing before its first step."""
+        """The name "weights", and those of what the optimizer remembers of each element, once it has done a step."""
         assert self.optimizer is not None
         states = [self.optimizer.state.get(tensor, {}) for tensor in self.tensors if tensor.numel()]
         kept = [name for name, value in (states[0] if states else {}).items() if torch.is_tensor(value) and value.dim()]

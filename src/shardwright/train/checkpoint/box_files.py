@@ -87,7 +87,7 @@ class WantedBox:
 
 
 def save_boxes(boxes: Sequence[HeldBox], storage: Storage, folder: str, rank: int) -> bytes:
-    """Write this rank's file and its index. Both are durable at the end. Returns what the index says. Raises OSError."""
+    """Write this rank's file and its index, which are durable at the end. Returns the index's bytes. Raises OSError."""
     writer = _FileWriter(storage, folder, rank)
     try:
         dcp.save({}, storage_writer=writer, planner=_HeldPlanner(boxes), no_dist=True)
@@ -97,7 +97,7 @@ def save_boxes(boxes: Sequence[HeldBox], storage: Storage, folder: str, rank: in
 
 
 def load_boxes(boxes: Sequence[WantedBox], storage: Storage, folder: str, indices: list[FileIndex]) -> None:
-    """Fill the boxes from a checkpoint's files. Raises BrokenCheckpointError if one of them is not there, or damaged."""
+    """Fill the boxes from a checkpoint's files. Raises BrokenCheckpointError if one is not there, or damaged."""
     try:
         reader = _FileReader(storage, folder, indices)
         dcp.load({}, storage_reader=reader, planner=_WantedPlanner(boxes), no_dist=True)
@@ -200,7 +200,7 @@ class _FileWriter(StorageWriter):
                 assert isinstance(values, Tensor)
                 flat = values.contiguous().view(-1).view(torch.uint8).numpy()
                 for first in range(0, len(flat), SLAB_BYTES):
-                    yield memoryview(flat[first : first + SLAB_BYTES])
+                    yield flat[first : first + SLAB_BYTES].data
 
         sums = BlockSums()
         self._storage.write(f"{self._folder}/{data_file(self._rank)}", sums.through(parts()))

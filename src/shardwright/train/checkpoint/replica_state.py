@@ -201,11 +201,15 @@ def _small_tensors(replica: Replica, stage: int, shards: ShardedStage) -> dict[s
     return _routers(replica, stage) | histories
 
 
+def _set(into: Tensor, values: Tensor) -> None:
+    into.copy_(values)
+
+
 def _wanted_small(
     replica: Replica, stage: int, shards: ShardedStage, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[WantedBox]:
     boxes = [
-        WantedBox(name, tuple(values.shape), tuple((0, size) for size in values.shape), values.copy_)
+        WantedBox(name, tuple(values.shape), tuple((0, size) for size in values.shape), partial(_set, values))
         for name, values in _routers(replica, stage).items()
         if name in shapes  # else it begins anew: another gate remembers other things
     ]

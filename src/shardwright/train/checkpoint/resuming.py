@@ -1,6 +1,7 @@
 """From which checkpoint a run goes on, under the plan that it has now."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Resumed:
     step: int = 0
     samples: int = 0
     passed_over: int = 0
+    state: Mapping[str, Any] = field(default_factory=dict)
     said: tuple[str, ...] = ()
 
 
@@ -53,9 +55,7 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
         before = "" if found.job.get("plan") == job.plan.model_dump(mode="json") else f", written under {plan}"
         said.append(f"going on after step {found.step} from {storage.root}/{folder_name(found.step)}{before}")
         said += _differences(found.job, job)
-        if replica.loss_scale is not None and "loss_scale" in found.state:
-            replica.loss_scale.load_state_dict(found.state["loss_scale"])
-        return Resumed(replica, found.step, found.samples, found.passed_over, tuple(said))
+        return Resumed(replica, found.step, found.samples, found.passed_over, found.state, tuple(said))
     if is_touched:  # by one that was not whole
         replica = build(job, mesh)
     if weights_from:
@@ -67,6 +67,11 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
             raise PlanError("train --from", [f"{weights_from} has no checkpoint that is whole; name a run's folder"])
         said.append(f"beginning with the weights of {other.root}/{folder_name(found.step)}")
     return Resumed(replica, said=tuple(said))
+
+
+def go_back(job: JobSpec, mesh: Mesh, replica: Replica, folder: Path) -> Manifest | None:
+    """Load the newest whole checkpoint of a run that goes on. None if there is none. Every rank calls this."""
+    return _load_newest(job, mesh, replica, open_storage(place_of(job, folder)), [], weights_alone=False)[0]
 
 
 def _load_newest(
@@ -95,6 +100,8 @@ def _load_newest(
         num_bad = int(all_reduce(bad, mesh.world))
         if not num_bad and manifest is not None:
             take_up(replica, 0 if weights_alone else manifest.optimizer_steps)
+            if replica.loss_scale is not None and "loss_scale" in manifest.state and not weights_alone:
+                replica.loss_scale.load_state_dict(manifest.state["loss_scale"])
             return manifest, True
         said.append(
             f"{folder_name(step)} is not whole"

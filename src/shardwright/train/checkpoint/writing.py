@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -89,15 +90,17 @@ class CheckpointWriter:
         every = self._job.checkpoint.every_steps
         return Agreed(asked > 0, due_sum > 0 or bool(every and step % every == 0), saved)
 
-    def save(self, step: int, samples: int, passed_over: int = 0) -> None:
-        """Begin to save the state after so many steps. One that is still being written is waited for first."""
-        self.wait()
+    def save(self, step: int, samples: int, passed_over: int, state: dict[str, Any]) -> Saved | None:
+        """Begin to save what there is after so many steps, and the `state` of who watches over the run. A save that is
+        still being written is waited for first, and returned."""
+        before = self.wait()
         start_s = time.perf_counter()
         job, replica, mesh, storage = self._job, self._replica, self._mesh, self._storage
-        scale = replica.loss_scale
+        if replica.loss_scale is not None:
+            state = state | {"loss_scale": replica.loss_scale.state_dict()}
         self._manifest = Manifest(
             step=step, samples=samples, passed_over=passed_over, optimizer_steps=optimizer_steps(replica),
-            job=job.model_dump(mode="json"), state={} if scale is None else {"loss_scale": scale.state_dict()}, files=(),
+            job=job.model_dump(mode="json"), state=state, files=(),
         )  # fmt: skip
         boxes = held_boxes(replica, mesh)
         copied = None
@@ -114,6 +117,7 @@ class CheckpointWriter:
             boxes.clear()
 
         self._write = BackgroundWrite(write, f"checkpoint of step {step}")
+        return before
 
     def wait(self) -> Saved | None:
         """Block until what is being saved is durable on all ranks, and whole. Moves small all-reduces over the world,
