@@ -8,7 +8,7 @@ What is on the host is updated there, by the CPU (Ren et al. 2021, ZeRO-Offload,
 gradients go over, its new values come back. On a GPU the copies of one unit run while the CPU updates another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -107,13 +107,16 @@ class Masters:
                 into = self._state(name, tensor)[first - piece.start : last - piece.start]
                 into.copy_(values[first - start : last - start])
 
-    def set_num_steps(self, number: int) -> None:
-        """Let the optimizer go on as after so many steps; after none, without what it remembered."""
+    def set_num_steps(self, number: int, names: Iterable[str]) -> None:
+        """Let the optimizer go on as after so many steps, with states of these names, which are zeros where nothing was
+        copied in: there is padding. After no step it begins without any."""
         assert self.optimizer is not None
         if number == 0:
             self.optimizer.state.clear()
             return
         for tensor in self.tensors:
+            for name in names:
+                self._state(name, tensor)
             self.optimizer.state[tensor]["step"] = torch.tensor(float(number), device=tensor.device)
 
     def _state(self, name: str, tensor: Tensor) -> Tensor:

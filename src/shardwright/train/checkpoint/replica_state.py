@@ -101,11 +101,12 @@ def wanted_boxes(
     return boxes
 
 
-def take_up(replica: Replica, optimizer_steps: int) -> None:
-    """Everything that was wanted is there: go on with it. Moves all-gathers of the values in ZeRO 1 and 2."""
+def take_up(replica: Replica, optimizer_steps: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Everything that was wanted of a checkpoint is there: go on with it. Moves all-gathers of the values in ZeRO 1 and 2."""
+    states = _optimizer_states(shapes)
     for shards in replica.shards.values():
         for unit in shards.units:
-            unit.masters.set_num_steps(optimizer_steps)
+            unit.masters.set_num_steps(optimizer_steps, states)
             unit.take_up()
     for state in replica.float8_states:
         state.weight_version += 1

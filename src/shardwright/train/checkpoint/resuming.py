@@ -85,13 +85,14 @@ def _load_newest(
         step = int(all_reduce_max(chosen, mesh.world))
         if step < 0:
             return None, is_touched
-        manifest, reason = None, ""
+        manifest, reason, shapes = None, "", {}
         try:
             manifest = manifest_of(storage, step)
             _refuse_other_model(manifest, job, storage)
             indices = indices_of(storage, manifest)
             same_plan = manifest.job.get("plan") == job.plan.model_dump(mode="json")
-            boxes = wanted_boxes(replica, mesh, full_shapes(indices), weights_alone, same_plan)
+            shapes = full_shapes(indices)
+            boxes = wanted_boxes(replica, mesh, shapes, weights_alone, same_plan)
             is_touched = True
             load_boxes(boxes, storage, folder_name(step), indices)
         except BrokenCheckpointError as error:
@@ -99,7 +100,7 @@ def _load_newest(
         bad = torch.tensor(float(bool(reason)), device=mesh.device)
         num_bad = int(all_reduce(bad, mesh.world))
         if not num_bad and manifest is not None:
-            take_up(replica, 0 if weights_alone else manifest.optimizer_steps)
+            take_up(replica, 0 if weights_alone else manifest.optimizer_steps, shapes)
             if replica.loss_scale is not None and "loss_scale" in manifest.state and not weights_alone:
                 replica.loss_scale.load_state_dict(manifest.state["loss_scale"])
             return manifest, True
