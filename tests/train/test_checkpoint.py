@@ -1,4 +1,4 @@
-"""A run that stopped and goes on is the run that never stopped: under its plan bit for bit, under another to rounding."""
+"""A run that stopped and goes on is the run that never stopped: bit for bit, or to rounding under another plan."""
 
 import json
 from functools import partial
@@ -233,5 +233,5 @@ def save_and_load_in_memory(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[lis
 
 @pytest.mark.parametrize("place", ["reference://x", "simplecache::s3://x/y", "github://a/b"])
 def test_a_place_that_is_none_is_refused(place: str) -> None:
-    with pytest.raises(PlanError, match="no place for checkpoints|can't be reached"):
+    with pytest.raises(PlanError, match=r"no place for checkpoints|can't be reached"):
         open_storage(place)

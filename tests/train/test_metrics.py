@@ -93,7 +93,7 @@ def test_the_progress_line_shows_what_applies(
 ) -> None:
     job = job_on_text(tmp_path, plan, {})
     out = StringIO()
-    log = run_on_mesh(job, lambda mesh: MetricsLog(job, mesh, tmp_path, out))[0]
+    log = run_on_mesh(job, lambda mesh: MetricsLog(job, mesh, tmp_path, out=out))[0]
     log.step(1, result, 1.0, Shares(1.0, 0.0, 0.0, 2**20, saved_bytes))
     log.close()
     assert f"lr 3.00e-03  {words}{job.tokens_per_step} tok/s" in out.getvalue()

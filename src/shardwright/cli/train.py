@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,14 @@ SPEAKING_S = 10.0
 
 @click.command(cls=JobCommand)
 @job_options
-def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Train JOB. Starts the local ranks itself; under torchrun it is one of them."""
+@click.option("--fresh", is_flag=True, help="Begin anew: put aside the checkpoints that the run's folder has.")
+@click.option(
+    "--from", "weights_from", default="", metavar="RUN",
+    help="Begin with the weights of another run: its folder, or the folder or address of its checkpoints.",
+)  # fmt: skip
+def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weights_from: str) -> None:
+    """Train JOB. Starts the local ranks itself; under torchrun it is one of them. A run whose folder has a checkpoint
+    goes on from it."""
     spec = load_to_run(job, overrides)
     from shardwright.train.launch.rank_environment import RankEnvironment
 
@@ -43,7 +49,8 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
     # What has nothing to save ends with a signal as any command does.
     heard = preemption.heard() if spec.checkpoint.is_on and seat is None else nullcontext(None)
     with heard as asked, _standard_output_for_json_alone(as_json):
-        result, folder = _run_here(spec, asked) if seat is None else _run_rank(spec, seat)
+        begins = _Begins(fresh, weights_from)
+        result, folder = _run_here(spec, asked, begins) if seat is None else _run_rank(spec, seat, begins)
         speaks = seat is None or seat.rank == 0
         if spec.model.moe.experts and speaks:
             from shardwright.report.expert_use import draw_use
@@ -58,11 +65,20 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool) -> None:
         sys.exit(preemption.STATUS)
 
 
-def _run_here(spec: "JobSpec", asked: preemption.Preemption | None) -> tuple[Any, Path]:
+@dataclass(frozen=True)
+class _Begins:
+    """How a run begins: without the checkpoints that its folder has, and with whose weights."""
+
+    fresh: bool
+    weights_from: str
+
+
+def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Begins) -> tuple[Any, Path]:
     """Launch all ranks on this machine. Returns what rank 0 returned, and the run's folder."""
     from shardwright.train.launch.fork_server import start_server_early
 
     start_server_early(spec.run.device)
+    from shardwright.train.checkpoint.kept import put_aside
     from shardwright.train.data.prepare import prepare_tokens
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
@@ -77,7 +93,9 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None) -> tuple[Any
     with holding(folder, faults + folder_faults(folder)):  # known before much text is read
         remove_unfinished(folder / "data")
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
-        work = _work(spec)
+        if begins.fresh:
+            put_aside(spec, folder)
+        work = _work(spec, begins.weights_from)
         try:
             if asked is None:
                 return launch(work, spec, folder)[0], folder
@@ -86,19 +104,21 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None) -> tuple[Any
             raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
 
 
-def _run_rank(spec: "JobSpec", seat: "RankEnvironment") -> tuple[Any, Path]:
+def _run_rank(spec: "JobSpec", seat: "RankEnvironment", begins: _Begins) -> tuple[Any, Path]:
     """Be one rank. Returns what it returned, and the run's folder."""
     from shardwright.config.base import PlanError
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.rank_life import run_rank
     from shardwright.train.launch.run_folder import folder_faults, folder_of, holding, this_node
 
+    if begins.fresh:  # a rank that is started anew can't know whether the run has begun
+        raise PlanError("train --fresh", ["under torchrun a run begins anew in another run.folder; name one"])
     folder = folder_of(spec)
     alone = holding(folder, folder_faults(folder)) if seat.rank == 0 else nullcontext()
     is_first_of_node, is_on = seat.local_rank == 0 < seat.rank, spec.checkpoint.is_on
     if is_first_of_node and (faults := folder_faults(folder)):
         raise PlanError(this_node(), faults)
-    work = _work(spec)
+    work = _work(spec, begins.weights_from)
     if is_first_of_node and is_on and not spec.checkpoint.path:
         work = partial(_work_in_a_shared_folder, work)
     heeded = preemption.heeded(before_a_look=preemption.leave_early(seat.rank)) if is_on else nullcontext()
@@ -134,13 +154,14 @@ def _for_its_world(spec: "JobSpec", seat: "RankEnvironment") -> "JobSpec":
     return found
 
 
-def _work(spec: "JobSpec") -> "Work":
+def _work(spec: "JobSpec", weights_from: str) -> "Work":
     """What each rank does."""
     from shardwright.account.job_memory import job_memory
+    from shardwright.cost.failures import best_interval
     from shardwright.train.trainer import RunStart
     from shardwright.train.trainer import train as train_on_rank
 
-    return partial(train_on_rank, start=RunStart(job_memory(spec)))
+    return partial(train_on_rank, start=RunStart(job_memory(spec), weights_from, best_interval(spec)))
 
 
 def _teller(spec: "JobSpec", seat: "RankEnvironment") -> "Callable[[Failure], None]":

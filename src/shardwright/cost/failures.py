@@ -7,11 +7,14 @@ checkpoints, a segment of t takes M exp(R / M) (exp((t + d) / M) - 1) seconds on
 numbers or arrays with one entry a plan.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from shardwright.config.cluster import ClusterSpec
+from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import device_of
 from shardwright.workload.arrays import Numbers
 
@@ -97,3 +100,14 @@ def goodput(job: Reliability, interval_s: Numbers) -> Goodput:
     segment = m * np.exp(r / m) * np.expm1((interval_s + d) / m)
     training, checkpoints, restarts = interval_s / segment, d / segment, -np.expm1(-r / m)
     return Goodput(training, checkpoints, restarts, 1 - training - checkpoints - restarts, interval_s=interval_s)
+
+
+def best_interval(job: JobSpec) -> Callable[[float], float] | None:
+    """What gives the seconds of training between checkpoints that lose least, by the seconds that one holds the job
+    up. None where it is not known how often the job's devices fail."""
+    hours = _hours_between_failures(job.cluster)
+    return partial(_interval_of, 3600.0 * hours / job.plan.world) if hours else None
+
+
+def _interval_of(between_failures_s: float, checkpoint_s: float) -> float:
+    return float(best_interval_s(Reliability(between_failures_s, checkpoint_s, 0.0)))

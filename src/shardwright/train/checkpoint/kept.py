@@ -2,8 +2,10 @@
 
 import os
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
+from shardwright.config.base import PlanError
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.job import JobSpec
 from shardwright.train.checkpoint.checked_blocks import CheckedFile
@@ -25,7 +27,7 @@ from shardwright.train.checkpoint.manifest import (
     to_bytes,
     whole_tensors,
 )
-from shardwright.train.checkpoint.storage import Storage, read_whole
+from shardwright.train.checkpoint.storage import Storage, open_storage, read_whole
 
 
 def place_of(job: JobSpec, folder: Path) -> str:
@@ -78,6 +80,18 @@ def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> 
     whole = manifest.model_copy(update={"files": tuple(notes)})
     storage.replace(f"{folder}/{MANIFEST}", to_bytes(whole))
     storage.replace(LATEST, folder.encode() + b"\n")
+
+
+def put_aside(job: JobSpec, folder: Path) -> None:
+    """Give the checkpoints of a run another name, for it begins anew. PlanError where they lie at an address."""
+    place = place_of(job, folder)
+    if not steps_kept(open_storage(place)):
+        return
+    if "://" in place:
+        fault = f"{place} has checkpoints, and is not emptied; remove them there, or name another checkpoint.path"
+        raise PlanError("train --fresh", [fault])
+    number = next(number for number in count(1) if not os.path.lexists(f"{place}.before-{number}"))
+    os.rename(place, f"{place}.before-{number}")
 
 
 def remove_old(storage: Storage, spec: CheckpointSpec) -> None:

@@ -102,7 +102,7 @@ def wanted_boxes(
 
 
 def take_up(replica: Replica, optimizer_steps: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Everything that was wanted of a checkpoint is there: go on with it. Moves all-gathers of the values in ZeRO 1 and 2."""
+    """All that was wanted of a checkpoint is there: go on with it. Moves all-gathers of the values in ZeRO 1 and 2."""
     states = _optimizer_states(shapes)
     for shards in replica.shards.values():
         for unit in shards.units:

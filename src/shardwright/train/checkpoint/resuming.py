@@ -85,13 +85,13 @@ def _load_newest(
         step = int(all_reduce_max(chosen, mesh.world))
         if step < 0:
             return None, is_touched
-        manifest, reason, shapes = None, "", {}
+        manifest, reason, shapes = None, "", dict[str, tuple[int, ...]]()
         try:
             manifest = manifest_of(storage, step)
             _refuse_other_model(manifest, job, storage)
             indices = indices_of(storage, manifest)
             same_plan = manifest.job.get("plan") == job.plan.model_dump(mode="json")
-            shapes = full_shapes(indices)
+            shapes = dict(full_shapes(indices))
             boxes = wanted_boxes(replica, mesh, shapes, weights_alone, same_plan)
             is_touched = True
             load_boxes(boxes, storage, folder_name(step), indices)
