@@ -18,6 +18,7 @@ from shardwright import __version__
 from shardwright.cli import draw, predict
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
+from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.train import train
 from shardwright.config import largest
 from shardwright.train.launch.ending import telling_of_signals
@@ -105,7 +106,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         sys.exit(1)
 
 
-for command in (train, *draw.COMMANDS, *predict.COMMANDS):
+for command in (train, checkpoint, *draw.COMMANDS, *predict.COMMANDS):
     cli.add_command(command)
 
 

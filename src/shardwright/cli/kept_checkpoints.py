@@ -1,0 +1,146 @@
+"""The command that looks at the checkpoints of a run: which there are, what is in them, whether they are whole."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardwright.cli.job_options import json_option
+
+if TYPE_CHECKING:
+    from shardwright.train.checkpoint.storage import Storage
+
+
+@click.group(name="checkpoint")
+def checkpoint() -> None:
+    """Look at the checkpoints of RUN: a run's folder, or the folder or address of its checkpoints."""
+
+
+@checkpoint.command(name="ls")
+@click.argument("run")
+@json_option
+def list_steps(run: str, as_json: bool) -> None:
+    """List the checkpoints, oldest first: step, size, plan."""
+    from shardwright.config.units import memory_text
+    from shardwright.train.checkpoint.kept import manifest_of
+    from shardwright.train.checkpoint.manifest import BrokenCheckpointError, describe_job
+
+    storage, steps = _found(run)
+    rows: list[dict[str, Any]] = []
+    for step in reversed(steps):
+        try:
+            manifest = manifest_of(storage, step)
+        except BrokenCheckpointError as error:
+            rows.append({"step": step, "fault": str(error)})
+            continue
+        rows.append(
+            {
+                "step": step,
+                "bytes": manifest.num_bytes,
+                "files": len(manifest.files),
+                "plan": describe_job(manifest.job),
+            }
+        )
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    for row in rows:
+        size = memory_text(row["bytes"]) if "bytes" in row else ""
+        click.echo(f"step {row['step']:>8}  {size:>10}  {row.get('plan') or row['fault']}")
+
+
+@checkpoint.command()
+@click.argument("run")
+@click.option("--step", type=click.IntRange(0), help="Which one.  [default: the newest]")
+@json_option
+def show(run: str, step: int | None, as_json: bool) -> None:
+    """Show what is in one checkpoint: every tensor, its shape, and in how many boxes it lies."""
+    from shardwright.train.checkpoint.kept import indices_of, manifest_of
+    from shardwright.train.checkpoint.manifest import describe_job, whole_tensors
+
+    storage, steps = _found(run)
+    with _as_fault(run):
+        manifest = manifest_of(storage, _chosen(run, steps, step))
+        tensors = whole_tensors(indices_of(storage, manifest))
+    if as_json:
+        held = {
+            name: {"shape": boxes[0][0].full_shape, "dtype": boxes[0][0].dtype, "boxes": len(boxes)}
+            for name, boxes in tensors.items()
+        }
+        click.echo(json.dumps(manifest.model_dump(mode="json", exclude={"files"}) | {"tensors": held}))
+        return
+    click.echo(
+        f"step {manifest.step}: {manifest.samples:,} samples consumed, {manifest.passed_over:,} passed over; "
+        f"{describe_job(manifest.job)}"
+    )
+    for name, boxes in sorted(tensors.items()):
+        shape = " x ".join(map(str, boxes[0][0].full_shape))
+        click.echo(f"  {name}  {boxes[0][0].dtype} {shape}, {'1 box' if len(boxes) == 1 else f'{len(boxes)} boxes'}")
+
+
+@checkpoint.command()
+@click.argument("run")
+@click.option("--step", type=click.IntRange(0), help="Which one.  [default: all]")
+@json_option
+def verify(run: str, step: int | None, as_json: bool) -> None:
+    """Read every byte of the checkpoints, and say whether they are whole. Status 1 if one is not."""
+    from shardwright.train.checkpoint.kept import check_whole
+    from shardwright.train.checkpoint.manifest import BrokenCheckpointError
+
+    storage, steps = _found(run)
+    found: dict[int, str] = {}
+    for number in sorted(steps) if step is None else [_chosen(run, steps, step)]:
+        try:
+            check_whole(storage, number)
+            found[number] = ""
+        except BrokenCheckpointError as error:
+            found[number] = str(error)
+    if as_json:
+        click.echo(
+            json.dumps([{"step": number, "whole": not fault, "fault": fault} for number, fault in found.items()])
+        )
+    else:
+        for number, fault in found.items():
+            click.echo(f"step {number}: {fault or 'whole'}")
+    if any(found.values()):
+        sys.exit(1)
+
+
+def _found(run: str) -> "tuple[Storage, list[int]]":
+    """Where a run's checkpoints lie, and their steps, newest first. PlanError if there are none."""
+    from shardwright.config.base import PlanError
+    from shardwright.train.checkpoint.kept import steps_kept
+    from shardwright.train.checkpoint.storage import open_storage
+
+    for place in (run, f"{run}/checkpoints") if "://" in run else (str(Path(run) / "checkpoints"), run):
+        storage = open_storage(place)
+        if steps := steps_kept(storage):
+            return storage, steps
+    raise PlanError(f"checkpoint {run}", [f"{run} has no checkpoint that is whole; name a run's folder, as runs/NAME"])
+
+
+def _chosen(run: str, steps: list[int], step: int | None) -> int:
+    from shardwright.config.base import PlanError
+
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, sorted(steps)[-12:]))
+        raise PlanError(f"checkpoint {run}", [f"there is none of step {step}; there are those of steps {there}"])
+    return steps[0] if step is None else step
+
+
+def _as_fault(run: str) -> Any:
+    from contextlib import contextmanager
+
+    from shardwright.config.base import RunError
+    from shardwright.train.checkpoint.manifest import BrokenCheckpointError
+
+    @contextmanager
+    def told() -> Any:
+        try:
+            yield
+        except BrokenCheckpointError as error:
+            raise RunError(f"checkpoint of {run}: {error}") from None
+
+    return told()
