@@ -63,6 +63,7 @@ def test_skipped_steps_and_saved_bytes_are_written(tmp_path: Path) -> None:
     steps = steps_in(tmp_path)
     assert len(steps) == STEPS
     assert steps[0]["skipped"] and steps[0]["grad_norm"] is None
+    assert (steps[0]["skipped_because"], steps[0]["num_skipped"], steps[0]["num_spikes"]) == ("overflow", 1, 0)
     assert [step["loss_scale"] for step in steps[:2]] == [2.0**23, 2.0**22]
     buckets = [shapes for rank in ranks for shapes in rank]
     plain, sent = (sum(wire_bytes(reduced_bucket(p, b, 2), 2) for b in buckets) for p in (PlanSpec(), job.plan))
