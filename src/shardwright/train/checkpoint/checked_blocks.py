@@ -28,7 +28,7 @@ class BlockSums:
             yield view
 
     def sums(self) -> tuple[int, ...]:
-        """Those of all blocks so far."""
+        """Sums of all blocks so far."""
         return (*self._sums, self._current) if self.num_bytes % BLOCK_BYTES else tuple(self._sums)
 
     def _add(self, view: memoryview) -> None:
