@@ -8,7 +8,7 @@ SEED   ?= 1
 N      ?= 100
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test test-fast fuzz signals soak lint install clean
+.PHONY: help train test test-fast fuzz signals kills soak lint install clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N d
 
 signals: $(VENV)/installed-test  ## N signals at random moments to a run and its ranks (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/signals.py --seed $(SEED) --count $(N)
+
+kills: $(VENV)/installed-test  ## N runs that are killed, stopped or damaged end with the losses of one that is not (SEED=1 N=100)
+	$(BIN)/python tests/fuzz/kills.py --seed $(SEED) --count $(N)
 
 soak: $(VENV)/installed-test  ## two long runs of two ranks: memory, threads, open files and step time stay as they are
 	$(BIN)/python tests/fuzz/soak.py --job quickstart

@@ -168,7 +168,7 @@ def _read(kind: type, data: bytes, name: str) -> Any:
 
 
 def whole_tensors(indices: list[FileIndex]) -> dict[str, list[tuple[StoredBox, str]]]:
-    """The boxes of each tensor, by name, and the file of each. Raises BrokenCheckpointError where they are not all of it, once."""
+    """The boxes of each tensor, by name, with their files. BrokenCheckpointError where they are not all of it, once."""
     found: dict[str, list[tuple[StoredBox, str]]] = {}
     for index in indices:
         for stored in index.boxes:
