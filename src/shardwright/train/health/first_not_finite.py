@@ -76,6 +76,8 @@ def _by_losses(ranks: list[int], mesh: Mesh) -> str:
     if not ranks:
         return "the losses of all ranks are finite, so it began in a backward or in a sum of gradients"
     told = ", ".join(mesh.shape.describe(rank) for rank in ranks[:4])
+    if len(ranks) > 1:
+        return f"the losses of {told} are not finite, so it began in the forward of each of them"
     return f"the loss of {told} is not finite, so it began in a forward of that replica"
 
 
