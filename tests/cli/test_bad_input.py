@@ -139,8 +139,8 @@ def test_the_job_itself_is_not_refused(here: Path, no_rank: None, monkeypatch: p
         ("modle.layers=4", "modle is not a known section; did you mean model?"),
         (
             "xyz=1",
-            "xyz is not a known section; there are: batch, checkpoint, cluster, data, model, name, optimizer, plan, "
-            "precision, run",
+            "xyz is not a known section; there are: batch, checkpoint, cluster, data, health, model, name, optimizer, "
+            "plan, precision, run",
         ),
         ("plan.schedul=gpipe", "plan.schedul is not a known field; did you mean schedule?"),
         ("plan.tpp=4", "plan.tpp is not a known field; did you mean tp or pp?"),
