@@ -46,8 +46,8 @@ OTHER = {
     "recompute_layers": [["layer"]] + 31 * [[]], "memory_limit_gib": 0.002, "offload_activations": True,
     "order": "pp-dp", "bucket_mib": 50.0, "compress": "int8", "compress_rank": 8, "compress_share": 0.1,
 }  # fmt: skip
-# most_alive is of schedule auto, whose program is simulated; compress_least of tensors too small to matter; fallback has
-# plans of its own.
+# most_alive is of schedule auto, whose program is simulated; compress_least of tensors too small to matter; and
+# fallback has plans of its own.
 NOT_PRICED = {"most_alive", "compress_least", "fallback", "loss_scale", "loss_scale_growth_steps", "float8_history"}
 SETTING = {
     "virtual_stages": {"schedule": "interleaved-1f1b"}, "recompute_layers": {"recompute": "layers"},
