@@ -13,6 +13,7 @@ from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.compress.bucket import Bucket, ErrorRun
 from shardwright.parallel.compress.choose import make_compressor
 
 # Small ones between large ones; a vector that PowerSGD does not take; three dims; nothing divides by 4 x 256.
@@ -67,15 +68,31 @@ class Outcome:
     results: list[torch.Tensor]
     table: dict[str, dict[str, int]]
     bytes_saved: int
-    state: dict[str, torch.Tensor]
+    memory: list[torch.Tensor]
+    errors: list[ErrorRun]
 
 
-def reduce_steps(mesh: Mesh, plan: PlanSpec, scatter: bool, steps: list[int], state: Any = None) -> Outcome:
+def layout(num_ranks: int, index: int, scatter: bool) -> Bucket:
+    """Of the tensors in the bucket that `bucket` makes."""
+    lengths = tuple(map(math.prod, SHAPES))
+    offsets = tuple(sum(lengths[:i]) for i in range(len(lengths)))
+    return Bucket(num_elements(), offsets, lengths, num_ranks, index, scatter)
+
+
+def reduce_steps(mesh: Mesh, plan: PlanSpec, scatter: bool, steps: list[int], before: Any = None) -> Outcome:
+    """Of a compressor that begins, or that goes on from the outcome of another one."""
     make = make_compressor(plan)
     assert make is not None
     compressor = make()
-    if state is not None:
-        compressor.method.load_state_dict(state)
+
+    def errors() -> list[ErrorRun]:
+        return list(compressor.errors(layout(mesh.dp.size, mesh.dp.index, scatter), SHAPES, torch.device("cpu")))
+
+    if before is not None:
+        for mine, then in zip(errors(), before.errors, strict=True):
+            mine.values.copy_(then.values)
+        if warm_starts := before.memory[1:] if plan.compress == "powersgd" else []:
+            compressor.method.start_from(warm_starts)
     mesh.ledger.clear()
     results = []
     for step in steps:
@@ -87,7 +104,7 @@ def reduce_steps(mesh: Mesh, plan: PlanSpec, scatter: bool, steps: list[int], st
         else:
             compressor.start(flat, tensors, mesh.dp).wait()
             results.append(flat)
-    return Outcome(results, mesh.ledger.table(), compressor.bytes_saved, compressor.method.state_dict())
+    return Outcome(results, mesh.ledger.table(), compressor.bytes_saved, compressor.method.memory(), errors())
 
 
 def all_methods(mesh: Mesh) -> dict[tuple[str, bool], Outcome]:

@@ -21,6 +21,7 @@ from compressed import (
     gradient,
     large_gradients,
     large_part,
+    layout,
     num_elements,
     outcomes,
     views_of,
@@ -184,24 +185,24 @@ def test_scattered_int8_does_what_a_serial_simulation_does(world: int) -> None:
         np.testing.assert_array_equal(large_part(joined), large_part(torch.from_numpy(expected)))
 
 
+@pytest.mark.parametrize("scatter", [False, True])
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", WITH_FEEDBACK)
-def test_what_is_lost_is_sent_later(name: str, world: int) -> None:
-    """All results together, and the last errors of all ranks, are the sum of all gradients."""
-    states = [by_method[name, False].state for by_method in outcomes(world)]
-    results = outcomes(world)[0][name, False].results
-    chosen = LARGE[:2] if name == "powersgd" else LARGE
-    exact = [exact_sum(world, step) for step in range(NUM_STEPS)]
-    sent, wanted = (
-        torch.cat([sum(views_of(flat)[i].double() for flat in flats).reshape(-1) for i in chosen])
-        for flats in (results, exact)
+def test_what_is_lost_is_sent_later(name: str, world: int, scatter: bool) -> None:
+    """All results together, and the last errors of all ranks, are the sum of all gradients, element by element."""
+    of_ranks = [by_method[name, scatter] for by_method in outcomes(world)]
+    sent = torch.zeros(num_elements(), dtype=torch.float64)
+    for step in range(NUM_STEPS):
+        sent += torch.cat([rank.results[step] for rank in of_ranks]) if scatter else of_ranks[0].results[step]
+    wanted = sum(exact_sum(world, step).double() for step in range(NUM_STEPS))
+    lost, offsets = torch.zeros_like(sent), layout(world, 0, scatter).offsets
+    for rank in of_ranks:
+        for run in rank.errors:
+            start = offsets[run.number] + run.first
+            lost[start : start + run.values.numel()] += run.values
+    sent, lost, wanted = (
+        torch.cat([views_of(flat)[i].reshape(-1) for i in (LARGE[:2] if name == "powersgd" else LARGE)])
+        for flat in (sent, lost, wanted)
     )
-    if name == "int8":
-        lost = sum(state["sent"].reshape(-1).double() for state in states)
-        lost = lost + torch.cat([state["served"].reshape(-1) for state in states])
-        assert isinstance(lost, torch.Tensor)
-        lost = lost[: sent.numel()]
-    else:
-        lost = sum(state["lost"].double() for state in states)
     assert (sent - wanted).norm() > 1e-3 * wanted.norm()  # something is lost indeed
     torch.testing.assert_close(sent + lost, wanted, rtol=0, atol=1e-5)

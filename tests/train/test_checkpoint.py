@@ -1,7 +1,8 @@
 """A run that stopped and goes on is the run that never stopped: bit for bit, or to rounding under another plan."""
 
 import json
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
+from shardwright.train.checkpoint.box_files import HeldBox
+from shardwright.train.checkpoint.compression_state import held_compression
 from shardwright.train.checkpoint.kept import check_whole, remove_unfinished_checkpoints, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.checkpoint.replica_state import held_boxes
@@ -108,36 +111,118 @@ def test_going_on_under_the_same_plan_is_bitwise_never_having_stopped(name: str,
         assert different == []
 
 
-PLANS: dict[str, dict[str, Any]] = {
-    "tp 2 x pp 2": {"tp": 2, "pp": 2},
-    "dp 4, zero 3": {"dp": 4, "zero": 3},
-    "one": {},
-    "dp 2, zero 1, host": {"dp": 2, "zero": 1, "offload_optimizer": 0.5},
-    "zb-v": {"pp": 2, "schedule": "zb-v"},
-    "1f1b, cp 2": {"pp": 2, "cp": 2, "schedule": "1f1b"},
-    "hybrid": {"dp": 4, "zero": 3, "zero_ranks": 2},
+def llama(layers: int = 4, sections: dict[str, Any] | None = None, **plan: Any) -> JobSpec:
+    return job_with("llama", sections, layers=layers, batch=24, **plan)
+
+
+def powersgd(**plan: Any) -> JobSpec:
+    return llama(2, compress="powersgd", compress_rank=2, compress_least=1, **plan)
+
+
+DENSE = {
+    "one": llama(),
+    "dp 3": llama(dp=3),
+    "dp 3, zero 2": llama(dp=3, zero=2),
+    "dp 4, zero 3": llama(dp=4, zero=3),
+    "dp 8, zero 3": llama(dp=8, zero=3),
+    "dp 8, hybrid": llama(dp=8, zero=3, zero_ranks=2),
+    "dp 2, zero 1, half on the host": llama(dp=2, zero=1, offload_optimizer=0.5),
+    "tp 4 x pp 2": llama(tp=4, pp=2),
+    "tp 2 x pp 2, sequence parallel": llama(tp=2, pp=2, sequence_parallel=True),
+    "tp 2 x dp 2, other order": llama(tp=2, dp=2, zero=2, order="dp-tp"),
+    "pp 2, uneven": llama(pp=2, layout=[1, 3]),
+    "pp 2, gpipe, recomputing": llama(pp=2, schedule="gpipe", recompute="full"),
+    "pp 2 of 4 stages": llama(pp=2, dp=2, schedule="interleaved-1f1b", virtual_stages=2, zero=1),
+    "zb-v": llama(pp=2, schedule="zb-v"),
+    "1f1b, cp 2": llama(pp=2, cp=2),
+    "dualpipe": llama(pp=2, dp=2, schedule="dualpipe", zero=1),
+    "ulysses 2 x tp 2": llama(tp=2, cp=2, cp_method="ulysses"),
 }
+OTHERS = {
+    "ep 4": job_with("deepseek", batch=8, dp=4, ep=4),
+    "experts on one": job_with("deepseek", batch=8),
+    "ep 2 x tp 2, whole experts": job_with("deepseek", batch=8, dp=2, ep=2, tp=2, expert_tp=1, sequence_parallel=True),
+    "ep 2, zero 2": job_with("deepseek", batch=8, dp=2, ep=2, zero=2),
+    "PowerSGD of 2": powersgd(dp=2),
+    "PowerSGD of 3": powersgd(dp=3),
+    "PowerSGD of 4, zero 1": powersgd(dp=4, zero=1),
+    "PowerSGD of 2 x pp 2": powersgd(dp=2, pp=2),
+}
+PLANS = DENSE | OTHERS
 PAIRS = [
-    ("tp 2 x pp 2", "dp 4, zero 3"), ("dp 4, zero 3", "tp 2 x pp 2"), ("zb-v", "1f1b, cp 2"), ("1f1b, cp 2", "hybrid"),
-    ("hybrid", "dp 2, zero 1, host"), ("dp 2, zero 1, host", "one"), ("one", "zb-v"),
+    ("tp 4 x pp 2", "dp 8, zero 3"), ("dp 8, zero 3", "tp 4 x pp 2"), ("dp 8, zero 3", "dp 3"),
+    ("tp 4 x pp 2", "dp 3, zero 2"), ("dp 3", "dp 4, zero 3"), ("zb-v", "1f1b, cp 2"), ("1f1b, cp 2", "zb-v"),
+    ("zb-v", "pp 2 of 4 stages"), ("pp 2 of 4 stages", "dp 3, zero 2"), ("dp 8, hybrid", "one"),
+    ("one", "dp 8, hybrid"), ("dp 8, hybrid", "dp 2, zero 1, half on the host"),
+    ("dp 2, zero 1, half on the host", "dualpipe"), ("dualpipe", "ulysses 2 x tp 2"),
+    ("ulysses 2 x tp 2", "tp 2 x pp 2, sequence parallel"), ("tp 2 x pp 2, sequence parallel", "pp 2, uneven"),
+    ("pp 2, uneven", "pp 2, gpipe, recomputing"), ("pp 2, gpipe, recomputing", "tp 2 x dp 2, other order"),
+    ("tp 2 x dp 2, other order", "dp 2, zero 1, half on the host"), ("dp 3, zero 2", "tp 2 x dp 2, other order"),
+    ("ep 4", "experts on one"), ("experts on one", "ep 4"), ("ep 4", "ep 2 x tp 2, whole experts"),
+    ("ep 2 x tp 2, whole experts", "ep 2, zero 2"), ("ep 2, zero 2", "experts on one"),
+    ("PowerSGD of 2", "PowerSGD of 4, zero 1"), ("PowerSGD of 4, zero 1", "PowerSGD of 3"),
+    ("PowerSGD of 3", "PowerSGD of 2 x pp 2"), ("PowerSGD of 2 x pp 2", "PowerSGD of 2"),
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved_under(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[float]]]:
+    """A folder with a checkpoint that was written under a plan, and the losses of the run that did not stop there."""
+
+    @cache
+    def run(name: str) -> tuple[Path, list[float]]:
+        folder, job = tmp_path_factory.mktemp("saved"), PLANS[name]
+        return folder, run_on_mesh(job, save_and_go_on, job, folder)[0][0]
+
+    return run
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("before", "after"), PAIRS)
-def test_going_on_under_another_plan_is_the_same_to_rounding(before: str, after: str, tmp_path: Path) -> None:
-    """4 losses of about 4.6 nats, of a mean over 8 x 16 tokens in float32: far below the change that a step makes."""
-    then, now = (job_with(layers=4, batch=8, **PLANS[name]) for name in (before, after))
-    never_stopped = run_on_mesh(then, save_and_go_on, then, tmp_path)[0][0]
-    went_on = run_on_mesh(now, go_on, now, tmp_path)[0][0]
-    assert went_on == pytest.approx(never_stopped, rel=1e-5)
+def test_going_on_under_another_plan_is_the_same_to_rounding(
+    before: str, after: str, saved_under: Callable[[str], tuple[Path, list[float]]]
+) -> None:
+    """Losses of about 4.6 nats, of a mean over 24 x 16 tokens in float32: far below the change that a step makes, which
+    is 1e-2. Gates choose among scores, and low ranks among directions, so these are held less tightly."""
+    folder, never_stopped = saved_under(before)
+    went_on = run_on_mesh(PLANS[after], go_on, PLANS[after], folder)[0][0]
+    assert went_on == pytest.approx(never_stopped, rel=1e-4 if before in OTHERS else 1e-5)
 
 
-@pytest.mark.processes
-def test_experts_go_on_elsewhere(tmp_path: Path) -> None:
-    then, now = (small_job("deepseek", batch=8, **plan) for plan in ({"dp": 4, "ep": 4}, {"dp": 1}))
-    never_stopped = run_on_mesh(then, save_and_go_on, then, tmp_path)[0][0]
-    assert run_on_mesh(now, go_on, now, tmp_path)[0][0] == pytest.approx(never_stopped, rel=1e-4)
+@pytest.mark.parametrize("method", ["int8", "topk", "powersgd"])
+@pytest.mark.parametrize("after", [{"dp": 2}, {"dp": 4}, {"dp": 4, "zero": 2}, {"dp": 2, "tp": 2}, {"dp": 3}])
+def test_what_compression_lost_is_kept_under_any_plan(method: str, after: dict[str, int], tmp_path: Path) -> None:
+    """The sum over replicas and kinds, which is what the next steps make up for, element by element."""
+    then, now = (job_with(batch=12, compress=method, compress_least=1, **plan) for plan in ({"dp": 2}, after))
+    before = summed_errors(run_on_mesh(then, save_and_tell, then, tmp_path))
+    found = summed_errors(run_on_mesh(now, go_on_and_tell, now, tmp_path))
+    assert before.keys() == found.keys() and any(bool(values.any()) for values in before.values())
+    for name, values in before.items():
+        torch.testing.assert_close(found[name], values, rtol=1e-5, atol=1e-9)
+
+
+def save_and_tell(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
+    replica = build(job, mesh)
+    steps(replica, mesh, job, 0, STEPS)
+    writer = CheckpointWriter(job, replica, mesh, folder)
+    writer.save(STEPS, STEPS * job.batch.global_batch_size, 0, {})
+    writer.wait()
+    return list(held_compression(replica, mesh))
+
+
+def go_on_and_tell(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
+    return list(held_compression(begin(job, mesh, folder).replica, mesh))
+
+
+def summed_errors(by_rank: list[list[HeldBox]]) -> dict[str, torch.Tensor]:
+    """By parameter, in full shape."""
+    found: dict[str, torch.Tensor] = {}
+    for held in [held for boxes in by_rank for held in boxes]:
+        _, kind, name = held.name.split(".", 2)
+        if kind != "query":
+            into = found.setdefault(name, torch.zeros(held.full_shape[1:]))
+            into[tuple(slice(*ends) for ends in held.box[1:])] += held.values[0]
+    return found
 
 
 @pytest.fixture(scope="module")

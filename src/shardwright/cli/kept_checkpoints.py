@@ -72,8 +72,8 @@ def show(run: str, step: int | None, as_json: bool) -> None:
         click.echo(json.dumps(manifest.model_dump(mode="json", exclude={"files"}) | {"tensors": held}))
         return
     click.echo(
-        f"step {manifest.step}: {manifest.samples:,} samples consumed, {manifest.passed_over:,} passed over; "
-        f"{describe_job(manifest.job)}"
+        f"step {manifest.step}: {manifest.samples:,} samples into the data, {manifest.passed_over:,} passed over; "
+        + describe_job(manifest.job)
     )
     for name, boxes in sorted(tensors.items()):
         shape = " x ".join(map(str, boxes[0][0].full_shape))

@@ -226,10 +226,10 @@ class MetricsLog:
         self._write({"step": step, "validation_loss": loss})
         self.say(f"step {step}: held-out loss {loss:.4f}")
 
-    def checkpoint(self, step: int, blocking_s: float, writing_s: float) -> None:
+    def checkpoint(self, step: int, blocking_s: float, durable_s: float) -> None:
         """Record a checkpoint that is durable."""
-        self._note({"checkpoint": {"step": step, "blocking_s": blocking_s, "writing_s": writing_s}})
-        self.say(f"step {step} is saved: the run waited {blocking_s:.3f} s, writing took {writing_s:.2f} s")
+        self._note({"checkpoint": {"step": step, "blocking_s": blocking_s, "durable_s": durable_s}})
+        self.say(f"step {step} is saved: the run waited {blocking_s:.3f} s, all was durable after {durable_s:.2f} s")
 
     def go_back(self, step: int) -> None:
         """The run goes on after this step: what was recorded of later ones is dropped."""

@@ -80,6 +80,7 @@ class TrainingRun:
         begun = begin(job, mesh, folder, start.weights_from)
         self.replica = begun.replica
         self.first = self.done = begun.step
+        self.samples = begun.samples  # where it is in the data, those that were passed over included
         self.passed_over = begun.passed_over
         self.losses: list[float] = []
         self.validation_loss: float | None = None
@@ -112,14 +113,14 @@ class TrainingRun:
         run was asked to leave, and has saved."""
         job, mesh, log, health, first = self.job, self.mesh, self.log, self.health, self.done
         num_steps = end_of_span(job, self.replica, first) - first
-        consumed = first * job.batch.global_batch_size + self.passed_over
-        span = watched_span(job, self.replica, mesh, first, num_steps, consumed, self.train_samples, health)
+        span = watched_span(job, self.replica, mesh, first, num_steps, self.samples, self.train_samples, health)
         if span.decision.course is Course.STOP:
             raise RunError(span.decision.sentence)
         if span.decision.course is Course.REWIND:
-            self._go_back(span.decision, first + num_steps)
+            self._go_back(span.decision, num_steps)
             return False
         self.done = first + num_steps
+        self.samples += num_steps * job.batch.global_batch_size
         self.losses += [result.loss for result in span.results]
         if log is not None:
             tell_span(span, first, health, log)
@@ -148,30 +149,30 @@ class TrainingRun:
         self._tell_saved(agreed.saved)
         is_last = self.done == self.job.optimizer.steps
         if agreed.is_due or agreed.is_asked_to_leave or is_last:
-            samples = self.done * self.job.batch.global_batch_size
             state = {"health": self.health.state_dict()}
-            self._tell_saved(self.writer.save(self.done, samples, self.passed_over, state))
+            self._tell_saved(self.writer.save(self.done, self.samples, self.passed_over, state))
         if agreed.is_asked_to_leave:
             self._tell_saved(self.writer.wait())
         return agreed.is_asked_to_leave
 
     def _tell_saved(self, saved: Saved | None) -> None:
         if saved is not None and self.log is not None:
-            self.log.checkpoint(saved.step, saved.blocking_s, saved.writing_s)
+            self.log.checkpoint(saved.step, saved.blocking_s, saved.durable_s)
 
-    def _go_back(self, decision: Decision, seen: int) -> None:
-        """Go on from the last checkpoint, with other data than those that led to this step. RunError without one."""
+    def _go_back(self, decision: Decision, num_steps: int) -> None:
+        """Go on from the last checkpoint, with the data behind those of the span of so many steps that went wrong.
+        RunError without one."""
         assert self.writer is not None, "the job was refused: it goes back to checkpoints that it does not write"
         self._tell_saved(self.writer.wait())
         found = go_back(self.job, self.mesh, self.replica, self.folder)
         if found is None:
             raise RunError(f"{decision.sentence}; there is no whole checkpoint yet to go back to")
-        bad_step = self.done
-        self.passed_over += (seen - found.step) * self.job.batch.global_batch_size
+        self.samples += num_steps * self.job.batch.global_batch_size
+        self.passed_over = found.passed_over + self.samples - found.samples
         self.done = found.step
         if "health" in found.state:
             self.health.load_state_dict(found.state["health"])
-        self.health.judge.rewound(bad_step)
+        self.health.judge.rewound(decision.step)
         if self.log is not None:
             self.log.go_back(found.step)
             self.log.say(f"{decision.sentence}; going on after step {found.step}, with the data behind these steps")

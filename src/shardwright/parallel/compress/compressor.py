@@ -6,10 +6,13 @@ together in one all-reduce.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, Pending
+from shardwright.parallel.compress.bucket import Bucket, ErrorRun
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.compress.wire import Wire, sent_bytes
@@ -34,17 +37,18 @@ class Method(ABC):
         """The tensors that it keeps for the next step."""
         return []
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What the next step needs of the last one: error feedback and, for PowerSGD, its warm start. Empty before the
-        first step.
+    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorRun]:
+        """What it lost and adds to the next gradients, of a bucket of the tensors that it is given: views, zeros before
+        the first step. The sum over all ranks and kinds is what an element still lacks."""
+        return iter(())
 
-        It belongs to this bucket on this rank: with other buckets or another number of replicas begin without it.
-        """
-        return {}
+    def warm_starts(self) -> list[Tensor]:
+        """What the next step starts from, by tensor, the same on every rank. Empty before the first step."""
+        return []
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state_dict`. The next reduction raises ValueError if the shapes are another bucket's."""
-        assert not state, f"there is no state to go on from, and {sorted(state)} was given"
+    def start_from(self, found: list[Tensor | None]) -> None:
+        """Go on from warm starts; where one is None, from a fresh one."""
+        assert not found, f"{type(self).__name__} starts from nothing"
 
 
 class Compressor:
@@ -76,6 +80,17 @@ class Compressor:
         every rank, at the wire cost of `start`.
         """
         return Reduction(self._scatter(flat, tensors, axis, out))
+
+    def large(self, shapes: Sequence[Sequence[int]]) -> list[int]:
+        """The numbers of the tensors that are compressed."""
+        return [number for number, shape in enumerate(shapes) if self._takes(shape)]
+
+    def errors(self, bucket: Bucket, shapes: Sequence[Sequence[int]], device: torch.device) -> Iterator[ErrorRun]:
+        """What the method lost of the tensors of a bucket, as views of its memory."""
+        large = self.large(shapes)
+        if bucket.num_ranks > 1 and large:
+            for run in self.method.errors(bucket.only(large), device):
+                yield replace(run, number=large[run.number])
 
     def _sum(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Iterator[Pending]:
         if axis.size == 1:

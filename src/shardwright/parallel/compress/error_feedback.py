@@ -17,18 +17,9 @@ class ErrorFeedback:
         self.lost: Tensor | None = None
 
     def add_to(self, gradient: Tensor) -> None:
-        """Correct a gradient in place, before it is compressed.
-
-        ValueError if a state was loaded that belongs to a bucket of another size or to another number of replicas.
-        """
-        if self.lost is None:
-            return
-        if self.lost.shape != gradient.shape:
-            raise ValueError(
-                f"the error that compression kept has shape {list(self.lost.shape)}, and the gradients "
-                f"{list(gradient.shape)}: it was saved with other buckets or other replicas; begin without it"
-            )
-        gradient += self.lost.to(gradient.device)
+        """Correct a gradient in place, before it is compressed. Shapes are those of every other step."""
+        if self.lost is not None:
+            gradient += self.lost
 
     def keep(self, lost: Tensor) -> None:
         """Remember what was lost; the tensor is taken over.
@@ -41,6 +32,10 @@ class ErrorFeedback:
         """The error, if there is one."""
         return [] if self.lost is None else [self.lost]
 
-    def load(self, lost: Tensor | None) -> None:
-        """Go on from a saved error."""
-        self.lost = None if lost is None else lost.detach().clone()
+    def kept(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """The error, of a gradient of this shape: zeros before the first step. What is written to it is added to the
+        next gradient."""
+        if self.lost is None:
+            self.lost = torch.zeros(shape, dtype=torch.float32, device=device)
+        assert self.lost.shape == shape, f"errors of {list(self.lost.shape)} are not those of {list(shape)}"
+        return self.lost

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
+from shardwright.parallel.compress.bucket import Bucket, ErrorRun, error_runs
 from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
@@ -22,7 +23,8 @@ from shardwright.sharding.compression import BLOCK, SCALE_BYTES, int8_bytes, who
 
 
 class Int8(Method):
-    """Sums in 8 bits and a scale for each block. `_sent` is what quantising gradients lost, `_served` sums."""
+    """Sums in 8 bits and a scale for each block. `_sent` is what quantising gradients lost, `_served` what quantising
+    sums lost."""
 
     def __init__(self) -> None:
         self._sent = ErrorFeedback()
@@ -54,15 +56,17 @@ class Int8(Method):
         """Both errors."""
         return [*self._sent.memory(), *self._served.memory()]
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Both errors: "sent" [d, C] and "served" [1, C]."""
-        errors = {"sent": self._sent.lost, "served": self._served.lost}
-        return {name: error.clone() for name, error in errors.items() if error is not None}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Both errors."""
-        self._sent.load(state.get("sent"))
-        self._served.load(state.get("served"))
+    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorRun]:
+        """What quantising lost of gradients; and of the sums of this rank's share, where these are quantised too."""
+        d = bucket.num_ranks
+        if bucket.is_scattered:
+            sent_dC = self._sent.kept((d, whole_blocks(bucket.share)), device)
+            for i, sent_C in enumerate(sent_dC):
+                yield from error_runs("lost", bucket, i * bucket.share, sent_C[: bucket.share])
+            return
+        share, packed = whole_blocks(-(-bucket.num_elements // d)), bucket.packed()
+        yield from error_runs("lost", packed, 0, self._sent.kept((d, share), device).view(-1))
+        yield from error_runs("served", packed, bucket.index * share, self._served.kept((1, share), device).view(-1))
 
 
 def _quantise_with_feedback(x_dC: Tensor, error: ErrorFeedback) -> Tensor:

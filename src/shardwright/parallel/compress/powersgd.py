@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
+from shardwright.parallel.compress.bucket import Bucket, ErrorRun, error_runs
 from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
@@ -27,6 +28,7 @@ class PowerSGD(Method):
         self._rank = rank
         self._error = ErrorFeedback()
         self._queries: list[Tensor] = []
+        self._found: list[Tensor | None] = []  # of a run that this one goes on with
 
     def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
         """Algorithm 1 on all matrices at once."""
@@ -36,9 +38,8 @@ class PowerSGD(Method):
         matrices_NM = [part.view(-1, tensor.shape[-1]) for part, tensor in zip(parts, tensors, strict=True)]
         if not self._queries:
             self._queries = [self._first_query(i, m_NM) for i, m_NM in enumerate(matrices_NM)]
-        self._check_queries(matrices_NM)
 
-        left_NR = [m_NM @ q_MR.to(m_NM.device) for m_NM, q_MR in zip(matrices_NM, self._queries, strict=True)]
+        left_NR = [m_NM @ q_MR for m_NM, q_MR in zip(matrices_NM, self._queries, strict=True)]
         packed = pack(left_NR, torch.float32)
         yield wire.all_reduce(packed)
         unpack(packed, left_NR)
@@ -62,27 +63,24 @@ class PowerSGD(Method):
         """The error, and Q of each matrix."""
         return [*self._error.memory(), *self._queries]
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """ "lost" [sum of N x M], and "query.i" [M, R] of each matrix."""
-        state = {f"query.{i}": q_MR.clone() for i, q_MR in enumerate(self._queries)}
-        return state if self._error.lost is None else state | {"lost": self._error.lost.clone()}
+    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorRun]:
+        """What the low rank could not say."""
+        lost = self._error.kept((bucket.num_elements,), device)
+        yield from error_runs("lost", bucket.packed(), 0, lost)
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Error and Q."""
-        self._error.load(state.get("lost"))
-        num_queries = sum(name.startswith("query.") for name in state)
-        self._queries = [state[f"query.{i}"].detach().clone() for i in range(num_queries)]
+    def warm_starts(self) -> list[Tensor]:
+        """Q of each matrix, [M, R]."""
+        return self._queries
+
+    def start_from(self, found: list[Tensor | None]) -> None:
+        """Go on from these Q, those of another rank left aside."""
+        self._queries = []
+        self._found = found
 
     def _first_query(self, index: int, m_NM: Tensor) -> Tensor:
-        """Standard normal, the same on every rank."""
+        """That of the run before, or standard normal; the same on every rank."""
+        found_MR = self._found[index] if self._found else None
+        if found_MR is not None and found_MR.shape == (m_NM.shape[1], self._rank):
+            return found_MR
         generator = torch.Generator().manual_seed(index)
         return torch.randn(m_NM.shape[1], self._rank, generator=generator).to(m_NM.device)
-
-    def _check_queries(self, matrices_NM: list[Tensor]) -> None:
-        kept = [list(q_MR.shape) for q_MR in self._queries]
-        wanted = [[m_NM.shape[1], self._rank] for m_NM in matrices_NM]
-        if kept != wanted:
-            raise ValueError(
-                f"the Q that PowerSGD kept have shapes {kept}, and these matrices need {wanted}: they were saved with "
-                "other buckets or another rank; begin without them"
-            )

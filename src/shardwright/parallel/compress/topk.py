@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
+from shardwright.parallel.compress.bucket import Bucket, ErrorRun, error_runs
 from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
@@ -50,10 +51,7 @@ class TopK(Method):
         """The error."""
         return self._error.memory()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """ "lost" [elements]: all that was not sent yet."""
-        return {} if self._error.lost is None else {"lost": self._error.lost.clone()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The error."""
-        self._error.load(state.get("lost"))
+    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorRun]:
+        """All that was not sent yet."""
+        lost = self._error.kept((bucket.num_elements,), device)
+        yield from error_runs("lost", bucket.packed(), 0, lost)

@@ -20,6 +20,7 @@ from shardwright.parallel.comm.collectives import (
     start_all_reduce,
     start_reduce_scatter,
 )
+from shardwright.parallel.compress.bucket import Bucket
 from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
@@ -347,6 +348,12 @@ class FlatUnit(UnitEvents[Tensor]):
     def compressor(self) -> Compressor | None:
         """What makes this unit's gradients fewer bytes, if something does."""
         return self._compressor
+
+    def bucket(self) -> Bucket:
+        """How its parameters lie in what the replicas sum."""
+        offsets, lengths = self.layout.offsets, tuple(p.numel() for p in self.parameters)
+        shards, is_scattered = self.sharding.shards, self.sharding.zero > 0
+        return Bucket(self.layout.size, tuple(offsets), lengths, shards.size, shards.index, is_scattered)
 
     @property
     def compression_bytes_saved(self) -> float:

@@ -1,4 +1,4 @@
-"""A write that goes on while the run trains: a thread, its result, and how long it took."""
+"""A write that goes on while the run trains: a thread, how it ended, and when."""
 
 import threading
 import time
@@ -11,17 +11,16 @@ class BackgroundWrite:
     def __init__(self, write: Callable[[], None], name: str) -> None:
         self._write = write
         self._error: Exception | None = None
-        self.seconds = 0.0
+        self.ended_s = 0.0  # of time.monotonic, once it is over
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        start_s = time.perf_counter()
         try:
             self._write()
         except Exception as error:
             self._error = error
-        self.seconds = time.perf_counter() - start_s
+        self.ended_s = time.monotonic()
 
     def is_over(self) -> bool:
         """Whether it has ended, well or not."""

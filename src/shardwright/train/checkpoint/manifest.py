@@ -92,8 +92,9 @@ class FileNote(Spec):
 
 
 class Manifest(Spec):
-    """What a checkpoint is of. `samples` of the data were consumed; `passed_over` more were left out, for what became
-    of the run in them. `job` is the job with its plan as it ran, and `state` what is a few numbers and no tensor."""
+    """What a checkpoint is of. The run goes on behind the first `samples` of the data; of these it left `passed_over`
+    out, for what became of it in them. `job` is the job with its plan as it ran, and `state` what is a few numbers and
+    no tensor."""
 
     format: int = FORMAT
     step: Annotated[int, Field(ge=0, le=largest.STEPS)]

@@ -3,7 +3,7 @@
     weights.NAME, exp_avg.NAME, ...        float32, by parameter: what the optimizer updates, and what it remembers
     router.LAYER.bias_E, ...               what a layer's router remembers
     float8.NAME.x, .weight, .dy            past amaxes of a layer with fp8 products: the largest, then each
-    compression.RANK.STAGE.UNIT.NAME       what compressed gradients lost; read back under the very same plan alone
+    compression.KIND.NAME                  what compressed gradients lost (compression_state.py)
 
 Every element is written by one rank. Replicas hold the same, so each writes its part of the rows.
 """
@@ -26,6 +26,7 @@ from shardwright.sharding.flat_buffer import rows_of
 from shardwright.sharding.row_boxes import cut_rows
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.box_files import HeldBox, WantedBox
+from shardwright.train.checkpoint.compression_state import held_compression, wanted_compression
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.optimizer import is_first_of_line
 
@@ -62,7 +63,7 @@ def held_boxes(replica: Replica, mesh: Mesh) -> list[HeldBox]:
         if _speaks_for(shards, mesh):
             named = _small_tensors(replica, stage, shards)
             boxes += [_whole_box(name, values) for name, values in named.items()]
-    return boxes + [_whole_box(name, values) for name, values in _compression(replica, mesh).items()]
+    return boxes + list(held_compression(replica, mesh))
 
 
 def _whole_box(name: str, values: Tensor) -> HeldBox:
@@ -82,20 +83,19 @@ def _boxes_of(held: _HeldRows) -> Iterator[HeldBox]:
 
 
 def wanted_boxes(
-    replica: Replica, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]], weights_alone: bool, same_plan: bool
+    replica: Replica, shapes: Mapping[str, tuple[int, ...]], weights_alone: bool, scaled_by: float = 1.0
 ) -> list[WantedBox]:
     """What this rank needs of a checkpoint that has tensors of these shapes, with what puts it in its place.
 
-    Of the weights alone, or of all that the checkpoint has. BrokenCheckpointError names what it lacks, and what it has
-    of the optimizer for some parameters only.
+    Of the weights alone, or of all that the checkpoint has. `scaled_by` is the scale of the loss, as a multiple of what
+    it was. BrokenCheckpointError names what it lacks, and what it has of the optimizer for some parameters only.
     """
     states = [_WEIGHTS] if weights_alone else _optimizer_states(shapes)
     boxes = [box for held in _rows_here(replica) for state in states for box in _wanted_rows(held, state)]
     if not weights_alone:
         for stage, shards in replica.shards.items():
             boxes += _wanted_small(replica, stage, shards, shapes)
-        if same_plan:
-            boxes += _wanted_compression(replica, mesh, shapes)
+        boxes += wanted_compression(replica, shapes, scaled_by)
     if missing := [box.name for box in boxes if box.name not in shapes]:
         raise BrokenCheckpointError(f"it has no {missing[0]}, nor {len(missing) - 1} more tensors of this model")
     return boxes
@@ -229,40 +229,4 @@ def _wanted_small(
         for of, full in names.items():
             given = partial(take, of, read=read, state=state, names=names)
             boxes.append(WantedBox(full, shapes[full], ((0, shapes[full][0]),), given))
-    return boxes
-
-
-# What compressed gradients lost.
-
-
-def _compressors(replica: Replica, mesh: Mesh) -> Iterator[tuple[str, Any]]:
-    for stage, shards in replica.shards.items():
-        for number, unit in enumerate(shards.units):
-            if unit.compressor is not None:
-                yield f"compression.{mesh.rank}.{stage}.{number}", unit.compressor.method
-
-
-def _compression(replica: Replica, mesh: Mesh) -> dict[str, Tensor]:
-    return {
-        f"{prefix}.{name}": values
-        for prefix, method in _compressors(replica, mesh)
-        for name, values in method.state_dict().items()
-    }
-
-
-def _wanted_compression(replica: Replica, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> list[WantedBox]:
-    boxes = []
-    for prefix, method in _compressors(replica, mesh):
-        names = {name.removeprefix(f"{prefix}."): name for name in shapes if name.startswith(f"{prefix}.")}
-        read: dict[str, Tensor] = {}
-
-        def take(key: str, values: Tensor, read: dict[str, Tensor], method: Any, names: dict[str, str]) -> None:
-            read[key] = values.clone()
-            if len(read) == len(names):
-                method.load_state_dict(read)
-
-        for key, name in names.items():
-            whole = tuple((0, size) for size in shapes[name])
-            given = partial(take, key, read=read, method=method, names=names)
-            boxes.append(WantedBox(name, shapes[name], whole, given))
     return boxes

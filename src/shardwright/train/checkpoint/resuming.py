@@ -90,10 +90,9 @@ def _load_newest(
             manifest = manifest_of(storage, step)
             _refuse_other_model(manifest, job, storage)
             indices = indices_of(storage, manifest)
-            same_plan = manifest.job.get("plan") == job.plan.model_dump(mode="json")
-            shapes = dict(full_shapes(indices))
-            boxes = wanted_boxes(replica, mesh, shapes, weights_alone, same_plan)
-            is_touched = True
+            shapes, is_touched = dict(full_shapes(indices)), True
+            scaled_by = 1.0 if weights_alone else _go_on_with_scale(replica, manifest)
+            boxes = wanted_boxes(replica, shapes, weights_alone, scaled_by)
             load_boxes(boxes, storage, folder_name(step), indices)
         except BrokenCheckpointError as error:
             reason = str(error)
@@ -101,14 +100,21 @@ def _load_newest(
         num_bad = int(all_reduce(bad, mesh.world))
         if not num_bad and manifest is not None:
             take_up(replica, 0 if weights_alone else manifest.optimizer_steps, shapes)
-            if replica.loss_scale is not None and "loss_scale" in manifest.state and not weights_alone:
-                replica.loss_scale.load_state_dict(manifest.state["loss_scale"])
             return manifest, True
         said.append(
             f"{folder_name(step)} is not whole"
             + (f": {reason}" if reason else f", as {counted(num_bad, 'rank')} found")
             + "; an older one is taken, if there is one"
         )
+
+
+def _go_on_with_scale(replica: Replica, manifest: Manifest) -> float:
+    """Take up the scale of the loss. Returns it as a multiple of what it was."""
+    before = manifest.state.get("loss_scale")
+    if replica.loss_scale is not None and before is not None:
+        replica.loss_scale.load_state_dict(before)
+    now = 1.0 if replica.loss_scale is None else replica.loss_scale.value
+    return now / (1.0 if before is None else float(before["value"]))
 
 
 def _refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage) -> None:

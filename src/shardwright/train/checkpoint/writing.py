@@ -1,14 +1,16 @@
 """When a run saves, and how it does so while it goes on.
 
-A save copies what this rank writes to host memory, which the run waits for, and writes it on a thread, which it does
-not wait for. When the files of all ranks are durable, rank 0 makes the checkpoint whole: a manifest, then `latest`. The
-ranks agree at the end of each step, by one small all-reduce over the world, on whether all have written, whether one
-was asked to leave, and whether rank 0's clock says that the next save is due.
+A save copies what this rank writes to host memory, which the run waits for, and then has two phases, on a thread each,
+which it does not wait for. In the first every rank writes its files. When those of all ranks are durable, rank 0 makes
+the checkpoint whole in the second: a manifest, then `latest`. The ranks agree at the end of each step, by one small
+all-reduce over the world, on whether all have ended their part of a phase, whether one was asked to leave, and whether
+rank 0's clock says that the next save is due.
 """
 
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 
 from shardwright.config.job import JobSpec
-from shardwright.parallel.comm.collectives import all_reduce
+from shardwright.parallel.comm.collectives import all_reduce, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.background import BackgroundWrite
@@ -41,12 +43,24 @@ BestInterval = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is durable: its step, how long the run waited for it, how long the writing took on the slowest
-    rank, and its bytes."""
+    """A checkpoint that is whole and durable: its step, how long the run waited for the copies, and how long after the
+    save began all was durable, as rank 0's clock has it."""
 
     step: int
     blocking_s: float
-    writing_s: float
+    durable_s: float
+
+
+@dataclass
+class _Save:
+    """A save under way. `work` is what this rank does in its phase, None where it has nothing to do."""
+
+    manifest: Manifest
+    start_s: float
+    blocking_s: float
+    work: BackgroundWrite | None
+    is_second_phase: bool = False
+    has_failed: bool = False  # on some rank, in the first phase
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,7 @@ class Agreed:
 
 
 class CheckpointWriter:
-    """Saves a run's state, now and then. Every rank calls each method, in the same order."""
+    """Saves a run's state, now and then. Every rank makes one, and calls each method, in the same order."""
 
     def __init__(
         self, job: JobSpec, replica: Replica, mesh: Mesh, folder: Path, best_interval_s: BestInterval | None = None
@@ -67,38 +81,29 @@ class CheckpointWriter:
         self._job, self._replica, self._mesh = job, replica, mesh
         self._storage = open_storage(place_of(job, folder))
         self._best_interval_s = best_interval_s
-        self._write: BackgroundWrite | None = None
-        self._whole: BackgroundWrite | None = None
-        self._manifest: Manifest | None = None
+        self._current: _Save | None = None
         self._blocking_s = 0.0
         self._last_s = time.monotonic()
         if mesh.rank == 0:
             remove_unfinished_checkpoints(self._storage)
+        barrier(mesh.world)  # nobody writes before
 
     def agree(self, step: int) -> Agreed:
         """The end of a step. Moves one small all-reduce over the world."""
-        write = self._write
-        is_over = write is None or write.is_over()
-        failed = write is not None and is_over and write.error is not None
-        took_s = write.seconds if write is not None and is_over else 0.0
         due = self._mesh.rank == 0 and self._clock_says_due()
-        votes = [is_over, failed, preemption.is_asked(), due, took_s]
-        over, num_failed, asked, due_sum, sum_s = self._sum([float(vote) for vote in votes])
-        saved = None
-        if write is not None and over == self._mesh.world.size:
-            saved = self._finish(num_failed > 0, sum_s / self._mesh.world.size)
+        saved, (asked, is_due) = self._poll(preemption.is_asked(), due)
         every = self._job.checkpoint.every_steps
-        return Agreed(asked > 0, due_sum > 0 or bool(every and step % every == 0), saved)
+        return Agreed(asked > 0, is_due > 0 or bool(every and step % every == 0), saved)
 
     def save(self, step: int, samples: int, passed_over: int, state: dict[str, Any]) -> Saved | None:
-        """Begin to save what there is after so many steps, and the `state` of who watches over the run. A save that is
-        still being written is waited for first, and returned."""
+        """Begin to save what there is after so many steps, with the run at `samples` of the data, of which it passed
+        some over, and the `state` of who watches over it. A save still being written is waited for, and returned."""
         before = self.wait()
-        start_s = time.perf_counter()
+        start_s = time.monotonic()
         job, replica, mesh, storage = self._job, self._replica, self._mesh, self._storage
         if replica.loss_scale is not None:
             state = state | {"loss_scale": replica.loss_scale.state_dict()}
-        self._manifest = Manifest(
+        manifest = Manifest(
             step=step, samples=samples, passed_over=passed_over, optimizer_steps=optimizer_steps(replica),
             job=job.model_dump(mode="json"), state=state, files=(),
         )  # fmt: skip
@@ -108,7 +113,7 @@ class CheckpointWriter:
             copied = torch.cuda.Event()
             copied.record()
         self._last_s = time.monotonic()
-        self._blocking_s = time.perf_counter() - start_s
+        self._blocking_s = self._last_s - start_s
 
         def write() -> None:
             if copied is not None:
@@ -116,26 +121,68 @@ class CheckpointWriter:
             save_boxes(boxes, storage, folder_name(step), mesh.rank)
             boxes.clear()
 
-        self._write = BackgroundWrite(write, f"checkpoint of step {step}")
+        work = BackgroundWrite(write, f"checkpoint of step {step}")
+        self._current = _Save(manifest, start_s, self._blocking_s, work)
         return before
 
     def wait(self) -> Saved | None:
-        """Block until what is being saved is durable on all ranks, and whole. Moves small all-reduces over the world,
-        each in less than the time that a rank may wait for another."""
-        saved = None
-        while self._write is not None:
-            self._write.wait(self._job.run.timeout_s / 4)
-            saved = self.agree(0).saved
-        while self._sum([float(self._whole is None or self._whole.wait(self._job.run.timeout_s / 4))])[0] < (
-            self._mesh.world.size
-        ):
-            pass
+        """Block until what is being saved is whole, which is returned, or has failed. Moves small all-reduces over the
+        world, each in less than the time that a rank may wait for another."""
+        saved, told_s = None, time.monotonic()
+        while self._current is not None:
+            if self._current.work is not None:
+                self._current.work.wait(self._job.run.timeout_s / 4)
+            step = self._current.manifest.step
+            saved, _ = self._poll()
+            if self._mesh.rank == 0 and time.monotonic() - told_s > self._job.run.timeout_s:
+                print(f"waiting for the checkpoint of step {step}, which is still being written", flush=True)
+                told_s = time.monotonic()
         return saved
 
-    def _sum(self, numbers: list[float]) -> list[float]:
-        mine = torch.tensor(numbers, dtype=torch.float64, device=self._mesh.device)
-        found: list[float] = all_reduce(mine, self._mesh.world).tolist()
-        return found
+    def _poll(self, *votes: bool) -> tuple[Saved | None, list[float]]:
+        """Go on to the next phase where all ranks have ended this one. Returns what is whole now, and how many ranks
+        vote for each. Moves one small all-reduce over the world."""
+        save = self._current
+        is_over = save is None or save.work is None or save.work.is_over()
+        error = save.work.error if save is not None and save.work is not None and is_over else None
+        mine = torch.tensor([is_over, error is not None, *votes], dtype=torch.float64, device=self._mesh.device)
+        num_over, num_failed, *counts = all_reduce(mine, self._mesh.world).tolist()
+        saved = None
+        if save is not None and num_over == self._mesh.world.size:
+            if error is not None:
+                self._tell_failed(save.manifest.step, error)
+            if save.is_second_phase:
+                self._current = None
+                if not save.has_failed and not num_failed:
+                    ended_s = save.work.ended_s if save.work is not None else time.monotonic()
+                    saved = Saved(save.manifest.step, save.blocking_s, ended_s - save.start_s)
+            else:
+                self._begin_second_phase(save, num_failed > 0)
+        return saved, counts
+
+    def _begin_second_phase(self, save: _Save, has_failed: bool) -> None:
+        """The files of all ranks are there: rank 0 makes the checkpoint whole. Or some are not: it removes the rest."""
+        save.is_second_phase, save.has_failed, save.work = True, has_failed, None
+        if self._mesh.rank > 0:
+            return
+        manifest, storage = save.manifest, self._storage
+        files = [index_file(rank) for rank in range(self._mesh.world.size)]
+
+        def finish() -> None:
+            if has_failed:
+                remove_checkpoint(storage, folder_name(manifest.step))
+                return
+            make_whole(storage, manifest, files)
+            with suppress(OSError):  # what can't be removed takes room, and harms nobody
+                remove_old(storage, self._job.checkpoint)
+
+        save.work = BackgroundWrite(finish, f"manifest of step {manifest.step}")
+
+    def _tell_failed(self, step: int, error: Exception) -> None:
+        print(
+            f"rank {self._mesh.rank}: the checkpoint of step {step} could not be written: {error}; the run goes on, "
+            "and what was saved before stays", file=sys.stderr, flush=True,
+        )  # fmt: skip
 
     def _clock_says_due(self) -> bool:
         spec, passed_s = self._job.checkpoint, time.monotonic() - self._last_s
@@ -143,26 +190,3 @@ class CheckpointWriter:
         if spec.auto and self._best_interval_s is not None:
             every_s.append(self._best_interval_s(self._blocking_s) if self._blocking_s else _FIRST_AUTO_S)
         return bool(every_s) and passed_s >= min(every_s)
-
-    def _finish(self, has_failed: bool, writing_s: float) -> Saved | None:
-        """All ranks have ended writing."""
-        write, manifest, storage = self._write, self._manifest, self._storage
-        assert write is not None and manifest is not None
-        self._write = None
-        if write.error is not None:
-            print(
-                f"rank {self._mesh.rank}: the checkpoint of step {manifest.step} could not be written: {write.error}; "
-                "the run goes on, and what was saved before stays", file=sys.stderr, flush=True,
-            )  # fmt: skip
-        if self._mesh.rank == 0:
-            files = [index_file(rank) for rank in range(self._mesh.world.size)]
-
-            def finish() -> None:
-                if has_failed:
-                    remove_checkpoint(storage, folder_name(manifest.step))
-                    return
-                make_whole(storage, manifest, files)
-                remove_old(storage, self._job.checkpoint)
-
-            self._whole = BackgroundWrite(finish, f"manifest of step {manifest.step}")
-        return None if has_failed else Saved(manifest.step, self._blocking_s, writing_s)

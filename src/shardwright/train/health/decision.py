@@ -18,11 +18,12 @@ class Course(Enum):
 @dataclass(frozen=True)
 class Decision:
     """A course, the same on every rank. `cause` is "not finite", "spike", "overflow" or empty where nothing is wrong;
-    `sentence` is what to say of it, empty where nothing is to be said."""
+    `sentence` is what to say of it, empty where nothing is to be said; `step` is which step of several it is on."""
 
     course: Course = Course.GO_ON
     cause: str = ""
     sentence: str = ""
+    step: int = 0
 
 
 ALL_IS_WELL = Decision()

@@ -10,6 +10,7 @@ In the loop, for a span of steps from `first` on, counted from 0:
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -82,7 +83,7 @@ class RunHealth:
 
         Call it once the ledger of the span was read and before it is cleared. `tokens_BS` are the samples of the span's
         only step, None where it had several. Where the course is SKIP, the update was left out already. Where it is
-        REWIND, load the last checkpoint and call `judge.rewound(first)`, or of several steps that of the decision's.
+        REWIND, load the last checkpoint and call `judge.rewound(decision.step)`.
         STOP is a RunError with the sentence of the decision. Moves something over the world at progress lines, one
         number a rank, and where something was wrong or repeated.
         """
@@ -93,7 +94,7 @@ class RunHealth:
             told = result.decision if self._drains else self.judge(step, result.loss, result.grad_norm)
             lines += [told.sentence] if told.sentence and told.course in (Course.GO_ON, Course.SKIP) else []
             if told.course in (Course.REWIND, Course.STOP):
-                decision = told
+                decision = replace(told, step=step)
                 break
             decision = told if told.course is Course.SKIP else decision
         if decision.cause == "not finite" and tokens_BS is not None and self._drains:
@@ -101,7 +102,7 @@ class RunHealth:
             if decision.course is Course.SKIP:
                 lines.append(where)
             else:
-                decision = Decision(decision.course, decision.cause, f"{decision.sentence}; {where}")
+                decision = replace(decision, sentence=f"{decision.sentence}; {where}")
         elif self._hashes is not None:
             different = self._repeated.compare(first, mesh, self._hashes)
             lines += [different] if different else []

@@ -4,8 +4,8 @@ It is asked when all gradients are summed and no weight is changed yet. The loss
 then, in place of after the update: so a step can be left out for its loss, and no collective is added for that. Norm
 and loss are the same on every rank, and with them the decision.
 
-A step that was undone comes again after the rewind, with the same samples. If it is bad again, its update is left out:
-so Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, section 5.1) got past their spikes.
+A step that was undone comes again after the rewind, with the samples behind those that it saw: so Chowdhery et al.
+2022 (PaLM, arXiv 2204.02311, section 5.1) got past their spikes. If it is bad again, its update is left out.
 """
 
 import math

@@ -1,0 +1,165 @@
+"""What compressed gradients lost, in a checkpoint: by parameter and replica, so that any other plan can go on with it.
+
+    compression.lost.NAME [n, ...]      what each of n replicas has not sent yet of its gradient of the parameter
+    compression.served.NAME [n, ...]    int8: what was lost of the sums, once for each of n groups that share a sum
+    compression.query.ROWS.NAME [M, R]  PowerSGD: Q of a matrix, of these rows of the parameter
+
+The next steps make up for the sum of all errors (Karimireddy et al. 2019, arXiv 1901.09847). So where the number of
+replicas is another one, each new one takes its share of the sum; where it is not, each takes its own, bit for bit. Q
+only says where to look first: where there is none for the rows that a rank has now, it begins anew.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from torch import Tensor
+
+from shardwright.config import largest
+from shardwright.config.units import MIB
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.compress.bucket import ErrorKind, ErrorRun
+from shardwright.parallel.compress.compressor import Compressor
+from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
+from shardwright.sharding.row_boxes import RowBox, cut_rows
+from shardwright.train.build import Replica
+from shardwright.train.checkpoint.box_files import HeldBox, WantedBox
+from shardwright.train.checkpoint.manifest import BrokenCheckpointError
+from shardwright.train.optimizer import is_first_of_line
+
+Shapes = Mapping[str, tuple[int, ...]]
+_KINDS: tuple[ErrorKind, ...] = ("lost", "served")
+# Elements of a box that is read at once.
+_MOST_ELEMENTS = 8 * MIB
+
+
+def held_compression(replica: Replica, mesh: Mesh) -> Iterator[HeldBox]:
+    """Copies, in host memory, of what this rank writes of it."""
+    for unit, compressor in _compressed_units(replica):
+        for parameter, run in _error_runs(unit, compressor):
+            if parameter is replica.tied.head or not is_first_of_line(parameter, mesh):
+                continue
+            number, index = _replicas(unit.sharding, run.kind)
+            full_shape = (number, *parameter.place.full_shape)
+            for part in _element_boxes(parameter, run, 2**62):
+                values = run.values[part.first - run.first : part.end - run.first].cpu().clone()
+                box = ((index, index + 1), *part.box[:-1])
+                yield HeldBox(_name(run.kind, parameter), full_shape, box, values.view(1, *part.shape[:-1]))
+        if unit.sharding.shards.index == unit.sharding.copies.index == 0:
+            for parameter, query_MR in zip(_matrices(unit, compressor), compressor.method.warm_starts(), strict=False):
+                if parameter is not replica.tied.head and is_first_of_line(parameter, mesh):
+                    columns, rank = parameter.place.box[-1], query_MR.shape[1]
+                    full_shape, box = (parameter.place.full_shape[-1], rank), (columns, (0, rank))
+                    yield HeldBox(_query_name(parameter), full_shape, box, query_MR.cpu().clone())
+
+
+def wanted_compression(replica: Replica, shapes: Shapes, scaled_by: float) -> list[WantedBox]:
+    """What this rank needs of a checkpoint that has tensors of these shapes, with what puts it in its place.
+
+    Gradients are `scaled_by` so much more than they were. Errors of parameters that are not compressed any more are
+    left aside.
+    """
+    boxes = list[WantedBox]()
+    for unit, compressor in _compressed_units(replica):
+        parameters = {p for p in unit.parameters if any(_name(kind, p) in shapes for kind in _KINDS)}
+        if parameters:
+            runs = list(_error_runs(unit, compressor))
+            kinds = {run.kind for _, run in runs}
+            for parameter, run in runs:
+                if parameter in parameters:
+                    # Errors of a kind that the method has not are what was not sent, like others.
+                    sources = [run.kind, *(k for k in _KINDS if k not in kinds and run.kind == "lost")]
+                    boxes += _wanted_errors(unit.sharding, parameter, run, sources, shapes, scaled_by)
+        boxes += _wanted_queries(unit, compressor, shapes)
+    return boxes
+
+
+def _compressed_units(replica: Replica) -> Iterator[tuple[FlatUnit, Compressor]]:
+    for shards in replica.shards.values():
+        yield from ((unit, unit.compressor) for unit in shards.units if unit.compressor is not None)
+
+
+def _error_runs(unit: FlatUnit, compressor: Compressor) -> Iterator[tuple[PlacedParameter, ErrorRun]]:
+    shapes = [parameter.shape for parameter in unit.parameters]
+    for run in compressor.errors(unit.bucket(), shapes, unit.value_shard.device):
+        yield unit.parameters[run.number], run
+
+
+def _replicas(sharding: Sharding, kind: ErrorKind) -> tuple[int, int]:
+    """How many errors there are of an element, and the number of this rank's: one a replica; or of what was lost of
+    sums, one for each group that shares a sum."""
+    copies, shards = sharding.copies, sharding.shards
+    if kind == "served":
+        return copies.size, copies.index
+    return copies.size * shards.size, copies.index * shards.size + shards.index
+
+
+def _element_boxes(parameter: PlacedParameter, run: ErrorRun, most_elements: int) -> Iterator[RowBox]:
+    """The boxes that a run of elements is, with a last dim of 1: so an element is a row."""
+    part = (*parameter.place.box, (0, 1))
+    return cut_rows(part, run.first, run.first + run.values.numel(), most_elements)
+
+
+def _name(kind: ErrorKind, parameter: PlacedParameter) -> str:
+    return f"compression.{kind}.{parameter.place.name}"
+
+
+def _wanted_errors(
+    sharding: Sharding, parameter: PlacedParameter, run: ErrorRun, sources: list[ErrorKind], shapes: Shapes,
+    scaled_by: float,
+) -> Iterator[WantedBox]:  # fmt: skip
+    """The errors of a run of elements: this replica's own, or its share of those of all."""
+    number, index = _replicas(sharding, run.kind)
+    run.values.zero_()  # a run that goes back has others
+
+    def add(into: Tensor, share: float, values: Tensor) -> None:
+        into.add_(values.view(-1).to(into.device), alpha=share)
+
+    for kind in sources:
+        name = _name(kind, parameter)
+        if name not in shapes:
+            continue
+        num_stored = _num_stored(name, shapes[name], parameter)
+        is_own = kind == run.kind and num_stored == number
+        share = scaled_by if is_own else scaled_by / number
+        for part in _element_boxes(parameter, run, _MOST_ELEMENTS):
+            into = run.values[part.first - run.first : part.end - run.first]
+            for one in [index] if is_own else range(num_stored):
+                box = ((one, one + 1), *part.box[:-1])
+                yield WantedBox(name, (num_stored, *parameter.place.full_shape), box, partial(add, into, share))
+
+
+def _num_stored(name: str, shape: tuple[int, ...], parameter: PlacedParameter) -> int:
+    """How many errors of each element a checkpoint has. Raises BrokenCheckpointError."""
+    full_shape = parameter.place.full_shape
+    if shape[1:] != full_shape or not 0 < shape[0] <= largest.RANKS:
+        raise BrokenCheckpointError(f"{name} has shape {list(shape)} in it, and should have [n, *{list(full_shape)}]")
+    return shape[0]
+
+
+def _matrices(unit: FlatUnit, compressor: Compressor) -> list[PlacedParameter]:
+    """The parameters that the compressor takes."""
+    return [unit.parameters[i] for i in compressor.large([p.shape for p in unit.parameters])]
+
+
+def _query_name(parameter: PlacedParameter) -> str:
+    rows = "-".join(f"{start}:{stop}" for start, stop in parameter.place.box[:-1])
+    return f"compression.query.{rows}.{parameter.place.name}"
+
+
+def _wanted_queries(unit: FlatUnit, compressor: Compressor, shapes: Shapes) -> Iterator[WantedBox]:
+    matrices, method = _matrices(unit, compressor), compressor.method
+    names = [_query_name(parameter) for parameter in matrices]
+    if not any(name in shapes for name in names):
+        return
+    found: list[Tensor | None] = [None] * len(names)
+    method.start_from(found)
+
+    def take(number: int, values: Tensor) -> None:
+        found[number] = values.to(unit.value_shard.device)
+
+    for number, (parameter, name) in enumerate(zip(matrices, names, strict=True)):
+        if len(shapes.get(name, ())) == 2:
+            rank = shapes[name][1]
+            full_shape = (parameter.place.full_shape[-1], rank)
+            yield WantedBox(name, full_shape, (parameter.place.box[-1], (0, rank)), partial(take, number))
