@@ -42,8 +42,9 @@ class Method(ABC):
         the first step. The sum over all ranks and kinds is what an element still lacks."""
         return iter(())
 
-    def warm_starts(self) -> list[Tensor]:
-        """What the next step starts from, by tensor, the same on every rank. Empty before the first step."""
+    def warm_starts(self) -> Sequence[Tensor | None]:
+        """What the next step starts from, by tensor, the same on every rank. None of what starts afresh; empty where
+        all does."""
         return []
 
     def start_from(self, found: list[Tensor | None]) -> None:

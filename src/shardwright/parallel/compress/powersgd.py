@@ -5,7 +5,7 @@ error feedback. All P of a bucket travel in one all-reduce, then all Q in anothe
 depend on how many ranks share the work.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class PowerSGD(Method):
         matrices_NM = [part.view(-1, tensor.shape[-1]) for part, tensor in zip(parts, tensors, strict=True)]
         if not self._queries:
             self._queries = [self._first_query(i, m_NM) for i, m_NM in enumerate(matrices_NM)]
+            self._found = []
 
         left_NR = [m_NM @ q_MR for m_NM, q_MR in zip(matrices_NM, self._queries, strict=True)]
         packed = pack(left_NR, torch.float32)
@@ -68,9 +69,9 @@ class PowerSGD(Method):
         lost = self._error.kept((bucket.num_elements,), device)
         yield from error_runs("lost", bucket.packed(), 0, lost)
 
-    def warm_starts(self) -> list[Tensor]:
+    def warm_starts(self) -> Sequence[Tensor | None]:
         """Q of each matrix, [M, R]."""
-        return self._queries
+        return self._queries or self._found
 
     def start_from(self, found: list[Tensor | None]) -> None:
         """Go on from these Q, those of another rank left aside."""

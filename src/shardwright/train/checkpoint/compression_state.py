@@ -47,7 +47,8 @@ def held_compression(replica: Replica, mesh: Mesh) -> Iterator[HeldBox]:
                 yield HeldBox(_name(run.kind, parameter), full_shape, box, values.view(1, *part.shape[:-1]))
         if unit.sharding.shards.index == unit.sharding.copies.index == 0:
             for parameter, query_MR in zip(_matrices(unit, compressor), compressor.method.warm_starts(), strict=False):
-                if parameter is not replica.tied.head and is_first_of_line(parameter, mesh):
+                is_written = parameter is not replica.tied.head and is_first_of_line(parameter, mesh)
+                if query_MR is not None and is_written:
                     columns, rank = parameter.place.box[-1], query_MR.shape[1]
                     full_shape, box = (parameter.place.full_shape[-1], rank), (columns, (0, rank))
                     yield HeldBox(_query_name(parameter), full_shape, box, query_MR.cpu().clone())
