@@ -25,9 +25,9 @@ from shardwright.train.checkpoint.manifest import (
     read_index,
     read_manifest,
     to_bytes,
-    whole_tensors,
 )
 from shardwright.train.checkpoint.storage import Storage, open_storage, read_whole
+from shardwright.train.checkpoint.whole_tensors import check_kinds, whole_tensors
 
 
 def place_of(job: JobSpec, folder: Path) -> str:
@@ -37,8 +37,9 @@ def place_of(job: JobSpec, folder: Path) -> str:
 
 def steps_kept(storage: Storage) -> list[int]:
     """The steps of all checkpoints that have a manifest, newest first."""
-    folders = [name for name in storage.names() if STEP_FOLDER.fullmatch(name)]
-    return sorted((int(name[5:]) for name in folders if MANIFEST in storage.names(name)), reverse=True)
+    named = {name: STEP_FOLDER.fullmatch(name) for name in storage.names()}
+    steps = [int(match[1]) for name, match in named.items() if match and folder_name(int(match[1])) == name]
+    return sorted((step for step in steps if MANIFEST in storage.names(folder_name(step))), reverse=True)
 
 
 def manifest_of(storage: Storage, step: int) -> Manifest:
@@ -56,7 +57,12 @@ def indices_of(storage: Storage, manifest: Manifest) -> list[FileIndex]:
         data = _read(storage, f"{folder_name(manifest.step)}/{note.index}")
         if digest_of(data) != note.digest:
             raise BrokenCheckpointError(f"{note.index} is not as it was written: its digest is another")
-        found.append(read_index(data, note.index))
+        index = read_index(data, note.index)
+        if (index.file, index.num_bytes) != (note.index.replace(".json", ".safetensors"), note.num_bytes):
+            raise BrokenCheckpointError(f"{note.index} is of {index.num_bytes:,} bytes of {index.file}, and the "
+                                        f"manifest says {note.num_bytes:,}")  # fmt: skip
+        found.append(index)
+    check_kinds(found, manifest.optimizer_steps)
     return found
 
 
