@@ -7,7 +7,7 @@
       manifest.json             a Manifest, written last: where it is, all is there and durable
 
 Nothing here is executed or trusted: names are of one form, numbers have limits, and every file is held against its sum
-by whoever reads it. A digest is no signature: who made a checkpoint up could make its digests right. So whatever is said
+by whoever reads it. A digest is no signature: who makes a checkpoint up makes its digests right. So whatever is said
 here may be a lie, and none costs more memory than the files have bytes. Torch is not needed to look at a checkpoint.
 """
 

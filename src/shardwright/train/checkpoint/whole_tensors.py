@@ -2,7 +2,7 @@
 
 Boxes tile a tensor where every element lies in exactly one of them. To compare each box with each would take quadratic
 time, and to mark elements as much memory as the tensor says it has. Here instead each element at (i, j, ...) stands for
-the term x^i y^j ..., and a box for the sum of its terms, a product of geometric series. The boxes tile the tensor if and
+the term x^i y^j ..., and a box for the sum of its terms, a product of geometric series. Boxes tile the tensor if and
 only if their sums add up to the tensor's as polynomials, for a term's coefficient is how often its element is there.
 Two polynomials are compared at a random point modulo a prime (Schwartz 1980, J. ACM 27(4)): different ones agree there
 with a chance of at most their degree over the prime, 8 x 2^62 / 2^127. Torch is not needed.
