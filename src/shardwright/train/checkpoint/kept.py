@@ -26,13 +26,13 @@ from shardwright.train.checkpoint.manifest import (
     read_manifest,
     to_bytes,
 )
-from shardwright.train.checkpoint.storage import Storage, open_storage, read_whole
+from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage, read_whole
 from shardwright.train.checkpoint.whole_tensors import check_kinds, whole_tensors
 
 
 def place_of(job: JobSpec, folder: Path) -> str:
     """Where the checkpoints of a run lie: a folder or an address."""
-    return os.path.expanduser(job.checkpoint.path) or str(folder / "checkpoints")
+    return job.checkpoint.path or str(folder / "checkpoints")
 
 
 def steps_kept(storage: Storage) -> list[int]:
@@ -90,10 +90,11 @@ def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> 
 
 def put_aside(job: JobSpec, folder: Path) -> None:
     """Give the checkpoints of a run another name, for it begins anew. PlanError where they lie at an address."""
-    place = place_of(job, folder)
-    if not steps_kept(open_storage(place)):
+    storage = open_storage(place_of(job, folder))
+    if not steps_kept(storage):
         return
-    if "://" in place:
+    place = storage.root
+    if not isinstance(storage, LocalStorage):
         fault = f"{place} has checkpoints, and is not emptied; remove them there, or name another checkpoint.path"
         raise PlanError("train --fresh", [fault])
     number = next(number for number in count(1) if not os.path.lexists(f"{place}.before-{number}"))
