@@ -37,6 +37,8 @@ DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16
 _MOST_DIMS, _MOST_NAME = 8, 300
 MOST_JSON_BYTES = 32 * MIB  # of one file: 200,000 boxes, or the sums of 2 TiB; read, it takes twenty times as much
 
+# What a run goes on counting from: floating-point numbers, as optimizers count with, have it.
+_MOST_COUNTED = 2**53
 _Count = Annotated[int, Field(ge=0, lt=2**62)]
 
 
@@ -163,6 +165,9 @@ def read_manifest(data: bytes, name: str) -> Manifest:
         raise BrokenCheckpointError(f"{name} names a file {shortened(wrong[0])!r}")
     if len({note.index for note in manifest.files}) < len(manifest.files):
         raise BrokenCheckpointError(f"{name} names a file twice")
+    if max(manifest.passed_over, manifest.optimizer_steps) > _MOST_COUNTED:
+        raise BrokenCheckpointError(f"{name} says {manifest.passed_over:,} samples were passed over, and "
+                                    f"{manifest.optimizer_steps:,} optimizer steps done, which no run reaches")  # fmt: skip
     if not (is_finite(manifest.job) and is_finite(manifest.state)):
         raise BrokenCheckpointError(f"{name} has numbers that are none")
     if fault := _job_fault(manifest.job) or state_fault(manifest.state):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shardwright.config import largest
 from shardwright.config.base import printable, shortened
 
-_Number = Annotated[int, Field(ge=0, lt=2**62)]
+_Number = Annotated[int, Field(ge=0, le=2**53)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
