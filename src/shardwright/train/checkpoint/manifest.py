@@ -166,8 +166,10 @@ def read_manifest(data: bytes, name: str) -> Manifest:
     if len({note.index for note in manifest.files}) < len(manifest.files):
         raise BrokenCheckpointError(f"{name} names a file twice")
     if max(manifest.passed_over, manifest.optimizer_steps) > _MOST_COUNTED:
-        raise BrokenCheckpointError(f"{name} says {manifest.passed_over:,} samples were passed over, and "
-                                    f"{manifest.optimizer_steps:,} optimizer steps done, which no run reaches")  # fmt: skip
+        raise BrokenCheckpointError(
+            f"{name} says that {manifest.passed_over:,} samples were passed over and {manifest.optimizer_steps:,} "
+            "optimizer steps done, which no run reaches"
+        )
     if not (is_finite(manifest.job) and is_finite(manifest.state)):
         raise BrokenCheckpointError(f"{name} has numbers that are none")
     if fault := _job_fault(manifest.job) or state_fault(manifest.state):
