@@ -8,7 +8,7 @@ SEED   ?= 1
 N      ?= 100
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test test-fast fuzz signals kills soak lint install clean
+.PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak lint install clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,11 @@ fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N d
 	$(BIN)/python tests/fuzz/collectives.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/resumes.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/inputs.py --seed $(SEED) --count $(N)0
+
+fuzz-strangers: $(VENV)/installed-test  ## 100 x N job files, 20 x N checkpoints and 20 x N data files from strangers (SEED=1 N=100)
+	$(BIN)/python tests/fuzz/strangers.py --kind job --seed $(SEED) --count $(N)00
+	$(BIN)/python tests/fuzz/strangers.py --kind checkpoint --seed $(SEED) --count $$((20 * $(N)))
+	$(BIN)/python tests/fuzz/strangers.py --kind data --seed $(SEED) --count $$((20 * $(N)))
 
 signals: $(VENV)/installed-test  ## N signals at random moments to a run and its ranks (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/signals.py --seed $(SEED) --count $(N)

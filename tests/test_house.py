@@ -69,3 +69,59 @@ def test_files_that_the_source_names_exist() -> None:
         if path not in names and not any((place / path).exists() for place in (SOURCE, root))
     ]
     assert missing == []
+
+
+# What runs code that a file brings along, by its name or the end of it; and where what is read is no file.
+RUNNING = (
+    "pickle.load", "pickle.loads", "pickle.Unpickler", "pickle.*", "marshal.*", "shelve.*", "dill.*", "joblib.*",
+    "cloudpickle.*", "torch.load", "torch.hub.load", "torch.jit.load", "torch.package.PackageImporter", "np.load",
+    "numpy.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec", "compile", "__import__",
+    "FileSystemReader", "FsspecReader", "from_pretrained", "runpy.*", "importlib.util.*",
+)  # fmt: skip
+WITHOUT_A_FILE = {
+    ("report/timeline/study.py", "eval"),  # formulas of the registry of schedules
+    ("train/launch/launch.py", "pickle.dumps"),
+}
+UNSAFE_OPTIONS = {"allow_pickle": True, "weights_only": False, "trust_remote_code": True}
+
+
+def runs_code(name: str) -> bool:
+    """Whether a function of that name is one of those."""
+    module = name.rpartition(".")[0] + ".*"
+    return any(name == one or module == one or ("." not in one and name.endswith(f".{one}") and one[0].isupper())
+               for one in RUNNING)  # fmt: skip
+
+
+def calls_that_run_code(source: str) -> set[str]:
+    """The calls, imports and options of a module that run code which a file brings along."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            found |= {name} if runs_code(name) else set()
+            found |= {
+                f"{name}({option.arg})"
+                for option in node.keywords
+                if option.arg in UNSAFE_OPTIONS
+                and not (isinstance(option.value, ast.Constant) and option.value.value != UNSAFE_OPTIONS[option.arg])
+            }
+        if isinstance(node, ast.ImportFrom):
+            found |= {full for alias in node.names if runs_code(full := f"{node.module}.{alias.name}")}
+    return found
+
+
+def test_no_file_is_read_by_what_runs_code() -> None:
+    """No pickle, no code of a model or data set: files of strangers are data."""
+    found = {(str(f.relative_to(SOURCE)), call) for f in FILES for call in calls_that_run_code(f.read_text("utf-8"))}
+    assert found == WITHOUT_A_FILE
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.load(path)", "from pickle import loads", "np.load(path, allow_pickle=flag)", "eval(text)",
+        "x.Model.from_disk(name, trust_remote_code=True)", "dcp.load({}, storage_reader=dcp.FileSystemReader(path))",
+    ],
+)  # fmt: skip
+def test_what_runs_code_is_seen(source: str) -> None:
+    assert calls_that_run_code(source)

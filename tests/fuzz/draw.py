@@ -58,6 +58,8 @@ def draw(seed: int, number: int) -> Fields:
             fields["checkpoint"] = {"every_steps": rng.choice([1, 4])}
     if rng.random() < 0.05:
         fields["run"] |= {"profile_steps": rng.choice([0, 1, 3]), "profile_first_step": rng.choice([1, 2])}
+    if rng.random() < 0.3:
+        fields["checkpoint"] = _checkpoint(rng) | fields.get("checkpoint", {})
     return fields
 
 
@@ -81,6 +83,14 @@ def _health(rng: random.Random, plan: Fields) -> Fields:
         health |= {"spike_window": rng.choice([8, 100]), "spike_deviations": rng.choice([4.0, 8.0])}
         health["most_skips"] = rng.choice([1, 20])
     return health
+
+
+def _checkpoint(rng: random.Random) -> Fields:
+    """When checkpoints are written, how many are kept, and where: few, and in a folder that a run of its own has."""
+    return {
+        "every_steps": rng.choice([0, 1, 4]), "every_s": rng.choice([0.0, 0.5, 60.0]), "auto": rng.random() < 0.3,
+        "keep_last": rng.choice([1, 2]), "keep_every": rng.choice([0, 0, 2]), "path": rng.choice(["", "", "kept"]),
+    }  # fmt: skip
 
 
 def _order(rng: random.Random) -> str:

@@ -62,6 +62,22 @@ tokenizer = "bytes"
 [optimizer]
 steps = 10
 warmup_steps = 2
+[checkpoint]
+every_steps = 2
+every_s = 30.0
+auto = false
+keep_last = 2
+keep_every = 4
+path = "kept"
+[health]
+not_finite = "stop"
+spike = "tell"
+spike_window = 100
+spike_deviations = 6.0
+most_skips = 20
+compare_replicas_every = 2
+repeat_every = 0
+slow_share = 0.25
 """
 TEXT = "A line of text to train on, with ä and 😀.\n" * 40
 

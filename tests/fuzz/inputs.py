@@ -35,6 +35,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from fuzz.hostile import PREPARE, Case
+from fuzz.hostile_checkpoints import RESUME, resume
 from fuzz.kinds import KINDS, case_of
 
 CPU_S, MEMORY_BYTES, WALL_S = 20, 1 << 30, 300  # of a machine that may have much else to do
@@ -130,6 +131,8 @@ def _command_status(arguments: list[str]) -> int:
     try:
         if arguments[0] == PREPARE:
             _prepare(arguments)
+        elif arguments[0] == RESUME:
+            resume(arguments)
         else:
             sys.argv = ["shardwright", *arguments]
             main()
@@ -271,29 +274,36 @@ def main() -> int:
     options = parser.parse_args()
     load_everything()
     if options.case:
-        return _tell(Case.from_json(options.case.read_text()), show=True)
+        return _tell(Case.from_json(options.case.read_text()))
+    numbers = range(options.first, options.first + options.count)
+    return run_cases(options.seed, numbers, options.kinds, options.folder, options.show)
+
+
+def run_cases(seed: int, numbers: range, kinds: list[str] | None, folder: Path, show: bool = False) -> int:
+    """Run cases of a seed, and write down those that fail. 1 if there is one."""
     counts: Counter[str] = Counter()
     began, slowest, most = time.monotonic(), 0.0, 0
-    for number in range(options.first, options.first + options.count):
-        case = case_of(options.seed, number, options.kinds)
+    for done, number in enumerate(numbers, 1):
+        case = case_of(seed, number, kinds)
         outcome = run_case(case)
-        if options.show:
+        if show:
             _print(case, outcome)
         counts[f"{case.kind} {outcome.status}" if not outcome.wrong else "wrong"] += 1
         slowest, most = max(slowest, outcome.cpu_s), max(most, outcome.grown_bytes)
-        if (number - options.first) % 500 == 499:
-            print(f"... {number - options.first + 1} cases, {time.monotonic() - began:.0f} s", flush=True)
+        if done % 500 == 0:
+            print(f"... {done} cases, {time.monotonic() - began:.0f} s", flush=True)
         if outcome.wrong:
-            options.folder.mkdir(parents=True, exist_ok=True)
-            file = options.folder / f"{case.kind}-{options.seed}-{number}.json"
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / f"{case.kind}-{seed}-{number}.json"
             file.write_text(case.as_json())
             print(f"{case.kind} {number}: {outcome.wrong}\n  python tests/fuzz/inputs.py --case {file}", flush=True)
-    print(f"{options.count} cases in {time.monotonic() - began:.0f} s, the slowest {slowest:.1f} s of CPU, the largest "
+    print(f"{len(numbers)} cases in {time.monotonic() - began:.0f} s, the slowest {slowest:.1f} s of CPU, the largest "
           f"{most >> 20} MiB: " + ", ".join(f"{name}: {count}" for name, count in sorted(counts.items())))  # fmt: skip
     return int(counts["wrong"] > 0)
 
 
-def _tell(case: Case, show: bool) -> int:
+def _tell(case: Case) -> int:
+    """Run a case, and print all that is known of it. 1 if it fails."""
     outcome = run_case(case)
     _print(case, outcome)
     return int(bool(outcome.wrong))

@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from shardwright.config.load import make_job
+from shardwright.measure.record_files import read_record, write_record
 from shardwright.measure.rounding import is_rounding, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.tensor.parameter import initial_box
@@ -97,3 +99,18 @@ def test_moved_weights_differ_by_one_rounding() -> None:
         assert ((moved / given - 1).abs() <= 2.0**-22).all() and not torch.equal(moved, given)
         half = replace(PLACE, box=((1, 2), (0, 2)))
         assert torch.equal(moved_weights(job, number)(half, device), moved[1:])
+
+
+def test_a_record_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    places = [
+        replace(PLACE, summed_over=("tp",), box=((0, 1), (0, 2))),
+        replace(PLACE, name="none", box=((0, 0), (0, 2))),
+    ]
+    whole = torch.tensor([[0.1, NAN], [-0.0, INF]], dtype=torch.bfloat16)
+    left = Record(record(norms=(1.0, None)).steps, [(places[0], whole[1:]), (places[1], whole[:0])], NAN)
+    write_record(left, tmp_path, 3)
+    found = read_record(tmp_path, 3)
+    assert found.steps == left.steps and math.isnan(found.evaluated)
+    ((place, values),) = found.boxes  # nothing is left of a box of nothing
+    assert place == places[0] and values.dtype == torch.bfloat16
+    assert values.view(torch.int16).tolist() == whole[1:].view(torch.int16).tolist()

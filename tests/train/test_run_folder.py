@@ -10,8 +10,17 @@ import pytest
 
 from cases import small_job
 from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.train.data.token_cache import remove_unfinished
-from shardwright.train.launch.run_folder import LOCK, folder_faults, folder_of, holding, unshared_faults
+from shardwright.train.launch.run_folder import (
+    LOCK,
+    folder_faults,
+    folder_of,
+    holding,
+    holding_checkpoints,
+    unshared_faults,
+)
 from shardwright.train.launch.scratch_folder import remove_scratch_of, scratch_folder
 
 
@@ -79,3 +88,43 @@ def test_a_folder_that_machines_do_not_share(tmp_path: Path) -> None:
         f"run.folder {tmp_path} is not the one that rank 0 writes to, and a run goes on from checkpoints of all "
         "machines; name a folder in run.folder or checkpoint.path that all of them share"
     )
+
+
+def writing_to(place: Path | str) -> JobSpec:
+    return make_job(small_job().model_dump(exclude_unset=True) | {"checkpoint": {"every_steps": 1, "path": str(place)}})
+
+
+def test_two_runs_do_not_write_into_one_anothers_checkpoints(tmp_path: Path) -> None:
+    """Neither where both name a folder, nor where one names that of the other's run."""
+    for mine, theirs in (("kept", tmp_path / "kept"), ("", tmp_path / "a/checkpoints")):
+        first, second = writing_to(tmp_path / mine if mine else ""), writing_to(theirs)
+        with holding_checkpoints(first, tmp_path / "a"):
+            with pytest.raises(PlanError) as refusal, holding_checkpoints(second, tmp_path / "b"):
+                pytest.fail("two runs write to one folder")
+            (fault,) = refusal.value.faults
+            assert fault.startswith(f"checkpoint.path {theirs} is in use by another run, process {os.getpid()} on ")
+            assert fault.endswith("; wait for its end, or name another folder in checkpoint.path")
+        with holding_checkpoints(second, tmp_path / "b"):
+            pass
+        assert list(theirs.iterdir()) == []
+
+
+def test_checkpoints_in_the_run_folder_itself_are_held_with_it(tmp_path: Path) -> None:
+    with holding(tmp_path, []), holding_checkpoints(writing_to(tmp_path), tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("place", ["memory://x", ""])
+def test_what_is_no_folder_or_not_written_to_is_not_held(place: str, tmp_path: Path) -> None:
+    job = writing_to(place) if place else small_job()
+    with holding_checkpoints(job, tmp_path), holding_checkpoints(job, tmp_path):
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_for_checkpoints_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(PlanError, match=r"checkpoint.path .*file is a file; name another folder in checkpoint.path"),
+        holding_checkpoints(writing_to(tmp_path / "file/x"), tmp_path),
+    ):
+        pass

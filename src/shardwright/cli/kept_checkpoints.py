@@ -2,6 +2,9 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +13,7 @@ import click
 from shardwright.cli.job_options import json_option
 
 if TYPE_CHECKING:
+    from shardwright.train.checkpoint.manifest import Manifest
     from shardwright.train.checkpoint.storage import Storage
 
 
@@ -23,32 +27,10 @@ def checkpoint() -> None:
 @json_option
 def list_steps(run: str, as_json: bool) -> None:
     """List the checkpoints, oldest first: step, size, plan."""
-    from shardwright.config.units import memory_text
     from shardwright.train.checkpoint.kept import manifest_of
-    from shardwright.train.checkpoint.manifest import BrokenCheckpointError, describe_job
 
     storage, steps = _found(run)
-    rows: list[dict[str, Any]] = []
-    for step in reversed(steps):
-        try:
-            manifest = manifest_of(storage, step)
-        except BrokenCheckpointError as error:
-            rows.append({"step": step, "fault": str(error)})
-            continue
-        rows.append(
-            {
-                "step": step,
-                "bytes": manifest.num_bytes,
-                "files": len(manifest.files),
-                "plan": describe_job(manifest.job),
-            }
-        )
-    if as_json:
-        click.echo(json.dumps(rows))
-        return
-    for row in rows:
-        size = memory_text(row["bytes"]) if "bytes" in row else ""
-        click.echo(f"step {row['step']:>8}  {size:>10}  {row.get('plan') or row['fault']}")
+    _tell([_row(step, partial(manifest_of, storage)) for step in sorted(steps)], as_json)
 
 
 @checkpoint.command()
@@ -58,7 +40,8 @@ def list_steps(run: str, as_json: bool) -> None:
 def show(run: str, step: int | None, as_json: bool) -> None:
     """Show what is in one checkpoint: every tensor, its shape, and in how many boxes it lies."""
     from shardwright.train.checkpoint.kept import indices_of, manifest_of
-    from shardwright.train.checkpoint.manifest import describe_job, whole_tensors
+    from shardwright.train.checkpoint.manifest import describe_job
+    from shardwright.train.checkpoint.whole_tensors import whole_tensors
 
     storage, steps = _found(run)
     with _as_fault(run):
@@ -87,25 +70,38 @@ def show(run: str, step: int | None, as_json: bool) -> None:
 def verify(run: str, step: int | None, as_json: bool) -> None:
     """Read every byte of the checkpoints, and say whether they are whole. Status 1 if one is not."""
     from shardwright.train.checkpoint.kept import check_whole
-    from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 
     storage, steps = _found(run)
-    found: dict[int, str] = {}
-    for number in sorted(steps) if step is None else [_chosen(run, steps, step)]:
-        try:
-            check_whole(storage, number)
-            found[number] = ""
-        except BrokenCheckpointError as error:
-            found[number] = str(error)
-    if as_json:
-        click.echo(
-            json.dumps([{"step": number, "whole": not fault, "fault": fault} for number, fault in found.items()])
-        )
-    else:
-        for number, fault in found.items():
-            click.echo(f"step {number}: {fault or 'whole'}")
-    if any(found.values()):
+    chosen = sorted(steps) if step is None else [_chosen(run, steps, step)]
+    rows = [_row(number, partial(check_whole, storage)) for number in chosen]
+    _tell([row | {"whole": "fault" not in row} for row in rows], as_json)
+    if any("fault" in row for row in rows):
         sys.exit(1)
+
+
+def _row(step: int, look: "Callable[[int], Manifest]") -> dict[str, Any]:
+    """What is told of a checkpoint: what it is, or why nobody can say."""
+    from shardwright.train.checkpoint.manifest import BrokenCheckpointError, describe_job
+
+    try:
+        manifest = look(step)
+    except BrokenCheckpointError as error:
+        return {"step": step, "fault": str(error)}
+    plan = describe_job(manifest.job)
+    return {"step": step, "bytes": manifest.num_bytes, "files": len(manifest.files), "plan": plan}
+
+
+def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Print checkpoints, one a line."""
+    from shardwright.config.units import memory_text
+
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    for row in rows:
+        size = memory_text(row["bytes"]) if "bytes" in row else ""
+        what = row.get("fault") or row["plan"] + ", whole" * ("whole" in row)
+        click.echo(f"step {row['step']:>8}  {size:>10}  {what}")
 
 
 def _found(run: str) -> "tuple[Storage, list[int]]":
@@ -130,17 +126,13 @@ def _chosen(run: str, steps: list[int], step: int | None) -> int:
     return steps[0] if step is None else step
 
 
-def _as_fault(run: str) -> Any:
-    from contextlib import contextmanager
-
+@contextmanager
+def _as_fault(run: str) -> Iterator[None]:
+    """What is wrong with a checkpoint is what the command fails for."""
     from shardwright.config.base import RunError
     from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 
-    @contextmanager
-    def told() -> Any:
-        try:
-            yield
-        except BrokenCheckpointError as error:
-            raise RunError(f"checkpoint of {run}: {error}") from None
-
-    return told()
+    try:
+        yield
+    except BrokenCheckpointError as error:
+        raise RunError(f"checkpoint of {run}: {error}") from None

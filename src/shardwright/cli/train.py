@@ -83,7 +83,7 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Beg
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
     from shardwright.train.launch.restarts import launch_with_restarts
-    from shardwright.train.launch.run_folder import folder_faults, folder_of, holding
+    from shardwright.train.launch.run_folder import folder_faults, folder_of, holding, holding_checkpoints
 
     def tell(error: RankFailedError, restart: str) -> None:
         click.echo(f"failed: {error}{_advice(spec, error.failure)}\n{restart}", err=True)
@@ -94,12 +94,14 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Beg
         remove_unfinished(folder / "data")
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
         if begins.fresh:
-            put_aside(spec, folder)
+            with holding_checkpoints(spec, folder):
+                put_aside(spec, folder)
         work = _work(spec, begins.weights_from)
         try:
-            if asked is None:
-                return launch(work, spec, folder)[0], folder
-            return launch_with_restarts(work, spec, folder, asked, tell)[0], folder
+            with holding_checkpoints(spec, folder):
+                if asked is None:
+                    return launch(work, spec, folder)[0], folder
+                return launch_with_restarts(work, spec, folder, asked, tell)[0], folder
         except RankFailedError as error:
             raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
 
@@ -109,12 +111,13 @@ def _run_rank(spec: "JobSpec", seat: "RankEnvironment", begins: _Begins) -> tupl
     from shardwright.config.base import PlanError
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.rank_life import run_rank
-    from shardwright.train.launch.run_folder import folder_faults, folder_of, holding, this_node
+    from shardwright.train.launch.run_folder import folder_faults, folder_of, holding, holding_checkpoints, this_node
 
     if begins.fresh:  # a rank that is started anew can't know whether the run has begun
         raise PlanError("train --fresh", ["under torchrun a run begins anew in another run.folder; name one"])
     folder = folder_of(spec)
     alone = holding(folder, folder_faults(folder)) if seat.rank == 0 else nullcontext()
+    writes_alone = holding_checkpoints(spec, folder) if seat.rank == 0 else nullcontext()
     is_first_of_node, is_on = seat.local_rank == 0 < seat.rank, spec.checkpoint.is_on
     if is_first_of_node and (faults := folder_faults(folder)):
         raise PlanError(this_node(), faults)
@@ -122,7 +125,7 @@ def _run_rank(spec: "JobSpec", seat: "RankEnvironment", begins: _Begins) -> tupl
     if is_first_of_node and is_on and not spec.checkpoint.path:
         work = partial(_work_in_a_shared_folder, work)
     heeded = preemption.heeded(before_a_look=preemption.leave_early(seat.rank)) if is_on else nullcontext()
-    with alone, heeded:
+    with alone, writes_alone, heeded:
         if seat.rank == 0:
             remove_unfinished(folder / "data")
         return run_rank(seat, work, spec, folder, _teller(spec, seat)), folder

@@ -36,8 +36,12 @@ _MOST_FAULTS, _MOST_SUBJECT, _MOST_TEXT = 20, 500, 2000
 
 
 def _shown(text: str, most: int) -> str:
-    """A part of a message: not too long, and without what would make a terminal do something else than print."""
-    text = text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    """A part of a message, not too long."""
+    return printable(text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}")
+
+
+def printable(text: str) -> str:
+    """A text without what would make a terminal do something else than print."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 

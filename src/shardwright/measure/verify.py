@@ -4,9 +4,8 @@ import math
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from shardwright.config.job import JobSpec
+from shardwright.measure.record_files import read_record, write_record
 from shardwright.measure.rounding import MOVES, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
 from shardwright.parallel.comm.process_groups import Mesh
@@ -37,10 +36,9 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
         # Copies, for a view would be saved with the whole buffer that it lies in.
         boxes = [(p.place, p.detach().clone()) for p in parameters]
     following = my_share(samples, num_steps * job.batch.global_batch_size, job, mesh)
-    record = (steps, boxes, evaluate(job, replica, mesh, following))
-    path = folder / f"rank{mesh.rank}.pt"
-    with telling_of_full_disk(path, way_out="name another folder in TMPDIR"), path.open("wb") as file:
-        torch.save(record, file)
+    record = Record(steps, boxes, evaluate(job, replica, mesh, following))
+    with telling_of_full_disk(folder / "record", way_out="name another folder in TMPDIR"):
+        write_record(record, folder, mesh.rank)
 
 
 def verify(job: JobSpec, num_steps: int, tolerance: float) -> tuple[Verdict, list[Verdict]]:
@@ -57,14 +55,10 @@ def verify(job: JobSpec, num_steps: int, tolerance: float) -> tuple[Verdict, lis
 
         def run(this: JobSpec, name: str, moved_by: int = 0) -> list[Record]:
             launch(partial(record_steps, num_steps, data_folder, moved_by), this, scratch / name, num_threads=1)
-            return [_read(scratch / name / f"rank{rank}.pt") for rank in range(this.plan.world)]
+            return [read_record(scratch / name, rank) for rank in range(this.plan.world)]
 
         ranks, (one,) = run(job, "plan"), run(job.as_one_rank(), "one")
         verdict = compare(ranks, one)
         if verdict.within(tolerance) or math.inf in verdict.differences or loses_gradients(job.plan):
             return verdict, []
         return verdict, [compare(run(job.as_one_rank(), f"moved{number}", number), one) for number in MOVES]
-
-
-def _read(path: Path) -> Record:
-    return Record(*torch.load(path, weights_only=False))  # our own file, written a moment ago

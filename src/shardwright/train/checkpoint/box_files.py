@@ -5,6 +5,7 @@ what overlaps with what. Its own files are not used, for they are opened with pi
 rank plans for itself: who writes what follows from the plan of the job, so that nothing needs to be agreed on.
 """
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,21 +42,20 @@ from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.row_boxes import num_elements_of, shape_of_box
 from shardwright.train.checkpoint.checked_blocks import BlockSums, CheckedFile, safetensors_header
 from shardwright.train.checkpoint.manifest import (
-    DTYPE_BYTES,
     BrokenCheckpointError,
     FileIndex,
     StoredBox,
     data_file,
     index_file,
     to_bytes,
-    whole_tensors,
 )
 from shardwright.train.checkpoint.storage import Storage
+from shardwright.train.checkpoint.whole_tensors import whole_tensors
 
 # Each rank plans for itself, and torch.distributed.checkpoint warns of that each time.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
-# What a file is read in at a time, and the most elements of a box that is wanted.
+# What a file is written and read in at a time.
 SLAB_BYTES = 32 * MIB
 # Files whose last blocks are kept for the next read.
 _OPEN_FILES = 4
@@ -304,6 +304,8 @@ class _FileReader(StorageReader):
         self._indices = {index.file: index for index in indices}
         self._boxes = whole_tensors(indices)
         self._open: dict[str, CheckedFile] = {}
+        for index in indices:  # before memory is taken for what a file only says it has
+            self._file(index.file)
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Every reader reads one checkpoint."""
@@ -351,27 +353,40 @@ class _FileReader(StorageReader):
         return self._open[name]
 
     def _read(self, stored: StoredBox, file: CheckedFile, offsets: tuple[int, ...], into: Tensor) -> None:
-        """Copy a part of a stored box, in slabs of whole indices of its first dim."""
+        """Copy a part of a stored box."""
         shape, dtype = shape_of_box(stored.box), _DTYPES[stored.dtype]
-        if not shape:
-            into.copy_(
-                torch.frombuffer(file.read(stored.start_byte, stored.start_byte + stored.num_bytes), dtype=dtype)[0]
-            )
+        if shape:
+            _copy_slabs(file, stored.start_byte, shape, dtype, offsets=offsets, into=into)
             return
-        one_bytes = DTYPE_BYTES[stored.dtype] * torch.Size(shape[1:]).numel()
-        inner = tuple(slice(a, a + n) for a, n in zip(offsets[1:], into.shape[1:], strict=True))
-        step = max(1, SLAB_BYTES // max(1, one_bytes))
-        for first in range(0, into.shape[0], step):
-            end = min(first + step, into.shape[0])
-            start = stored.start_byte + (offsets[0] + first) * one_bytes
-            raw = file.read(start, start + (end - first) * one_bytes)
-            slab = torch.frombuffer(raw, dtype=dtype).view(end - first, *shape[1:])
-            into[first:end] = slab[(slice(None), *inner)]
+        raw = file.read(stored.start_byte, stored.start_byte + stored.num_bytes)
+        into.copy_(torch.frombuffer(raw, dtype=dtype)[0])
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         """No path is enough to make one."""
         return False
+
+
+def _copy_slabs(
+    file: CheckedFile, start_byte: int, shape: tuple[int, ...], dtype: torch.dtype, *, offsets: tuple[int, ...],
+    into: Tensor,
+) -> None:  # fmt: skip
+    """Copy a part of a tensor that lies in a file from a byte on: slabs of whole indices of its first dim, or, where
+    one of them is more than a slab, that of each index by itself."""
+    one_bytes = dtype.itemsize * math.prod(shape[1:])
+    if one_bytes > SLAB_BYTES:
+        for i in range(into.shape[0]):
+            start = start_byte + (offsets[0] + i) * one_bytes
+            _copy_slabs(file, start, shape[1:], dtype, offsets=offsets[1:], into=into[i])
+        return
+    inner = tuple(slice(a, a + n) for a, n in zip(offsets[1:], into.shape[1:], strict=True))
+    step = max(1, SLAB_BYTES // one_bytes)
+    for first in range(0, into.shape[0], step):
+        end = min(first + step, into.shape[0])
+        start = start_byte + (offsets[0] + first) * one_bytes
+        raw = file.read(start, start + (end - first) * one_bytes)
+        slab = torch.frombuffer(raw, dtype=dtype).view(end - first, *shape[1:])
+        into[first:end] = slab[(slice(None), *inner)]
 
 
 def full_shapes(indices: list[FileIndex]) -> Mapping[str, tuple[int, ...]]:

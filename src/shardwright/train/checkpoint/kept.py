@@ -25,20 +25,21 @@ from shardwright.train.checkpoint.manifest import (
     read_index,
     read_manifest,
     to_bytes,
-    whole_tensors,
 )
-from shardwright.train.checkpoint.storage import Storage, open_storage, read_whole
+from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage, read_whole
+from shardwright.train.checkpoint.whole_tensors import check_kinds, whole_tensors
 
 
 def place_of(job: JobSpec, folder: Path) -> str:
     """Where the checkpoints of a run lie: a folder or an address."""
-    return os.path.expanduser(job.checkpoint.path) or str(folder / "checkpoints")
+    return job.checkpoint.path or str(folder / "checkpoints")
 
 
 def steps_kept(storage: Storage) -> list[int]:
     """The steps of all checkpoints that have a manifest, newest first."""
-    folders = [name for name in storage.names() if STEP_FOLDER.fullmatch(name)]
-    return sorted((int(name[5:]) for name in folders if MANIFEST in storage.names(name)), reverse=True)
+    named = {name: STEP_FOLDER.fullmatch(name) for name in storage.names()}
+    steps = [int(match[1]) for name, match in named.items() if match and folder_name(int(match[1])) == name]
+    return sorted((step for step in steps if MANIFEST in storage.names(folder_name(step))), reverse=True)
 
 
 def manifest_of(storage: Storage, step: int) -> Manifest:
@@ -56,7 +57,12 @@ def indices_of(storage: Storage, manifest: Manifest) -> list[FileIndex]:
         data = _read(storage, f"{folder_name(manifest.step)}/{note.index}")
         if digest_of(data) != note.digest:
             raise BrokenCheckpointError(f"{note.index} is not as it was written: its digest is another")
-        found.append(read_index(data, note.index))
+        index = read_index(data, note.index)
+        if (index.file, index.num_bytes) != (note.index.replace(".json", ".safetensors"), note.num_bytes):
+            raise BrokenCheckpointError(f"{note.index} is of {index.num_bytes:,} bytes of {index.file}, and the "
+                                        f"manifest says {note.num_bytes:,}")  # fmt: skip
+        found.append(index)
+    check_kinds(found, manifest.optimizer_steps)
     return found
 
 
@@ -84,10 +90,11 @@ def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> 
 
 def put_aside(job: JobSpec, folder: Path) -> None:
     """Give the checkpoints of a run another name, for it begins anew. PlanError where they lie at an address."""
-    place = place_of(job, folder)
-    if not steps_kept(open_storage(place)):
+    storage = open_storage(place_of(job, folder))
+    if not steps_kept(storage):
         return
-    if "://" in place:
+    place = storage.root
+    if not isinstance(storage, LocalStorage):
         fault = f"{place} has checkpoints, and is not emptied; remove them there, or name another checkpoint.path"
         raise PlanError("train --fresh", [fault])
     number = next(number for number in count(1) if not os.path.lexists(f"{place}.before-{number}"))

@@ -7,35 +7,38 @@
       manifest.json             a Manifest, written last: where it is, all is there and durable
 
 Nothing here is executed or trusted: names are of one form, numbers have limits, and every file is held against its sum
-by whoever reads it. Torch is not needed to look at a checkpoint.
+by whoever reads it. A digest is no signature: who makes a checkpoint up makes its digests right. So whatever is said
+here may be a lie, and none costs more memory than the files have bytes. Torch is not needed to look at a checkpoint.
 """
 
-import json
 import re
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
 from shardwright.config import largest
-from shardwright.config.base import Spec
+from shardwright.config.base import Spec, printable, shortened
 from shardwright.config.units import MIB
-from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.row_boxes import num_elements_of
+from shardwright.train.checkpoint.run_state import is_finite, state_fault
 
 FORMAT = 1
 BLOCK_BYTES = MIB  # of a file, that one sum is of
 MANIFEST = "manifest.json"
 LATEST = "latest"
-STEP_FOLDER = re.compile(r"step-(\d{8,10})")
-DATA_FILE = re.compile(r"rank-(\d{5,8})\.safetensors")
-INDEX_FILE = re.compile(r"rank-(\d{5,8})\.json")
+STEP_FOLDER = re.compile(r"step-([0-9]{8,10})")
+DATA_FILE = re.compile(r"rank-([0-9]{5,8})\.safetensors")
+INDEX_FILE = re.compile(r"rank-([0-9]{5,8})\.json")
 # Number types as safetensors files name them, with the bytes of an element.
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 _MOST_DIMS, _MOST_NAME = 8, 300
-MOST_JSON_BYTES = 512 * MIB  # of one file: some millions of boxes
+MOST_JSON_BYTES = 32 * MIB  # of one file: 200,000 boxes, or the sums of 2 TiB; read, it takes twenty times as much
 
+# What a run goes on counting from: floating-point numbers, as optimizers count with, have it.
+_MOST_COUNTED = 2**53
 _Count = Annotated[int, Field(ge=0, lt=2**62)]
 
 
@@ -46,7 +49,7 @@ class BrokenCheckpointError(ValueError):
 class StoredBox(Spec):
     """A box of a tensor in a file: from which byte on, and of what."""
 
-    name: str = Field(min_length=1, max_length=_MOST_NAME)
+    name: str = Field(max_length=_MOST_NAME, pattern=r"^[A-Za-z0-9_.-]+$")
     full_shape: tuple[_Count, ...] = Field(max_length=_MOST_DIMS)
     box: tuple[tuple[_Count, _Count], ...] = Field(max_length=_MOST_DIMS)
     dtype: str
@@ -80,7 +83,16 @@ class FileIndex(Spec):
                 found.append(f"{self.file}: {stored.name} {stored.full_shape} has no box {stored.box}")
             elif stored.start_byte + stored.num_bytes > self.num_bytes:
                 found.append(f"{self.file}: {stored.name} ends behind the file")
-        return found
+        return found or self._shared_bytes()
+
+    def _shared_bytes(self) -> list[str]:
+        """Boxes that lie in the same bytes: a small file could hold any number of them."""
+        in_order = sorted(self.boxes, key=lambda stored: stored.start_byte)
+        return [
+            f"{self.file}: {before.name} and {stored.name} share bytes"
+            for before, stored in pairwise(in_order)
+            if before.start_byte + before.num_bytes > stored.start_byte
+        ]
 
 
 class FileNote(Spec):
@@ -151,8 +163,28 @@ def read_manifest(data: bytes, name: str) -> Manifest:
     if manifest.format != FORMAT:
         raise BrokenCheckpointError(f"{name} is of format {manifest.format}, and this version reads format {FORMAT}")
     if wrong := [note.index for note in manifest.files if not INDEX_FILE.fullmatch(note.index)]:
-        raise BrokenCheckpointError(f"{name} names a file {wrong[0]!r}")
+        raise BrokenCheckpointError(f"{name} names a file {shortened(wrong[0])!r}")
+    if len({note.index for note in manifest.files}) < len(manifest.files):
+        raise BrokenCheckpointError(f"{name} names a file twice")
+    if max(manifest.passed_over, manifest.optimizer_steps) > _MOST_COUNTED:
+        raise BrokenCheckpointError(
+            f"{name} says that {manifest.passed_over:,} samples were passed over and {manifest.optimizer_steps:,} "
+            "optimizer steps done, which no run reaches"
+        )
+    if not (is_finite(manifest.job) and is_finite(manifest.state)):
+        raise BrokenCheckpointError(f"{name} has numbers that are none")
+    if fault := _job_fault(manifest.job) or state_fault(manifest.state):
+        raise BrokenCheckpointError(f"{name}: {fault}")
     return manifest
+
+
+def _job_fault(job: dict[str, Any]) -> str:
+    """Why a stored job is none; empty if it looks like one. Another version's may have other fields."""
+    for section in ("model", "plan"):
+        if section not in job:
+            return f"its job has no {section}"
+    wrong = [name for name, fields in job.items() if name != "name" and not isinstance(fields, dict)]
+    return f"its job's {shortened(wrong[0])!r} is no section" if wrong else ""
 
 
 def _read(kind: type, data: bytes, name: str) -> Any:
@@ -164,33 +196,13 @@ def _read(kind: type, data: bytes, name: str) -> Any:
         return kind.model_validate_json(body, strict=True)  # type: ignore[attr-defined]
     except (ValidationError, RecursionError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"msg": "too deep", "loc": ()}
-        where = ".".join(map(str, first["loc"]))
+        where = shortened(printable(".".join(map(str, first["loc"]))))
         raise BrokenCheckpointError(f"{name} can't be read: {where} {first['msg']}") from None
-
-
-def whole_tensors(indices: list[FileIndex]) -> dict[str, list[tuple[StoredBox, str]]]:
-    """The boxes of each tensor, by name, with their files. BrokenCheckpointError where they are not all of it, once."""
-    found: dict[str, list[tuple[StoredBox, str]]] = {}
-    for index in indices:
-        for stored in index.boxes:
-            found.setdefault(stored.name, []).append((stored, index.file))
-    for name, boxes in found.items():
-        first = boxes[0][0]
-        if any((one.full_shape, one.dtype) != (first.full_shape, first.dtype) for one, _ in boxes):
-            raise BrokenCheckpointError(f"{name} has another shape or number type in another file")
-        whole: Box = tuple((0, size) for size in first.full_shape)
-        if sum(num_elements_of(one.box) for one, _ in boxes) != num_elements_of(whole):
-            raise BrokenCheckpointError(f"{name} {list(first.full_shape)} is not all there")
-    return found
 
 
 def describe_job(job: dict[str, Any]) -> str:
     """The plan of a stored job in a few words, as far as it says one."""
-    plan = job.get("plan", {})
+    plan = job["plan"]
     degrees = [f"{axis} {plan[axis]}" for axis in ("dp", "tp", "pp", "cp", "ep") if plan.get(axis, 1) != 1]
-    return ", ".join([*degrees, f"zero {plan.get('zero', 0)}", str(plan.get("schedule", ""))])
-
-
-def as_text(value: Any) -> str:
-    """A value of a stored job, on one line."""
-    return json.dumps(value)
+    words = [*degrees, f"zero {plan.get('zero', 0)}", str(plan.get("schedule", ""))]
+    return ", ".join(shortened(printable(word)) for word in words)

@@ -1,5 +1,6 @@
 """From which checkpoint a run goes on, under the plan that it has now."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
@@ -18,7 +19,6 @@ from shardwright.train.checkpoint.kept import indices_of, manifest_of, place_of,
 from shardwright.train.checkpoint.manifest import (
     BrokenCheckpointError,
     Manifest,
-    as_text,
     describe_job,
     folder_name,
 )
@@ -119,12 +119,12 @@ def _go_on_with_scale(replica: Replica, manifest: Manifest) -> float:
 
 def _refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage) -> None:
     """PlanError where a checkpoint is of another model."""
-    now, then = job.model.model_dump(mode="json"), manifest.job.get("model", {})
+    now, then = job.model.model_dump(mode="json"), manifest.job["model"]
     if other := {field: then.get(field) for field in now if then.get(field) != now[field] and field != "name"}:
         raise PlanError(
             f"checkpoint {storage.root}/{folder_name(manifest.step)}",
             [
-                f"its model.{field} is {as_text(value)}, and the job's {as_text(now[field])}; begin anew with --fresh, "
+                f"its model.{field} is {_text(value)}, and the job's {_text(now[field])}; begin anew with --fresh, "
                 "or name another run.folder"
                 for field, value in other.items()
             ],
@@ -135,9 +135,14 @@ def _differences(then: dict[str, Any], job: JobSpec) -> list[str]:
     """A line for each field that is not what it was, of those that matter to what is learned."""
     now = job.model_dump(mode="json")
     return [
-        f"note: {section}.{field} is {as_text(value)} from here on; it was {as_text(then.get(section, {}).get(field))}"
+        f"note: {section}.{field} is {_text(value)} from here on; it was {_text(then.get(section, {}).get(field))}"
         for section, fields in now.items()
         if section not in _OF_THE_RUN and isinstance(fields, dict)
         for field, value in fields.items()
         if field != "name" and then.get(section, {}).get(field) != value
     ]
+
+
+def _text(value: Any) -> str:
+    """A value of a job, on one line."""
+    return shortened(json.dumps(value), 200)

@@ -1,4 +1,5 @@
-"""The folder of a run: which it is, whether it can be written to, and that one run at a time has it."""
+"""The folder of a run, and that of its checkpoints: which it is, whether it can be written to, and that one run at a
+time has it."""
 
 import fcntl
 import json
@@ -13,8 +14,10 @@ from pathlib import Path
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.train.checkpoint.kept import place_of
+from shardwright.train.checkpoint.storage import LocalStorage, open_storage
 
-WAY_OUT = "name another folder in run.folder"
+RUN_FOLDER, CHECKPOINTS = "run.folder", "checkpoint.path"  # the fields that name folders
 # Says who has the folder, and is locked by it. The system gives the lock of a process back however that ends.
 LOCK = ".lock"
 # A network file system may show a new file that late.
@@ -26,7 +29,7 @@ def folder_of(job: JobSpec) -> Path:
     return Path(os.path.expanduser(job.run.folder) or Path("runs", job.name))
 
 
-def folder_faults(folder: Path) -> list[str]:
+def folder_faults(folder: Path, field: str = RUN_FOLDER) -> list[str]:
     """Make the folder and write to it: what else could tell that it can be done?"""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,11 +37,15 @@ def folder_faults(folder: Path) -> list[str]:
             pass
     except (FileExistsError, NotADirectoryError):
         file = next((path for path in (folder, *folder.parents) if path.is_file()), folder)
-        return [f"run.folder {folder} can't be made: {file} is a file; {WAY_OUT}"]
+        return [f"{field} {folder} can't be made: {file} is a file; {_way_out(field)}"]
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else error
-        return [f"run.folder {folder} can't be written to: {reason}; {WAY_OUT}"]
+        return [f"{field} {folder} can't be written to: {reason}; {_way_out(field)}"]
     return []
+
+
+def _way_out(field: str) -> str:
+    return f"name another folder in {field}"
 
 
 def this_node() -> str:
@@ -60,11 +67,11 @@ def unshared_faults(folder: Path, patience_s: float) -> list[str]:
 
 
 @contextmanager
-def holding(folder: Path, other_faults: list[str]) -> Iterator[None]:
+def holding(folder: Path, other_faults: list[str], field: str = RUN_FOLDER) -> Iterator[None]:
     """Have the folder for this process alone. PlanError with all faults if there are others, or another run has it."""
     descriptor, faults = -1, list(other_faults)
     if os.path.isdir(folder):
-        descriptor, in_use = _lock(folder / LOCK)
+        descriptor, in_use = _lock(folder / LOCK, field)
         faults += in_use
     try:
         if faults:
@@ -76,7 +83,20 @@ def holding(folder: Path, other_faults: list[str]) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _lock(file: Path) -> tuple[int, list[str]]:
+@contextmanager
+def holding_checkpoints(job: JobSpec, folder: Path) -> Iterator[None]:
+    """Have the folder that a run writes its checkpoints to for this process alone, where it is one of a file system:
+    another run, with another run.folder, may name it too. PlanError where that has it."""
+    storage = open_storage(place_of(job, folder)) if job.checkpoint.is_on else None
+    if not isinstance(storage, LocalStorage) or os.path.realpath(storage.root) == os.path.realpath(folder):
+        yield
+        return
+    place = Path(storage.root)
+    with holding(place, folder_faults(place, CHECKPOINTS), CHECKPOINTS):
+        yield
+
+
+def _lock(file: Path, field: str) -> tuple[int, list[str]]:
     """An open file that is locked, or why there is none: -1 alone where the file system has no locks."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
@@ -87,14 +107,14 @@ def _lock(file: Path) -> tuple[int, list[str]]:
     except BlockingIOError:
         holder = _holder(descriptor)
         os.close(descriptor)
-        way_out = f"wait for its end, or {WAY_OUT}"
-        return -1, [f"run.folder {file.parent} is in use by another run, {holder}; {way_out}"]
+        way_out = f"wait for its end, or {_way_out(field)}"
+        return -1, [f"{field} {file.parent} is in use by another run, {holder}; {way_out}"]
     except OSError:
         os.close(descriptor)
         return -1, []
     if not _is_at(descriptor, file):  # its owner has removed it since it was opened
         os.close(descriptor)
-        return _lock(file)
+        return _lock(file, field)
     about = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
     with suppress(OSError):  # a full disk is told by those who need it
         os.ftruncate(descriptor, 0)

@@ -1,0 +1,76 @@
+"""Whether the boxes that files say they hold are tensors that a run can take up: whole, and each of its kind.
+
+Boxes tile a tensor where every element lies in exactly one of them. To compare each box with each would take quadratic
+time, and to mark elements as much memory as the tensor says it has. Here instead each element at (i, j, ...) stands for
+the term x^i y^j ..., and a box for the sum of its terms, a product of geometric series. Boxes tile the tensor if and
+only if their sums add up to the tensor's as polynomials, for a term's coefficient is how often its element is there.
+Two polynomials are compared at a random point modulo a prime (Schwartz 1980, J. ACM 27(4)): different ones agree there
+with a chance of at most their degree over the prime, 8 x 2^62 / 2^127. Torch is not needed.
+"""
+
+from collections.abc import Sequence
+from secrets import randbelow
+
+from shardwright.config import largest
+from shardwright.sharding.parameter_shard import Box
+from shardwright.sharding.row_boxes import num_elements_of
+from shardwright.train.checkpoint.manifest import BrokenCheckpointError, FileIndex, StoredBox
+
+OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq")
+_WEIGHTS = "weights"
+_FLOAT32 = "F32"
+_PRIME = 2**127 - 1
+
+
+def whole_tensors(indices: list[FileIndex]) -> dict[str, list[tuple[StoredBox, str]]]:
+    """The boxes of each tensor, by name, with their files. BrokenCheckpointError where they are not all of it, once."""
+    found: dict[str, list[tuple[StoredBox, str]]] = {}
+    for index in indices:
+        for stored in index.boxes:
+            found.setdefault(stored.name, []).append((stored, index.file))
+    for name, boxes in found.items():
+        first = boxes[0][0]
+        if any((one.full_shape, one.dtype) != (first.full_shape, first.dtype) for one, _ in boxes):
+            raise BrokenCheckpointError(f"{name} has another shape or number type in another file")
+        if not tile([one.box for one, _ in boxes], first.full_shape):
+            raise BrokenCheckpointError(f"{name} {list(first.full_shape)} is not all there, each element once")
+    return found
+
+
+def tile(boxes: Sequence[Box], full_shape: tuple[int, ...]) -> bool:
+    """Whether every element of a tensor lies in exactly one of the boxes, which end inside it."""
+    whole: Box = tuple((0, size) for size in full_shape)
+    if len(boxes) == 1 or sum(map(num_elements_of, boxes)) != num_elements_of(whole):
+        return list(boxes) == [whole]
+    point = [2 + randbelow(_PRIME - 2) for _ in full_shape]
+    return sum(_terms(box, point) for box in boxes) % _PRIME == _terms(whole, point)
+
+
+def _terms(box: Box, point: Sequence[int]) -> int:
+    """The sum of a box's terms at a point, times a factor that is the same for all boxes."""
+    total = 1
+    for (start, stop), x in zip(box, point, strict=True):
+        total = total * (pow(x, stop, _PRIME) - pow(x, start, _PRIME)) % _PRIME
+    return total
+
+
+def check_kinds(indices: list[FileIndex], optimizer_steps: int) -> None:
+    """BrokenCheckpointError where tensors are not what a run writes: the weights and, once the optimizer has done a
+    step, all that it remembers of each of them, in float32."""
+    tensors = {stored.name: stored for index in indices for stored in index.boxes}
+    weights = {name.removeprefix(f"{_WEIGHTS}.") for name in tensors if name.startswith(f"{_WEIGHTS}.")}
+    for name, stored in tensors.items():
+        kind, _, of = name.partition(".")
+        if kind in OPTIMIZER_STATES and of not in weights:
+            raise BrokenCheckpointError(f"it has {name}, and no {_WEIGHTS}.{of}")
+        if kind in (_WEIGHTS, *OPTIMIZER_STATES, "float8") and stored.dtype != _FLOAT32:
+            raise BrokenCheckpointError(f"{name} is of number type {stored.dtype}, and is written as {_FLOAT32}")
+        if kind == "float8" and not (len(stored.full_shape) == 1 and 0 < stored.full_shape[0] <= largest.HISTORY + 1):
+            raise BrokenCheckpointError(f"{name} is {list(stored.full_shape)}, and no history of amaxes")
+    for state in OPTIMIZER_STATES:
+        there = {of for of in weights if f"{state}.{of}" in tensors}
+        if missing := sorted(weights - there if optimizer_steps else there):
+            has = "has no" if optimizer_steps else "has"
+            raise BrokenCheckpointError(
+                f"its optimizer has done {optimizer_steps:,} steps, and it {has} {state}.{missing[0]}"
+            )

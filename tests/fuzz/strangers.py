@@ -1,0 +1,54 @@
+"""What comes from strangers: job files, checkpoints, and data, tokenizer and model files, made wrong at random.
+
+    python tests/fuzz/strangers.py --kind checkpoint --count 2000 --seed 1
+    python tests/fuzz/inputs.py --case FILE        # sees a failing case again
+
+Each case runs and is judged as in inputs.py, with what `train` does on one rank for a folder of checkpoints: none may
+crash, hang, take more than 1 GiB or load in silence what was not saved. Half of the folders are `damaged`, half are
+`signed`: changed by one who made all digests and sums right, which can be another checkpoint and no harm.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+if __package__ in (None, ""):
+    sys.path[0] = str(Path(__file__).parents[1])
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: threads do not survive a fork
+
+from fuzz.inputs import load_everything, run_cases
+
+KINDS = {"job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "tokenizer", "entry"]}
+
+
+def _load_torch() -> None:
+    """What going on from a checkpoint needs, for all children. Nothing is computed: that may start threads."""
+    import torch.distributed.checkpoint
+    import torch.utils.tensorboard
+
+    import shardwright.train.trainer
+
+    assert torch.distributed.checkpoint and torch.utils.tensorboard and shardwright.train.trainer
+
+
+def main() -> int:
+    """Run cases, and write down those that fail. 1 if there is one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=list(KINDS), required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case of the seed")
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--folder", type=Path, default=Path("fuzz-failures"), help="where failing cases are written")
+    parser.add_argument("--show", action="store_true", help="print what each case says")
+    options = parser.parse_args()
+    load_everything()
+    if options.kind == "checkpoint":
+        _load_torch()
+    numbers = range(options.first, options.first + options.count)
+    return run_cases(options.seed, numbers, KINDS[options.kind], options.folder, options.show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
