@@ -60,8 +60,8 @@ def train(job: JobSpec, mesh: Mesh, tokens: TokenFiles) -> Run:
     batch, losses = job.batch.global_batch_size, []
     for step in range(job.optimizer.steps):
         losses.append(train_step(job, replica, mesh, step, my_share(samples, step * batch, job, mesh)).loss)
-    shapes = [tuple(p.shape) for p in placed_parameters(replica.stages[0]).values()]
-    sent = wire_bytes(reduced_bucket(job.plan, shapes, mesh.dp.size), mesh.dp.size)
+    places = [p.place for p in placed_parameters(replica.stages[0]).values()]
+    sent = wire_bytes(reduced_bucket(job.plan, places, mesh.dp.size), mesh.dp.size)
     return Run(losses, held_out_loss(job, replica, mesh, held_out), sent / mesh.dp.size)
 
 

@@ -15,12 +15,21 @@ from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.compress.bucket import Bucket, ErrorRun
 from shardwright.parallel.compress.choose import make_compressor
+from shardwright.sharding.parameter_shard import ParameterShard
 
 # Small ones between large ones; a vector that PowerSGD does not take; three dims; nothing divides by 4 x 256.
 SHAPES = [(33,), (96, 70), (8, 40, 32), (64,), (5001,), (50, 60)]
 SMALL = [0, 3, 5]
 LARGE = [1, 2, 4]
 PADDING = 7.0
+
+
+def places_of(shapes: list[tuple[int, ...]]) -> list[ParameterShard]:
+    """Whole tensors of these shapes."""
+    return [ParameterShard(shape, tuple((0, size) for size in shape), "normal") for shape in shapes]
+
+
+PLACES = places_of(SHAPES)
 NUM_STEPS = 5
 PLANS = {
     "bf16": PlanSpec(compress="bf16"),
@@ -83,10 +92,10 @@ def reduce_steps(mesh: Mesh, plan: PlanSpec, scatter: bool, steps: list[int], be
     """Of a compressor that begins, or that goes on from the outcome of another one."""
     make = make_compressor(plan)
     assert make is not None
-    compressor = make()
+    compressor = make(PLACES)
 
     def errors() -> list[ErrorRun]:
-        return list(compressor.errors(layout(mesh.dp.size, mesh.dp.index, scatter), SHAPES, torch.device("cpu")))
+        return list(compressor.errors(layout(mesh.dp.size, mesh.dp.index, scatter), torch.device("cpu")))
 
     if before is not None:
         for mine, then in zip(errors(), before.errors, strict=True):

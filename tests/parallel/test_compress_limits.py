@@ -13,8 +13,8 @@ from cases import small_job
 from compressed import (
     BAD,
     NUM_STEPS,
+    PLACES,
     PLANS,
-    SHAPES,
     WORLDS,
     Outcome,
     bucket,
@@ -24,6 +24,7 @@ from compressed import (
     large_part,
     num_elements,
     outcomes,
+    places_of,
     reduce_steps,
 )
 from ranks import run_on_mesh
@@ -77,7 +78,7 @@ def with_bad_numbers(mesh: Mesh) -> dict[tuple[str, str], tuple[bool, bool, bool
 def with_bad_number(mesh: Mesh, name: str, bad: float) -> tuple[bool, bool, bool]:
     make = make_compressor(PLANS[name])
     assert make is not None
-    compressor = make()
+    compressor = make(PLACES)
     sound = []
     for step in range(3):
         flat, tensors = bucket(gradient(mesh.dp.index, step))
@@ -99,9 +100,9 @@ def large_numbers(mesh: Mesh) -> tuple[torch.Tensor, torch.Tensor]:
     make = make_compressor(PlanSpec(compress="fp16", compress_least=1))
     assert make is not None
     gathered, scattered = (torch.tensor([40000.0, 70000.0, 3.0, 0.0]) for _ in range(2))
-    make().start(gathered, [gathered], mesh.dp).wait()
+    make(places_of([(4,)])).start(gathered, [gathered], mesh.dp).wait()
     out = torch.empty(2)
-    make().start_scatter(scattered, [scattered], mesh.dp, out).wait()
+    make(places_of([(4,)])).start_scatter(scattered, [scattered], mesh.dp, out).wait()
     return gathered, out
 
 
@@ -116,7 +117,7 @@ def test_float16_overflows_to_infinity() -> None:
 def test_one_replica_communicates_nothing(name: str) -> None:
     make = make_compressor(PLANS[name])
     assert make is not None
-    compressor = make()
+    compressor = make(PLACES)
     ledger = Ledger(torch.device("cpu"))
     alone = Axis("dp", (0,), 0, None, ledger, None)
     flat, tensors = bucket(gradient(0, 0))
@@ -136,9 +137,9 @@ def one_only_small(mesh: Mesh, plan: PlanSpec) -> tuple[torch.Tensor, torch.Tens
     make = make_compressor(plan)
     assert make is not None
     whole, share = torch.arange(6.0), torch.empty(3)
-    make().start(whole, [whole[:4].view(2, 2), whole[4:]], mesh.dp).wait()
+    make(places_of([(2, 2), (2,)])).start(whole, [whole[:4].view(2, 2), whole[4:]], mesh.dp).wait()
     flat = torch.arange(6.0)
-    make().start_scatter(flat, [flat[:4].view(2, 2), flat[4:]], mesh.dp, share).wait()
+    make(places_of([(2, 2), (2,)])).start_scatter(flat, [flat[:4].view(2, 2), flat[4:]], mesh.dp, share).wait()
     return whole, share, mesh.ledger.table()
 
 
@@ -170,11 +171,11 @@ def as_table(collectives: list[BucketCollective], times: int) -> dict[str, dict[
 def test_bytes_are_those_predicted(name: str, scatter: bool, world: int) -> None:
     plan = PLANS[name]
     if scatter:
-        predicted = scattered_bucket(plan, SHAPES, world, num_elements())
-        plain = wire_bytes(scattered_bucket(PlanSpec(), SHAPES, world, num_elements()), world)
+        predicted = scattered_bucket(plan, PLACES, world, num_elements())
+        plain = wire_bytes(scattered_bucket(PlanSpec(), PLACES, world, num_elements()), world)
     else:
-        predicted = reduced_bucket(plan, SHAPES, world)
-        plain = wire_bytes(reduced_bucket(PlanSpec(), [(num_elements(),)], world), world)
+        predicted = reduced_bucket(plan, PLACES, world)
+        plain = wire_bytes(reduced_bucket(PlanSpec(), places_of([(num_elements(),)]), world), world)
     for by_method in outcomes(world):
         outcome = by_method[name, scatter]
         assert outcome.table == as_table(predicted, NUM_STEPS)
@@ -194,7 +195,7 @@ def test_bytes_are_those_predicted(name: str, scatter: bool, world: int) -> None
 )
 def test_bytes_by_hand(plan: PlanSpec, expected: list[tuple[str, int]]) -> None:
     """A matrix of 1000 x 1000 and a vector of 100 over four replicas."""
-    found = reduced_bucket(plan, [(1000, 1000), (100,)], 4)
+    found = reduced_bucket(plan, places_of([(1000, 1000), (100,)]), 4)
     assert [(collective.kind, collective.num_bytes) for collective in found] == expected
 
 
@@ -205,10 +206,10 @@ def test_bytes_on_the_wire() -> None:
         BucketCollective("all_gather", 1),
     ]
     assert wire_bytes(collectives, 4) == 3 * (200 + 10 + 1)
-    assert wire_bytes(reduced_bucket(PLANS["int8"], SHAPES, 1), 1) == 0
-    assert scattered_bucket(PLANS["int8"], SHAPES, 1, num_elements()) == []
+    assert wire_bytes(reduced_bucket(PLANS["int8"], PLACES, 1), 1) == 0
+    assert scattered_bucket(PLANS["int8"], PLACES, 1, num_elements()) == []
     with pytest.raises(ValueError, match=r"10 elements has no equal shares for 4 ranks \(10 / 4 = 2.50\); pad it"):
-        scattered_bucket(PLANS["int8"], [(10,)], 4, 10)
+        scattered_bucket(PLANS["int8"], places_of([(10,)]), 4, 10)
 
 
 # --- state ---
@@ -250,7 +251,7 @@ def two_buckets(mesh: Mesh, end: Callable[[list[Reduction]], None]) -> list[torc
     for step in range(2):
         flat, tensors = bucket(gradient(mesh.dp.index, step))
         flats.append(flat)
-        reductions.append(make().start(flat, tensors, mesh.dp))
+        reductions.append(make(PLACES).start(flat, tensors, mesh.dp))
     assert not any(reduction.is_over() for reduction in reductions)
     end(reductions)
     assert all(reduction.is_over() for reduction in reductions)

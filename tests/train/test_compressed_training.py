@@ -3,11 +3,15 @@
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from cases import made_up_tokens, record, remembered, small_job
+from cases import made_up_tokens, my_tokens, record, remembered, small_job
 from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.sharding.parameter_shard import Box
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
 
@@ -58,3 +62,24 @@ def test_compressed_gradients_are_fewer_bytes() -> None:
     assert moved["int8"] < 0.3
     assert moved["powersgd"] < 0.6
     assert moved["topk"] < 0.6
+
+
+def everything_held(mesh: Mesh, job: JobSpec) -> list[tuple[str, Box, Tensor]]:
+    """Name, box and values of each parameter after some steps."""
+    replica = build(job, mesh)
+    for step in range(3):
+        train_step(job, replica, mesh, step, my_tokens(mesh, job, step))
+    with replica.gathered():
+        held = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
+        return [(p.place.name, p.place.box, p.detach().clone()) for p in held]
+
+
+@pytest.mark.parametrize("plan", [{"tp": 2}, {"tp": 2, "zero": 2, "sequence_parallel": True}, {"pp": 2, "zero": 3}])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_ranks_hold_alike_stays_alike(method: str, plan: dict[str, Any]) -> None:
+    """Norms and positions over tp, a tied table over pp: their buckets hold other tensors on other ranks."""
+    job = small_job("gpt-tied", dp=2, compress=method, compress_least=1, **METHODS[method], **plan)
+    first: dict[tuple[str, Box], Tensor] = {}
+    for held in run_on_mesh(job, everything_held, job):
+        for name, box, values in held:
+            assert torch.equal(first.setdefault((name, box), values), values), name

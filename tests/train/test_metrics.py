@@ -17,6 +17,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.report.expert_use import read_use
 from shardwright.sharding.compression import reduced_bucket, wire_bytes
+from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import build
 from shardwright.train.metrics import MetricsLog, Shares, job_peak_flops, measure_shares
 from shardwright.train.router_update import LayerRouting
@@ -42,11 +43,11 @@ def job_on_text(tmp_path: Path, plan: dict[str, Any], precision: dict[str, Any],
     return make_job(fields)
 
 
-def train_and_count(mesh: Mesh, job: JobSpec, folder: Path) -> list[list[tuple[int, ...]]]:
-    """Train. Returns the shapes in each bucket of this rank."""
+def train_and_count(mesh: Mesh, job: JobSpec, folder: Path) -> list[list[ParameterShard]]:
+    """Train. Returns what is in each bucket of this rank."""
     train(job, mesh, folder)
     units = [unit for shards in build(job, mesh).shards.values() for unit in shards.units]
-    return [[tuple(p.shape) for p in unit.parameters] for unit in units]
+    return [[p.place for p in unit.parameters] for unit in units]
 
 
 def steps_in(folder: Path) -> list[dict[str, Any]]:
@@ -65,7 +66,7 @@ def test_skipped_steps_and_saved_bytes_are_written(tmp_path: Path) -> None:
     assert steps[0]["skipped"] and steps[0]["grad_norm"] is None
     assert (steps[0]["skipped_because"], steps[0]["num_skipped"], steps[0]["num_spikes"]) == ("overflow", 1, 0)
     assert [step["loss_scale"] for step in steps[:2]] == [2.0**23, 2.0**22]
-    buckets = [shapes for rank in ranks for shapes in rank]
+    buckets = [places for rank in ranks for places in rank]
     plain, sent = (sum(wire_bytes(reduced_bucket(p, b, 2), 2) for b in buckets) for p in (PlanSpec(), job.plan))
     saved = (plain - sent) // 2  # both replicas have listed their buckets
     assert saved > 0

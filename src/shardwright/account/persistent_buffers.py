@@ -4,13 +4,12 @@ Casts are kept for both products, so an element takes 2 bytes, and each scale 4 
 float32, of the elements that a method compresses (parallel/compress/).
 """
 
-import math
 from collections.abc import Mapping
 
 from shardwright.account.rank_state import StageState, UnitState
 from shardwright.config.job import JobSpec
 from shardwright.config.precision import FLOAT8_TILE
-from shardwright.sharding.compression import compressed_shapes, whole_blocks
+from shardwright.sharding.compression import compressed, whole_blocks
 from shardwright.sharding.parameter_shard import ParameterShard
 
 _FLOAT = 4
@@ -49,13 +48,13 @@ def _cast_bytes(place: ParameterShard, recipe: str) -> int:
 def _error_bytes(job: JobSpec, unit: UnitState) -> int:
     """What error feedback and, for PowerSGD, the warm start keep of a bucket."""
     plan, ranks = job.plan, unit.replicas.num_ranks
-    shapes = compressed_shapes(plan, [place.shape for place in unit.places])
-    num_elements = sum(map(math.prod, shapes))
-    if not shapes or plan.compress not in ("int8", "powersgd", "topk"):
+    places = compressed(plan, unit.places)
+    num_elements = sum(place.num_elements for place in places)
+    if not places or plan.compress not in ("int8", "powersgd", "topk"):
         return 0
     if plan.compress == "int8":
         if unit.replicas.zero:  # a part for each rank; the sum itself is not quantised
             return _FLOAT * ranks * int(whole_blocks(unit.layout.shard_size))
         return _FLOAT * (ranks + 1) * int(whole_blocks(-(-num_elements // ranks)))
-    queries = plan.compress_rank * sum(shape[-1] for shape in shapes) if plan.compress == "powersgd" else 0
+    queries = plan.compress_rank * sum(place.shape[-1] for place in places) if plan.compress == "powersgd" else 0
     return _FLOAT * (num_elements + queries)

@@ -103,15 +103,15 @@ class _SizedUnit(UnitEvents[None]):
 
     def _start_reduce(self, cast: Loan[None] | None, aside: Loan[None] | None) -> None:
         plan, replicas, element = self._counts.job.plan, self._state.replicas, self.sizes.reduce_bytes
-        for is_partial, places in groupby(self._state.places, lambda place: bool(place.summed_over)):
+        for is_partial, parts in groupby(self._state.places, lambda place: bool(place.summed_over)):
             if is_partial:
-                elements = sum(place.num_elements for place in places)
+                elements = sum(place.num_elements for place in parts)
                 self._counts.move("all_reduce", "tp", self.sizes.gradient_bytes * elements)
-        shapes = [place.shape for place in self._state.places]
+        places = self._state.places
         collectives = (
-            scattered_bucket(plan, shapes, replicas.num_ranks, self.sizes.size, element)
+            scattered_bucket(plan, places, replicas.num_ranks, self.sizes.size, element)
             if replicas.zero
-            else reduced_bucket(plan, shapes, replicas.num_ranks, element)
+            else reduced_bucket(plan, places, replicas.num_ranks, element)
         )
         for collective in collectives:
             self._counts.move(collective.kind, replicas.shards_axis, collective.num_bytes)

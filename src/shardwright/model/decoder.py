@@ -143,9 +143,10 @@ class DecoderStage(nn.Module):
         self.layers = nn.ModuleDict({str(i): Block(spec, i, cut, policies.get(i, KEEP_ALL)) for i in numbers})
         self.norm = Norm(spec, cut) if span.is_last else None
         self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, cut, std=spec.init_std) if span.is_last else None
-        if self.head is not None and spec.tied_embeddings:
-            # The same tensor by name: it starts from the same values wherever the last stage is.
-            self.head.weight.place = replace(self.head.weight.place, name="embedding.weight")
+        for use in (self.embedding, self.head) if spec.tied_embeddings else ():
+            if use is not None:
+                # The same tensor by name: it starts from the same values wherever the last stage is.
+                use.weight.place = replace(use.weight.place, name="embedding.weight", is_tied=True)
 
     @property
     def deferred(self) -> DeferredGradients:

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shardwright.config.plan import PlanSpec
+from shardwright.sharding.groups import zero_stage
+from shardwright.sharding.mesh import expert_axis_sizes
+from shardwright.sharding.parameter_shard import ParameterShard
 
 _FLOAT32, _HALF, _INDEX = 4, 2, 4  # bytes
 KEEPS_ERROR = ("int8", "powersgd", "topk")  # methods that keep what was lost, in float32, by element
 BLOCK = 256  # elements of int8 that share a scale
 SCALE_BYTES = _FLOAT32  # of a block
 
-Shape = Sequence[int]
+# Methods that look at all tensors of a bucket at once: what is made of one depends on its neighbours.
+_OF_WHOLE_BUCKETS = ("int8", "topk")
 
 
 @dataclass(frozen=True)
@@ -40,21 +44,21 @@ class Compression(Protocol):
 
 
 def reduced_bucket(
-    plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, itemsize: int = 4
+    plan: PlanSpec, places: Sequence[ParameterShard], num_ranks: int, itemsize: int = 4
 ) -> list[BucketCollective]:
     """Collectives that leave the sum of a bucket on every rank. `itemsize` is bytes of an uncompressed element."""
     if num_ranks == 1:
         return []
     if plan.compress == "none":
-        return [BucketCollective("all_reduce", itemsize * sum(map(math.prod, shapes)))]
-    large, small = _split(plan, shapes)
-    rows, columns = sum(math.prod(shape[:-1]) for shape in large), sum(shape[-1] for shape in large)
-    num_large = sum(map(math.prod, large))
+        return _as_they_are(places, itemsize)
+    large, small = _split(plan, places)
+    rows, columns = (sum(of) for of in zip(*map(_sides, large), strict=True)) if large else (0, 0)
+    num_large = sum(place.num_elements for place in large)
     return _as_they_are(small, itemsize) + (summed(plan, num_large, rows, columns, num_ranks) if large else [])
 
 
 def scattered_bucket(
-    plan: PlanSpec, shapes: Sequence[Shape], num_ranks: int, num_elements: int, itemsize: int = 4
+    plan: PlanSpec, places: Sequence[ParameterShard], num_ranks: int, num_elements: int, itemsize: int = 4
 ) -> list[BucketCollective]:
     """Collectives that leave a share of the sum on each rank. `num_elements` is the bucket's with its padding.
     ValueError if the bucket does not split into equal shares."""
@@ -66,16 +70,16 @@ def scattered_bucket(
     if plan.compress == "none" and num_ranks > 1:
         return [BucketCollective("reduce_scatter", itemsize * num_elements)]
     if plan.compress in ("none", "powersgd", "topk"):
-        return reduced_bucket(plan, shapes, num_ranks, itemsize)
+        return reduced_bucket(plan, places, num_ranks, itemsize)
     if num_ranks == 1:
         return []
-    large, small = _split(plan, shapes)
+    large, small = _split(plan, places)
     return _as_they_are(small, itemsize) + ([_shares(plan, num_elements, num_ranks)] if large else [])
 
 
-def compressed_shapes(plan: PlanSpec, shapes: Sequence[Shape]) -> list[Shape]:
-    """Shapes of the tensors of a bucket that the method compresses; all others travel as they are."""
-    return [] if plan.compress == "none" else _split(plan, shapes)[0]
+def compressed(plan: PlanSpec, places: Sequence[ParameterShard]) -> list[ParameterShard]:
+    """The tensors of a bucket that the method compresses; all others travel as they are."""
+    return [] if plan.compress == "none" else _split(plan, places)[0]
 
 
 def wire_bytes(collectives: Sequence[BucketCollective], num_ranks: Any) -> Any:
@@ -114,8 +118,8 @@ def scattered(plan: Compression, num_elements: Any, rows: Any, columns: Any, num
     return [_shares(plan, num_elements, num_ranks)]
 
 
-def _as_they_are(small: list[Shape], itemsize: int) -> list[BucketCollective]:
-    return [BucketCollective("all_reduce", itemsize * sum(map(math.prod, small)))] if small else []
+def _as_they_are(small: Sequence[ParameterShard], itemsize: int) -> list[BucketCollective]:
+    return [BucketCollective("all_reduce", itemsize * sum(place.num_elements for place in small))] if small else []
 
 
 def whole_blocks(num_elements: Any) -> Any:
@@ -128,19 +132,36 @@ def int8_bytes(num_elements: Any) -> Any:
     return whole_blocks(num_elements) // BLOCK * (BLOCK + SCALE_BYTES)
 
 
-def _split(plan: PlanSpec, shapes: Sequence[Shape]) -> tuple[list[Shape], list[Shape]]:
-    """(shapes that the method compresses, shapes that it does not)."""
-    large = [shape for shape in shapes if is_compressed(plan, shape)]
-    return large, [shape for shape in shapes if not is_compressed(plan, shape)]
+def _split(plan: PlanSpec, places: Sequence[ParameterShard]) -> tuple[list[ParameterShard], list[ParameterShard]]:
+    """(tensors that the method compresses, tensors that it does not)."""
+    large = [place for place in places if is_compressed(plan, place)]
+    return large, [place for place in places if not is_compressed(plan, place)]
 
 
-def is_compressed(plan: PlanSpec, shape: Shape) -> bool:
-    """Whether the method takes a tensor of this shape: one that is large enough; for PowerSGD a matrix, of which the
-    two factors together have fewer elements."""
-    if math.prod(shape) < plan.compress_least:
+def is_compressed(plan: PlanSpec, place: ParameterShard) -> bool:
+    """Whether the method takes a tensor: one that is large enough; for PowerSGD a matrix, of which the two factors
+    together have fewer elements. Where the method looks at whole buckets, none that ranks with other buckets hold too:
+    they must stay alike."""
+    num_elements = place.mean_elements  # so that all parts of a tensor are compressed, or none is
+    if num_elements < plan.compress_least:
         return False
-    if plan.compress != "powersgd":
-        return True
-    if len(shape) < 2:
+    if plan.compress in _OF_WHOLE_BUCKETS and _is_among_others_elsewhere(plan, place):
         return False
-    return plan.compress_rank * (math.prod(shape[:-1]) + shape[-1]) < math.prod(shape)
+    columns = place.shape[-1]
+    return plan.compress != "powersgd" or (
+        len(place.shape) > 1 and plan.compress_rank * (num_elements / columns + columns) < num_elements
+    )
+
+
+def _is_among_others_elsewhere(plan: PlanSpec, place: ParameterShard) -> bool:
+    """Whether ranks that do not sum its gradients with this one hold the tensor too, beside other tensors: those of tp,
+    which each have other parts of the matrices around it; and those with the other end of a tied table, where it is
+    gathered with its neighbours."""
+    tp = expert_axis_sizes(plan)["etp"] if place.is_expert else plan.tp
+    is_whole = tp > 1 and not {"tp", "etp"} & set(place.sharded_over)
+    return is_whole or (place.is_tied and plan.pp > 1 and zero_stage(plan) == 3)
+
+
+def _sides(place: ParameterShard) -> tuple[int, int]:
+    """Rows and columns of a matrix, leading dims being rows."""
+    return math.prod(place.shape[:-1]), place.shape[-1]

@@ -25,6 +25,7 @@ class ParameterShard:
     summed_over: tuple[str, ...] = ()
     is_expert: bool = False
     num_parts: int = 1  # that the axes cut the tensor into, of unequal sizes where it has to be
+    is_tied: bool = False  # the same tensor has another use, on the first or the last stage
 
     @property
     def shape(self) -> tuple[int, ...]:

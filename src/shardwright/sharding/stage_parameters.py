@@ -5,7 +5,7 @@ two equal: name, full shape, box, init, and over which axes a tensor is cut or i
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import Matrix, ModelShape, shape_of
@@ -69,7 +69,7 @@ class _Cut:
 
     def embedding(self) -> list[ParameterShard]:
         model = self.model
-        found = [self._sharded("embedding.weight", (model.vocab, model.hidden), 0, model.init_std)]
+        found = [self._vocabulary("embedding.weight")]
         if model.positions == "learned":
             shape = (model.sequence, model.hidden)
             found.append(self._whole("positions.weight", shape, "normal", model.init_std))
@@ -127,7 +127,12 @@ class _Cut:
     def head(self) -> list[ParameterShard]:
         model = self.model
         name = "embedding.weight" if model.tied_embeddings else "head.weight"
-        return [*self._norm("norm"), self._sharded(name, (model.vocab, model.hidden), 0, model.init_std)]
+        return [*self._norm("norm"), self._vocabulary(name)]
+
+    def _vocabulary(self, name: str) -> ParameterShard:
+        model = self.model
+        place = self._sharded(name, (model.vocab, model.hidden), 0, model.init_std)
+        return replace(place, is_tied=model.tied_embeddings)
 
     def _pair(self, name: str, enter: Matrix, leave: Matrix) -> list[ParameterShard]:
         """A column-parallel matrix and the row-parallel one after it, with their biases."""

@@ -34,7 +34,7 @@ class Bucket:
         return self.size // self.num_ranks
 
     def only(self, numbers: Sequence[int]) -> "Bucket":
-        """The same buffer, of whose tensors only some are looked at."""
+        """This buffer, of whose tensors only some are looked at."""
         offsets, lengths = (tuple(of[i] for i in numbers) for of in (self.offsets, self.lengths))
         return replace(self, offsets=offsets, lengths=lengths)
 

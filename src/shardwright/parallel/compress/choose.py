@@ -1,7 +1,6 @@
 """The compressor that a plan asks for."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,9 +11,13 @@ from shardwright.parallel.compress.int8 import Int8
 from shardwright.parallel.compress.powersgd import PowerSGD
 from shardwright.parallel.compress.topk import TopK
 from shardwright.sharding.compression import is_compressed
+from shardwright.sharding.parameter_shard import ParameterShard
+
+# Makes the compressor of a bucket of such tensors.
+MakeCompressor = Callable[[Sequence[ParameterShard]], Compressor]
 
 
-def make_compressor(plan: PlanSpec) -> Callable[[], Compressor] | None:
+def make_compressor(plan: PlanSpec) -> MakeCompressor | None:
     """What makes one compressor for each bucket; None if gradients travel as they are."""
     if plan.compress == "none":
         return None
@@ -26,4 +29,8 @@ def make_compressor(plan: PlanSpec) -> Callable[[], Compressor] | None:
         "topk": lambda: TopK(plan.compress_share),
     }
     method = methods[plan.compress]
-    return lambda: Compressor(method(), partial(is_compressed, plan))
+
+    def make(places: Sequence[ParameterShard]) -> Compressor:
+        return Compressor(method(), [number for number, place in enumerate(places) if is_compressed(plan, place)])
+
+    return make

@@ -5,7 +5,7 @@ together in one all-reduce.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -55,14 +55,13 @@ class Method(ABC):
 class Compressor:
     """Sums one bucket over the replicas, approximately; one object a bucket, for it keeps what was lost.
 
-    `takes` says which shapes of tensors are compressed (sharding/compression.py). `bytes_saved` is what an uncompressed
-    reduction would have put on the wire, all ranks of the axis together, minus what was put (see wire.py). It is
-    negative where the method sends more.
+    `large` are the numbers of the tensors that are compressed (sharding/compression.py). `bytes_saved` is what an
+    uncompressed reduction would have put on the wire, all ranks of the axis together, minus what was put (see wire.py).
+    It is negative where the method sends more.
     """
 
-    def __init__(self, method: Method, takes: Callable[[Sequence[int]], bool]) -> None:
-        self.method = method
-        self._takes = takes
+    def __init__(self, method: Method, large: Sequence[int]) -> None:
+        self.method, self.large = method, large
         self.bytes_saved = 0
 
     def start(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Reduction:
@@ -82,16 +81,11 @@ class Compressor:
         """
         return Reduction(self._scatter(flat, tensors, axis, out))
 
-    def large(self, shapes: Sequence[Sequence[int]]) -> list[int]:
-        """The numbers of the tensors that are compressed."""
-        return [number for number, shape in enumerate(shapes) if self._takes(shape)]
-
-    def errors(self, bucket: Bucket, shapes: Sequence[Sequence[int]], device: torch.device) -> Iterator[ErrorRun]:
+    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorRun]:
         """What the method lost of the tensors of a bucket, as views of its memory."""
-        large = self.large(shapes)
-        if bucket.num_ranks > 1 and large:
-            for run in self.method.errors(bucket.only(large), device):
-                yield replace(run, number=large[run.number])
+        if bucket.num_ranks > 1 and self.large:
+            for run in self.method.errors(bucket.only(self.large), device):
+                yield replace(run, number=self.large[run.number])
 
     def _sum(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Iterator[Pending]:
         if axis.size == 1:
@@ -126,11 +120,8 @@ class Compressor:
 
     def _split(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """(tensors that are compressed, tensors that are not)."""
-        large: list[Tensor] = []
-        small: list[Tensor] = []
-        for tensor in tensors:
-            (large if self._takes(tensor.shape) else small).append(tensor)
-        return large, small
+        large = set(self.large)
+        return [tensors[i] for i in self.large], [t for i, t in enumerate(tensors) if i not in large]
 
 
 class _Rest:

@@ -21,6 +21,7 @@ from shardwright.parallel.comm.collectives import (
     start_reduce_scatter,
 )
 from shardwright.parallel.compress.bucket import Bucket
+from shardwright.parallel.compress.choose import MakeCompressor
 from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
@@ -78,7 +79,7 @@ class FlatUnit(UnitEvents[Tensor]):
         sharding: Sharding,
         pool: TensorPool,
         initial: Initial,
-        make_compressor: Callable[[], Compressor] | None = None,
+        make_compressor: MakeCompressor | None = None,
     ) -> None:
         """Gives the parameters their initial values, of which only what this rank holds is kept."""
         self.parameters = in_unit_order(parameters, lambda p: p.place)
@@ -101,7 +102,8 @@ class FlatUnit(UnitEvents[Tensor]):
         self._gathering: tuple[Pending, Tensor] | None = None  # and the memory that the values come to
         # And the memory that the sum comes to, if it is not to stay there.
         self._summing: tuple[Pending | Reduction, Tensor | None] | None = None
-        self._compressor = make_compressor() if make_compressor is not None else None
+        places = [parameter.place for parameter in self.parameters]
+        self._compressor = make_compressor(places) if make_compressor is not None else None
         self.look: Callable[[Tensor], None] | None = None  # sees gradients of this rank alone, before they are summed
         self._make_buffers(initial)
 

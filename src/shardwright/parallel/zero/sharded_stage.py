@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.parallel.compress.compressor import Compressor
+from shardwright.parallel.compress.choose import MakeCompressor
 from shardwright.parallel.tensor.parameter import Initial, PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding, TensorPool
 from shardwright.parallel.zero.master_weights import MakeOptimizer
@@ -32,7 +32,7 @@ class ShardedStage(StageEvents[FlatUnit]):
         bucket_mib: float,
         initial: Initial,
         reductions: Reductions,
-        make_compressor: Callable[[], Compressor] | None = None,
+        make_compressor: MakeCompressor | None = None,
         expert_sharding: Sharding | None = None,
     ) -> None:
         """`regions` are what is computed one after the other, by name, with the parameters of each.

@@ -2,7 +2,7 @@
 
     compression.lost.NAME [n, ...]      what each of n replicas has not sent yet of its gradient of the parameter
     compression.served.NAME [n, ...]    int8: what was lost of the sums, once for each of n groups that share a sum
-    compression.query.ROWS.NAME [M, R]  PowerSGD: Q of a matrix, of these rows of the parameter
+    compression.query.ROWS.NAME [M, R]  PowerSGD: Q of a matrix, of these rows of the parameter (0-8, or 2-4x0-8)
 
 The next steps make up for the sum of all errors (Karimireddy et al. 2019, arXiv 1901.09847). So where the number of
 replicas is another one, each new one takes its share of the sum; where it is not, each takes its own, bit for bit. Q
@@ -81,8 +81,7 @@ def _compressed_units(replica: Replica) -> Iterator[tuple[FlatUnit, Compressor]]
 
 
 def _error_runs(unit: FlatUnit, compressor: Compressor) -> Iterator[tuple[PlacedParameter, ErrorRun]]:
-    shapes = [parameter.shape for parameter in unit.parameters]
-    for run in compressor.errors(unit.bucket(), shapes, unit.value_shard.device):
+    for run in compressor.errors(unit.bucket(), unit.value_shard.device):
         yield unit.parameters[run.number], run
 
 
@@ -140,11 +139,11 @@ def _num_stored(name: str, shape: tuple[int, ...], parameter: PlacedParameter) -
 
 def _matrices(unit: FlatUnit, compressor: Compressor) -> list[PlacedParameter]:
     """The parameters that the compressor takes."""
-    return [unit.parameters[i] for i in compressor.large([p.shape for p in unit.parameters])]
+    return [unit.parameters[i] for i in compressor.large]
 
 
 def _query_name(parameter: PlacedParameter) -> str:
-    rows = "-".join(f"{start}:{stop}" for start, stop in parameter.place.box[:-1])
+    rows = "x".join(f"{start}-{stop}" for start, stop in parameter.place.box[:-1])
     return f"compression.query.{rows}.{parameter.place.name}"
 
 

@@ -63,7 +63,7 @@ def check_kinds(indices: list[FileIndex], optimizer_steps: int) -> None:
         kind, _, of = name.partition(".")
         if kind in OPTIMIZER_STATES and of not in weights:
             raise BrokenCheckpointError(f"it has {name}, and no {_WEIGHTS}.{of}")
-        if kind in (_WEIGHTS, *OPTIMIZER_STATES, "float8") and stored.dtype != _FLOAT32:
+        if kind in (_WEIGHTS, *OPTIMIZER_STATES, "float8", "compression") and stored.dtype != _FLOAT32:
             raise BrokenCheckpointError(f"{name} is of number type {stored.dtype}, and is written as {_FLOAT32}")
         if kind == "float8" and not (len(stored.full_shape) == 1 and 0 < stored.full_shape[0] <= largest.HISTORY + 1):
             raise BrokenCheckpointError(f"{name} is {list(stored.full_shape)}, and no history of amaxes")
