@@ -142,6 +142,13 @@ def where_it_is(run: Run) -> str:
     return "both compute" if states.count("R") == 2 else "one waits" if "R" in states else "both wait"
 
 
+def one_of(pids: list[int], rng: random.Random) -> int:
+    """A process of those that are there. MissedError if none is."""
+    if not pids:
+        raise MissedError
+    return rng.choice(pids)
+
+
 def kill(run: Run, pid: int, where: str = "") -> None:
     """Kill a process that has not ended."""
     where = where or where_it_is(run)
@@ -187,7 +194,7 @@ def catch(run: Run, who: Callable[[], int], is_open: Callable[[], bool]) -> int:
 def kill_a_rank(run: Run, rng: random.Random) -> None:
     """At any moment."""
     run.until(lambda: bool(run.ranks()))
-    kill(run, rng.choice(run.ranks() or [0]))
+    kill(run, one_of(run.ranks(), rng))
 
 
 def kill_all_ranks(run: Run, rng: random.Random) -> None:
@@ -202,7 +209,7 @@ def kill_all_ranks(run: Run, rng: random.Random) -> None:
 def kill_the_server(run: Run, rng: random.Random) -> None:
     """The server that ranks are forked from, and with it the ranks."""
     run.until(lambda: bool(run.servers()))
-    kill(run, (run.servers() or [0])[0])
+    kill(run, one_of(run.servers(), rng))
 
 
 def kill_the_launcher(run: Run, rng: random.Random) -> None:
@@ -243,7 +250,7 @@ def kill_while_restarting(run: Run, rng: random.Random) -> None:
     victims = {"rank": run.ranks, "server": run.servers, "launcher": lambda: [run.process.pid]}
     who = rng.choice(["rank", "rank", "server", "launcher"])
     run.until(lambda: bool(victims[who]()))
-    pid = rng.choice(victims[who]() or [0])
+    pid = one_of(victims[who](), rng)
     if not is_caught(pid, lambda: not _STEP.search(run.said(before))):
         raise MissedError
     floor = run.floor
@@ -254,7 +261,7 @@ def kill_while_restarting(run: Run, rng: random.Random) -> None:
 def stop_a_rank(run: Run, rng: random.Random) -> None:
     """It stands still, and others wait for it."""
     run.until(lambda: bool(run.ranks()))
-    pid = rng.choice(run.ranks() or [0])
+    pid = one_of(run.ranks(), rng)
     where = where_it_is(run)
     if not is_caught(pid, run.goes_on):
         raise MissedError

@@ -193,6 +193,8 @@ class Harmed:
             faults = ["it hangs"]
         except AssertionError as error:
             faults = [str(error)]
+        except ProcessLookupError:  # what was to be hit has ended a moment ago
+            raise MissedError from None
         finally:
             run.process.kill()
             run.process.wait()
