@@ -14,8 +14,8 @@ from functools import partial
 import numpy as np
 
 from shardwright.config.cluster import ClusterSpec
+from shardwright.config.failure_rate import device_hours_between_failures
 from shardwright.config.job import JobSpec
-from shardwright.cost.calibration import device_of
 from shardwright.workload.arrays import Numbers
 
 # Bytes a parameter: Adam's two moments and the master weight in float32.
@@ -55,7 +55,7 @@ def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Nu
     if reliability_gaps(cluster):
         return None
     return Reliability(
-        between_failures_s=3600.0 * _hours_between_failures(cluster) / num_devices,
+        between_failures_s=3600.0 * device_hours_between_failures(cluster) / num_devices,
         checkpoint_s=written_bytes / (1e9 * cluster.checkpoint_gb_per_s),
         restart_s=cluster.restart_s,
     )
@@ -64,18 +64,12 @@ def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Nu
 def reliability_gaps(cluster: ClusterSpec) -> list[str]:
     """What is not known, each with what to set."""
     unknown = {
-        "cluster.hours_between_failures": not _hours_between_failures(cluster),
+        "cluster.hours_between_failures": not device_hours_between_failures(cluster),
         "cluster.checkpoint_gb_per_s": not cluster.checkpoint_gb_per_s,
     }
     return [
         f"time lost to failures is not said: {name} is 0, which is unknown; set it" for name in unknown if unknown[name]
     ]
-
-
-def _hours_between_failures(cluster: ClusterSpec) -> float:
-    if cluster.hours_between_failures or cluster.device == "unknown":
-        return cluster.hours_between_failures
-    return device_of(cluster.device).hours_between_failures
 
 
 def best_interval_s(job: Reliability) -> Numbers:
@@ -105,7 +99,7 @@ def goodput(job: Reliability, interval_s: Numbers) -> Goodput:
 def best_interval(job: JobSpec) -> Callable[[float], float] | None:
     """What gives the seconds of training between checkpoints that lose least, by the seconds that one holds the job
     up. None where it is not known how often the job's devices fail."""
-    hours = _hours_between_failures(job.cluster)
+    hours = device_hours_between_failures(job.cluster)
     return partial(_interval_of, 3600.0 * hours / job.plan.world) if hours else None
 
 
