@@ -174,6 +174,7 @@ class Harmed:
     """A run that is harmed once, and its command given again until it is done."""
 
     def __init__(self, command: list[str], is_own: bool, harm: str, run: Run, unharmed: Unharmed) -> None:
+        """`is_own`: the command is one of its own, with an interpreter of its own, and not forked from here."""
         self.command, self.is_own, self.harm, self.run, self.unharmed = command, is_own, harm, run, unharmed
         self.is_damaged = harm in DAMAGES
 
@@ -233,9 +234,10 @@ class Harmed:
             run.process = self._start()
         else:
             yield f"it is not done after {MOST_ATTEMPTS} commands, the last with status {status}"
-        yield from self._at_the_end()
+        yield from self.faults_at_the_end()
 
-    def _at_the_end(self) -> Iterator[str]:
+    def faults_at_the_end(self) -> Iterator[str]:
+        """What a run that is done should not have."""
         run, said = self.run, self.run.said()
         if "Traceback" in said:
             yield "a traceback"
@@ -245,8 +247,8 @@ class Harmed:
             yield f"other losses: {found}"
         if newest_whole(run.place) != STEPS:
             yield f"the newest whole checkpoint is {newest_whole(run.place)}"
-        left = [path.name for path in run.place.iterdir() if path.name not in {"latest", *map(folder_name, kept(run.place))}]
-        if left:
+        known = {"latest", *map(folder_name, kept(run.place))}
+        if left := sorted({path.name for path in run.place.iterdir()} - known):
             yield f"{left} are left"
 
 
@@ -282,7 +284,8 @@ def main() -> int:
         print(f"{harm:32} {words or 'none'}")
     num_wrong = sum(count["wrong"] for count in counts.values())
     num_harmed = sum(count["harmed"] for count in counts.values())
-    print(f"{num_harmed} of {chosen.count} runs were harmed, {num_wrong} ended wrong; {time.monotonic() - start_s:.0f} s")
+    took_s = time.monotonic() - start_s
+    print(f"{num_harmed} of {chosen.count} runs were harmed, {num_wrong} ended wrong; {took_s:.0f} s")
     return int(num_wrong > 0 or not is_whole)
 
 
@@ -291,7 +294,8 @@ def tell(seed: int, number: int, outcome: Outcome, counts: dict[str, Counter[str
     found = counts[outcome.harm]
     found["moments missed"] += outcome.num_missed
     found["harmed" if outcome.where else "never hit"] += 1
-    print(f"{number:4} {outcome.harm}, {outcome.plan}: {outcome.where or 'never hit'} ({outcome.seconds:.0f} s)", flush=True)
+    where = outcome.where or "never hit"
+    print(f"{number:4} {outcome.harm}, {outcome.plan}: {where} ({outcome.seconds:.0f} s)", flush=True)
     if outcome.wrong:
         found["wrong"] += 1
         print(f"WRONG, again by --seed {seed} --first {number} --count 1: {outcome.wrong}", flush=True)

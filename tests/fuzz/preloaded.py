@@ -87,9 +87,7 @@ def start(arguments: Sequence[str], said: Path) -> Child:
     return Child(follow)
 
 
-def _server(
-    command: Sequence[str], *, pass_fds: Sequence[int], preexec_fn: Callable[[], object], stdin: int
-) -> Child:
+def _server(command: Sequence[str], *, pass_fds: Sequence[int], preexec_fn: Callable[[], object], stdin: int) -> Child:
     """The server of ranks: what `python -c` would be."""
 
     def life() -> None:
