@@ -19,6 +19,7 @@ import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ PLANS: dict[str, tuple[str, dict[str, object]]] = {
 }
 MOST_ATTEMPTS, MOST_DRAWS, EVERY_OWN = 5, 8, 10
 DISK_MIB, MOST_SAID = 12, 2500
+_NUMBER = struct.Struct("=i")
 
 
 @dataclass(frozen=True)
@@ -265,15 +266,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
         kills = Kills(chosen.seed, Path(scratch))
         heard, said = os.pipe()
+        to_do, given = os.pipe()
 
-        def work(job: int) -> None:
+        def work() -> None:
             ask_for(signal.SIGKILL)()
-            for number in range(chosen.first + job, chosen.first + chosen.count, chosen.jobs):
-                line = json.dumps([number, asdict(kills.outcome(number))]).encode() + b"\n"
-                os.write(said, line)  # one line is one write, which nothing comes between
+            while number := os.read(to_do, _NUMBER.size):
+                outcome = kills.outcome(*_NUMBER.unpack(number))
+                # One line is one write, which nothing comes between.
+                os.write(said, json.dumps([*_NUMBER.unpack(number), asdict(outcome)]).encode() + b"\n")
 
-        workers = [preloaded.Child(partial(work, job), (said,)) for job in range(chosen.jobs)]
+        workers = [preloaded.Child(work, (said, to_do)) for _ in range(chosen.jobs)]
         os.close(said)
+        for number in range(chosen.first, chosen.first + chosen.count):
+            os.write(given, _NUMBER.pack(number))
+        os.close(given)
         with os.fdopen(heard) as lines:
             for line in lines:
                 number, fields = json.loads(line)

@@ -3,8 +3,12 @@
 Failures come at random at a constant rate, so that they also strike while a checkpoint is written or the job restarts.
 Daly 2006 (A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
 Systems 22). With mean time between failures M, checkpoint time d, restart time R and t seconds of training between
-checkpoints, a segment of t takes M exp(R / M) (exp((t + d) / M) - 1) seconds on average (equation 20). All in seconds,
-numbers or arrays with one entry a plan.
+checkpoints, a segment of t takes M exp(R / M) (exp((t + d) / M) - 1) seconds on average (equation 20).
+
+Where the job goes on while a checkpoint is written, d is what that holds it up, and a failure in the w seconds until it
+is durable goes back to the one before. So R + t + d + w seconds without a failure must pass after one until a segment
+is safe, and t + d where the one before is: it takes M exp((R + w) / M) (exp((t + d) / M) - 1) on average, as if a
+restart took w longer. All in seconds, numbers or arrays with one entry a plan.
 """
 
 from collections.abc import Callable
@@ -24,11 +28,13 @@ _STATE_BYTES = 12
 
 @dataclass(frozen=True)
 class Reliability:
-    """Seconds between failures of the whole job, of writing a checkpoint while it waits, of restarting."""
+    """Seconds between failures of the whole job, of a checkpoint while it waits, of restarting, and of writing a
+    checkpoint while it goes on."""
 
     between_failures_s: Numbers
     checkpoint_s: Numbers
     restart_s: Numbers
+    writing_s: Numbers = 0.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def goodput(job: Reliability, interval_s: Numbers) -> Goodput:
     is M (1 - exp(-R / M)) on average.
     """
     m, d, r = job.between_failures_s, job.checkpoint_s, job.restart_s
-    segment = m * np.exp(r / m) * np.expm1((interval_s + d) / m)
+    segment = m * np.exp((r + job.writing_s) / m) * np.expm1((interval_s + d) / m)
     training, checkpoints, restarts = interval_s / segment, d / segment, -np.expm1(-r / m)
     return Goodput(training, checkpoints, restarts, 1 - training - checkpoints - restarts, interval_s=interval_s)
 
