@@ -207,8 +207,8 @@ def kill_all_ranks(run: Run, rng: random.Random) -> None:
 
 
 def kill_the_server(run: Run, rng: random.Random) -> None:
-    """The server that ranks are forked from, and with it the ranks."""
-    run.until(lambda: bool(run.servers()))
+    """The server that ranks are forked from, and with it the ranks. One that has none yet is missed by nobody."""
+    run.until(lambda: bool(run.ranks()))
     kill(run, one_of(run.servers(), rng))
 
 
@@ -326,7 +326,7 @@ def fill_the_disk(run: Run, rng: random.Random) -> None:
             file.flush()
     try:
         _until_told(run)
-        time.sleep(rng.uniform(0.0, 1.0))
+        time.sleep(rng.uniform(0.0, 0.3))
     finally:
         filler.unlink()
 
