@@ -5,10 +5,12 @@ Daly 2006 (A higher order estimate of the optimum checkpoint interval for restar
 Systems 22). With mean time between failures M, checkpoint time d, restart time R and t seconds of training between
 checkpoints, a segment of t takes M exp(R / M) (exp((t + d) / M) - 1) seconds on average (equation 20).
 
-Where the job goes on while a checkpoint is written, d is what that holds it up, and a failure in the w seconds until it
-is durable goes back to the one before. So R + t + d + w seconds without a failure must pass after one until a segment
-is safe, and t + d where the one before is: it takes M exp((R + w) / M) (exp((t + d) / M) - 1) on average, as if a
-restart took w longer. All in seconds, numbers or arrays with one entry a plan.
+Two things are added to that. Where the job goes on while a checkpoint is written, d is what that holds it up, and a
+failure in the w seconds until it is durable goes back to the one before: R + t + d + w seconds without a failure must
+pass after one until a segment is safe, and t + d where the one before is. And for v of the R seconds nothing of the job
+runs that could fail: a failure then changes nothing. So v passes with each failure, and between them is what the
+equation has: a segment takes (M + v) exp((R - v + w) / M) (exp((t + d) / M) - 1) on average. All in seconds, numbers or
+arrays with one entry a plan.
 """
 
 from collections.abc import Callable
@@ -28,13 +30,14 @@ _STATE_BYTES = 12
 
 @dataclass(frozen=True)
 class Reliability:
-    """Seconds between failures of the whole job, of a checkpoint while it waits, of restarting, and of writing a
-    checkpoint while it goes on."""
+    """Seconds between failures of the whole job while it runs, of a checkpoint while it waits, of restarting, of
+    writing a checkpoint while it goes on, and of the part of a restart in which nothing runs that could fail."""
 
     between_failures_s: Numbers
     checkpoint_s: Numbers
     restart_s: Numbers
     writing_s: Numbers = 0.0
+    idle_s: Numbers = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,13 @@ def best_interval_s(job: Reliability) -> Numbers:
 def goodput(job: Reliability, interval_s: Numbers) -> Goodput:
     """What becomes of the time, with a checkpoint after every `interval_s` of training.
 
-    Failures strike W / M times in W seconds. Each is followed by R seconds of restarting or by the next failure, which
-    is M (1 - exp(-R / M)) on average.
+    Failures strike W / M times in W seconds in which the job runs. Each is followed by v idle seconds, and by R - v of
+    restarting or by the next failure, which is M (1 - exp((v - R) / M)) on average.
     """
-    m, d, r = job.between_failures_s, job.checkpoint_s, job.restart_s
-    segment = m * np.exp((r + job.writing_s) / m) * np.expm1((interval_s + d) / m)
-    training, checkpoints, restarts = interval_s / segment, d / segment, -np.expm1(-r / m)
+    m, d, v = job.between_failures_s, job.checkpoint_s, job.idle_s
+    r = job.restart_s - v
+    segment = (m + v) * np.exp((r + job.writing_s) / m) * np.expm1((interval_s + d) / m)
+    training, checkpoints, restarts = interval_s / segment, d / segment, (v - m * np.expm1(-r / m)) / (m + v)
     return Goodput(training, checkpoints, restarts, 1 - training - checkpoints - restarts, interval_s=interval_s)
 
 
