@@ -83,7 +83,7 @@ class Window:
     plain_s: list[float] = field(default_factory=list)  # steps that no checkpoint was near
     writing_s: list[float] = field(default_factory=list)
     restarts_s: list[float] = field(default_factory=list)  # from the failure to the end of the first step
-    gaps: list[int] = field(default_factory=list)  # steps between checkpoints
+    gaps_s: list[float] = field(default_factory=list)  # between checkpoints
     # Of what was undisturbed: seconds, steps and checkpoints.
     going_s: float = 0.0
     going_steps: int = 0
@@ -107,7 +107,7 @@ class Window:
     @property
     def interval_s(self) -> float:
         """Seconds of training between checkpoints."""
-        return statistics.fmean(self.gaps) * self.step_s
+        return statistics.fmean(self.gaps_s) - float(self.job.checkpoint_s)
 
     @property
     def modelled(self) -> float:
@@ -189,7 +189,7 @@ def read(seen: Seen, began_s: float, ended_s: float, struck_s: list[float], idle
         done = {step: at_s for at_s, step in steps}
         saves = [(done[step], writing_s) for _, step, writing_s in attempt.saves if step in done]
         found.writing_s += [writing_s for _, writing_s in saves]
-        found.gaps += [after - before for (_, before, _), (_, after, _) in itertools.pairwise(attempt.saves)]
+        found.gaps_s += [after_s - before_s for (before_s, _), (after_s, _) in itertools.pairwise(saves)]
         found.plain_s += [
             after_s - before_s
             for (before_s, _), (after_s, _) in itertools.pairwise(steps)
@@ -245,7 +245,7 @@ def main() -> None:
 
 def row(interval: float | str, window: Window) -> str:
     """Cells of the table."""
-    if not (window.gaps and window.restarts_s):
+    if not (window.gaps_s and window.restarts_s):
         return (
             f"{interval} | {window.num_failures} | | | too few checkpoints to model | | | | | | | | | | {window.ahead}"
         )
