@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardwright.cost.failures import Reliability, goodput
+from shardwright.train.launch.lifeline import ask_for
 
 WORLD = 2
 FIELDS = {
@@ -147,7 +148,12 @@ def run(interval: float | str, failures: Sequence[tuple[float, int]], window_s: 
         overrides = [part for name, value in fields.items() for part in ("--set", f"{name}={value}")]
         command = [sys.executable, "-m", "shardwright", "train", "quickstart", *overrides]
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=ask_for(signal.SIGKILL),
         )
         seen, stream = Seen(), process.stdout
         assert stream is not None
