@@ -56,7 +56,8 @@ fuzz-strangers: $(VENV)/installed-test  ## 100 x N job files, 20 x N checkpoints
 signals: $(VENV)/installed-test  ## N signals at random moments to a run and its ranks (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/signals.py --seed $(SEED) --count $(N)
 
-kills: $(VENV)/installed-test  ## N runs that are killed, stopped or damaged end with the losses of one that is not (SEED=1 N=100)
+kills: N = 204
+kills: $(VENV)/installed-test  ## N runs that are killed, stopped or damaged end as ones that are not (SEED=1 N=204)
 	$(BIN)/python tests/fuzz/kills.py --seed $(SEED) --count $(N)
 
 soak: $(VENV)/installed-test  ## two long runs of two ranks: memory, threads, open files and step time stay as they are

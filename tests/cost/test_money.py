@@ -1,7 +1,7 @@
 """Money, energy and time lost to failures: by hand, against a simulation, and against what was published."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -81,32 +81,37 @@ jobs = st.builds(
     between_failures_s=st.floats(1e3, 1e6),
     checkpoint_s=st.floats(1.0, 300.0),
     restart_s=st.floats(0.0, 1000.0),
+    writing_s=st.floats(0.0, 300.0),
 )
+jobs = st.builds(lambda job, share: replace(job, idle_s=share * job.restart_s), jobs, st.floats(0.0, 1.0))
 
 
 def simulated_share(job: Reliability, interval_s: float, segments: int) -> float:
-    """Share of the time that trains, by drawing failures."""
+    """Share of the time that trains, by drawing failures: what is computed is safe some time after its checkpoint."""
     rng = np.random.default_rng(1)
     clock, done = 0.0, 0
     failure = rng.exponential(job.between_failures_s)
+    ahead = 0.0  # seconds of training and checkpointing behind the last checkpoint that is durable
     while done < segments:
-        end = clock + interval_s + job.checkpoint_s
+        end = clock + float(interval_s + job.checkpoint_s + job.writing_s) - ahead
         if failure >= end:
-            clock, done = end, done + 1
+            clock, done, ahead = end, done + 1, float(job.writing_s)
             continue
-        clock = failure
-        while True:  # a restart may fail too
+        clock, ahead = failure, 0.0
+        while True:  # a restart may fail too, but for its first seconds
+            clock += float(job.idle_s)
             failure = clock + rng.exponential(job.between_failures_s)
-            if failure >= clock + job.restart_s:
-                clock += job.restart_s
+            if failure >= clock + job.restart_s - job.idle_s:
+                clock += float(job.restart_s - job.idle_s)
                 break
             clock = failure
     return segments * interval_s / clock
 
 
+@pytest.mark.parametrize(("writing_s", "idle_s"), [(0.0, 0.0), (250.0, 0.0), (0.0, 400.0), (250.0, 400.0)])
 @pytest.mark.parametrize("interval_s", [300.0, 1000.0, 5000.0])
-def test_goodput_is_what_a_simulation_finds(interval_s: float) -> None:
-    job = Reliability(between_failures_s=4000.0, checkpoint_s=100.0, restart_s=500.0)
+def test_goodput_is_what_a_simulation_finds(interval_s: float, writing_s: float, idle_s: float) -> None:
+    job = Reliability(4000.0, checkpoint_s=100.0, restart_s=500.0, writing_s=writing_s, idle_s=idle_s)
     assert goodput(job, interval_s).training == pytest.approx(simulated_share(job, interval_s, 20_000), rel=0.02)
 
 

@@ -56,6 +56,10 @@ def draw(seed: int, number: int) -> Fields:
         health = fields["health"] = _health(rng, plan)
         if "rewind" in health.values() and rng.random() < 0.9:
             fields["checkpoint"] = {"every_steps": rng.choice([1, 4])}
+    if rng.random() < 0.1:
+        fields["checkpoint"] = fields.get("checkpoint", {}) | {"auto": True}
+        if rng.random() < 0.8:  # else it is refused
+            fields["cluster"] = fields.get("cluster", {}) | {"hours_between_failures": rng.choice([1e-3, 1e3])}
     if rng.random() < 0.05:
         fields["run"] |= {"profile_steps": rng.choice([0, 1, 3]), "profile_first_step": rng.choice([1, 2])}
     if rng.random() < 0.3:

@@ -19,7 +19,7 @@ class CheckpointSpec(Spec):
     auto: bool = Field(
         False,
         description="Write as often as loses least time: by what a checkpoint costs here and how often the cluster "
-        "fails (cluster.hours_between_failures).",
+        "fails, which must be known (cluster.hours_between_failures).",
     )
     keep_last: Steps = Field(2, description="How many of the newest checkpoints are kept.")
     keep_every: StepsOr0 = Field(

@@ -3,8 +3,14 @@
 Failures come at random at a constant rate, so that they also strike while a checkpoint is written or the job restarts.
 Daly 2006 (A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer
 Systems 22). With mean time between failures M, checkpoint time d, restart time R and t seconds of training between
-checkpoints, a segment of t takes M exp(R / M) (exp((t + d) / M) - 1) seconds on average (equation 20). All in seconds,
-numbers or arrays with one entry a plan.
+checkpoints, a segment of t takes M exp(R / M) (exp((t + d) / M) - 1) seconds on average (equation 20).
+
+Two things are added to that. Where the job goes on while a checkpoint is written, d is what that holds it up, and a
+failure in the w seconds until it is durable goes back to the one before: R + t + d + w seconds without a failure must
+pass after one until a segment is safe, and t + d where the one before is. And for v of the R seconds nothing of the job
+runs that could fail: a failure then changes nothing. So v passes with each failure, and between them is what the
+equation has: a segment takes (M + v) exp((R - v + w) / M) (exp((t + d) / M) - 1) on average. All in seconds, numbers or
+arrays with one entry a plan.
 """
 
 from collections.abc import Callable
@@ -14,8 +20,8 @@ from functools import partial
 import numpy as np
 
 from shardwright.config.cluster import ClusterSpec
+from shardwright.config.failure_rate import device_hours_between_failures
 from shardwright.config.job import JobSpec
-from shardwright.cost.calibration import device_of
 from shardwright.workload.arrays import Numbers
 
 # Bytes a parameter: Adam's two moments and the master weight in float32.
@@ -24,11 +30,14 @@ _STATE_BYTES = 12
 
 @dataclass(frozen=True)
 class Reliability:
-    """Seconds between failures of the whole job, of writing a checkpoint while it waits, of restarting."""
+    """Seconds between failures of the whole job while it runs, of a checkpoint while it waits, of restarting, of
+    writing a checkpoint while it goes on, and of the part of a restart in which nothing runs that could fail."""
 
     between_failures_s: Numbers
     checkpoint_s: Numbers
     restart_s: Numbers
+    writing_s: Numbers = 0.0
+    idle_s: Numbers = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Nu
     if reliability_gaps(cluster):
         return None
     return Reliability(
-        between_failures_s=3600.0 * _hours_between_failures(cluster) / num_devices,
+        between_failures_s=3600.0 * device_hours_between_failures(cluster) / num_devices,
         checkpoint_s=written_bytes / (1e9 * cluster.checkpoint_gb_per_s),
         restart_s=cluster.restart_s,
     )
@@ -64,18 +73,12 @@ def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Nu
 def reliability_gaps(cluster: ClusterSpec) -> list[str]:
     """What is not known, each with what to set."""
     unknown = {
-        "cluster.hours_between_failures": not _hours_between_failures(cluster),
+        "cluster.hours_between_failures": not device_hours_between_failures(cluster),
         "cluster.checkpoint_gb_per_s": not cluster.checkpoint_gb_per_s,
     }
     return [
         f"time lost to failures is not said: {name} is 0, which is unknown; set it" for name in unknown if unknown[name]
     ]
-
-
-def _hours_between_failures(cluster: ClusterSpec) -> float:
-    if cluster.hours_between_failures or cluster.device == "unknown":
-        return cluster.hours_between_failures
-    return device_of(cluster.device).hours_between_failures
 
 
 def best_interval_s(job: Reliability) -> Numbers:
@@ -93,19 +96,20 @@ def best_interval_s(job: Reliability) -> Numbers:
 def goodput(job: Reliability, interval_s: Numbers) -> Goodput:
     """What becomes of the time, with a checkpoint after every `interval_s` of training.
 
-    Failures strike W / M times in W seconds. Each is followed by R seconds of restarting or by the next failure, which
-    is M (1 - exp(-R / M)) on average.
+    Failures strike W / M times in W seconds in which the job runs. Each is followed by v idle seconds, and by R - v of
+    restarting or by the next failure, which is M (1 - exp((v - R) / M)) on average.
     """
-    m, d, r = job.between_failures_s, job.checkpoint_s, job.restart_s
-    segment = m * np.exp(r / m) * np.expm1((interval_s + d) / m)
-    training, checkpoints, restarts = interval_s / segment, d / segment, -np.expm1(-r / m)
+    m, d, v = job.between_failures_s, job.checkpoint_s, job.idle_s
+    r = job.restart_s - v
+    segment = (m + v) * np.exp((r + job.writing_s) / m) * np.expm1((interval_s + d) / m)
+    training, checkpoints, restarts = interval_s / segment, d / segment, (v - m * np.expm1(-r / m)) / (m + v)
     return Goodput(training, checkpoints, restarts, 1 - training - checkpoints - restarts, interval_s=interval_s)
 
 
 def best_interval(job: JobSpec) -> Callable[[float], float] | None:
     """What gives the seconds of training between checkpoints that lose least, by the seconds that one holds the job
     up. None where it is not known how often the job's devices fail."""
-    hours = _hours_between_failures(job.cluster)
+    hours = device_hours_between_failures(job.cluster)
     return partial(_interval_of, 3600.0 * hours / job.plan.world) if hours else None
 
 

@@ -5,6 +5,7 @@ here is arithmetic on the job and needs nothing else.
 """
 
 from shardwright.config.catalog_entry import entry_faults
+from shardwright.config.checks.check_checkpoint import checkpoint_faults
 from shardwright.config.checks.check_context import context_faults
 from shardwright.config.checks.check_experts import expert_faults
 from shardwright.config.checks.check_health import health_faults
@@ -57,6 +58,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *_optimizer_faults(job),
         *_compress_faults(job),
         *health_faults(job),
+        *checkpoint_faults(job),
     ]
 
 

@@ -1,0 +1,24 @@
+"""Can the run know when to write checkpoints?"""
+
+from shardwright.config.catalog_entry import entry_faults
+from shardwright.config.cluster import DeviceSpec
+from shardwright.config.failure_rate import device_hours_between_failures
+from shardwright.config.job import JobSpec
+
+
+def checkpoint_faults(job: JobSpec) -> list[str]:
+    """What `checkpoint` asks for and nobody can tell, with a way out."""
+    cluster = job.cluster
+    devices = list(dict.fromkeys(part.device for part in cluster.parts)) or [cluster.device]
+    if not job.checkpoint.auto or any(
+        entry_faults("", "devices", name, DeviceSpec) for name in devices if name != "unknown"
+    ):
+        return []  # of a device that is none, others tell
+    if device_hours_between_failures(cluster):
+        return []
+    whose = "cluster.device is unknown" if devices == ["unknown"] else f"{' or '.join(devices)} has none in the catalog"
+    return [
+        f"checkpoint.auto weighs what a checkpoint costs against how often devices fail, which is not known: "
+        f"cluster.hours_between_failures is 0, and {whose}; set cluster.hours_between_failures, or "
+        "checkpoint.every_steps or every_s in place of auto"
+    ]
