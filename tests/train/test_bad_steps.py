@@ -1,0 +1,256 @@
+"""A bad step inside a run of `train`: what each policy makes of it, on every axis, to the run's end and over a restart.
+
+The fault is put in from outside: a gradient of one rank is no number, or the loss of all is far too high. On ranks that
+were forked once, one after the other: a run that stops, one that skips, one that goes back, is killed and goes on, and
+one without a fault that sees the samples of that one in their order, whose state must be the same bit for bit.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from cases import small_job
+from health.watched import heal, spoil_gradients
+from ranks import run_on_mesh
+from shardwright.config.base import RunError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train import async_step, train_step, trainer
+from shardwright.train.build import Replica
+from shardwright.train.checkpoint.kept import manifest_of, steps_kept
+from shardwright.train.checkpoint.replica_state import held_boxes
+from shardwright.train.checkpoint.storage import open_storage
+from shardwright.train.metrics import MetricsLog
+from shardwright.train.trainer import RunResult, RunStart, TrainingRun, train
+
+pytestmark = pytest.mark.processes
+
+BATCH, BAD_RANK = 4, 1
+State = dict[str, torch.Tensor]
+
+
+def job_on_text(folder: Path, kind: str = "llama", sections: dict[str, Any] | None = None, **plan: Any) -> JobSpec:
+    """A small model that reads bytes, writes a checkpoint every two steps, and drains at every line."""
+    text = folder / "text.txt"
+    text.write_text("one two three four five six seven eight nine ten\n" * 40)
+    fields = small_job(kind, batch=BATCH, **plan).model_dump(mode="json", exclude_unset=True)
+    given: dict[str, Any] = {
+        "model": {"vocab": 256},
+        "data": {"path": str(text)},
+        "optimizer": {"steps": 6},
+        "run": {"eval_batches": 1, "log_every": 2, "sample_tokens": 0},
+        "checkpoint": {"every_steps": 2, "keep_last": 9},
+    }
+    for section, values in [*given.items(), *(sections or {}).items()]:
+        fields[section] = fields.get(section, {}) | values
+    return make_job(fields)
+
+
+def with_fields(job: JobSpec, section: str, **fields: Any) -> JobSpec:
+    """The job with other fields."""
+    return job.model_copy(update={section: getattr(job, section).model_copy(update=fields)})
+
+
+class KilledError(Exception):
+    """Stands for the end of a process: nothing is told, and nothing tidied up."""
+
+
+@dataclass
+class Seen:
+    """What a rank saw: spans with the first of their samples, lines, how the run ended, and its state at the end."""
+
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    states: dict[int, State] = field(default_factory=dict)  # before the span of a step
+    end: str = ""
+    result: RunResult | None = None
+    state: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What befalls a run. Step `bad` is bad in its first `times`, and the one before which it is killed, and where the
+    samples of steps from `moved_from` on lie, as a list of (step, samples behind the usual place)."""
+
+    bad: int = -1
+    times: int = 99
+    spike: bool = False
+    killed_at: int = -1
+    kills: int = 1
+    moved: tuple[tuple[int, int], ...] = ()
+
+
+def state_of(replica: Replica, mesh: Mesh) -> State:
+    """All that this rank would write."""
+    return {f"{box.name} {box.box}": box.values.clone() for box in held_boxes(replica, mesh)}
+
+
+@contextmanager
+def faults(plot: Plot, seen: Seen) -> Iterator[None]:
+    """While this lasts, spans go as the plot has it."""
+    visits: Counter[int] = Counter()
+    span_of, say, mean_loss = trainer.train_span, MetricsLog.say, train_step.mean_loss
+    is_high = [False]
+
+    def span(
+        job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, *rest: Any
+    ) -> Any:  # fmt: skip
+        heal(replica)
+        if first == plot.killed_at and visits["killed"] < plot.kills:
+            visits["killed"] += 1
+            raise KilledError
+        consumed += sum(behind for step, behind in plot.moved if step <= first)
+        seen.spans.append((first, consumed))
+        seen.states[first] = state_of(replica, mesh)
+        is_bad = first <= plot.bad < first + num_steps and visits[plot.bad] < plot.times
+        visits[plot.bad] += first <= plot.bad < first + num_steps
+        if is_bad and not plot.spike and mesh.rank == BAD_RANK:
+            spoil_gradients(replica, 10**6)
+        is_high[0] = is_bad and plot.spike
+        try:
+            return span_of(job, replica, mesh, first, num_steps, consumed, *rest)
+        finally:
+            is_high[0] = False
+
+    def loss_of(*args: Any) -> float:
+        return mean_loss(*args) * (3.0 if is_high[0] else 1.0)
+
+    def told(log: MetricsLog, text: str) -> None:
+        seen.lines.append(text)
+
+    with (
+        patch.object(trainer, "train_span", span), patch.object(MetricsLog, "say", told),
+        patch.object(train_step, "mean_loss", loss_of), patch.object(async_step, "mean_loss", loss_of),
+    ):  # fmt: skip
+        yield
+
+
+def run_of(mesh: Mesh, job: JobSpec, folder: Path, plot: Plot) -> Seen:
+    """`train`, in which that happens; after a kill it is called again."""
+    seen = Seen()
+    runs: list[TrainingRun] = []
+    begin = TrainingRun.__init__
+
+    def begun(run: TrainingRun, *args: Any) -> None:
+        begin(run, *args)
+        runs.append(run)
+
+    with faults(plot, seen), patch.object(TrainingRun, "__init__", begun):
+        for _ in range(3):
+            try:
+                seen.result = train(job, mesh, folder, RunStart())
+            except KilledError:
+                assert runs[-1].writer is not None
+                runs[-1].writer.wait()  # so that it is known which checkpoint is the last
+                seen.lines.append("killed")
+                continue
+            except RunError as error:
+                seen.end = str(error)
+            break
+    seen.state = state_of(runs[-1].replica, mesh)
+    return seen
+
+
+def all_of(mesh: Mesh, runs: Sequence[tuple[JobSpec, Path, Plot]]) -> list[Seen]:
+    """One after the other, on the same ranks."""
+    return [run_of(mesh, *run) for run in runs]
+
+
+def same(one: State, other: State) -> bool:
+    """Whether two states are equal bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def same_weights(one: State, other: State) -> bool:
+    """The same of weights and moments: what compressed gradients lost goes on in a step that is left out."""
+    of = ("weights.", "exp_avg")
+    return same(*({name: values for name, values in state.items() if name.startswith(of)} for state in (one, other)))
+
+
+def recorded_steps(folder: Path) -> list[int]:
+    """The steps of metrics.jsonl, once each; and TensorBoard shows the same."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert sum("memory" in line for line in lines) == 1
+    board = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    assert [event.step for event in board.Scalars("loss")] == steps
+    assert [event.step for event in board.Scalars("validation_loss")] == steps[-1:]
+    drawn = {event.step: event.value for event in board.Scalars("loss")}
+    assert drawn == pytest.approx({line["step"]: line["loss"] for line in lines if "loss" in line})
+    return steps
+
+
+def places_of(folder: Path) -> dict[int, tuple[int, int]]:
+    """(samples, passed over) of each checkpoint, by step."""
+    storage = open_storage(str(folder / "checkpoints"))
+    manifests = [manifest_of(storage, step) for step in steps_kept(storage)]
+    return {manifest.step: (manifest.samples, manifest.passed_over) for manifest in manifests}
+
+
+AXES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dp": ("llama", {"dp": 2}),
+    "dp zero 1": ("llama", {"dp": 2, "zero": 1}),
+    "dp zero 3": ("llama", {"dp": 2, "zero": 3}),
+    "tp": ("llama", {"tp": 2, "sequence_parallel": True}),
+    "pp": ("llama-tied", {"pp": 2}),
+    "cp": ("llama", {"cp": 2}),
+    "ep": ("deepseek", {"dp": 2, "ep": 2}),
+    "top-k": ("llama", {"dp": 2, "compress": "topk", "compress_share": 0.1, "compress_least": 1}),
+    "PowerSGD": ("llama", {"dp": 2, "compress": "powersgd", "compress_rank": 2, "compress_least": 1}),
+}
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_a_gradient_that_is_no_number(axis: str, tmp_path: Path) -> None:
+    kind, plan = AXES[axis]
+    job = job_on_text(tmp_path, kind, **plan)
+    policies = {name: with_fields(job, "health", not_finite=name) for name in ("stop", "skip", "rewind")}
+    # Steps 2 and 3 come again with the samples behind the 16 that were seen; the run is killed before step 5.
+    runs = [
+        (policies["stop"], tmp_path / "stop", Plot(bad=3)),
+        (policies["skip"], tmp_path / "skip", Plot(bad=3)),
+        (policies["rewind"], tmp_path / "rewind", Plot(bad=3, times=1, killed_at=5)),
+        (job, tmp_path / "straight", Plot(moved=((2, 2 * BATCH),))),
+        (policies["rewind"], tmp_path / "again", Plot(bad=3)),
+        (policies["rewind"], tmp_path / "too early", Plot(bad=1)),
+    ]
+    ranks = run_on_mesh(job, all_of, runs)
+    for stop, skip, rewind, straight, again, early in ranks:
+        for run in (stop, early):
+            assert "(gradient norm nan)" in run.end and (axis in ("top-k", "PowerSGD") or " on rank 1 (" in run.end)
+        assert "the loss is " in stop.end and " in step 4 (" in stop.end
+        assert same_weights(stop.state, stop.states[3])
+        assert same_weights(skip.states[4], skip.states[3])
+        assert not same_weights(skip.states[5], skip.states[4])
+        assert all(bool(values.isfinite().all()) for values in skip.state.values())
+        assert [samples for _, samples in skip.spans] == [BATCH * step for step in range(6)]
+        batches = [(0, 0), (1, 1), (2, 2), (3, 3), (2, 4), (3, 5), (4, 6), (4, 6), (5, 7)]
+        assert rewind.spans == [(step, BATCH * i) for step, i in batches]
+        assert straight.spans == [(step, BATCH * i) for step, i in enumerate([0, 1, 4, 5, 6, 7])]
+        assert same(rewind.state, straight.state)
+        assert again.spans == [(step, BATCH * i) for i, step in enumerate([0, 1, 2, 3, 2, 3, 4, 5])]
+        assert same_weights(again.states[4], again.states[3])  # the step that is bad again is left out
+        assert early.end.endswith("; there is no whole checkpoint yet to go back to")
+    _, skip, rewind, _, again, _ = ranks[0]
+    assert any("; its update is left out" in line for line in skip.lines)
+    assert "health: 1 step not finite (1 left out)" in skip.lines
+    assert any(line.endswith("going on after step 2, with the data behind these steps") for line in rewind.lines)
+    assert "health: 1 step not finite (0 left out), 1 rewind" in rewind.lines
+    assert "health: 2 steps not finite (1 left out), 1 rewind" in again.lines
+    for name in ("skip", "rewind", "again"):
+        assert recorded_steps(tmp_path / name) == [1, 2, 3, 4, 5, 6]
+    later = {step: (BATCH * (step + 2), 2 * BATCH) for step in (4, 6)}
+    assert places_of(tmp_path / "rewind") == places_of(tmp_path / "again") == {2: (2 * BATCH, 0)} | later
+    assert places_of(tmp_path / "skip") == {step: (BATCH * step, 0) for step in (2, 4, 6)}
