@@ -49,6 +49,7 @@ def job_on_text(folder: Path, kind: str = "llama", sections: dict[str, Any] | No
         "optimizer": {"steps": 6},
         "run": {"eval_batches": 1, "log_every": 2, "sample_tokens": 0},
         "checkpoint": {"every_steps": 2, "keep_last": 9},
+        "health": {"slow_share": 0},
     }
     for section, values in [*given.items(), *(sections or {}).items()]:
         fields[section] = fields.get(section, {}) | values
@@ -78,14 +79,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Plot:
-    """What befalls a run. Step `bad` is bad in its first `times`, and the one before which it is killed, and where the
-    samples of steps from `moved_from` on lie, as a list of (step, samples behind the usual place)."""
+    """What befalls a run: steps that are bad the first `times` that they come, by a gradient of one rank or by a spike
+    of the loss; the step that it is killed before; and (step, number) for each step from which on samples are taken so
+    many further behind."""
 
-    bad: int = -1
+    bad: tuple[int, ...] = ()
     times: int = 99
     spike: bool = False
     killed_at: int = -1
-    kills: int = 1
+    spoils_weights: bool = False  # after the last update of the span, in place of a gradient
     moved: tuple[tuple[int, int], ...] = ()
 
 
@@ -105,24 +107,29 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
         job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, *rest: Any
     ) -> Any:  # fmt: skip
         heal(replica)
-        if first == plot.killed_at and visits["killed"] < plot.kills:
-            visits["killed"] += 1
+        if first == plot.killed_at and "killed" not in seen.lines:
+            seen.lines.append("killed")
             raise KilledError
         consumed += sum(behind for step, behind in plot.moved if step <= first)
         seen.spans.append((first, consumed))
         seen.states[first] = state_of(replica, mesh)
-        is_bad = first <= plot.bad < first + num_steps and visits[plot.bad] < plot.times
-        visits[plot.bad] += first <= plot.bad < first + num_steps
-        if is_bad and not plot.spike and mesh.rank == BAD_RANK:
+        here = [step for step in plot.bad if first <= step < first + num_steps]
+        visits.update(here)
+        is_bad = any(visits[step] <= plot.times for step in here)
+        is_mine = is_bad and not plot.spike and mesh.rank == BAD_RANK
+        if is_mine and not plot.spoils_weights:
             spoil_gradients(replica, 10**6)
         is_high[0] = is_bad and plot.spike
-        try:
-            return span_of(job, replica, mesh, first, num_steps, consumed, *rest)
-        finally:
-            is_high[0] = False
+        results = span_of(job, replica, mesh, first, num_steps, consumed, *rest)
+        is_high[0] = False
+        if is_mine and plot.spoils_weights:
+            unit = next(iter(replica.shards.values())).units[0]
+            unit.masters.memory(False)[0].view(-1)[0] = torch.nan
+            unit.take_up()
+        return results
 
     def loss_of(*args: Any) -> float:
-        return mean_loss(*args) * (3.0 if is_high[0] else 1.0)
+        return mean_loss(*args) * (10.0 if is_high[0] else 1.0)
 
     def told(log: MetricsLog, text: str) -> None:
         seen.lines.append(text)
@@ -151,7 +158,6 @@ def run_of(mesh: Mesh, job: JobSpec, folder: Path, plot: Plot) -> Seen:
             except KilledError:
                 assert runs[-1].writer is not None
                 runs[-1].writer.wait()  # so that it is known which checkpoint is the last
-                seen.lines.append("killed")
                 continue
             except RunError as error:
                 seen.end = str(error)
@@ -177,7 +183,7 @@ def same_weights(one: State, other: State) -> bool:
 
 
 def recorded_steps(folder: Path) -> list[int]:
-    """The steps of metrics.jsonl, once each; and TensorBoard shows the same."""
+    """The steps of metrics.jsonl, evaluations once each; and TensorBoard shows the same."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -186,7 +192,8 @@ def recorded_steps(folder: Path) -> list[int]:
     board = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
     assert [event.step for event in board.Scalars("loss")] == steps
-    assert [event.step for event in board.Scalars("validation_loss")] == steps[-1:]
+    evaluated = [line["step"] for line in lines if "validation_loss" in line]
+    assert [event.step for event in board.Scalars("validation_loss")] == evaluated == sorted(set(evaluated))
     drawn = {event.step: event.value for event in board.Scalars("loss")}
     assert drawn == pytest.approx({line["step"]: line["loss"] for line in lines if "loss" in line})
     return steps
@@ -219,12 +226,12 @@ def test_a_gradient_that_is_no_number(axis: str, tmp_path: Path) -> None:
     policies = {name: with_fields(job, "health", not_finite=name) for name in ("stop", "skip", "rewind")}
     # Steps 2 and 3 come again with the samples behind the 16 that were seen; the run is killed before step 5.
     runs = [
-        (policies["stop"], tmp_path / "stop", Plot(bad=3)),
-        (policies["skip"], tmp_path / "skip", Plot(bad=3)),
-        (policies["rewind"], tmp_path / "rewind", Plot(bad=3, times=1, killed_at=5)),
+        (policies["stop"], tmp_path / "stop", Plot(bad=(3,))),
+        (policies["skip"], tmp_path / "skip", Plot(bad=(3,))),
+        (policies["rewind"], tmp_path / "rewind", Plot(bad=(3,), times=1, killed_at=5)),
         (job, tmp_path / "straight", Plot(moved=((2, 2 * BATCH),))),
-        (policies["rewind"], tmp_path / "again", Plot(bad=3)),
-        (policies["rewind"], tmp_path / "too early", Plot(bad=1)),
+        (policies["rewind"], tmp_path / "again", Plot(bad=(3,))),
+        (policies["rewind"], tmp_path / "too early", Plot(bad=(1,))),
     ]
     ranks = run_on_mesh(job, all_of, runs)
     for stop, skip, rewind, straight, again, early in ranks:
@@ -254,3 +261,92 @@ def test_a_gradient_that_is_no_number(axis: str, tmp_path: Path) -> None:
     later = {step: (BATCH * (step + 2), 2 * BATCH) for step in (4, 6)}
     assert places_of(tmp_path / "rewind") == places_of(tmp_path / "again") == {2: (2 * BATCH, 0)} | later
     assert places_of(tmp_path / "skip") == {step: (BATCH * step, 0) for step in (2, 4, 6)}
+
+
+def test_one_bad_step_after_the_other(tmp_path: Path) -> None:
+    """Each has its rewind. The second goes back to a checkpoint that was written after the first."""
+    job = with_fields(job_on_text(tmp_path, dp=2), "health", not_finite="rewind")
+    for run in run_on_mesh(job, run_of, job, tmp_path, Plot(bad=(3, 4), times=1)):
+        batches = [(0, 0), (1, 1), (2, 2), (3, 3), (2, 4), (3, 5), (4, 6), (4, 7), (5, 8)]
+        assert run.spans == [(step, BATCH * i) for step, i in batches]
+    assert places_of(tmp_path) == {2: (2 * BATCH, 0), 4: (6 * BATCH, 2 * BATCH), 6: (9 * BATCH, 3 * BATCH)}
+    assert recorded_steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_where_the_update_was_made_already(schedule: str, tmp_path: Path) -> None:
+    """The pipeline drains every two steps. Weights that are no numbers are found before a checkpoint has them."""
+    job = job_on_text(tmp_path, pp=2, schedule=schedule, sections={"optimizer": {"clip_grad_norm": 0.0, "steps": 6}})
+    rewind = with_fields(job, "health", not_finite="rewind")
+    runs = [
+        (job, tmp_path / "stop", Plot(bad=(2,))),
+        (rewind, tmp_path / "rewind", Plot(bad=(2,), times=1)),
+        (rewind, tmp_path / "weights", Plot(bad=(2,), times=1, spoils_weights=True)),
+        (job, tmp_path / "straight", Plot(moved=((2, 2 * BATCH),))),
+        (rewind, tmp_path / "again", Plot(bad=(2,), spoils_weights=True)),
+    ]
+    ranks = run_on_mesh(job, all_of, runs)
+    for stop, gradient, weights, straight, again in ranks:
+        assert "the loss is nan in step " in stop.end or "weights are not finite after step 4" in stop.end
+        assert "weights of rank 0 (pp 0, dp 0, tp 0)" in stop.end or "weights of rank 1 (pp 1, dp 0, tp 0)" in stop.end
+        for run in (gradient, weights):
+            assert run.spans == [(0, 0), (2, 2 * BATCH), (2, 4 * BATCH), (4, 6 * BATCH)]
+            assert same(run.state, straight.state)
+        assert again.end.startswith("weights are not finite after step 4, whose loss was, as before the rewind; ")
+        assert again.end.endswith("weights of rank 1 (pp 1, dp 0, tp 0) are not finite")
+    for name in ("rewind", "weights"):
+        assert recorded_steps(tmp_path / name) == [1, 2, 3, 4, 5, 6]
+        assert places_of(tmp_path / name)[6] == (8 * BATCH, 2 * BATCH)
+    assert sorted(places_of(tmp_path / "again")) == sorted(places_of(tmp_path / "stop")) == [2]
+
+
+SPIKES = {
+    "dp": {"dp": 2},
+    "dp zero 3": {"dp": 2, "zero": 3},
+    "pp": {"pp": 2},
+    "tp": {"tp": 2},
+    "pipedream": {"pp": 2, "schedule": "pipedream"},
+}
+
+
+@pytest.mark.parametrize("axis", SPIKES)
+def test_a_spike_of_the_loss(axis: str, tmp_path: Path) -> None:
+    """There is a verdict from the ninth loss on. Step 10 is bad, or the span of steps 9 and 10."""
+    sections = {"optimizer": {"steps": 12, "clip_grad_norm": 0.0}, "health": {"slow_share": 0, "spike_window": 8}}
+    job, drains = job_on_text(tmp_path, sections=sections, **SPIKES[axis]), axis != "pipedream"
+    plots = {"tell": 99, "ignore": 99, "stop": 99, "rewind": 1} | ({"skip": 99} if drains else {})
+    runs = [(with_fields(job, "health", spike=name), tmp_path / name, Plot((9,), n, True)) for name, n in plots.items()]
+    runs.append((job, tmp_path / "straight", Plot(moved=((8, 2 * BATCH),))))
+    told = "a spike: the last ones have a median of "
+    for rank, found in enumerate(run_on_mesh(job, all_of, runs)):
+        of = dict(zip([*plots, "straight"], found, strict=True))
+        first = "in step 10, " if drains else "in step 9, "
+        assert first in of["stop"].end and told in of["stop"].end
+        assert same(of["tell"].state, of["ignore"].state)
+        assert same(of["rewind"].state, of["straight"].state)
+        if drains:
+            assert same(of["skip"].states[10], of["skip"].states[9]) and same(of["stop"].state, of["stop"].states[9])
+        for name, run in of.items() if rank == 0 else ():
+            lines = [line for line in run.lines if told in line]
+            assert len(lines) == (0 if name in ("stop", "ignore", "straight") else 1 if drains or name == "rewind" else 2)
+            assert name == "stop" or recorded_steps(tmp_path / name) == list(range(1, 13))
+    assert places_of(tmp_path / "rewind")[12] == (14 * BATCH, 2 * BATCH)
+
+
+def test_another_batch_neither_repeats_nor_leaves_out_samples(tmp_path: Path) -> None:
+    """Batches of 4, 8 and 2 samples for two steps each; and one of 8 is bad, so that those behind are taken."""
+    parts = [(4, 2, Plot()), (8, 4, Plot(bad=(3,), times=1)), (2, 6, Plot())]
+    runs = [(resized(tmp_path, samples, steps), tmp_path, plot) for samples, steps, plot in parts]
+    for found in run_on_mesh(runs[0][0], all_of, runs):
+        first, second, third = (run.spans for run in found)
+        assert first == [(0, 0), (1, 4)]
+        assert second == [(2, 8), (3, 16), (2, 24), (3, 32)]
+        assert third == [(4, 40), (5, 42)]
+    assert places_of(tmp_path) == {2: (8, 0), 4: (40, 16), 6: (44, 16)}
+    assert recorded_steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+
+
+def resized(folder: Path, samples: int, steps: int) -> JobSpec:
+    """The job with another batch, up to a step."""
+    sections = {"batch": {"global_batch_size": samples}, "optimizer": {"steps": steps}}
+    return with_fields(job_on_text(folder, dp=2, sections=sections), "health", not_finite="rewind")

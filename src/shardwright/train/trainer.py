@@ -169,10 +169,11 @@ class TrainingRun:
     def _go_back(self, decision: Decision, num_steps: int) -> None:
         """Go on from the last checkpoint, with the data behind those of the span of so many steps that went wrong.
         RunError without one, or where the run is to stop."""
+        if self.writer is not None:
+            self._tell_saved(self.writer.wait())  # the state of an earlier step, which is good
         if decision.course is Course.STOP:
             raise RunError(decision.sentence)
         assert self.writer is not None, "the job was refused: it goes back to checkpoints that it does not write"
-        self._tell_saved(self.writer.wait())
         found = go_back(self.job, self.mesh, self.replica, self.folder)
         if found is None:
             raise RunError(f"{decision.sentence}; there is no whole checkpoint yet to go back to")
