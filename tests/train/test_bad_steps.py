@@ -100,7 +100,7 @@ def state_of(replica: Replica, mesh: Mesh) -> State:
 def faults(plot: Plot, seen: Seen) -> Iterator[None]:
     """While this lasts, spans go as the plot has it."""
     visits: Counter[int] = Counter()
-    span_of, say, mean_loss = trainer.train_span, MetricsLog.say, train_step.mean_loss
+    span_of, mean_loss = trainer.train_span, train_step.mean_loss
     is_high = [False]
 
     def span(
@@ -328,7 +328,9 @@ def test_a_spike_of_the_loss(axis: str, tmp_path: Path) -> None:
             assert same(of["skip"].states[10], of["skip"].states[9]) and same(of["stop"].state, of["stop"].states[9])
         for name, run in of.items() if rank == 0 else ():
             lines = [line for line in run.lines if told in line]
-            assert len(lines) == (0 if name in ("stop", "ignore", "straight") else 1 if drains or name == "rewind" else 2)
+            assert len(lines) == (
+                0 if name in ("stop", "ignore", "straight") else 1 if drains or name == "rewind" else 2
+            )
             assert name == "stop" or recorded_steps(tmp_path / name) == list(range(1, 13))
     assert places_of(tmp_path / "rewind")[12] == (14 * BATCH, 2 * BATCH)
 

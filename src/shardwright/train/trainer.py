@@ -95,8 +95,7 @@ class TrainingRun:
         self.log = MetricsLog(job, mesh, folder, begun.step) if mesh.rank == 0 else None
         if self.log is not None:
             introduce(job, mesh, self.tokens, self.log)
-            for line in [*predicted_lines(start.predicted), *begun.said, self.health.opening]:
-                self.log.say(line) if line else None
+            self._say([*predicted_lines(start.predicted), *begun.said, self.health.opening])
 
     def to_the_end(self) -> bool:
         """Train until the job is done, or until asked to leave. Returns whether it is done."""
@@ -116,8 +115,7 @@ class TrainingRun:
         num_steps = end_of_span(job, self.replica, first) - first
         span = watched_span(job, self.replica, mesh, first, num_steps, self.samples, self.train_samples, health)
         if span.decision.course in (Course.STOP, Course.REWIND):
-            for line in span.lines if log is not None else ():
-                log.say(line)
+            self._say(span.lines)
             self._go_back(span.decision, num_steps)
             return False
         self.done = first + num_steps
@@ -162,6 +160,11 @@ class TrainingRun:
             self._tell_saved(self.writer.wait())
         return agreed.is_asked_to_leave
 
+    def _say(self, lines: Sequence[str]) -> None:
+        if self.log is not None:
+            for line in filter(None, lines):
+                self.log.say(line)
+
     def _tell_saved(self, saved: Saved | None) -> None:
         if saved is not None and self.log is not None:
             self.log.checkpoint(saved.step, saved.blocking_s, saved.durable_s)
@@ -185,7 +188,7 @@ class TrainingRun:
         self.health.judge.rewound(decision.step)
         if self.log is not None:
             self.log.go_back(found.step)
-            self.log.say(f"{decision.sentence}; going on after step {found.step}, with the data behind these steps")
+        self._say([f"{decision.sentence}; going on after step {found.step}, with the data behind these steps"])
 
 
 def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) -> RunResult:
