@@ -22,9 +22,16 @@ from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.parameter_shard import Box
 from shardwright.train.build import build
 from shardwright.train.checkpoint.box_files import HeldBox, save_boxes
-from shardwright.train.checkpoint.export import export_weights
+from shardwright.train.checkpoint.export import export_weights, exported_tensors
 from shardwright.train.checkpoint.kept import make_whole, manifest_of
-from shardwright.train.checkpoint.manifest import Manifest, folder_name, index_file
+from shardwright.train.checkpoint.manifest import (
+    BrokenCheckpointError,
+    FileIndex,
+    Manifest,
+    StoredBox,
+    folder_name,
+    index_file,
+)
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
@@ -164,6 +171,19 @@ def test_of_a_damaged_checkpoint_nothing_is_written(harm: str, tmp_path: Path) -
         with pytest.raises(RunError, match=rf"checkpoint of {run}: .*rank-00001\."):
             export(str(run), "--to", str(tmp_path / name))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "names", [["weights.__metadata__"], ["router.1.bias_E", "weights.router.1.bias_E"], ["exp_avg.x"]]
+)
+def test_names_that_make_no_file_are_refused(names: list[str]) -> None:
+    boxes = [
+        StoredBox(name=name, full_shape=(2,), box=((0, 2),), dtype="F32", start_byte=8 * i)
+        for i, name in enumerate(names)
+    ]
+    index = FileIndex(file="rank-00000.safetensors", num_bytes=16, sums=(0,), boxes=tuple(boxes))
+    with pytest.raises(BrokenCheckpointError):
+        exported_tensors([index], "keep")
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ _TORCH = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 _WEIGHT, _ROUTER_BIAS = re.compile(r"weights\.(.+)"), re.compile(r"(router\..+\.bias_E)")
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OURS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
+_METADATA = "__metadata__"  # in the header of a safetensors file, beside the tensors
 _MOST_ELEMENTS = 8 * MIB  # of a slab
 
 
@@ -115,6 +116,9 @@ def exported_tensors(indices: list[FileIndex], dtype: str) -> list[ExportedTenso
         )
     if not found:
         raise BrokenCheckpointError("it has no weights")
+    names = [_METADATA, *(tensor.name for tensor in found)]
+    if len(set(names)) < len(names):
+        raise BrokenCheckpointError("two of its weights have the same name, or one that means something else")
     return sorted(found, key=lambda tensor: _in_order(tensor.name))
 
 
@@ -160,7 +164,7 @@ def _slabs(tensor: ExportedTensor) -> Iterator[Box]:
 
 
 def _header(tensors: Sequence[ExportedTensor]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {_METADATA: {"format": "pt"}}
     start = 0
     for tensor in tensors:
         end = start + tensor.num_bytes
