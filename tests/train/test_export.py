@@ -200,7 +200,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_memory_is_that_of_slabs(tmp_path: Path) -> None:
-    """Of two tensors of 96 MiB: a slab of 32 MiB as it is read, twice that of the file, and half of it in bf16."""
+    """Of two tensors of 96 MiB: two slabs of 16 MiB, parts of two files that they are read from, and one in bf16."""
     run = large(tmp_path / "run", 24 * 1024)
     grown = run_ranks(1, grown_bytes, run, tmp_path / "model")[0]
     assert 0 < grown < 130 * MIB

@@ -47,7 +47,7 @@ _WEIGHT, _ROUTER_BIAS = re.compile(r"weights\.(.+)"), re.compile(r"(router\..+\.
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OURS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
 _METADATA = "__metadata__"  # in the header of a safetensors file, beside the tensors
-_MOST_ELEMENTS = 8 * MIB  # of a slab
+_MOST_ELEMENTS = 4 * MIB  # of a slab
 
 
 @dataclass(frozen=True)
