@@ -87,6 +87,7 @@ class Plot:
     times: int = 99
     spike: bool = False
     killed_at: int = -1
+    killed_after: int = 0  # spans at least, so that a step may be meant when it comes again
     spoils_weights: bool = False  # after the last update of the span, in place of a gradient
     moved: tuple[tuple[int, int], ...] = ()
 
@@ -107,7 +108,7 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
         job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, *rest: Any
     ) -> Any:  # fmt: skip
         heal(replica)
-        if first == plot.killed_at and "killed" not in seen.lines:
+        if first == plot.killed_at and len(seen.spans) >= plot.killed_after and "killed" not in seen.lines:
             seen.lines.append("killed")
             raise KilledError
         consumed += sum(behind for step, behind in plot.moved if step <= first)
@@ -275,6 +276,21 @@ def test_one_bad_step_after_the_other(tmp_path: Path) -> None:
         assert run.spans == [(step, BATCH * i) for step, i in batches]
     assert places_of(tmp_path) == {2: (2 * BATCH, 0), 4: (6 * BATCH, 2 * BATCH), 6: (9 * BATCH, 3 * BATCH)}
     assert recorded_steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+
+
+def test_killed_after_a_rewind_and_before_the_next_checkpoint(tmp_path: Path) -> None:
+    """The rewind is forgotten, so the bad samples come once more, and it is made anew."""
+    job = with_fields(job_on_text(tmp_path, dp=2), "health", not_finite="rewind")
+    runs = [
+        (job, tmp_path / "killed", Plot(bad=(3,), times=2, killed_at=3, killed_after=5)),
+        (job, tmp_path / "straight", Plot(moved=((2, 2 * BATCH),))),
+    ]
+    for killed, straight in run_on_mesh(job, all_of, runs):
+        batches = [(0, 0), (1, 1), (2, 2), (3, 3), (2, 4), (2, 2), (3, 3), (2, 4), (3, 5), (4, 6), (5, 7)]
+        assert killed.spans == [(step, BATCH * i) for step, i in batches]
+        assert same(killed.state, straight.state)
+    assert places_of(tmp_path / "killed")[6] == (8 * BATCH, 2 * BATCH)
+    assert recorded_steps(tmp_path / "killed") == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
