@@ -23,7 +23,17 @@ def judge(scales_loss: bool = False, can_skip: bool = True, **health: Any) -> St
 def test_not_finite_goes_by_its_policy(loss: float, norm: float | None, policy: Any) -> None:
     decision = judge(not_finite=policy)(4, loss, norm)
     assert (decision.course.value, decision.cause) == (policy, "not finite")
-    assert f"the loss is {loss} in step 5 (gradient norm {norm})" in decision.sentence
+    assert f"the loss is {loss} in step 5{'' if norm is None else f' (gradient norm {norm})'}; " in decision.sentence
+
+
+def test_weights_that_are_not_finite_go_by_the_same_policy() -> None:
+    """They are found after an update that nobody was asked for, and after a rewind no update can be left out."""
+    assert judge(can_skip=False).weights_not_finite(4).course is Course.STOP
+    judges = judge(not_finite="rewind", can_skip=False)
+    decision = judges.weights_not_finite(4)
+    assert (decision.course, decision.step, judges.counts.not_finite) == (Course.REWIND, 4, 1)
+    judges.rewound(4)
+    assert judges.weights_not_finite(4).course is Course.STOP
 
 
 @pytest.mark.parametrize("policy", ["tell", "skip", "rewind", "stop", "ignore"])

@@ -17,6 +17,7 @@ import click
 from shardwright import __version__
 from shardwright.cli import draw, predict
 from shardwright.cli.checked_job import load_to_run
+from shardwright.cli.export_weights import export
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.train import train
@@ -106,6 +107,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         sys.exit(1)
 
 
+checkpoint.add_command(export)
 for command in (train, checkpoint, *draw.COMMANDS, *predict.COMMANDS):
     cli.add_command(command)
 

@@ -237,7 +237,7 @@ class MetricsLog:
 
         self.close()
         with telling_of_full_disk(self._path):
-            _keep_until(self._path, step)
+            _keep_until(self._path, step, with_memory=True)
             self._file = self._path.open("a", encoding="utf-8")
             self._board = SummaryWriter(str(self._board_folder), purge_step=step + 1)
 
@@ -274,8 +274,9 @@ class MetricsLog:
             self._board.close()
 
 
-def _keep_until(path: Path, step: int) -> None:
-    """Drop the lines of a metrics file that are of later steps, and a last one that a broken run left unfinished."""
+def _keep_until(path: Path, step: int, with_memory: bool = False) -> None:
+    """Drop the lines of a metrics file that are of later steps, a last one that a broken run left unfinished, and the
+    account of memory, which a run that is started anew takes again."""
     if step == 0 or not path.exists():
         path.write_text("", encoding="utf-8")
         return
@@ -291,7 +292,7 @@ def _keep_until(path: Path, step: int) -> None:
                 if isinstance(values, dict)
                 else step + 1
             )
-            if of <= step and "memory" not in values:
+            if of <= step and (with_memory or "memory" not in values):
                 kept.append(line if line.endswith("\n") else line + "\n")
     new = path.with_suffix(".new")
     new.write_text("".join(kept), encoding="utf-8")

@@ -84,6 +84,7 @@ class TrainingRun:
         self.passed_over = begun.passed_over
         self.losses: list[float] = []
         self.validation_loss: float | None = None
+        self.memory_is_measured = False
         self.health = RunHealth(job, mesh, folder)
         if "health" in begun.state:
             self.health.load_state_dict(begun.state["health"])
@@ -94,8 +95,7 @@ class TrainingRun:
         self.log = MetricsLog(job, mesh, folder, begun.step) if mesh.rank == 0 else None
         if self.log is not None:
             introduce(job, mesh, self.tokens, self.log)
-            for line in [*predicted_lines(start.predicted), *begun.said, self.health.opening]:
-                self.log.say(line) if line else None
+            self._say([*predicted_lines(start.predicted), *begun.said, self.health.opening])
 
     def to_the_end(self) -> bool:
         """Train until the job is done, or until asked to leave. Returns whether it is done."""
@@ -114,9 +114,8 @@ class TrainingRun:
         job, mesh, log, health, first = self.job, self.mesh, self.log, self.health, self.done
         num_steps = end_of_span(job, self.replica, first) - first
         span = watched_span(job, self.replica, mesh, first, num_steps, self.samples, self.train_samples, health)
-        if span.decision.course is Course.STOP:
-            raise RunError(span.decision.sentence)
-        if span.decision.course is Course.REWIND:
+        if span.decision.course in (Course.STOP, Course.REWIND):
+            self._say(span.lines)
             self._go_back(span.decision, num_steps)
             return False
         self.done = first + num_steps
@@ -125,12 +124,18 @@ class TrainingRun:
         if log is not None:
             tell_span(span, first, health, log)
         health.compare_replicas(self.replica, self.done)
-        if first == self.first:  # the optimizer has its state from the first update on
-            measured = measure_memory(mesh, self.replica)
-            if log is not None:
-                log.memory(self.predicted, measured)
+        self._measure_memory(span.results)
         self._evaluate()
         return self._save()
+
+    def _measure_memory(self, results: list[StepResult]) -> None:
+        """Once, after the first update: the optimizer has its state from then on."""
+        if self.memory_is_measured or all(result.skipped for result in results):
+            return
+        self.memory_is_measured = True
+        measured = measure_memory(self.mesh, self.replica)
+        if self.log is not None:
+            self.log.memory(self.predicted, measured)
 
     def _evaluate(self) -> None:
         """Measure the loss on held-out text, where that is due."""
@@ -155,15 +160,23 @@ class TrainingRun:
             self._tell_saved(self.writer.wait())
         return agreed.is_asked_to_leave
 
+    def _say(self, lines: Sequence[str]) -> None:
+        if self.log is not None:
+            for line in filter(None, lines):
+                self.log.say(line)
+
     def _tell_saved(self, saved: Saved | None) -> None:
         if saved is not None and self.log is not None:
             self.log.checkpoint(saved.step, saved.blocking_s, saved.durable_s)
 
     def _go_back(self, decision: Decision, num_steps: int) -> None:
         """Go on from the last checkpoint, with the data behind those of the span of so many steps that went wrong.
-        RunError without one."""
+        RunError without one, or where the run is to stop."""
+        if self.writer is not None:
+            self._tell_saved(self.writer.wait())  # the state of an earlier step, which is good
+        if decision.course is Course.STOP:
+            raise RunError(decision.sentence)
         assert self.writer is not None, "the job was refused: it goes back to checkpoints that it does not write"
-        self._tell_saved(self.writer.wait())
         found = go_back(self.job, self.mesh, self.replica, self.folder)
         if found is None:
             raise RunError(f"{decision.sentence}; there is no whole checkpoint yet to go back to")
@@ -175,7 +188,7 @@ class TrainingRun:
         self.health.judge.rewound(decision.step)
         if self.log is not None:
             self.log.go_back(found.step)
-            self.log.say(f"{decision.sentence}; going on after step {found.step}, with the data behind these steps")
+        self._say([f"{decision.sentence}; going on after step {found.step}, with the data behind these steps"])
 
 
 def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) -> RunResult:

@@ -72,6 +72,14 @@ def where_not_finite(job: JobSpec, replica: Replica, mesh: Mesh, step: int, toke
     )
 
 
+def weights_not_finite(replica: Replica, mesh: Mesh) -> str:
+    """A sentence: which ranks' weights are not finite, empty where all are. Moves a small all-gather over the world."""
+    shards = [unit.value_shard for held in replica.shards.values() for unit in held.units]
+    is_bad = any(not bool(values.isfinite().all()) for values in shards)
+    bad = [rank for rank, found in enumerate(_gathered(int(is_bad), mesh)) if found]
+    return f"weights of {', '.join(mesh.shape.describe(rank) for rank in bad[:4])} are not finite" if bad else ""
+
+
 def _by_losses(ranks: list[int], mesh: Mesh) -> str:
     if not ranks:
         return "the losses of all ranks are finite, so it began in a backward or in a sum of gradients"

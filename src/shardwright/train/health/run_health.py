@@ -25,7 +25,7 @@ from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
 from shardwright.train.health.decision import Course, Decision
-from shardwright.train.health.first_not_finite import where_not_finite
+from shardwright.train.health.first_not_finite import weights_not_finite, where_not_finite
 from shardwright.train.health.gpu_readings import GpuReading, open_readings
 from shardwright.train.health.profiled_steps import ProfiledSteps
 from shardwright.train.health.repeated_step import GradientHashes, RepeatedStep, looking
@@ -103,12 +103,22 @@ class RunHealth:
                 lines.append(where)
             else:
                 decision = replace(decision, sentence=f"{decision.sentence}; {where}")
+        elif not self._drains:
+            decision = self._look_at_weights(replica, first + num_steps - 1, decision)
         elif self._hashes is not None:
             different = self._repeated.compare(first, mesh, self._hashes)
             lines += [different] if different else []
         if self._is_line(first + num_steps) and decision.course in (Course.GO_ON, Course.SKIP):
             lines += self._look_for_stragglers(first + num_steps)
         return decision, lines
+
+    def _look_at_weights(self, replica: Replica, last: int, decision: Decision) -> Decision:
+        """The decision on a span up to step `last`, whose updates were made before its losses were known: weights that
+        are not finite must not be in a checkpoint. Moves an all-gather of a number a rank."""
+        where = weights_not_finite(replica, self._mesh)
+        if where and decision.course is Course.GO_ON:
+            decision = self.judge.weights_not_finite(last)
+        return replace(decision, sentence=f"{decision.sentence}; {where}") if where else decision
 
     def compare_replicas(self, replica: Replica, steps_done: int) -> None:
         """After the steps so far, and before a checkpoint of them: ReplicasDifferError, on all ranks, where what ranks

@@ -10,7 +10,7 @@ A step that was undone comes again after the rewind, with the samples behind tho
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from shardwright.config.health import HealthSpec
@@ -84,6 +84,13 @@ class StepJudge:
             self._band.add(loss)
         return decision
 
+    def weights_not_finite(self, step: int) -> Decision:
+        """The decision on a step, counted from 0, whose update was made before anybody was asked, and left weights that
+        are not finite."""
+        self.counts.not_finite += 1
+        what = f"weights are not finite after step {step + 1}, whose loss was"
+        return replace(self._apply(self._health.not_finite, step, "not finite", what), step=step)
+
     def rewound(self, bad_step: int) -> None:
         """The run has gone back to a checkpoint because of a step, counted from 0. Call it after `load_state_dict`."""
         self._undone.add(bad_step)
@@ -111,7 +118,7 @@ class StepJudge:
 
     def _decide(self, step: int, loss: float, norm: float | None) -> Decision:
         if not math.isfinite(loss) or (norm is not None and not math.isfinite(norm)):
-            what = f"the loss is {loss} in step {step + 1} (gradient norm {norm})"
+            what = f"the loss is {loss} in step {step + 1}" + (f" (gradient norm {norm})" if norm is not None else "")
             return self._apply(self._health.not_finite, step, "not finite", what)
         if self._health.spike == "ignore" or not self._band.is_above(loss):
             return ALL_IS_WELL
