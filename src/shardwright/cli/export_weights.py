@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from shardwright.cli.job_options import json_option
-from shardwright.cli.kept_checkpoints import _as_fault, _chosen, _found
+from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
 
 
 @click.command(name="export")
@@ -43,9 +43,9 @@ def export(run: str, to: Path, step: int | None, dtype: str, file_gib: float, ov
 
     if "://" in str(to) or ":/" in str(to):
         raise PlanError("checkpoint export --to", [f"{to} is an address; name a file or folder of this machine"])
-    storage, steps = _found(run)
-    with _as_fault(run):
-        manifest = manifest_of(storage, _chosen(run, steps, step))
+    storage, steps = found_checkpoints(run)
+    with as_fault(run):
+        manifest = manifest_of(storage, chosen_step(run, steps, step))
         from shardwright.train.checkpoint.export import export_weights
 
         place = to.expanduser().absolute()

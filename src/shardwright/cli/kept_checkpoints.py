@@ -29,7 +29,7 @@ def list_steps(run: str, as_json: bool) -> None:
     """List the checkpoints, oldest first: step, size, plan."""
     from shardwright.train.checkpoint.kept import manifest_of
 
-    storage, steps = _found(run)
+    storage, steps = found_checkpoints(run)
     _tell([_row(step, partial(manifest_of, storage)) for step in sorted(steps)], as_json)
 
 
@@ -43,9 +43,9 @@ def show(run: str, step: int | None, as_json: bool) -> None:
     from shardwright.train.checkpoint.manifest import describe_job
     from shardwright.train.checkpoint.whole_tensors import whole_tensors
 
-    storage, steps = _found(run)
-    with _as_fault(run):
-        manifest = manifest_of(storage, _chosen(run, steps, step))
+    storage, steps = found_checkpoints(run)
+    with as_fault(run):
+        manifest = manifest_of(storage, chosen_step(run, steps, step))
         tensors = whole_tensors(indices_of(storage, manifest))
     if as_json:
         held = {
@@ -71,8 +71,8 @@ def verify(run: str, step: int | None, as_json: bool) -> None:
     """Read every byte of the checkpoints, and say whether they are whole. Status 1 if one is not."""
     from shardwright.train.checkpoint.kept import check_whole
 
-    storage, steps = _found(run)
-    chosen = sorted(steps) if step is None else [_chosen(run, steps, step)]
+    storage, steps = found_checkpoints(run)
+    chosen = sorted(steps) if step is None else [chosen_step(run, steps, step)]
     rows = [_row(number, partial(check_whole, storage)) for number in chosen]
     _tell([row | {"whole": "fault" not in row} for row in rows], as_json)
     if any("fault" in row for row in rows):
@@ -104,7 +104,7 @@ def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
         click.echo(f"step {row['step']:>8}  {size:>10}  {what}")
 
 
-def _found(run: str) -> "tuple[Storage, list[int]]":
+def found_checkpoints(run: str) -> "tuple[Storage, list[int]]":
     """Where a run's checkpoints lie, and their steps, newest first. PlanError if there are none."""
     from shardwright.config.base import PlanError
     from shardwright.train.checkpoint.kept import steps_kept
@@ -117,7 +117,7 @@ def _found(run: str) -> "tuple[Storage, list[int]]":
     raise PlanError(f"checkpoint {run}", [f"{run} has no checkpoint that is whole; name a run's folder, as runs/NAME"])
 
 
-def _chosen(run: str, steps: list[int], step: int | None) -> int:
+def chosen_step(run: str, steps: list[int], step: int | None) -> int:
     from shardwright.config.base import PlanError
 
     if step is not None and step not in steps:
@@ -127,7 +127,7 @@ def _chosen(run: str, steps: list[int], step: int | None) -> int:
 
 
 @contextmanager
-def _as_fault(run: str) -> Iterator[None]:
+def as_fault(run: str) -> Iterator[None]:
     """What is wrong with a checkpoint is what the command fails for."""
     from shardwright.config.base import RunError
     from shardwright.train.checkpoint.manifest import BrokenCheckpointError

@@ -52,3 +52,7 @@ def shortened(text: str, most: int = 60) -> str:
 
 class RunError(RuntimeError):
     """A run that failed for a reason which the user can be told in a sentence. Not wrong input: that is a PlanError."""
+
+
+class PassingError(RunError):
+    """A run can't go on, but one that begins again from its last checkpoint may."""

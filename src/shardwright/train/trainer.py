@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardwright.config.base import RunError
+from shardwright.config.base import PassingError, RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import barrier
@@ -69,6 +69,10 @@ class RunStart:
     best_interval_s: BestInterval | None = None
 
 
+class SaveFailedError(PassingError):
+    """The state that a run ends with could not be saved."""
+
+
 class TrainingRun:
     """One rank's run: its part of the model, where it stands, and what watches over it."""
 
@@ -79,7 +83,7 @@ class TrainingRun:
         self.train_samples, self.held_out = self.tokens.train_samples(), self.tokens.validation_samples()
         begun = begin(job, mesh, folder, start.weights_from)
         self.replica = begun.replica
-        self.first = self.done = begun.step
+        self.done = self.saved_step = begun.step
         self.samples = begun.samples  # where it is in the data, those that were passed over included
         self.passed_over = begun.passed_over
         self.losses: list[float] = []
@@ -104,8 +108,7 @@ class TrainingRun:
             is_asked = self._span()
             if is_asked and self.done < total:
                 return False
-        if self.writer is not None:
-            self._tell_saved(self.writer.wait())
+        self._be_saved()
         return True
 
     def _span(self) -> bool:
@@ -157,8 +160,20 @@ class TrainingRun:
             state = {"health": self.health.state_dict()}
             self._tell_saved(self.writer.save(self.done, self.samples, self.passed_over, state))
         if agreed.is_asked_to_leave:
-            self._tell_saved(self.writer.wait())
+            self._be_saved()
         return agreed.is_asked_to_leave
+
+    def _be_saved(self) -> None:
+        """Wait until the step that the run has come to is saved. SaveFailedError on all ranks where it could not be."""
+        if self.writer is None:
+            return
+        self._tell_saved(self.writer.wait())
+        if self.saved_step != self.done:
+            newest = f"the newest is of step {self.saved_step}" if self.saved_step else "there is none"
+            raise SaveFailedError(
+                f"the last checkpoint, of step {self.done}, could not be written, and {newest}; mend what the rank said "
+                "of it, make room if that is full, and give the same command again"
+            )
 
     def _say(self, lines: Sequence[str]) -> None:
         if self.log is not None:
@@ -166,7 +181,10 @@ class TrainingRun:
                 self.log.say(line)
 
     def _tell_saved(self, saved: Saved | None) -> None:
-        if saved is not None and self.log is not None:
+        if saved is None:
+            return
+        self.saved_step = saved.step
+        if self.log is not None:
             self.log.checkpoint(saved.step, saved.blocking_s, saved.durable_s)
 
     def _go_back(self, decision: Decision, num_steps: int) -> None:
@@ -177,7 +195,8 @@ class TrainingRun:
         if decision.course is Course.STOP:
             raise RunError(decision.sentence)
         assert self.writer is not None, "the job was refused: it goes back to checkpoints that it does not write"
-        found = go_back(self.job, self.mesh, self.replica, self.folder)
+        found, said = go_back(self.job, self.mesh, self.replica, self.folder)
+        self._say(said)
         if found is None:
             raise RunError(f"{decision.sentence}; there is no whole checkpoint yet to go back to")
         self.samples += num_steps * self.job.batch.global_batch_size

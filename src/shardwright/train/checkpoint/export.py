@@ -35,9 +35,9 @@ from shardwright.train.checkpoint.manifest import (
     FileIndex,
     Manifest,
     folder_name,
-    whole_tensors,
 )
 from shardwright.train.checkpoint.storage import Storage
+from shardwright.train.checkpoint.whole_tensors import whole_tensors
 from shardwright.train.launch.full_disk import telling_of_full_disk
 
 # Number types to export in, by the names that a user gives, as safetensors files and torch name them.

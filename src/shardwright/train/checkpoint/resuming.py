@@ -69,9 +69,11 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
     return Resumed(replica, said=tuple(said))
 
 
-def go_back(job: JobSpec, mesh: Mesh, replica: Replica, folder: Path) -> Manifest | None:
-    """Load the newest whole checkpoint of a run that goes on. None if there is none. Every rank calls this."""
-    return _load_newest(job, mesh, replica, open_storage(place_of(job, folder)), [], weights_alone=False)[0]
+def go_back(job: JobSpec, mesh: Mesh, replica: Replica, folder: Path) -> tuple[Manifest | None, list[str]]:
+    """Load the newest whole checkpoint of a run that goes on. Returns what it is, None if there is none, and lines for
+    the user. Every rank calls this."""
+    said = list[str]()
+    return _load_newest(job, mesh, replica, open_storage(place_of(job, folder)), said, weights_alone=False)[0], said
 
 
 def _load_newest(

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwright.config.base import RunError
+from shardwright.config.base import PassingError
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.units import counted
@@ -43,7 +43,7 @@ KINDS = ("values", "state", "values of experts", "state of experts", "norms")
 _MOST_NAMED = 8
 
 
-class ReplicasDifferError(RunError):
+class ReplicasDifferError(PassingError):
     """What ranks hold alike is not alike: the run can only go on from a checkpoint."""
 
 

@@ -17,14 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.config.base import PlanError, RunError
+from shardwright.config.base import PassingError, PlanError, RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
-from shardwright.train.health.replica_hashes import ReplicasDifferError
 from shardwright.train.launch.full_disk import DiskFullError
 from shardwright.train.launch.meeting import NotMetError, attempt_name
 from shardwright.train.launch.out_of_memory import OutOfMemoryError, is_out_of_memory, room_bytes
@@ -112,8 +111,7 @@ def run_rank(
         if isinstance(error, NotMetError):
             failure = Failure(seat.rank, "timeout", str(error))
         elif isinstance(error, RunError):
-            # Ranks that are not alike any more may be so again, from a checkpoint of when they were.
-            other = "error" if isinstance(error, ReplicasDifferError) else "run"
+            other = "error" if isinstance(error, PassingError) else "run"
             failure = Failure(seat.rank, "disk" if isinstance(error, DiskFullError) else other, str(error))
         elif is_out_of_memory(error):
             known = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
