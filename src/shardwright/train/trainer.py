@@ -171,8 +171,8 @@ class TrainingRun:
         if self.saved_step != self.done:
             newest = f"the newest is of step {self.saved_step}" if self.saved_step else "there is none"
             raise SaveFailedError(
-                f"the last checkpoint, of step {self.done}, could not be written, and {newest}; mend what the rank said "
-                "of it, make room if that is full, and give the same command again"
+                f"the last checkpoint, of step {self.done}, could not be written, and {newest}; mend what was said of "
+                "it, such as a full disk, and give the same command again"
             )
 
     def _say(self, lines: Sequence[str]) -> None:

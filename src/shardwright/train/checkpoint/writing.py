@@ -32,11 +32,10 @@ from shardwright.train.checkpoint.kept import (
 )
 from shardwright.train.checkpoint.manifest import Manifest, folder_name, index_file
 from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
+from shardwright.train.checkpoint.saving_cost import SavingCost
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.launch import preemption
 
-# With `auto`, the first checkpoint shows what one costs.
-_FIRST_AUTO_S = 30.0
 # Seconds of training between checkpoints that lose least, where one takes so many seconds.
 BestInterval = Callable[[float], float]
 
@@ -83,6 +82,7 @@ class CheckpointWriter:
         self._best_interval_s = best_interval_s
         self._current: _Save | None = None
         self._blocking_s = 0.0
+        self._cost = SavingCost()
         self._last_s = time.monotonic()
         if mesh.rank == 0:
             remove_unfinished_checkpoints(self._storage)
@@ -90,6 +90,7 @@ class CheckpointWriter:
 
     def agree(self, step: int) -> Agreed:
         """The end of a step. Moves one small all-reduce over the world."""
+        self._cost.step_ends(time.monotonic(), was_saving=self._current is not None)
         due = self._mesh.rank == 0 and self._clock_says_due()
         saved, (asked, is_due) = self._poll(preemption.is_asked(), due)
         every = self._job.checkpoint.every_steps
@@ -188,5 +189,9 @@ class CheckpointWriter:
         spec, passed_s = self._job.checkpoint, time.monotonic() - self._last_s
         every_s = [spec.every_s] if spec.every_s else []
         if spec.auto and self._best_interval_s is not None:
-            every_s.append(self._best_interval_s(self._blocking_s) if self._blocking_s else _FIRST_AUTO_S)
+            cost_s = self._cost.seconds()
+            if cost_s is not None:
+                every_s.append(self._best_interval_s(max(cost_s, self._blocking_s)))
+            elif self._cost.knows_steps() and not self._blocking_s:
+                every_s.append(0.0)  # the first one shows what one costs
         return bool(every_s) and passed_s >= min(every_s)
