@@ -156,6 +156,8 @@ def run(seed: int, number: int, num_steps: int = STEPS) -> tuple[str, list[str]]
     """What became of a draw: "refused", "differs", "equal" or "equal, and elsewhere"; and why."""
     fields = draw(seed, number)
     fields["optimizer"]["steps"] = max(fields["optimizer"]["steps"], 2 * num_steps)
+    if "checkpoint" in fields:
+        fields["checkpoint"]["path"] = ""
     try:
         job = accepted(fields)
     except PlanError as error:

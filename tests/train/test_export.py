@@ -117,10 +117,10 @@ def large(folder: Path, num_rows: int = ROWS) -> Path:
             for layer in (10, 2)
         ]
         if rank:
-            boxes.append(HeldBox("exp_avg.norm.weight", (8,), ((0, 8),), torch.zeros(8)))
             boxes.append(HeldBox("weights.norm.weight", (8,), ((0, 8),), torch.full((8,), 7.0)))
         save_boxes(boxes, storage, folder_name(3), rank)
-    manifest = Manifest(step=3, samples=0, optimizer_steps=3, job={}, state={}, files=())
+    job = small_job().model_dump(mode="json")
+    manifest = Manifest(step=3, samples=0, optimizer_steps=0, job=job, state={}, files=())
     make_whole(storage, manifest, [index_file(0), index_file(1)])
     return folder
 
