@@ -259,7 +259,7 @@ def resume(arguments: list[str]) -> None:
         job = load_job(arguments[1], [])
         run = TrainingRun(job, job_mesh(job, 0, torch.device("cpu")), Path("run"), RunStart())
         if not expected["signed"]:
-            assert _state_of(run) == expected[str(run.first)], f"what was loaded of step {run.first} was not saved"
+            assert _state_of(run) == expected[str(run.done)], f"what was loaded of step {run.done} was not saved"
         run.to_the_end()
     except (PlanError, RunError) as error:
         print(error, file=sys.stderr)
@@ -271,7 +271,7 @@ def _state_of(run: Any) -> str:
     from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
 
     scale = run.replica.loss_scale
-    numbers = [run.first, run.passed_over, optimizer_steps(run.replica), scale.state_dict() if scale else {},
+    numbers = [run.done, run.samples, run.passed_over, optimizer_steps(run.replica), scale.state_dict() if scale else {},
                run.health.state_dict()]  # fmt: skip
     digest = blake2b(json.dumps(numbers).encode())
     for box in sorted(held_boxes(run.replica, run.mesh), key=lambda box: (box.name, box.box)):
@@ -307,7 +307,6 @@ def _write_whole(root: Path, variant: int) -> None:
     storage = open_storage("run/checkpoints")
     for step in range(1, LAST + 1):
         run._span()
-        run.first = step
         expected[str(step)] = _state_of(run)
         scale = run.replica.loss_scale
         state = {"health": run.health.state_dict()} | ({"loss_scale": scale.state_dict()} if scale else {})
