@@ -13,7 +13,7 @@ from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.compress.bucket import Bucket, ErrorRun
+from shardwright.parallel.compress.bucket import Bucket, ErrorSpan
 from shardwright.parallel.compress.choose import make_compressor
 from shardwright.sharding.parameter_shard import ParameterShard
 
@@ -78,7 +78,7 @@ class Outcome:
     table: dict[str, dict[str, int]]
     bytes_saved: int
     memory: list[torch.Tensor]
-    errors: list[ErrorRun]
+    errors: list[ErrorSpan]
 
 
 def layout(num_ranks: int, index: int, scatter: bool) -> Bucket:
@@ -94,7 +94,7 @@ def reduce_steps(mesh: Mesh, plan: PlanSpec, scatter: bool, steps: list[int], be
     assert make is not None
     compressor = make(PLACES)
 
-    def errors() -> list[ErrorRun]:
+    def errors() -> list[ErrorSpan]:
         return list(compressor.errors(layout(mesh.dp.size, mesh.dp.index, scatter), torch.device("cpu")))
 
     if before is not None:

@@ -271,8 +271,8 @@ def _state_of(run: Any) -> str:
     from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
 
     scale = run.replica.loss_scale
-    numbers = [run.done, run.samples, run.passed_over, optimizer_steps(run.replica), scale.state_dict() if scale else {},
-               run.health.state_dict()]  # fmt: skip
+    states = [scale.state_dict() if scale else {}, run.health.state_dict()]
+    numbers = [run.done, run.samples, run.passed_over, optimizer_steps(run.replica), *states]
     digest = blake2b(json.dumps(numbers).encode())
     for box in sorted(held_boxes(run.replica, run.mesh), key=lambda box: (box.name, box.box)):
         digest.update(f"{box.name} {box.full_shape} {box.box} {box.values.dtype}".encode())

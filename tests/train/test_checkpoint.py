@@ -1,7 +1,9 @@
 """A run that stopped and goes on is the run that never stopped: bit for bit, or to rounding under another plan."""
 
+import errno
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from safetensors import safe_open
 from cases import my_tokens, small_job
 from ranks import run_on_mesh
 from shardwright.config.base import PlanError
+from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
@@ -21,11 +24,11 @@ from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
 from shardwright.train.checkpoint.box_files import HeldBox
 from shardwright.train.checkpoint.compression_state import held_compression
-from shardwright.train.checkpoint.kept import check_whole, remove_unfinished_checkpoints, steps_kept
+from shardwright.train.checkpoint.kept import check_whole, remove_old, remove_unfinished_checkpoints, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.checkpoint.replica_state import held_boxes
-from shardwright.train.checkpoint.resuming import begin
-from shardwright.train.checkpoint.storage import open_storage
+from shardwright.train.checkpoint.resuming import UnreadCheckpointError, begin
+from shardwright.train.checkpoint.storage import LocalStorage, open_storage
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
 
@@ -322,3 +325,53 @@ def save_and_load_in_memory(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[lis
 def test_a_place_that_is_none_is_refused(place: str) -> None:
     with pytest.raises(PlanError, match=r"no place for checkpoints|can't be reached"):
         open_storage(place)
+
+
+def test_what_is_newer_and_not_whole_pushes_nothing_out(saved: Path, tmp_path: Path) -> None:
+    """A run that went on from an older checkpoint keeps what it saves."""
+    storage = open_storage(str(tmp_path))
+    for step in (10, 20, 100, 120):
+        (tmp_path / f"step-{step:08d}").mkdir()
+        (tmp_path / f"step-{step:08d}" / "manifest.json").write_text("broken")
+    remove_old(storage, CheckpointSpec(keep_last=1), 20)
+    assert steps_kept(storage) == [120, 100, 20]
+
+
+def test_a_disk_that_fails_is_no_damage(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can't be read now is there, and may be whole."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(LocalStorage, "read", fail)
+    with pytest.raises(UnreadCheckpointError, match=r"can't be read now by 1 rank: .*Input/output error"):
+        run_on_mesh(job_with(), began_anew, job_with(), saved)
+
+
+@pytest.mark.parametrize("name", ["step-00000003", "step-00000003/rank-00000.json"])
+def test_a_link_leads_nowhere(tmp_path: Path, name: str) -> None:
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "kept" / name
+    link.parent.mkdir(parents=True)
+    if name.endswith("json"):
+        elsewhere.write_text("a file of somebody")
+    else:
+        elsewhere.mkdir()
+    link.symlink_to(elsewhere)
+    with suppress(OSError):
+        open_storage(str(tmp_path / "kept")).write("step-00000003/rank-00000.json", [b"ours"])
+    assert elsewhere.read_text() == "a file of somebody" if elsewhere.is_file() else not list(elsewhere.iterdir())
+
+
+METHODS = [{"compress": "powersgd"}, {"compress": "topk"}, {"compress": "int8"}, {"compress": "bf16"}, {}]
+
+
+@pytest.mark.processes
+def test_any_method_of_compression_goes_on_with_what_another_lost(tmp_path: Path) -> None:
+    """What one has not sent the other sends; a method that keeps nothing drops it."""
+    for number, (before, after) in enumerate(zip(METHODS, METHODS[1:] + METHODS[:1], strict=True)):
+        then, now = (job_with(batch=12, dp=2, compress_least=1, **plan) for plan in (before, after))
+        lost = summed_errors(run_on_mesh(then, save_and_tell, then, tmp_path / str(number)))
+        found = summed_errors(run_on_mesh(now, go_on_and_tell, now, tmp_path / str(number)))
+        for name, values in found.items():
+            expected = lost.get(name, torch.zeros_like(values))
+            torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-9)

@@ -85,8 +85,11 @@ def test_nothing_is_asked_outside() -> None:
 
 
 def test_the_sentence() -> None:
-    assert saved_sentence(TERM, 120) == "preempted by SIGTERM: saved step 120; run the same command again to go on"
-    assert saved_sentence(None, 1) == "preempted: saved step 1; run the same command again to go on"
+    assert (
+        saved_sentence(TERM, 120)
+        == "preempted by SIGTERM: saved step 120; run the same command again, without --fresh, to go on"
+    )
+    assert saved_sentence(None, 1) == "preempted: saved step 1; run the same command again, without --fresh, to go on"
 
 
 def until_asked(job: JobSpec, mesh: Mesh, folder: Path) -> int:

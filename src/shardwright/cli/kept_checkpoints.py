@@ -128,7 +128,7 @@ def chosen_step(run: str, steps: list[int], step: int | None) -> int:
 
 @contextmanager
 def as_fault(run: str) -> Iterator[None]:
-    """What is wrong with a checkpoint is what the command fails for."""
+    """Read a checkpoint. RunError where it is damaged, or can't be read now."""
     from shardwright.config.base import RunError
     from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 
@@ -136,3 +136,5 @@ def as_fault(run: str) -> Iterator[None]:
         yield
     except BrokenCheckpointError as error:
         raise RunError(f"checkpoint of {run}: {error}") from None
+    except OSError as error:
+        raise RunError(f"checkpoint of {run} can't be read now: {error}; try again, or mend that") from None

@@ -122,7 +122,7 @@ def _run_rank(spec: "JobSpec", seat: "RankEnvironment", begins: _Begins) -> tupl
     if is_first_of_node and (faults := folder_faults(folder)):
         raise PlanError(this_node(), faults)
     work = _work(spec, begins.weights_from)
-    if is_first_of_node and is_on and not spec.checkpoint.path:
+    if is_first_of_node and is_on:
         work = partial(_work_in_a_shared_folder, work)
     heeded = preemption.heeded(before_a_look=preemption.leave_early(seat.rank)) if is_on else nullcontext()
     with alone, writes_alone, heeded:
@@ -132,11 +132,12 @@ def _run_rank(spec: "JobSpec", seat: "RankEnvironment", begins: _Begins) -> tupl
 
 
 def _work_in_a_shared_folder(work: "Work", job: "JobSpec", mesh: "Mesh", folder: Path) -> Any:
-    """What the first rank of another machine than rank 0's does, where the run's folder must be that of rank 0."""
+    """What the first rank of another machine than rank 0's does: the checkpoints' folder must be that of rank 0."""
     from shardwright.config.base import PlanError
-    from shardwright.train.launch.run_folder import SHARED_S, this_node, unshared_faults
+    from shardwright.train.launch.run_folder import SHARED_S, shared_place, this_node, unshared_faults
 
-    if faults := unshared_faults(folder, min(SHARED_S, job.run.timeout_s / 2)):
+    place = shared_place(job, folder)
+    if place is not None and (faults := unshared_faults(place[0], min(SHARED_S, job.run.timeout_s / 2), place[1])):
         raise PlanError(this_node(), faults)
     return work(job, mesh, folder)
 

@@ -157,6 +157,7 @@ class TrainingRun:
         self._tell_saved(agreed.saved)
         is_last = self.done == self.job.optimizer.steps
         if agreed.is_due or agreed.is_asked_to_leave or is_last:
+            self.health.compare_replicas(self.replica, self.done, is_saved=True)
             state = {"health": self.health.state_dict()}
             self._tell_saved(self.writer.save(self.done, self.samples, self.passed_over, state))
         if agreed.is_asked_to_leave:
@@ -172,7 +173,7 @@ class TrainingRun:
             newest = f"the newest is of step {self.saved_step}" if self.saved_step else "there is none"
             raise SaveFailedError(
                 f"the last checkpoint, of step {self.done}, could not be written, and {newest}; mend what was said of "
-                "it, such as a full disk, and give the same command again"
+                "it, such as a full disk, and give the same command again, without --fresh"
             )
 
     def _say(self, lines: Sequence[str]) -> None:
@@ -219,7 +220,9 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     sample = sample_text(job, run.replica, mesh) if is_done else ""
     barrier(mesh.world)
     log, tokens = run.log, run.tokens
-    baseline = unigram_loss(tokens.train, tokens.validation, job.model.vocab) if log and tokens.validation else None
+    baseline = None
+    if log is not None and is_done and tokens.validation:  # to read all the text takes long
+        baseline = unigram_loss(tokens.train, tokens.validation, job.model.vocab)
     result = RunResult(
         run.done, run.losses[0] if run.losses else None, run.losses[-1] if run.losses else None, run.validation_loss,
         unigram_loss=baseline, sample=sample, folder=str(folder), seconds=time.perf_counter() - start_s,

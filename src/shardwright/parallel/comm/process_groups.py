@@ -74,16 +74,17 @@ class Mesh:
         return self.dp.index == self.cp.index == self.tp.index == 0
 
     def to_host(self, value: torch.Tensor) -> float:
-        """The number in a tensor, 1 where tensors have no values. On CUDA this is where the host waits for the device,
-        and so for other ranks."""
-        if value.is_meta:
-            return 1.0
+        """The number in a tensor, 1 where tensors have no values."""
+        return 1.0 if value.is_meta else self.numbers(value.reshape(1))[0]
+
+    def numbers(self, values: torch.Tensor) -> list[float]:
+        """The numbers in a tensor [n]. On CUDA this is where the host waits for the device, and so for other ranks."""
         if self.watch is None or self.device.type == "cpu":
-            return float(value)
+            return [float(value) for value in values.tolist()]
         with self.watch.waiting(
             "the device's work, a collective in it", tuple(r for r in self.world.ranks if r != self.rank)
         ):
-            return float(value)
+            return [float(value) for value in values.tolist()]
 
 
 # Makes the communicator of this rank's line, one of those given; None where it is alone.

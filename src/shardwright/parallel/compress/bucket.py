@@ -45,7 +45,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class ErrorRun:
+class ErrorSpan:
     """The errors of neighbouring elements of the tensor with a number, from its element `first` on: a view [n]."""
 
     kind: ErrorKind
@@ -54,10 +54,10 @@ class ErrorRun:
     values: Tensor
 
 
-def error_runs(kind: ErrorKind, bucket: Bucket, start: int, values: Tensor) -> Iterator[ErrorRun]:
-    """The runs in `values` [n], which are of the elements of the buffer from `start` on. Padding is in none."""
+def error_spans(kind: ErrorKind, bucket: Bucket, start: int, values: Tensor) -> Iterator[ErrorSpan]:
+    """The spans in `values` [n], which are of the elements of the buffer from `start` on. Padding is in none."""
     end = start + values.numel()
     for number, (offset, length) in enumerate(zip(bucket.offsets, bucket.lengths, strict=True)):
         first, last = max(start, offset), min(end, offset + length)
         if first < last:
-            yield ErrorRun(kind, number, first - offset, values[first - start : last - start])
+            yield ErrorSpan(kind, number, first - offset, values[first - start : last - start])

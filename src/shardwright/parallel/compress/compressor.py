@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, Pending
-from shardwright.parallel.compress.bucket import Bucket, ErrorRun
+from shardwright.parallel.compress.bucket import Bucket, ErrorKind, ErrorSpan
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.compress.wire import Wire, sent_bytes
@@ -23,6 +23,12 @@ class Method(ABC):
 
     Where a method says nothing else it sums the whole bucket, of which a share is kept, and has no state.
     """
+
+    has_warm_starts = False
+
+    def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
+        """The kinds of errors that it keeps, of a bucket whose sum is left in shares or not; on every rank the same."""
+        return ()
 
     @abstractmethod
     def sum_over(self, tensors: list[Tensor], wire: Wire) -> Iterator[Pending]:
@@ -37,7 +43,7 @@ class Method(ABC):
         """The tensors that it keeps for the next step."""
         return []
 
-    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorRun]:
+    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
         """What it lost and adds to the next gradients, of a bucket of the tensors that it is given: views, zeros before
         the first step. The sum over all ranks and kinds is what an element still lacks."""
         return iter(())
@@ -49,7 +55,7 @@ class Method(ABC):
 
     def start_from(self, found: list[Tensor | None]) -> None:
         """Go on from warm starts; where one is None, from a fresh one."""
-        assert not found, f"{type(self).__name__} starts from nothing"
+        assert not self.has_warm_starts, "whoever has them takes them up"
 
 
 class Compressor:
@@ -81,11 +87,11 @@ class Compressor:
         """
         return Reduction(self._scatter(flat, tensors, axis, out))
 
-    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorRun]:
+    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
         """What the method lost of the tensors of a bucket, as views of its memory."""
         if bucket.num_ranks > 1 and self.large:
-            for run in self.method.errors(bucket.only(self.large), device):
-                yield replace(run, number=self.large[run.number])
+            for span in self.method.errors(bucket.only(self.large), device):
+                yield replace(span, number=self.large[span.number])
 
     def _sum(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Iterator[Pending]:
         if axis.size == 1:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
-from shardwright.parallel.compress.bucket import Bucket, ErrorRun, error_runs
+from shardwright.parallel.compress.bucket import Bucket, ErrorKind, ErrorSpan, error_spans
 from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
@@ -56,17 +56,21 @@ class Int8(Method):
         """Both errors."""
         return [*self._sent.memory(), *self._served.memory()]
 
-    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorRun]:
+    def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
+        """What was not sent; and where sums are quantised, what is lost of these."""
+        return ("lost",) if is_scattered else ("lost", "served")
+
+    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
         """What quantising lost of gradients; and of the sums of this rank's share, where these are quantised too."""
         d = bucket.num_ranks
         if bucket.is_scattered:
             sent_dC = self._sent.kept((d, whole_blocks(bucket.share)), device)
             for i, sent_C in enumerate(sent_dC):
-                yield from error_runs("lost", bucket, i * bucket.share, sent_C[: bucket.share])
+                yield from error_spans("lost", bucket, i * bucket.share, sent_C[: bucket.share])
             return
         share, packed = whole_blocks(-(-bucket.num_elements // d)), bucket.packed()
-        yield from error_runs("lost", packed, 0, self._sent.kept((d, share), device).view(-1))
-        yield from error_runs("served", packed, bucket.index * share, self._served.kept((1, share), device).view(-1))
+        yield from error_spans("lost", packed, 0, self._sent.kept((d, share), device).view(-1))
+        yield from error_spans("served", packed, bucket.index * share, self._served.kept((1, share), device).view(-1))
 
 
 def _quantise_with_feedback(x_dC: Tensor, error: ErrorFeedback) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
-from shardwright.parallel.compress.bucket import Bucket, ErrorRun, error_runs
+from shardwright.parallel.compress.bucket import Bucket, ErrorKind, ErrorSpan, error_spans
 from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
@@ -23,6 +23,8 @@ from shardwright.parallel.compress.wire import Wire
 class PowerSGD(Method):
     """Sums matrices at low rank, whole ones, for shares cut through matrices. Keeps what was lost, and Q of the last
     step, from which the next one starts."""
+
+    has_warm_starts = True
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -64,10 +66,14 @@ class PowerSGD(Method):
         """The error, and Q of each matrix."""
         return [*self._error.memory(), *self._queries]
 
-    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorRun]:
+    def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
+        """What was not sent, alone."""
+        return ("lost",)
+
+    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
         """What the low rank could not say."""
         lost = self._error.kept((bucket.num_elements,), device)
-        yield from error_runs("lost", bucket.packed(), 0, lost)
+        yield from error_spans("lost", bucket.packed(), 0, lost)
 
     def warm_starts(self) -> Sequence[Tensor | None]:
         """Q of each matrix, [M, R]."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Pending
-from shardwright.parallel.compress.bucket import Bucket, ErrorRun, error_runs
+from shardwright.parallel.compress.bucket import Bucket, ErrorKind, ErrorSpan, error_spans
 from shardwright.parallel.compress.compressor import Method
 from shardwright.parallel.compress.error_feedback import ErrorFeedback
 from shardwright.parallel.compress.pack import pack, unpack
@@ -51,7 +51,11 @@ class TopK(Method):
         """The error."""
         return self._error.memory()
 
-    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorRun]:
+    def error_kinds(self, is_scattered: bool) -> tuple[ErrorKind, ...]:
+        """What was not sent, alone."""
+        return ("lost",)
+
+    def errors(self, bucket: Bucket, device: torch.device) -> Iterator[ErrorSpan]:
         """All that was not sent yet."""
         lost = self._error.kept((bucket.num_elements,), device)
-        yield from error_runs("lost", bucket.packed(), 0, lost)
+        yield from error_spans("lost", bucket.packed(), 0, lost)

@@ -3,13 +3,18 @@
 A whole file need not be read to trust a part of it: only the blocks that the part touches. Torch is not needed.
 """
 
+import errno
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from shardwright.sharding.row_boxes import shape_of_box
 from shardwright.train.checkpoint.manifest import BLOCK_BYTES, BrokenCheckpointError, FileIndex, StoredBox
 from shardwright.train.checkpoint.storage import Storage
+
+# What a file is not there with, or is no file of ours; fsspec raises some without a number.
+_NO_SUCH_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG)
 
 
 class BlockSums:
@@ -57,6 +62,20 @@ def safetensors_header(boxes: list[StoredBox], keys: list[str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
+@contextmanager
+def telling_of_damage(name: str) -> Iterator[None]:
+    """Read a file. BrokenCheckpointError where it is not there, too short, or something else than a file; that it can't
+    be read now, for a disk or a network fails, says nothing of it, and passes as OSError."""
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        is_ours = isinstance(error, EOFError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        if not is_ours and getattr(error, "errno", None) not in _NO_SUCH_FILE:
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BrokenCheckpointError(f"{name} can't be read: {reason}") from None
+
+
 class CheckedFile:
     """Reads parts of a file, in whole blocks that are held against their sums."""
 
@@ -65,15 +84,13 @@ class CheckedFile:
         self._storage, self._name, self._index = storage, name, index
         self._buffer = bytearray()
         self._held = (0, 0)  # the bytes of the file that are in the buffer
-        try:
+        with telling_of_damage(name):
             size = storage.size(name)
-        except OSError as error:
-            raise BrokenCheckpointError(f"{name} can't be read: {error.strerror or error}") from None
         if size != index.num_bytes:
             raise BrokenCheckpointError(f"{name} has {size:,} bytes, and was written with {index.num_bytes:,}")
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Bytes [start, stop), valid until the next call. Raises BrokenCheckpointError."""
+        """Bytes [start, stop), valid until the next call. Raises BrokenCheckpointError, OSError."""
         first, last = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
         begin, end = first * BLOCK_BYTES, min(last * BLOCK_BYTES, self._index.num_bytes)
         held_begin, held_end = self._held
@@ -93,10 +110,8 @@ class CheckedFile:
         """Have bytes [begin, end) in the buffer, of which those before `start` are there."""
         self._held = 0, 0  # if it fails
         view = memoryview(self._buffer)
-        try:
+        with telling_of_damage(self._name):
             self._storage.read(self._name, start, view[start - begin : end - begin])
-        except (OSError, EOFError) as error:
-            raise BrokenCheckpointError(f"{self._name} can't be read: {error}") from None
         for block in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             low = block * BLOCK_BYTES - begin
             high = min(low + BLOCK_BYTES, end - begin)
@@ -105,7 +120,7 @@ class CheckedFile:
                                             f"the {high - low:,} from there on is another")  # fmt: skip
 
     def check_all(self) -> None:
-        """Read the whole file. Raises BrokenCheckpointError."""
+        """Read the whole file. Raises BrokenCheckpointError, OSError."""
         step = 32 * BLOCK_BYTES
         for start in range(0, self._index.num_bytes, step):
             self.read(start, min(start + step, self._index.num_bytes))

@@ -17,7 +17,7 @@ from torch import Tensor
 from shardwright.config import largest
 from shardwright.config.units import MIB
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.compress.bucket import ErrorKind, ErrorRun
+from shardwright.parallel.compress.bucket import ErrorKind, ErrorSpan
 from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
@@ -36,15 +36,15 @@ _MOST_ELEMENTS = 8 * MIB
 def held_compression(replica: Replica, mesh: Mesh) -> Iterator[HeldBox]:
     """Copies, in host memory, of what this rank writes of it."""
     for unit, compressor in _compressed_units(replica):
-        for parameter, run in _error_runs(unit, compressor):
+        for parameter, span in _error_spans(unit, compressor):
             if parameter is replica.tied.head or not is_first_of_line(parameter, mesh):
                 continue
-            number, index = _replicas(unit.sharding, run.kind)
+            number, index = _replicas(unit.sharding, span.kind)
             full_shape = (number, *parameter.place.full_shape)
-            for part in _element_boxes(parameter, run, 2**62):
-                values = run.values[part.first - run.first : part.end - run.first].cpu().clone()
+            for part in _element_boxes(parameter, span, 2**62):
+                values = span.values[part.first - span.first : part.end - span.first].cpu().clone()
                 box = ((index, index + 1), *part.box[:-1])
-                yield HeldBox(_name(run.kind, parameter), full_shape, box, values.view(1, *part.shape[:-1]))
+                yield HeldBox(_name(span.kind, parameter), full_shape, box, values.view(1, *part.shape[:-1]))
         if unit.sharding.shards.index == unit.sharding.copies.index == 0:
             for parameter, query_MR in zip(_matrices(unit, compressor), compressor.method.warm_starts(), strict=False):
                 is_written = parameter is not replica.tied.head and is_first_of_line(parameter, mesh)
@@ -62,16 +62,14 @@ def wanted_compression(replica: Replica, shapes: Shapes, scaled_by: float) -> li
     """
     boxes = list[WantedBox]()
     for unit, compressor in _compressed_units(replica):
-        parameters = {p for p in unit.parameters if any(_name(kind, p) in shapes for kind in _KINDS)}
-        if parameters:
-            runs = list(_error_runs(unit, compressor))
-            kinds = {run.kind for _, run in runs}
-            for parameter, run in runs:
-                if parameter in parameters:
-                    # Errors of a kind that the method has not are what was not sent, like others.
-                    sources = [run.kind, *(k for k in _KINDS if k not in kinds and run.kind == "lost")]
-                    boxes += _wanted_errors(unit.sharding, parameter, run, sources, shapes, scaled_by)
-        boxes += _wanted_queries(unit, compressor, shapes)
+        kinds = compressor.method.error_kinds(unit.bucket().is_scattered)
+        for parameter, span in _error_spans(unit, compressor):
+            span.values.zero_()  # a run that goes back has others
+            # Errors of a kind that the method has not are what was not sent, like others.
+            sources = [span.kind, *(k for k in _KINDS if k not in kinds and span.kind == "lost")]
+            boxes += _wanted_errors(unit.sharding, parameter, span, sources, shapes, scaled_by)
+        if compressor.method.has_warm_starts:
+            boxes += _wanted_queries(unit, compressor, shapes)
     return boxes
 
 
@@ -80,9 +78,9 @@ def _compressed_units(replica: Replica) -> Iterator[tuple[FlatUnit, Compressor]]
         yield from ((unit, unit.compressor) for unit in shards.units if unit.compressor is not None)
 
 
-def _error_runs(unit: FlatUnit, compressor: Compressor) -> Iterator[tuple[PlacedParameter, ErrorRun]]:
-    for run in compressor.errors(unit.bucket(), unit.value_shard.device):
-        yield unit.parameters[run.number], run
+def _error_spans(unit: FlatUnit, compressor: Compressor) -> Iterator[tuple[PlacedParameter, ErrorSpan]]:
+    for span in compressor.errors(unit.bucket(), unit.parameters[0].device):
+        yield unit.parameters[span.number], span
 
 
 def _replicas(sharding: Sharding, kind: ErrorKind) -> tuple[int, int]:
@@ -94,10 +92,10 @@ def _replicas(sharding: Sharding, kind: ErrorKind) -> tuple[int, int]:
     return copies.size * shards.size, copies.index * shards.size + shards.index
 
 
-def _element_boxes(parameter: PlacedParameter, run: ErrorRun, most_elements: int) -> Iterator[RowBox]:
-    """The boxes that a run of elements is, with a last dim of 1: so an element is a row."""
+def _element_boxes(parameter: PlacedParameter, span: ErrorSpan, most_elements: int) -> Iterator[RowBox]:
+    """The boxes that a span of elements is, with a last dim of 1: so an element is a row."""
     part = (*parameter.place.box, (0, 1))
-    return cut_rows(part, run.first, run.first + run.values.numel(), most_elements)
+    return cut_rows(part, span.first, span.first + span.values.numel(), most_elements)
 
 
 def _name(kind: ErrorKind, parameter: PlacedParameter) -> str:
@@ -105,12 +103,11 @@ def _name(kind: ErrorKind, parameter: PlacedParameter) -> str:
 
 
 def _wanted_errors(
-    sharding: Sharding, parameter: PlacedParameter, run: ErrorRun, sources: list[ErrorKind], shapes: Shapes,
+    sharding: Sharding, parameter: PlacedParameter, span: ErrorSpan, sources: list[ErrorKind], shapes: Shapes,
     scaled_by: float,
 ) -> Iterator[WantedBox]:  # fmt: skip
-    """The errors of a run of elements: this replica's own, or its share of those of all."""
-    number, index = _replicas(sharding, run.kind)
-    run.values.zero_()  # a run that goes back has others
+    """The errors of a span of elements: this replica's own, or its share of those of all."""
+    number, index = _replicas(sharding, span.kind)
 
     def add(into: Tensor, share: float, values: Tensor) -> None:
         into.add_(values.view(-1).to(into.device), alpha=share)
@@ -120,10 +117,10 @@ def _wanted_errors(
         if name not in shapes:
             continue
         num_stored = _num_stored(name, shapes[name], parameter)
-        is_own = kind == run.kind and num_stored == number
+        is_own = kind == span.kind and num_stored == number
         share = scaled_by if is_own else scaled_by / number
-        for part in _element_boxes(parameter, run, _MOST_ELEMENTS):
-            into = run.values[part.first - run.first : part.end - run.first]
+        for part in _element_boxes(parameter, span, _MOST_ELEMENTS):
+            into = span.values[part.first - span.first : part.end - span.first]
             for one in [index] if is_own else range(num_stored):
                 box = ((one, one + 1), *part.box[:-1])
                 yield WantedBox(name, (num_stored, *parameter.place.full_shape), box, partial(add, into, share))
@@ -150,13 +147,11 @@ def _query_name(parameter: PlacedParameter) -> str:
 def _wanted_queries(unit: FlatUnit, compressor: Compressor, shapes: Shapes) -> Iterator[WantedBox]:
     matrices, method = _matrices(unit, compressor), compressor.method
     names = [_query_name(parameter) for parameter in matrices]
-    if not any(name in shapes for name in names):
-        return
     found: list[Tensor | None] = [None] * len(names)
     method.start_from(found)
 
     def take(number: int, values: Tensor) -> None:
-        found[number] = values.to(unit.value_shard.device)
+        found[number] = values.to(unit.parameters[0].device)
 
     for number, (parameter, name) in enumerate(zip(matrices, names, strict=True)):
         if len(shapes.get(name, ())) == 2:

@@ -8,7 +8,7 @@ from pathlib import Path
 from shardwright.config.base import PlanError
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.job import JobSpec
-from shardwright.train.checkpoint.checked_blocks import CheckedFile
+from shardwright.train.checkpoint.checked_blocks import CheckedFile, telling_of_damage
 from shardwright.train.checkpoint.manifest import (
     DATA_FILE,
     INDEX_FILE,
@@ -85,7 +85,8 @@ def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> 
         notes.append(FileNote(index=name, digest=digest_of(data), num_bytes=read_index(data, name).num_bytes))
     whole = manifest.model_copy(update={"files": tuple(notes)})
     storage.replace(f"{folder}/{MANIFEST}", to_bytes(whole))
-    storage.replace(LATEST, folder.encode() + b"\n")
+    with suppress(OSError):  # it is for people, and the checkpoint is whole without it
+        storage.replace(LATEST, folder.encode() + b"\n")
 
 
 def put_aside(job: JobSpec, folder: Path) -> None:
@@ -101,9 +102,11 @@ def put_aside(job: JobSpec, folder: Path) -> None:
     os.rename(place, f"{place}.before-{number}")
 
 
-def remove_old(storage: Storage, spec: CheckpointSpec) -> None:
-    """Remove what need not be kept, oldest first: its manifest before its files."""
-    for step in reversed(steps_kept(storage)[spec.keep_last :]):
+def remove_old(storage: Storage, spec: CheckpointSpec, newest: int) -> None:
+    """Remove what need not be kept beside the checkpoint of the step `newest`, oldest first. Those of later steps do
+    not count: a run that went on from an older one found that they are not whole."""
+    steps = [step for step in steps_kept(storage) if step <= newest]
+    for step in reversed(steps[spec.keep_last :]):
         if not (spec.keep_every and step % spec.keep_every == 0):
             remove_checkpoint(storage, folder_name(step))
 
@@ -116,7 +119,7 @@ def remove_unfinished_checkpoints(storage: Storage) -> None:
 
 
 def remove_checkpoint(storage: Storage, folder: str) -> None:
-    """Remove the files of a checkpoint, and no others."""
+    """Remove the files of a checkpoint, its manifest first, and no others."""
     names = storage.names(folder)
     ours = [n for n in names if n.startswith(MANIFEST) or DATA_FILE.fullmatch(n) or INDEX_FILE.fullmatch(n)]
     with suppress(OSError):  # what can't be removed takes room, and harms nobody
@@ -126,8 +129,5 @@ def remove_checkpoint(storage: Storage, folder: str) -> None:
 
 
 def _read(storage: Storage, name: str) -> bytes:
-    try:
+    with telling_of_damage(name):
         return read_whole(storage, name, MOST_JSON_BYTES)
-    except (OSError, EOFError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BrokenCheckpointError(f"{name} can't be read: {reason}") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shardwright.config.base import PlanError, shortened
+from shardwright.config.base import PassingError, PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
@@ -27,6 +27,10 @@ from shardwright.train.checkpoint.storage import Storage, open_storage
 
 # What may be another in a run that goes on: the rest of a job is told where it differs.
 _OF_THE_RUN = ("name", "plan", "cluster", "run", "checkpoint", "health")
+
+
+class UnreadCheckpointError(PassingError):
+    """A checkpoint is there, and a disk or a network does not give it now."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
         before = "" if found.job.get("plan") == job.plan.model_dump(mode="json") else f", written under {plan}"
         said.append(f"going on after step {found.step} from {storage.root}/{folder_name(found.step)}{before}")
         said += _differences(found.job, job)
+        if weights_from:
+            said.append(f"note: the weights of --from {weights_from} are not taken: this run has begun already")
         return Resumed(replica, found.step, found.samples, found.passed_over, found.state, tuple(said))
     if is_touched:  # by one that was not whole
         replica = build(job, mesh)
@@ -84,10 +90,10 @@ def _load_newest(
     is_touched = False
     while True:
         chosen = torch.tensor(steps.pop(0) if steps else -1, dtype=torch.int64, device=mesh.device)
-        step = int(all_reduce_max(chosen, mesh.world))
+        step = int(mesh.numbers(all_reduce_max(chosen, mesh.world).reshape(1))[0])
         if step < 0:
             return None, is_touched
-        manifest, reason, shapes = None, "", dict[str, tuple[int, ...]]()
+        manifest, reason, is_unread, shapes = None, "", False, dict[str, tuple[int, ...]]()
         try:
             manifest = manifest_of(storage, step)
             _refuse_other_model(manifest, job, storage)
@@ -98,8 +104,16 @@ def _load_newest(
             load_boxes(boxes, storage, folder_name(step), indices)
         except BrokenCheckpointError as error:
             reason = str(error)
-        bad = torch.tensor(float(bool(reason)), device=mesh.device)
-        num_bad = int(all_reduce(bad, mesh.world))
+        except OSError as error:
+            reason, is_unread = str(error), True
+        found = torch.tensor([float(bool(reason)), float(is_unread)], device=mesh.device)
+        num_bad, num_unread = map(int, mesh.numbers(all_reduce(found, mesh.world)))
+        if num_unread:  # it may be whole: an older one is no way out
+            raise UnreadCheckpointError(
+                f"{storage.root}/{folder_name(step)} can't be read now by {counted(num_unread, 'rank')}"
+                + (f": {reason}" if is_unread else "")
+                + "; mend that, and give the same command again, without --fresh"
+            )
         if not num_bad and manifest is not None:
             take_up(replica, 0 if weights_alone else manifest.optimizer_steps, shapes)
             return manifest, True

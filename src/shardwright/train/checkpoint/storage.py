@@ -54,7 +54,10 @@ class LocalStorage:
 
     def write(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         path = self._path(name)
+        is_new = not os.path.isdir(self.root)
         os.makedirs(os.path.dirname(path), exist_ok=True)
+        if is_new:
+            _sync_folder(os.path.dirname(self.root))
         with suppress(FileNotFoundError):
             os.unlink(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -111,11 +114,15 @@ class LocalStorage:
 
     def _path(self, name: str) -> str:
         assert not name.startswith("/") and ".." not in name.split("/"), f"{name} leads out of {self.root}"
+        folder = os.path.dirname(name)
+        if folder and os.path.islink(os.path.join(self.root, folder)):
+            raise OSError(errno.ELOOP, "its folder is a link, which is not followed", name)
         return os.path.join(self.root, name)
 
 
 class RemoteStorage:
-    """What fsspec reaches by an address. A file appears as a whole when it is closed, as in any object store."""
+    """What fsspec reaches by an address. In an object store a file appears as a whole when it is closed; over sftp, ssh
+    or hdfs a broken write may leave a part of it, which its digest tells."""
 
     def __init__(self, address: str) -> None:
         from fsspec.core import url_to_fs
@@ -204,5 +211,8 @@ def _sync_folder(path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # of a file system that does so by itself, or can't
+                raise
         finally:
             os.close(descriptor)

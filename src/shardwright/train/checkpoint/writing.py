@@ -1,6 +1,7 @@
 """When a run saves, and how it does so while it goes on.
 
-A save copies what this rank writes to host memory, which the run waits for, and then has two phases, on a thread each,
+A save copies what this rank writes to host memory, which the run waits for (not on CUDA, where the copies are in the
+stream before the next step), and then has two phases, on a thread each,
 which it does not wait for. In the first every rank writes its files. When those of all ranks are durable, rank 0 makes
 the checkpoint whole in the second: a manifest, then `latest`. The ranks agree at the end of each step, by one small
 all-reduce over the world, on whether all have ended their part of a phase, whether one was asked to leave, and whether
@@ -42,8 +43,8 @@ BestInterval = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is whole and durable: its step, how long the run waited for the copies, and how long after the
-    save began all was durable, as rank 0's clock has it."""
+    """A checkpoint that is whole and durable: its step, how long the run waited for the copies (on CUDA until they were
+    begun), and how long after the save began all was durable, as rank 0's clock has it."""
 
     step: int
     blocking_s: float
@@ -118,6 +119,7 @@ class CheckpointWriter:
 
         def write() -> None:
             if copied is not None:
+                torch.cuda.set_device(mesh.device)  # of this thread: else it would wake the first one
                 copied.synchronize()
             save_boxes(boxes, storage, folder_name(step), mesh.rank)
             boxes.clear()
@@ -147,7 +149,7 @@ class CheckpointWriter:
         is_over = save is None or save.work is None or save.work.is_over()
         error = save.work.error if save is not None and save.work is not None and is_over else None
         mine = torch.tensor([is_over, error is not None, *votes], dtype=torch.float64, device=self._mesh.device)
-        num_over, num_failed, *counts = all_reduce(mine, self._mesh.world).tolist()
+        num_over, num_failed, *counts = self._mesh.numbers(all_reduce(mine, self._mesh.world))
         saved = None
         if save is not None and num_over == self._mesh.world.size:
             if error is not None:
@@ -170,12 +172,17 @@ class CheckpointWriter:
         files = [index_file(rank) for rank in range(self._mesh.world.size)]
 
         def finish() -> None:
+            try:
+                if not has_failed:
+                    make_whole(storage, manifest, files)
+            except Exception:
+                remove_checkpoint(storage, folder_name(manifest.step))
+                raise
             if has_failed:
                 remove_checkpoint(storage, folder_name(manifest.step))
                 return
-            make_whole(storage, manifest, files)
-            with suppress(OSError):  # what can't be removed takes room, and harms nobody
-                remove_old(storage, self._job.checkpoint)
+            with suppress(Exception):  # what can't be removed takes room, and harms nobody
+                remove_old(storage, self._job.checkpoint, manifest.step)
 
         save.work = BackgroundWrite(finish, f"manifest of step {manifest.step}")
 

@@ -48,17 +48,19 @@ class GpuReadings:
         """Ask to be told of faults, where that is supported."""
         with suppress(self.nvml.NVMLError, AttributeError):
             events = self.nvml.nvmlEventSetCreate()
-            for handle in self._handles():
+            for handle in self._handles().values():
                 self.nvml.nvmlDeviceRegisterEvents(handle, self.nvml.nvmlEventTypeXidCriticalError, events)
             self._events = events
 
     def read(self) -> list[GpuReading]:
         """All readings. What can't be read is None."""
         xids = self._new_xids()
-        return [self._read(index, handle, xids.get(index, ())) for index, handle in enumerate(self._handles())]
+        return [self._read(index, handle, xids.get(index, ())) for index, handle in self._handles().items()]
 
-    def _handles(self) -> list[Any]:
-        return [self.nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self.nvml.nvmlDeviceGetCount())]
+    def _handles(self) -> dict[int, Any]:
+        """The GPUs that answer, by number: one that has fallen off the bus does not."""
+        asked = {i: self._ask("nvmlDeviceGetHandleByIndex", i) for i in range(self._ask("nvmlDeviceGetCount") or 0)}
+        return {i: handle for i, handle in asked.items() if handle is not None}
 
     def _read(self, index: int, handle: Any, xids: tuple[int, ...]) -> GpuReading:
         nvml = self.nvml

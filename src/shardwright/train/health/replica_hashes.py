@@ -162,16 +162,19 @@ class ReplicaComparison:
     def __init__(self, job: JobSpec) -> None:
         self._every = job.health.compare_replicas_every
         self._alike = groups_alike(job.plan) if self._every else {}
+        self._last = -1  # steps done when they were compared
         self.num_compared = 0
 
-    def is_due(self, steps_done: int) -> bool:
-        """Whether to compare after so many steps."""
-        return self._every > 0 and steps_done % self._every == 0 and any(self._alike.values())
+    def is_due(self, steps_done: int, is_saved: bool) -> bool:
+        """Whether to compare after so many steps, or before they are saved; once."""
+        is_on = self._every > 0 and any(self._alike.values()) and steps_done != self._last
+        return is_on and (is_saved or steps_done % self._every == 0)
 
     def compare(self, replica: Replica, mesh: Mesh, steps_done: int) -> None:
         """Raise ReplicasDifferError, on every rank with the same sentence, if a rank holds something else. Moves one
         all-gather of 5 numbers a rank over the world, and more only where some differ."""
         self.num_compared += 1
+        self._last = steps_done
         parts = list(parts_of(replica))
         gathered = all_gather(totals(parts, mesh.device)[None], mesh.world).tolist()
         if found := odd_ranks(gathered, self._alike):

@@ -120,10 +120,11 @@ class RunHealth:
             decision = self.judge.weights_not_finite(last)
         return replace(decision, sentence=f"{decision.sentence}; {where}") if where else decision
 
-    def compare_replicas(self, replica: Replica, steps_done: int) -> None:
-        """After the steps so far, and before a checkpoint of them: ReplicasDifferError, on all ranks, where what ranks
-        hold alike is not alike. Moves 5 numbers a rank where a comparison is due, and else nothing."""
-        if self._replicas.is_due(steps_done):
+    def compare_replicas(self, replica: Replica, steps_done: int, is_saved: bool = False) -> None:
+        """After the steps so far: ReplicasDifferError, on all ranks, where what ranks hold alike is not alike. Moves 5
+        numbers a rank where a comparison is due, and else nothing. It is due, too, where the state is to be saved: each
+        replica writes a part of it, so that what differs would be alike, and wrong, on all who load it."""
+        if self._replicas.is_due(steps_done, is_saved):
             self._replicas.compare(replica, self._mesh, steps_done)
 
     def gpus(self, steps_done: int) -> list[GpuReading]:

@@ -153,4 +153,4 @@ def early_sentence(number: int) -> str:
 def saved_sentence(number: int | None, step: int) -> str:
     """The end of a command whose ranks have saved."""
     by = f" by {signal_name(number)}" if number is not None else ""
-    return f"preempted{by}: saved step {step}; run the same command again to go on"
+    return f"preempted{by}: saved step {step}; run the same command again, without --fresh, to go on"

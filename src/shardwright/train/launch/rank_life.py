@@ -113,6 +113,8 @@ def run_rank(
         elif isinstance(error, RunError):
             other = "error" if isinstance(error, PassingError) else "run"
             failure = Failure(seat.rank, "disk" if isinstance(error, DiskFullError) else other, str(error))
+        elif isinstance(error, FloatingPointError):  # it would come again, from the same data
+            failure = Failure(seat.rank, "run", str(error))
         elif is_out_of_memory(error):
             known = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
             failure = Failure(seat.rank, "memory", str(known), room_bytes=room)

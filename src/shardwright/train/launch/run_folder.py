@@ -1,6 +1,7 @@
 """The folder of a run, and that of its checkpoints: which it is, whether it can be written to, and that one run at a
 time has it."""
 
+import errno
 import fcntl
 import json
 import os
@@ -53,17 +54,36 @@ def this_node() -> str:
     return f"node {socket.gethostname()}"
 
 
-def unshared_faults(folder: Path, patience_s: float) -> list[str]:
+def unshared_faults(folder: Path, patience_s: float, field: str = RUN_FOLDER) -> list[str]:
     """What is wrong if the folder, which a run on another machine holds, is not the one of that name here."""
     late_s = time.monotonic() + patience_s
-    while not (os.path.isdir(folder) and LOCK in os.listdir(folder)):
+    while not _is_held_elsewhere(folder):
         if time.monotonic() > late_s:
             return [
-                f"run.folder {folder.absolute()} is not the one that rank 0 writes to, and a run goes on from "
+                f"{field} {folder.absolute()} is not the one that rank 0 writes to, and a run goes on from "
                 "checkpoints of all machines; name a folder in run.folder or checkpoint.path that all of them share"
             ]
         time.sleep(0.2)
     return []
+
+
+def _is_held_elsewhere(folder: Path) -> bool:
+    """Whether some process has the lock of a folder that is there. A lock that a dead one left is nobody's."""
+    if not (os.path.isdir(folder) and LOCK in os.listdir(folder)):  # to list it asks the server anew
+        return False
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks on this file system: that it is there must do
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 @contextmanager
@@ -83,6 +103,14 @@ def holding(folder: Path, other_faults: list[str], field: str = RUN_FOLDER) -> I
             os.close(descriptor)
 
 
+def shared_place(job: JobSpec, folder: Path) -> tuple[Path, str] | None:
+    """The folder that all machines of a run must see, and the field that names it; None where it is an address."""
+    storage = open_storage(place_of(job, folder))
+    if job.checkpoint.path:
+        return (Path(storage.root), CHECKPOINTS) if isinstance(storage, LocalStorage) else None
+    return folder, RUN_FOLDER
+
+
 @contextmanager
 def holding_checkpoints(job: JobSpec, folder: Path) -> Iterator[None]:
     """Have the folder that a run writes its checkpoints to for this process alone, where it is one of a file system:
@@ -99,9 +127,11 @@ def holding_checkpoints(job: JobSpec, folder: Path) -> Iterator[None]:
 def _lock(file: Path, field: str) -> tuple[int, list[str]]:
     """An open file that is locked, or why there is none: -1 alone where the file system has no locks."""
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError:  # not writable: another fault says so
-        return -1, []
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return -1, [f"{file} is a link, and would be written to; remove it, or {_way_out(field)}"]
+        return -1, []  # not writable: another fault says so
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
