@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -106,15 +105,9 @@ def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
 
 def found_checkpoints(run: str) -> "tuple[Storage, list[int]]":
     """Where a run's checkpoints lie, and their steps, newest first. PlanError if there are none."""
-    from shardwright.config.base import PlanError
-    from shardwright.train.checkpoint.kept import steps_kept
-    from shardwright.train.checkpoint.storage import open_storage
+    from shardwright.train.checkpoint.kept import kept_by
 
-    for place in (run, f"{run}/checkpoints") if "://" in run else (str(Path(run) / "checkpoints"), run):
-        storage = open_storage(place)
-        if steps := steps_kept(storage):
-            return storage, steps
-    raise PlanError(f"checkpoint {run}", [f"{run} has no checkpoint that is whole; name a run's folder, as runs/NAME"])
+    return kept_by(run, f"checkpoint {run}".rstrip())
 
 
 def chosen_step(run: str, steps: list[int], step: int | None) -> int:

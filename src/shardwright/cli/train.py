@@ -33,10 +33,11 @@ SPEAKING_S = 10.0
 @job_options
 @click.option("--fresh", is_flag=True, help="Begin anew: put aside the checkpoints that the run's folder has.")
 @click.option(
-    "--from", "weights_from", default="", metavar="RUN",
-    help="Begin with the weights of another run: its folder, or the folder or address of its checkpoints.",
+    "--from", "weights_from", default=None, metavar="RUN",
+    help="Begin with the weights of another run's newest checkpoint, where this one has none yet: its folder, or the "
+    "folder or address of its checkpoints.",
 )  # fmt: skip
-def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weights_from: str) -> None:
+def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weights_from: str | None) -> None:
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them. A run whose folder has a checkpoint
     goes on from it."""
     spec = load_to_run(job, overrides)
@@ -70,7 +71,7 @@ class _Begins:
     """How a run begins: without the checkpoints that its folder has, and with whose weights."""
 
     fresh: bool
-    weights_from: str
+    weights_from: str | None
 
 
 def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Begins) -> tuple[Any, Path]:
@@ -79,6 +80,7 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Beg
 
     start_server_early(spec.run.device)
     from shardwright.train.checkpoint.kept import put_aside
+    from shardwright.train.checkpoint.other_job import refuse_weights_from
     from shardwright.train.data.prepare import prepare_tokens
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
@@ -93,10 +95,13 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Beg
     with holding(folder, faults + folder_faults(folder)):  # known before much text is read
         remove_unfinished(folder / "data")
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data")
+        if begins.weights_from is not None:
+            refuse_weights_from(spec, begins.weights_from)
         if begins.fresh:
             with holding_checkpoints(spec, folder):
-                put_aside(spec, folder)
-        work = _work(spec, begins.weights_from)
+                for line in put_aside(spec, folder):
+                    click.echo(f"--fresh: {line}")
+        work = _work(spec, begins.weights_from or "")
         try:
             with holding_checkpoints(spec, folder):
                 if asked is None:
@@ -109,19 +114,22 @@ def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Beg
 def _run_rank(spec: "JobSpec", seat: "RankEnvironment", begins: _Begins) -> tuple[Any, Path]:
     """Be one rank. Returns what it returned, and the run's folder."""
     from shardwright.config.base import PlanError
+    from shardwright.train.checkpoint.other_job import refuse_weights_from
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.rank_life import run_rank
     from shardwright.train.launch.run_folder import folder_faults, folder_of, holding, holding_checkpoints, this_node
 
     if begins.fresh:  # a rank that is started anew can't know whether the run has begun
         raise PlanError("train --fresh", ["under torchrun a run begins anew in another run.folder; name one"])
+    if begins.weights_from is not None:
+        refuse_weights_from(spec, begins.weights_from)
     folder = folder_of(spec)
     alone = holding(folder, folder_faults(folder)) if seat.rank == 0 else nullcontext()
     writes_alone = holding_checkpoints(spec, folder) if seat.rank == 0 else nullcontext()
     is_first_of_node, is_on = seat.local_rank == 0 < seat.rank, spec.checkpoint.is_on
     if is_first_of_node and (faults := folder_faults(folder)):
         raise PlanError(this_node(), faults)
-    work = _work(spec, begins.weights_from)
+    work = _work(spec, begins.weights_from or "")
     if is_first_of_node and is_on:
         work = partial(_work_in_a_shared_folder, work)
     heeded = preemption.heeded(before_a_look=preemption.leave_early(seat.rank)) if is_on else nullcontext()

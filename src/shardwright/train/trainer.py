@@ -89,7 +89,7 @@ class TrainingRun:
         self.losses: list[float] = []
         self.validation_loss: float | None = None
         self.memory_is_measured = False
-        self.health = RunHealth(job, mesh, folder)
+        self.health = RunHealth(job, mesh, folder, begun.step + 1)
         if "health" in begun.state:
             self.health.load_state_dict(begun.state["health"])
         is_on = job.checkpoint.is_on
@@ -100,6 +100,8 @@ class TrainingRun:
         if self.log is not None:
             introduce(job, mesh, self.tokens, self.log)
             self._say([*predicted_lines(start.predicted), *begun.said, self.health.opening])
+            if self.done >= job.optimizer.steps:
+                self._say([f"nothing is left to do: {self.done} of {counted(job.optimizer.steps, 'step')} are done"])
 
     def to_the_end(self) -> bool:
         """Train until the job is done, or until asked to leave. Returns whether it is done."""

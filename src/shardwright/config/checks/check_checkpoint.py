@@ -7,7 +7,21 @@ from shardwright.config.job import JobSpec
 
 
 def checkpoint_faults(job: JobSpec) -> list[str]:
-    """What `checkpoint` asks for and nobody can tell, with a way out."""
+    """What `checkpoint` asks for and nobody can tell or do, with a way out."""
+    return _place_faults(job) + _auto_faults(job)
+
+
+def _place_faults(job: JobSpec) -> list[str]:
+    path, world = job.checkpoint.path, job.plan.world
+    if not (path.startswith("memory://") and job.checkpoint.is_on and world > 1):
+        return []
+    return [
+        f"checkpoint.path {path} is the memory of each process, and {world} ranks can't see one another's; name a "
+        "folder, or an address that all of them reach"
+    ]
+
+
+def _auto_faults(job: JobSpec) -> list[str]:
     cluster = job.cluster
     devices = list(dict.fromkeys(part.device for part in cluster.parts)) or [cluster.device]
     if not job.checkpoint.auto or any(

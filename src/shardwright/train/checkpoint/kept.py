@@ -29,6 +29,8 @@ from shardwright.train.checkpoint.manifest import (
 from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage, read_whole
 from shardwright.train.checkpoint.whole_tensors import check_kinds, whole_tensors
 
+METRICS = "metrics.jsonl"  # of a run, in its folder
+
 
 def place_of(job: JobSpec, folder: Path) -> str:
     """Where the checkpoints of a run lie: a folder or an address."""
@@ -89,17 +91,42 @@ def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> 
         storage.replace(LATEST, folder.encode() + b"\n")
 
 
-def put_aside(job: JobSpec, folder: Path) -> None:
-    """Give the checkpoints of a run another name, for it begins anew. PlanError where they lie at an address."""
+def put_aside(job: JobSpec, folder: Path) -> list[str]:
+    """Move the checkpoints of a run, and its metrics, out of the way, for it begins anew. Returns lines for the user.
+    PlanError where they lie at an address."""
     storage = open_storage(place_of(job, folder))
     if not steps_kept(storage):
-        return
+        return []
     place = storage.root
     if not isinstance(storage, LocalStorage):
         fault = f"{place} has checkpoints, and is not emptied; remove them there, or name another checkpoint.path"
         raise PlanError("train --fresh", [fault])
     number = next(number for number in count(1) if not os.path.lexists(f"{place}.before-{number}"))
-    os.rename(place, f"{place}.before-{number}")
+    aside = f"{place}.before-{number}"
+    os.mkdir(aside)
+    for name in storage.names():
+        if STEP_FOLDER.fullmatch(name) or name == LATEST:
+            os.rename(os.path.join(place, name), os.path.join(aside, name))
+    if (folder / METRICS).is_file():
+        os.rename(folder / METRICS, os.path.join(aside, METRICS))
+    return [f"the checkpoints and metrics that were there are in {aside}"]
+
+
+def kept_by(run: str, subject: str) -> tuple[Storage, list[int]]:
+    """Where the checkpoints of a run's folder lie, or of the folder or address that has them, and their steps, newest
+    first. PlanError, of the subject, if there are none."""
+    for place in (run, f"{run}/checkpoints") if "://" in run else (os.path.join(run, "checkpoints"), run):
+        storage = open_storage(place)
+        if run and (steps := steps_kept(storage)):
+            return storage, steps
+    way_out = "name a run's folder, as runs/NAME"
+    if STEP_FOLDER.fullmatch(os.path.basename(os.path.normpath(run))):
+        fault = f"{run} is one checkpoint; name the folder that it is in"
+    elif "://" not in run and not os.path.isdir(os.path.expanduser(run)):
+        fault = f"there is no folder {run!r}; {way_out}"
+    else:
+        fault = f"{run} has no checkpoint; {way_out}"
+    raise PlanError(subject, [fault])
 
 
 def remove_old(storage: Storage, spec: CheckpointSpec, newest: int) -> None:

@@ -1,6 +1,5 @@
 """From which checkpoint a run goes on, under the plan that it has now."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,25 +7,23 @@ from typing import Any
 
 import torch
 
-from shardwright.config.base import PassingError, PlanError, shortened
+from shardwright.config.base import PassingError, PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
-from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
+from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build
 from shardwright.train.checkpoint.box_files import full_shapes, load_boxes
-from shardwright.train.checkpoint.kept import indices_of, manifest_of, place_of, steps_kept
+from shardwright.train.checkpoint.kept import indices_of, kept_by, manifest_of, place_of, put_aside, steps_kept
 from shardwright.train.checkpoint.manifest import (
     BrokenCheckpointError,
     Manifest,
     describe_job,
     folder_name,
 )
+from shardwright.train.checkpoint.other_job import FROM, GO_ON, differences, refuse_other_model
 from shardwright.train.checkpoint.replica_state import take_up, wanted_boxes
-from shardwright.train.checkpoint.storage import Storage, open_storage
-
-# What may be another in a run that goes on: the rest of a job is told where it differs.
-_OF_THE_RUN = ("name", "plan", "cluster", "run", "checkpoint", "health")
+from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage
 
 
 class UnreadCheckpointError(PassingError):
@@ -58,16 +55,19 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
         plan = describe_job(found.job)
         before = "" if found.job.get("plan") == job.plan.model_dump(mode="json") else f", written under {plan}"
         said.append(f"going on after step {found.step} from {storage.root}/{folder_name(found.step)}{before}")
-        said += _differences(found.job, job)
+        said += differences(found.job, job)
         if weights_from:
             said.append(f"note: the weights of --from {weights_from} are not taken: this run has begun already")
         return Resumed(replica, found.step, found.samples, found.passed_over, found.state, tuple(said))
+    if said:  # there are some, and none is whole
+        if mesh.rank == 0 and isinstance(storage, LocalStorage):
+            said += put_aside(job, folder)
+        said.append("beginning anew, at step 1")
+        barrier(mesh.world)
     if is_touched:  # by one that was not whole
         replica = build(job, mesh)
     if weights_from:
-        other = open_storage(weights_from)
-        if not steps_kept(other) and steps_kept(open_storage(f"{weights_from}/checkpoints")):
-            other = open_storage(f"{weights_from}/checkpoints")
+        other, _ = kept_by(weights_from, "train --from")
         found, _ = _load_newest(job, mesh, replica, other, said, weights_alone=True)
         if found is None:
             raise PlanError("train --from", [f"{weights_from} has no checkpoint that is whole; name a run's folder"])
@@ -96,7 +96,7 @@ def _load_newest(
         manifest, reason, is_unread, shapes = None, "", False, dict[str, tuple[int, ...]]()
         try:
             manifest = manifest_of(storage, step)
-            _refuse_other_model(manifest, job, storage)
+            refuse_other_model(manifest, job, storage, FROM if weights_alone else GO_ON)
             indices = indices_of(storage, manifest)
             shapes, is_touched = dict(full_shapes(indices)), True
             scaled_by = 1.0 if weights_alone else _go_on_with_scale(replica, manifest)
@@ -131,34 +131,3 @@ def _go_on_with_scale(replica: Replica, manifest: Manifest) -> float:
         replica.loss_scale.load_state_dict(before)
     now = 1.0 if replica.loss_scale is None else replica.loss_scale.value
     return now / (1.0 if before is None else float(before["value"]))
-
-
-def _refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage) -> None:
-    """PlanError where a checkpoint is of another model."""
-    now, then = job.model.model_dump(mode="json"), manifest.job["model"]
-    if other := {field: then.get(field) for field in now if then.get(field) != now[field] and field != "name"}:
-        raise PlanError(
-            f"checkpoint {storage.root}/{folder_name(manifest.step)}",
-            [
-                f"its model.{field} is {_text(value)}, and the job's {_text(now[field])}; begin anew with --fresh, "
-                "or name another run.folder"
-                for field, value in other.items()
-            ],
-        )
-
-
-def _differences(then: dict[str, Any], job: JobSpec) -> list[str]:
-    """A line for each field that is not what it was, of those that matter to what is learned."""
-    now = job.model_dump(mode="json")
-    return [
-        f"note: {section}.{field} is {_text(value)} from here on; it was {_text(then.get(section, {}).get(field))}"
-        for section, fields in now.items()
-        if section not in _OF_THE_RUN and isinstance(fields, dict)
-        for field, value in fields.items()
-        if field != "name" and then.get(section, {}).get(field) != value
-    ]
-
-
-def _text(value: Any) -> str:
-    """A value of a job, on one line."""
-    return shortened(json.dumps(value), 200)

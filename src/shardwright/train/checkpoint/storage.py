@@ -176,9 +176,8 @@ def open_storage(place: str) -> Storage:
     if not is_address:
         return LocalStorage(Path(os.path.expanduser(place)).absolute())
     if protocol not in PROTOCOLS:
-        raise PlanError(
-            "checkpoint.path", [f"{protocol}:// is no place for checkpoints; use a folder, or {', '.join(PROTOCOLS)}"]
-        )
+        others = ", ".join(name for name in PROTOCOLS if name != "memory")  # which is gone with the process
+        raise PlanError("checkpoint.path", [f"{protocol}:// is no place for checkpoints; use a folder, or {others}"])
     if protocol == "file":
         return LocalStorage(Path("/" + place.removeprefix("file://").lstrip("/")))
     try:

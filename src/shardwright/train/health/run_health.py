@@ -38,7 +38,8 @@ from shardwright.train.train_step import StepResult
 class RunHealth:
     """Watches over one rank's run. All ranks make one and call the same methods at the same steps."""
 
-    def __init__(self, job: JobSpec, mesh: Mesh, folder: Path) -> None:
+    def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, first_step: int = 1) -> None:
+        """`first_step`, counted from 1, is the one that this part of the run begins with."""
         self._job, self._mesh = job, mesh
         drains = job.plan.schedule not in ASYNCHRONOUS
         self.judge = StepJudge(job.health, job.optimizer.learning_rate, job.precision.scales_loss, can_skip=drains)
@@ -49,7 +50,7 @@ class RunHealth:
         self._hashes: GradientHashes | None = None
         self._stragglers = Stragglers(job.health.slow_share, _peers(job, mesh))
         self._compute_s: list[float] = []  # of each span since the last progress line
-        self._first_looked = 1
+        self._first_looked = first_step
         self._gpus, self.opening = open_readings(mesh.device) if mesh.rank == 0 else (None, "")
 
     def before_span(self, replica: Replica, first: int, tokens_BS: Tensor | None) -> None:

@@ -1,0 +1,63 @@
+"""A checkpoint's job beside the one that goes on from it: is it of the same model, and what is another now? Torch is
+not needed."""
+
+import json
+from typing import Any
+
+from shardwright.config.base import PlanError, shortened
+from shardwright.config.job import JobSpec
+from shardwright.train.checkpoint.kept import kept_by, manifest_of
+from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, folder_name
+from shardwright.train.checkpoint.storage import Storage
+
+# What may be another in a run that goes on: the rest of a job is told where it differs.
+_OF_THE_RUN = ("name", "plan", "cluster", "run", "checkpoint", "health")
+GO_ON, FROM = "begin anew with --fresh, or name another run.folder", "name a run of this model in --from"
+
+
+def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, way_out: str) -> None:
+    """PlanError where a checkpoint is of another model."""
+    now, then = job.model.model_dump(mode="json"), manifest.job["model"]
+    other = {field: then.get(field) for field in now if then.get(field) != now[field] and field != "name"}
+    if other:
+        raise PlanError(
+            f"checkpoint {storage.root}/{folder_name(manifest.step)}",
+            [
+                f"its model.{field} is {_text(value)}, and the job's {_text(now[field])}; {way_out}"
+                for field, value in other.items()
+            ],
+        )
+
+
+def refuse_weights_from(job: JobSpec, run: str) -> None:
+    """PlanError where a run has no weights to begin with, or those of another model, as far as its newest checkpoint
+    says."""
+    storage, steps = kept_by(run, "train --from")
+    try:
+        refuse_other_model(manifest_of(storage, steps[0]), job, storage, FROM)
+    except (BrokenCheckpointError, OSError):
+        return  # older ones are looked at when it begins
+
+
+def differences(then: dict[str, Any], job: JobSpec) -> list[str]:
+    """A line for each field that is not what it was, of those that matter to what is learned."""
+    now = job.model_dump(mode="json")
+    found = [
+        f"note: {section}.{field} is {_text(value)} from here on; it was {_text(then.get(section, {}).get(field))}"
+        for section, fields in now.items()
+        if section not in _OF_THE_RUN and isinstance(fields, dict)
+        for field, value in fields.items()
+        if field != "name" and then.get(section, {}).get(field) != value
+    ]
+    seed = then.get("run", {}).get("seed")
+    if seed != job.run.seed:
+        found.append(
+            f"note: run.seed is {job.run.seed} from here on; it was {_text(seed)}: samples come in another order, and "
+            "some of those that were seen come again"
+        )
+    return found
+
+
+def _text(value: Any) -> str:
+    """A value of a job, on one line."""
+    return shortened(json.dumps(value), 200)
