@@ -9,7 +9,7 @@ block takes as long as its slower rank; ours over that without gives the overhea
 that the run waits for, *durable* from that call to the last rank's last byte, *memory* what was resident more than
 before the call at the worst moment of the block, of the larger rank.
 
-`read`: a checkpoint written under ZeRO 1 over two ranks is read under tp 2, twice from a cold cache; beside it the same
+`read`: a checkpoint written under ZeRO 1 over two ranks is read under tp 2, from a cold cache; in turn with it the same
 files are read from the first byte to the last, by as many ranks, and nothing else is done. *Memory* is what was
 resident more than the boxes that the rank was to have, at the worst moment.
 """
@@ -37,7 +37,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build
-from shardwright.train.checkpoint.box_files import full_shapes, load_boxes
+from shardwright.train.checkpoint.box_reader import full_shapes, load_boxes
 from shardwright.train.checkpoint.kept import indices_of, manifest_of
 from shardwright.train.checkpoint.manifest import folder_name
 from shardwright.train.checkpoint.replica_state import held_boxes, wanted_boxes
@@ -67,7 +67,7 @@ def main() -> None:
             size = {"layers": asked.layers or 12, "hidden": asked.hidden or 1024, "sequence": 16}
             written, read = make_job_of(**size, dp=2, zero=1), make_job_of(**size, tp=2)
             run_two_ranks(partial(_write_on_a_rank, folder=Path(folder)), written.model_dump())
-            run_two_ranks(partial(_read_on_a_rank, folder=Path(folder)), read.model_dump())
+            run_two_ranks(partial(_read_on_a_rank, rounds=asked.rounds, folder=Path(folder)), read.model_dump())
             _print_reads(_found(folder))
 
 
@@ -204,28 +204,31 @@ def _write_on_a_rank(mesh: Mesh, job: JobSpec, folder: Path) -> None:
     assert writer.wait() is not None
 
 
-def _read_on_a_rank(mesh: Mesh, job: JobSpec, folder: Path) -> None:
-    """Read the files, then the checkpoint; twice, and leave what was measured in found.json."""
+def _read_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None:
+    """Read the files and the checkpoint in turn, and leave what was measured in found.json."""
     replica = build(job, mesh)
     train_step(job, replica, mesh, 0, _tokens(job, mesh, 0))  # the optimizer has its state
     storage = LocalStorage(folder / "checkpoints")
     files = sorted((folder / "checkpoints" / folder_name(1)).glob("*.safetensors"))
-    rows = []
-    for _ in range(2):
-        row = [float(sum(file.stat().st_size for file in files))]
-        for read in (partial(_read_bytes, files[mesh.rank :: mesh.world.size]), partial(_load, replica, storage)):
+    reads = {
+        "files": partial(_read_bytes, files[mesh.rank :: mesh.world.size]),
+        "boxes": partial(_load, replica, storage),
+    }
+    found: dict[str, Any] = {"bytes": sum(file.stat().st_size for file in files), "files": [], "boxes": []}
+    for number in range(rounds + 1):
+        for name in list(reads) if number % 2 else list(reads)[::-1]:
             _forget(files)
             gc.collect()
             dist.barrier()
             reset_peak()
             before_bytes, start_s = resident_bytes(), time.perf_counter()
-            read()
-            row += [time.perf_counter() - start_s, float(peak_bytes() - before_bytes)]
-        measured = torch.tensor(row, dtype=torch.float64)
-        dist.all_reduce(measured, dist.ReduceOp.MAX)
-        rows.append(measured.tolist())
+            reads[name]()
+            measured = torch.tensor([time.perf_counter() - start_s, peak_bytes() - before_bytes], dtype=torch.float64)
+            dist.all_reduce(measured, dist.ReduceOp.MAX)
+            if number:  # a disk may give the first bytes after a rest faster
+                found[name].append(measured.tolist())
     if mesh.rank == 0:
-        (folder / "found.json").write_text(json.dumps(rows))
+        (folder / "found.json").write_text(json.dumps(found))
 
 
 def _forget(files: list[Path]) -> None:
@@ -250,14 +253,18 @@ def _load(replica: Replica, storage: LocalStorage) -> None:
     load_boxes(boxes, storage, folder_name(1), indices)
 
 
-def _print_reads(rows: list[list[float]]) -> None:
-    print("| bytes | files, s | GB/s | under the other plan, s | GB/s | of the files' rate | memory, MiB |")
-    print("|" + " --- |" * 7)
-    for num_bytes, plain_s, _, load_s, more_bytes in rows:
-        print(
-            f"| {num_bytes / 1e9:.2f} GB | {plain_s:.2f} | {num_bytes / plain_s / 1e9:.2f} | {load_s:.2f} | "
-            f"{num_bytes / load_s / 1e9:.2f} | {plain_s / load_s:.2f} | {more_bytes / MIB:.0f} |"
-        )
+def _print_reads(found: dict[str, Any]) -> None:
+    ratios = [plain[0] / load[0] for plain, load in zip(found["files"], found["boxes"], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    plain_s, load_s = (statistics.median(of[0] for of in found[name]) for name in ("files", "boxes"))
+    more_bytes = max(of[1] for of in found["boxes"])
+    size = found["bytes"] / 1e9
+    print("| bytes | files, GB/s | under the other plan, GB/s | of the files' rate [quartiles] | memory, MiB |")
+    print("|" + " --- |" * 5)
+    print(
+        f"| {size:.2f} GB | {size / plain_s:.2f} | {size / load_s:.2f} | {middle:.2f} [{low:.2f}, {high:.2f}] | "
+        f"{more_bytes / MIB:.0f} |"
+    )
 
 
 def _found(folder: str) -> Any:

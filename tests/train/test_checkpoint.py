@@ -22,7 +22,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
-from shardwright.train.checkpoint.box_files import HeldBox
+from shardwright.train.checkpoint.box_writer import HeldBox
 from shardwright.train.checkpoint.compression_state import held_compression
 from shardwright.train.checkpoint.kept import check_whole, remove_old, remove_unfinished_checkpoints, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError

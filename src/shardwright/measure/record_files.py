@@ -11,7 +11,8 @@ from torch import Tensor
 
 from shardwright.measure.verdict import Record
 from shardwright.sharding.parameter_shard import Box, ParameterShard
-from shardwright.train.checkpoint.box_files import HeldBox, WantedBox, load_boxes, save_boxes
+from shardwright.train.checkpoint.box_reader import WantedBox, load_boxes
+from shardwright.train.checkpoint.box_writer import HeldBox, save_boxes
 from shardwright.train.checkpoint.manifest import index_file, read_index
 from shardwright.train.checkpoint.storage import LocalStorage
 from shardwright.train.train_step import StepResult
@@ -44,7 +45,7 @@ def read_record(folder: Path, rank: int) -> Record:
 
     def wanted(number: int, place: ParameterShard) -> WantedBox:
         return WantedBox(
-            str(number), place.shape, _whole(place.shape), take=lambda values: boxes.append((place, values))
+            str(number), place.shape, _whole(place.shape), take=lambda values: boxes.append((place, values.clone()))
         )
 
     file = f"{_FOLDER}/{index_file(rank)}"

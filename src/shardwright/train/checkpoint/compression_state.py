@@ -23,7 +23,8 @@ from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.sharding.row_boxes import RowBox, cut_rows
 from shardwright.train.build import Replica
-from shardwright.train.checkpoint.box_files import HeldBox, WantedBox
+from shardwright.train.checkpoint.box_reader import WantedBox
+from shardwright.train.checkpoint.box_writer import HeldBox
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.optimizer import is_first_of_line
 
@@ -151,7 +152,7 @@ def _wanted_queries(unit: FlatUnit, compressor: Compressor, shapes: Shapes) -> I
     method.start_from(found)
 
     def take(number: int, values: Tensor) -> None:
-        found[number] = values.to(unit.parameters[0].device)
+        found[number] = values.to(unit.parameters[0].device, copy=True)
 
     for number, (parameter, name) in enumerate(zip(matrices, names, strict=True)):
         if len(shapes.get(name, ())) == 2:

@@ -27,7 +27,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.units import MIB
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.row_boxes import cut_rows, num_elements_of
-from shardwright.train.checkpoint.box_files import WantedBox, load_boxes
+from shardwright.train.checkpoint.box_reader import WantedBox, load_boxes
 from shardwright.train.checkpoint.kept import indices_of
 from shardwright.train.checkpoint.manifest import (
     DTYPE_BYTES,

@@ -25,7 +25,8 @@ from shardwright.precision.float8_linear import Float8Linear
 from shardwright.sharding.flat_buffer import rows_of
 from shardwright.sharding.row_boxes import cut_rows
 from shardwright.train.build import Replica
-from shardwright.train.checkpoint.box_files import HeldBox, WantedBox
+from shardwright.train.checkpoint.box_reader import WantedBox
+from shardwright.train.checkpoint.box_writer import HeldBox
 from shardwright.train.checkpoint.compression_state import held_compression, wanted_compression
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 from shardwright.train.optimizer import is_first_of_line

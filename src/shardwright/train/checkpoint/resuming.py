@@ -13,7 +13,7 @@ from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build
-from shardwright.train.checkpoint.box_files import full_shapes, load_boxes
+from shardwright.train.checkpoint.box_reader import full_shapes, load_boxes
 from shardwright.train.checkpoint.kept import indices_of, kept_by, manifest_of, place_of, put_aside, steps_kept
 from shardwright.train.checkpoint.manifest import (
     BrokenCheckpointError,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardwright.config.base import PlanError
+from shardwright.config.units import MIB
 
 # What fsspec may be asked for. Others chain, cache or interpret, and none of them is a place for checkpoints.
 PROTOCOLS = ("abfs", "abfss", "az", "file", "gcs", "gs", "hdfs", "memory", "oss", "s3", "s3a", "sftp", "ssh", "webhdfs")
@@ -35,6 +36,9 @@ class Storage(Protocol):
 
     def read(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into` from byte `start` on. Raises OSError, EOFError if the file ends before."""
+
+    def prefetch(self, name: str, start: int, num_bytes: int) -> None:
+        """Say that so many bytes will be read soon. May take as long as to read them, and raises nothing."""
 
     def names(self, folder: str = "") -> list[str]:
         """What is in a folder, sorted; nothing if there is no such folder."""
@@ -95,6 +99,17 @@ class LocalStorage:
         finally:
             os.close(descriptor)
 
+    def prefetch(self, name: str, start: int, num_bytes: int) -> None:
+        scratch = bytearray(MIB)  # the system keeps what was read, and advice to read ahead stops after some KiB
+        with suppress(OSError):  # whoever reads them will tell
+            self.size(name)
+            descriptor = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                while num_bytes > 0 and (num_read := os.preadv(descriptor, [scratch], start)):
+                    start, num_bytes = start + num_read, num_bytes - num_read
+            finally:
+                os.close(descriptor)
+
     def names(self, folder: str = "") -> list[str]:
         path = self._path(folder)
         if os.path.islink(path):
@@ -149,6 +164,9 @@ class RemoteStorage:
         if len(data) != len(into):
             raise EOFError(f"{name} ends at byte {start + len(data)}")
         into[:] = data
+
+    def prefetch(self, name: str, start: int, num_bytes: int) -> None:
+        pass
 
     def names(self, folder: str = "") -> list[str]:
         try:

@@ -23,7 +23,7 @@ from shardwright.parallel.comm.collectives import all_reduce, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.background import BackgroundWrite
-from shardwright.train.checkpoint.box_files import save_boxes
+from shardwright.train.checkpoint.box_writer import save_boxes
 from shardwright.train.checkpoint.kept import (
     make_whole,
     place_of,

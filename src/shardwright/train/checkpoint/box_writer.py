@@ -1,0 +1,165 @@
+"""Boxes of tensors, saved through torch.distributed.checkpoint to one safetensors file of each rank, and an index."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from shardwright.sharding.parameter_shard import Box
+from shardwright.train.checkpoint.box_files import DTYPE_NAMES, SLAB_BYTES, cause, chunk
+from shardwright.train.checkpoint.checked_blocks import BlockSums, safetensors_header
+from shardwright.train.checkpoint.manifest import (
+    FileIndex,
+    StoredBox,
+    data_file,
+    index_file,
+    to_bytes,
+)
+from shardwright.train.checkpoint.storage import Storage
+
+
+@dataclass(frozen=True)
+class HeldBox:
+    """A box of a tensor that this rank writes: its values, contiguous, in host memory."""
+
+    name: str
+    full_shape: tuple[int, ...]
+    box: Box
+    values: Tensor
+
+
+def save_boxes(boxes: Sequence[HeldBox], storage: Storage, folder: str, rank: int) -> bytes:
+    """Write this rank's file and its index, which are durable at the end. Returns the index's bytes. Raises OSError."""
+    writer = _FileWriter(storage, folder, rank)
+    try:
+        dcp.save({}, storage_writer=writer, planner=_HeldPlanner(boxes), no_dist=True)
+    except dcp.CheckpointException as error:
+        raise cause(error) from None
+    return writer.index
+
+
+class _HeldPlanner(SavePlanner):
+    """Each box is one item."""
+
+    def __init__(self, boxes: Sequence[HeldBox]) -> None:
+        self._boxes = boxes
+
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        """The boxes are known already."""
+
+    def create_local_plan(self) -> SavePlan:
+        """Items, those of wide number types first: so all are aligned in the file."""
+        items = [
+            WriteItem(
+                MetadataIndex(held.name, chunk(held.box).offsets, i),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk(held.box), TensorProperties(dtype=held.values.dtype), torch.Size(held.full_shape)
+                ),
+            )
+            for i, held in enumerate(self._boxes)
+        ]
+        return SavePlan(sorted(items, key=lambda item: -self.resolve_data(item).dtype.itemsize))
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Nobody plans for others."""
+        return all_plans, Metadata({})
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Nothing is left to plan."""
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        """The values of an item."""
+        assert write_item.index.index is not None
+        return self._boxes[write_item.index.index].values
+
+
+class _FileWriter(StorageWriter):
+    """One safetensors file, and its index."""
+
+    def __init__(self, storage: Storage, folder: str, rank: int) -> None:
+        self._storage, self._folder, self._rank = storage, folder, rank
+        self.index = b""
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Every writer writes once."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing is to be set up."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Nothing changes the plan."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Nothing changes the plan."""
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the header, the boxes one after the other, and the index."""
+        boxes, keys = list[StoredBox](), list[str]()
+        seen: Counter[str] = Counter()
+        for item in plan.items:
+            data = item.tensor_data
+            assert data is not None
+            ends = tuple((a, a + n) for a, n in zip(data.chunk.offsets, data.chunk.sizes, strict=True))
+            dtype = DTYPE_NAMES[data.properties.dtype]
+            name = item.index.fqn
+            boxes.append(StoredBox(name=name, full_shape=tuple(data.size), box=ends, dtype=dtype, start_byte=0))
+            keys.append(f"{name}#{seen[name]}" if seen[name] else name)
+            seen[name] += 1
+        header = safetensors_header(boxes, keys)
+        start, placed = len(header), list[StoredBox]()
+        for stored in boxes:
+            placed.append(stored.model_copy(update={"start_byte": start}))
+            start += stored.num_bytes
+
+        def parts() -> Iterator[memoryview | bytes]:
+            yield header
+            for item in plan.items:
+                values = planner.resolve_data(item)
+                assert isinstance(values, Tensor)
+                flat = values.contiguous().view(-1).view(torch.uint8).numpy()
+                for first in range(0, len(flat), SLAB_BYTES):
+                    yield flat[first : first + SLAB_BYTES].data
+
+        sums = BlockSums()
+        self._storage.write(f"{self._folder}/{data_file(self._rank)}", sums.through(parts()))
+        index = FileIndex(
+            file=data_file(self._rank), num_bytes=sums.num_bytes, sums=sums.sums(), boxes=tuple(placed)
+        )  # fmt: skip
+        self.index = to_bytes(index)
+        self._storage.write(f"{self._folder}/{index_file(self._rank)}", [self.index])
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([WriteResult(item.index, 0, None) for item in plan.items])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Whoever knows that all ranks have written makes the checkpoint whole."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """No path is enough to make one."""
+        return False
