@@ -90,9 +90,10 @@ def _health(rng: random.Random, plan: Fields) -> Fields:
 
 
 def _checkpoint(rng: random.Random) -> Fields:
-    """When checkpoints are written, how many are kept, and where: few, and in a folder that a run of its own has."""
+    """When checkpoints are written, how many are kept, and where: few, and in a folder that a run of its own has.
+    `auto` is drawn with what it needs."""
     return {
-        "every_steps": rng.choice([0, 1, 4]), "every_s": rng.choice([0.0, 0.5, 60.0]), "auto": rng.random() < 0.3,
+        "every_steps": rng.choice([0, 1, 4]), "every_s": rng.choice([0.0, 0.5, 60.0]),
         "keep_last": rng.choice([1, 2]), "keep_every": rng.choice([0, 0, 2]), "path": rng.choice(["", "", "kept"]),
     }  # fmt: skip
 
