@@ -6,7 +6,7 @@ JOB    ?= quickstart
 ARGS   ?=
 SEED   ?= 1
 N      ?= 100
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 .PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak lint install clean
 

@@ -7,7 +7,7 @@ from fuzz import resumes
 from fuzz.draw import draw
 from shardwright.train.checkpoint.box_writer import HeldBox
 
-SEED, NUM_DRAWS = 2026, 10
+SEED, NUM_DRAWS = 2026, 5
 
 
 @pytest.mark.processes

@@ -207,20 +207,14 @@ def places_of(folder: Path) -> dict[int, tuple[int, int]]:
     return {manifest.step: (manifest.samples, manifest.passed_over) for manifest in manifests}
 
 
-FP8 = {"precision": {"compute": "bf16", "float8": "delayed"}}
 AXES: dict[str, tuple[str, dict[str, Any]]] = {
     "dp": ("llama", {"dp": 2}),
-    "dp zero 1": ("llama", {"dp": 2, "zero": 1}),
     "dp zero 3": ("llama", {"dp": 2, "zero": 3}),
     "tp": ("llama", {"tp": 2, "sequence_parallel": True}),
     "pp": ("llama-tied", {"pp": 2}),
     "cp": ("llama", {"cp": 2}),
     "ep": ("deepseek", {"dp": 2, "ep": 2}),
-    "fp8": ("llama", {"dp": 2, "zero": 2, "sections": FP8}),
-    "correlation": ("correlation", {"dp": 2, "ep": 2, "zero": 1}),
-    "dualpipe": ("llama-tied", {"pp": 2, "schedule": "dualpipe", "layers": 4, "offload_optimizer": 0.5, "zero": 1}),
     "top-k": ("llama", {"dp": 2, "compress": "topk", "compress_share": 0.1, "compress_least": 1}),
-    "PowerSGD": ("llama", {"dp": 2, "compress": "powersgd", "compress_rank": 2, "compress_least": 1}),
 }
 
 

@@ -76,11 +76,8 @@ def job_with(kind: str = "llama", sections: dict[str, Any] | None = None, **plan
     return make_job(fields)
 
 
-BF16, FP16 = {"precision": {"compute": "bf16"}}, {"precision": {"compute": "fp16"}}
+FP16 = {"precision": {"compute": "fp16"}}
 ALIKE = {
-    "zero 0": job_with(dp=2),
-    "one rank": job_with(),
-    "zero 1, bf16": job_with(dp=2, zero=1, sections=BF16),
     "zero 2, interleaved": job_with(dp=2, pp=2, zero=2, schedule="interleaved-1f1b", virtual_stages=2),
     "zero 3": job_with(dp=4, zero=3),
     "hybrid": job_with(dp=4, zero=3, zero_ranks=2),
@@ -154,15 +151,15 @@ OTHERS = {
 PLANS = DENSE | OTHERS
 PAIRS = [
     ("tp 4 x pp 2", "dp 8, zero 3"), ("dp 8, zero 3", "tp 4 x pp 2"), ("dp 8, zero 3", "dp 3"),
-    ("tp 4 x pp 2", "dp 3, zero 2"), ("dp 3", "dp 4, zero 3"), ("zb-v", "1f1b, cp 2"), ("1f1b, cp 2", "zb-v"),
-    ("zb-v", "pp 2 of 4 stages"), ("pp 2 of 4 stages", "dp 3, zero 2"), ("dp 8, hybrid", "one"),
-    ("one", "dp 8, hybrid"), ("dp 8, hybrid", "dp 2, zero 1, half on the host"),
+    ("tp 4 x pp 2", "dp 3, zero 2"), ("zb-v", "1f1b, cp 2"), ("1f1b, cp 2", "zb-v"),
+    ("pp 2 of 4 stages", "dp 3, zero 2"), ("dp 8, hybrid", "one"),
+    ("dp 8, hybrid", "dp 2, zero 1, half on the host"),
     ("dp 2, zero 1, half on the host", "dualpipe"), ("dualpipe", "ulysses 2 x tp 2"),
     ("ulysses 2 x tp 2", "tp 2 x pp 2, sequence parallel"), ("tp 2 x pp 2, sequence parallel", "pp 2, uneven"),
     ("pp 2, uneven", "pp 2, gpipe, recomputing"), ("pp 2, gpipe, recomputing", "tp 2 x dp 2, other order"),
-    ("tp 2 x dp 2, other order", "dp 2, zero 1, half on the host"), ("dp 3, zero 2", "tp 2 x dp 2, other order"),
+    ("tp 2 x dp 2, other order", "dp 2, zero 1, half on the host"),
     ("ep 4", "experts on one"), ("experts on one", "ep 4"), ("ep 4", "ep 2 x tp 2, whole experts"),
-    ("ep 2 x tp 2, whole experts", "ep 2, zero 2"), ("ep 2, zero 2", "experts on one"),
+    ("ep 2 x tp 2, whole experts", "ep 2, zero 2"),
     ("PowerSGD of 2", "PowerSGD of 4, zero 1"), ("PowerSGD of 4, zero 1", "PowerSGD of 3"),
     ("PowerSGD of 3", "PowerSGD of 2 x pp 2"), ("PowerSGD of 2 x pp 2", "PowerSGD of 2"),
 ]  # fmt: skip
@@ -193,7 +190,7 @@ def test_going_on_under_another_plan_is_the_same_to_rounding(
 
 
 @pytest.mark.parametrize("method", ["int8", "topk", "powersgd"])
-@pytest.mark.parametrize("after", [{"dp": 2}, {"dp": 4}, {"dp": 4, "zero": 2}, {"dp": 2, "tp": 2}, {"dp": 3}])
+@pytest.mark.parametrize("after", [{"dp": 4, "zero": 2}, {"dp": 2, "tp": 2}])
 def test_what_compression_lost_is_kept_under_any_plan(method: str, after: dict[str, int], tmp_path: Path) -> None:
     """The sum over replicas and kinds, which is what the next steps make up for, element by element."""
     then, now = (job_with(batch=12, compress=method, compress_least=1, **plan) for plan in ({"dp": 2}, after))
