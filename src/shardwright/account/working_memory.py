@@ -109,10 +109,10 @@ class OperatorNeeds:
         the norm before it."""
         share, plan = self.share, self.job.plan
         tokens = loss_positions(self.job) * plan.microbatch_size * (plan.tp if self.gathers else 1)
-        logits, hidden = tokens * rows, share.tensors.shape.hidden
+        logits = tokens * rows
         shared = self.whole * tokens // share.tensors.tokens * self.gathers
         inputs = shared * (1 + (num_loss_chunks(self.job) > 1))  # the next chunk's is on its way
-        weight = self._product(rows, hidden)
+        weight = self._product(rows, share.tensors.shape.hidden)
         narrow = share.element if share.element < FLOAT32 else 0
         yield BackwardNeed(self.stream + inputs + (FLOAT32 + narrow) * logits)
         yield BackwardNeed(self.stream + inputs + share.element * logits + shared + weight)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
+from shardwright.model.fused_norm import rms_norm, rms_norm_backward
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, whole
@@ -49,16 +50,15 @@ class Norm(nn.Module):
 class _RmsNorm(torch.autograd.Function):
     """Forward: x / rms(x) x weight, in float32; keeps x and one number a token. Backward: equation 4 of the paper.
 
-    On CUDA each is one kernel of torch's. That has no public name by which the weight need not be kept: it may be let
-    go meanwhile. On a CPU torch's is made of several operators, which keep x / rms(x) too and take several times as
-    long.
+    On CUDA each is one kernel (fused_norm.py). On a CPU torch's own is made of several operators, which keep x / rms(x)
+    too and take several times as long.
     """
 
     @staticmethod
     def forward(ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, epsilon: float, kind: str) -> Tensor:
         ctx.kind = kind
         if kind == "cuda":
-            y_SBH, inverse_SB1 = torch.ops.aten._fused_rms_norm(x_SBH, weight_H.shape, weight_H, epsilon)
+            y_SBH, inverse_SB1 = rms_norm(x_SBH, weight_H, epsilon)
             ctx.save_for_backward(x_SBH, inverse_SB1)
             ctx.weight = weight_H
             return y_SBH
@@ -73,9 +73,7 @@ class _RmsNorm(torch.autograd.Function):
         x_SBH, inverse_SB1 = ctx.saved_tensors
         weight_H: PlacedParameter = ctx.weight
         if ctx.kind == "cuda":
-            dx_SBH, dweight_H = torch.ops.aten._fused_rms_norm_backward(
-                grads[0].contiguous(), x_SBH, weight_H.shape, inverse_SB1, weight_H, [True, True]
-            )
+            dx_SBH, dweight_H = rms_norm_backward(grads[0].contiguous(), x_SBH, inverse_SB1, weight_H)
             weight_H.add_gradient(dweight_H)
             return dx_SBH, None, None, None
         dy_SBH = grads[0].float()
