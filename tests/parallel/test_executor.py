@@ -75,8 +75,8 @@ def expected_table(rank: int, sequence_parallel: bool) -> dict[str, dict[str, in
             if stage == 0:  # the embedding scatters, and gathers its gradient
                 add("reduce_scatter", "tp", HIDDEN_STATES)
                 add("all_gather", "tp", HIDDEN_STATES)
-            else:  # the head is a column linear
-                add("all_gather", "tp", HIDDEN_STATES, 2)
+            else:  # the head gathers in the backward alone
+                add("all_gather", "tp", HIDDEN_STATES)
                 add("reduce_scatter", "tp", HIDDEN_STATES)
         else:
             # One all-reduce forward (row) and one backward (column) for each attention and each MLP.

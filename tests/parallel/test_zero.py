@@ -83,5 +83,5 @@ def test_offload_changes_no_bit(offload: dict[str, Any], compute: str) -> None:
 
 
 def test_parameters_can_wait_on_the_host_of_a_single_replica() -> None:
-    verdict = against_one_rank(small_job(zero=3, pp=2, offload_parameters=True), FEW)
+    verdict = against_one_rank(small_job(zero=3, pp=2, reduce_each="run", offload_parameters=True), FEW)
     assert verdict.bitwise

@@ -23,10 +23,12 @@ from shardwright.schedule.schedule import AnySchedule, Schedule
 
 
 def add_gathers(program: AnySchedule) -> AnySchedule:
-    """A program with a G before and an L after each run. ValueError for a schedule that keeps older versions of its
-    weights: those are whole."""
-    _refuse_versions(program)
-    return replace(program, ranks=tuple(map(_with_gathers, program.ranks)))
+    """A program with a G before and an L after each run, and an R after each stretch of gradients.
+
+    ValueError for a schedule that keeps older versions of its weights: those are whole.
+    """
+    reduced = reduce_often(program, by_microbatch=program.num_stages == 1)
+    return replace(reduced, ranks=tuple(map(_with_gathers, reduced.ranks)))
 
 
 def reduce_often(program: AnySchedule, by_microbatch: bool) -> AnySchedule:
