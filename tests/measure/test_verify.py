@@ -11,7 +11,7 @@ from shardwright.config.load import make_job
 from shardwright.measure.record_files import read_record, write_record
 from shardwright.measure.rounding import is_rounding, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
-from shardwright.parallel.tensor.parameter import initial_box
+from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.train_step import StepResult
 
