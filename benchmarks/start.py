@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from peak_memory import MIB, peak_bytes, reset_peak, resident_bytes
-from torch import Tensor
 
 from shardwright.config.job import JobSpec
-from shardwright.config.load import load_job, make_job
+from shardwright.config.load import load_job
 from shardwright.measure.dryrun import DrySteps
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.comm.transport import DryTransport
@@ -64,11 +63,11 @@ def main() -> None:
                 time_batches(delay_s, asked.rounds)
 
 
-def per_second(work: Callable[[], object], number: int) -> float:
-    """How many a second."""
-    start_s = time.perf_counter()
+def per_second(work: Callable[[], object], number: int) -> tuple[float, float]:
+    """How many a second, and how many a second of one core."""
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     work()
-    return number / (time.perf_counter() - start_s)
+    return number / (time.perf_counter() - start_s), number / (time.process_time() - start_cpu_s)
 
 
 def time_weights(rounds: int) -> None:
@@ -85,14 +84,15 @@ def time_weights(rounds: int) -> None:
     sizes = {name: out.get(name, out["whole"]).numel() for name in works}
     for work in works.values():
         work()
-    found: dict[str, list[float]] = {name: [] for name in works}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
-            found[name].append(per_second(work, sizes[name]) / 1e6)
-    print(f"initial weights, {torch.get_num_threads()} threads, millions of elements a second over {rounds} rounds:")
+            found[name].append(per_second(work, sizes[name]))
+    print(f"initial weights, threads: {torch.get_num_threads()}; millions of elements over {rounds} rounds:")
     for name, speeds in found.items():
-        low, middle, high = statistics.quantiles(speeds, n=4)
-        print(f"  {name}: best {max(speeds):.0f}, median {middle:.0f} [{low:.0f}, {high:.0f}]")
+        for kind, of_rounds in zip(("a second", "a second of a core"), zip(*speeds, strict=True), strict=True):
+            low, middle, high = (speed / 1e6 for speed in statistics.quantiles(of_rounds, n=4))
+            print(f"  {name}, {kind}: best {max(of_rounds) / 1e6:.0f}, median {middle:.0f} [{low:.0f}, {high:.0f}]")
 
 
 def rank_job(model: str, overrides: list[str]) -> JobSpec:
@@ -134,48 +134,43 @@ class SlowSamples(Samples):
         return super().batch(first, count)
 
 
-def time_batches(delay_s: float, rounds: int, steps: int = 12) -> None:
-    """Milliseconds of a step, one way and the other."""
-    job = load_job("quickstart", []).as_one_rank()
-    job = make_job(job.model_dump() | {"optimizer": job.optimizer.model_dump() | {"steps": 10**6}})
+def time_batches(delay_s: float, rounds: int, steps: int = 6) -> None:
+    """Milliseconds of a step and of the processor in it, one way and the other."""
+    job = load_job("quickstart", ["batch.global_batch_size=8", "optimizer.steps=1000000"]).as_one_rank()
     with TemporaryDirectory() as folder:
         tokens = prepare_tokens(job.data, job.model, job.run.seed, Path(folder))
         samples = SlowSamples(tokens.train, tokens.sequence, tokens.seed)
         samples.delay_s = delay_s
         mesh = job_mesh(job, 0, CPU)
         replica = build(job, mesh)
-        found: dict[str, list[float]] = {"read at its beginning": [], "read ahead": []}
-        done = 0
-        for _ in range(rounds + 1):
+        found: dict[str, list[tuple[float, float]]] = {"read at its beginning": [], "read ahead": []}
+        for done in range(0, (rounds + 1) * steps, steps):
             for name, times in found.items():
-                times.append(1000 * _time_steps(job, mesh, replica, samples, done, steps, name == "read ahead"))
-                done += steps
-    ratios = [ahead / plain for plain, ahead in zip(*(times[1:] for times in found.values()), strict=True)]
+                times.append(_time_steps(job, mesh, replica, samples, range(done, done + steps), name == "read ahead"))
     print(f"quickstart on one rank, {rounds} rounds of {steps} steps, {1000 * delay_s:.0f} ms more to read a batch:")
-    for name, times in found.items():
-        low, middle, high = statistics.quantiles(times[1:], n=4)
-        print(f"  {name}: {middle:.2f} ms a step [{low:.2f}, {high:.2f}]")
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    print(f"  read ahead over at its beginning: {middle:.3f} [{low:.3f}, {high:.3f}]")
+    for i, kind in enumerate(("wall", "processor")):
+        plain, ahead = ([times[i] for times in both[1:]] for both in found.values())
+        for name, of_rounds in zip(found, (plain, ahead), strict=True):
+            low, middle, high = statistics.quantiles(of_rounds, n=4)
+            print(f"  {name}: {1000 * middle:.1f} ms of the {kind} a step [{1000 * low:.1f}, {1000 * high:.1f}]")
+        low, middle, high = statistics.quantiles([a / b for a, b in zip(ahead, plain, strict=True)], n=4)
+        print(f"  read ahead over at its beginning: {middle:.3f} [{low:.3f}, {high:.3f}]")
 
 
 def _time_steps(
-    job: JobSpec, mesh: Mesh, replica: Replica, samples: Samples, first: int, steps: int, is_ahead: bool
-) -> float:
-    """Seconds of a step, after one that nobody times."""
+    job: JobSpec, mesh: Mesh, replica: Replica, samples: Samples, steps: range, is_ahead: bool
+) -> tuple[float, float]:
+    """Seconds of a step and of the processor in it, after one step that nobody times."""
     size = job.batch.global_batch_size
-
-    def step(number: int, tokens_BS: Tensor) -> None:
-        train_step(job, replica, mesh, number, tokens_BS)
-
-    with BatchReader(samples, job, mesh, job.optimizer.steps) as batches:
-        for number in range(first, first + steps):
-            if number == first + 1:
-                start_s = time.perf_counter()
-            consumed = number * size
-            step(number, batches.batch(number, consumed) if is_ahead else my_share(samples, consumed, job, mesh))
-        took_s = time.perf_counter() - start_s
-    return took_s / (steps - 1)
+    with BatchReader(samples, job, mesh, steps.stop) as batches:
+        for step in steps:
+            if step == steps.start + 1:
+                start_s, start_cpu_s = time.perf_counter(), time.process_time()
+            consumed = step * size
+            tokens_BS = batches.batch(step, consumed) if is_ahead else my_share(samples, consumed, job, mesh)
+            train_step(job, replica, mesh, step, tokens_BS)
+        took_s, took_cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+    return took_s / (len(steps) - 1), took_cpu_s / (len(steps) - 1)
 
 
 if __name__ == "__main__":

@@ -70,8 +70,9 @@ def by_hand(seed: int, name: str, row: int, column: int) -> float:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         z = down(z, shift) * factor % 2**64
     x = (column * 0x9E3779B9 + z) & MASK
-    x = (down(x, 16) * 0x7FEB352D + (z >> 32)) & MASK
-    x = down(down(x, 15) * 0x846CA68B & MASK, 16)
+    x = (down(x, 17) * 0xED5AD4BB + (z >> 32)) & MASK
+    x = down(x, 11) * 0xAC4C1B51 & MASK
+    x = down(down(x, 15) * 0x31848BAB & MASK, 14)
     if x >= 1 << 31:
         return NORMAL.inv_cdf((2**32 - x) * 2.0**-32)
     return -NORMAL.inv_cdf(x * 2.0**-32)
@@ -195,11 +196,11 @@ def test_the_same_bits_with_any_vectors_and_threads() -> None:
         output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
         used, found[capability, threads] = output.split()
         assert used.lower() == (capability or used.lower())
-    assert set(found.values()) == {"adb2c04e8655fe2efe63fcf3dc69c1928f564467163fe1c9ef168154c9b63382"}
+    assert set(found.values()) == {"2e4efbc67335b61b70b1d6eefbd353359e8a20137fbc643129739113ea1e6e44"}
 
 
 def test_values_are_pinned() -> None:
     """Changing the generator would silently change every model: that must be on purpose."""
     values = initial_box(place((2, 3)), 1234, CPU).flatten()
-    expected = [0.66095406, -0.09412110, 0.14648438, -0.08601105, 1.42198396, -0.07325351]
-    torch.testing.assert_close(values, torch.tensor(expected), rtol=0, atol=1e-8)
+    expected = [-1.00411153, 0.43032950, -1.51692724, 0.06826591, -0.10463941, 2.54533005]
+    torch.testing.assert_close(values, torch.tensor(expected), rtol=0, atol=1e-7)

@@ -1,9 +1,12 @@
 """Batches are read ahead: the same ones, in time, and nothing is left when it ends."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,11 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import small_job
+from ranks import run_on_mesh
 from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.train.checkpoint.kept import manifest_of
+from shardwright.train.checkpoint.replica_state import held_boxes
+from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.data.batch_reader import BatchReader, my_share
 from shardwright.train.data.samples import Samples, TokenSpan
+from shardwright.train.launch import preemption
+from shardwright.train.trainer import TrainingRun, train
 
 BATCH = 8
 
@@ -147,3 +157,75 @@ def test_a_disk_that_gives_no_answer_keeps_back_no_error(
 def test_one_that_was_not_asked_has_no_thread(samples: Watched, job: JobSpec, mesh: Mesh) -> None:
     with BatchReader(samples, job, mesh, 9):
         assert not any(thread.name == "batches" for thread in threading.enumerate())
+
+
+def job_on_text(folder: Path) -> JobSpec:
+    """Six steps on bytes of text, with an evaluation, and checkpoints when it is asked to leave."""
+    text = folder / "text.txt"
+    text.write_text("one two three four five six seven eight nine ten\n" * 40)
+    fields = small_job(batch=4).model_dump(mode="json", exclude_unset=True)
+    given = {
+        "model": {"vocab": 256}, "data": {"path": str(text)}, "optimizer": {"steps": 6},
+        "run": {"eval_batches": 2, "log_every": 1, "eval_every": 3, "sample_tokens": 0},
+        "checkpoint": {"every_steps": 6},
+    }  # fmt: skip
+    return make_job(fields | {name: fields.get(name, {}) | values for name, values in given.items()})
+
+
+def run_of(mesh: Mesh, job: JobSpec, folder: Path, leaves_after: int = 0, fails_at: int = -1) -> TrainingRun:
+    """A run that is asked to leave, or whose data can't be read at some sample."""
+    runs: list[TrainingRun] = []
+    begin, batch = TrainingRun.__init__, Samples.batch
+
+    def begun(run: TrainingRun, *args: Any) -> None:
+        begin(run, *args)
+        runs.append(run)
+
+    def read(samples: Samples, first: int, count: int) -> np.ndarray:
+        if first == fails_at and samples.shuffle:
+            raise OSError(5, "Input/output error", "tokens.bin")
+        return batch(samples, first, count)
+
+    with (
+        patch.object(TrainingRun, "__init__", begun), patch.object(Samples, "batch", read),
+        patch.object(preemption, "is_asked", lambda: bool(runs) and runs[0].done == leaves_after),
+    ):  # fmt: skip
+        try:
+            train(mesh=mesh, job=job, folder=folder)
+        finally:
+            assert not [thread for thread in threading.enumerate() if thread.name == "batches"]
+    return runs[0]
+
+
+def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
+    return {f"{box.name} {box.box}": box.values.clone() for box in held_boxes(run.replica, run.mesh)}
+
+
+def left_and_went_on(mesh: Mesh, job: JobSpec, folder: Path) -> None:
+    straight = run_of(mesh, job, folder / "straight")
+    left = run_of(mesh, job, folder / "left", leaves_after=3)
+    assert (left.done, left.samples) == (3, 12)
+    manifest = manifest_of(open_storage(str(folder / "left" / "checkpoints")), 3)
+    assert (manifest.samples, manifest.passed_over) == (12, 0)  # and not what was read ahead
+    went_on = run_of(mesh, job, folder / "left")
+    assert went_on.losses == straight.losses[3:]
+    assert went_on.validation_loss == straight.validation_loss
+    one, other = weights(straight), weights(went_on)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_that_leaves_goes_on_behind_the_step_that_was_done(tmp_path: Path) -> None:
+    job = job_on_text(tmp_path)
+    run_on_mesh(job, left_and_went_on, job, tmp_path)
+
+
+def failed_to_read(mesh: Mesh, job: JobSpec, folder: Path) -> None:
+    with pytest.raises(OSError, match=r"Input/output error: 'tokens.bin'"):
+        run_of(mesh, job, folder, fails_at=16)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4]  # all that could be read
+
+
+def test_a_run_whose_data_break_does_the_steps_before(tmp_path: Path) -> None:
+    job = job_on_text(tmp_path)
+    run_on_mesh(job, failed_to_read, job, tmp_path / "run")

@@ -167,16 +167,18 @@ def _row_numbers(place: ParameterShard, first: int, end: int, device: torch.devi
 def _hash(keys_R2: Tensor, columns_C: Tensor, x_RC: Tensor, y_RC: Tensor) -> None:
     """Fill x with 32 random bits for each row, by its keys, and column; y is overwritten.
 
-    Multiplication carries bits up, xor with a shift carries them down. Factors and shifts are of Wellons' search for a
-    hash of least bias (2018, hash-prospector). The row's first key is where its counter begins; the second one comes
-    in between, for else rows whose first keys are near one another would have the same numbers in another order.
+    Multiplication carries bits up, xor with a shift carries them down. Factors and shifts are those of least bias that
+    Wellons found for three rounds (2018, hash-prospector). The row's first key is where its counter begins. The second
+    one comes in after a round, for else rows whose first keys are near one another would have the same numbers shifted.
     """
     torch.add(keys_R2[:, :1], columns_C, out=x_RC)
-    _carry_down(x_RC, 16, y_RC)
-    x_RC.mul_(0x7FEB352D).add_(keys_R2[:, 1:])
+    _carry_down(x_RC, 17, y_RC)
+    x_RC.mul_(_signed(0xED5AD4BB)).add_(keys_R2[:, 1:])
+    _carry_down(x_RC, 11, y_RC)
+    x_RC.mul_(_signed(0xAC4C1B51))
     _carry_down(x_RC, 15, y_RC)
-    x_RC.mul_(_signed(0x846CA68B))
-    _carry_down(x_RC, 16, y_RC)
+    x_RC.mul_(0x31848BAB)
+    _carry_down(x_RC, 14, y_RC)
 
 
 def _carry_down(x: Tensor, shift: int, y: Tensor) -> None:
