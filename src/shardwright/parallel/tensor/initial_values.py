@@ -213,7 +213,7 @@ def _lines() -> tuple[Tensor, Tensor]:
     With probability m / 2^31 a normal number is further from 0: m near 0 is the tails, 2^31 the middle. Lines meet at
     integers of which all but the first 9 bits are 0, so that they get shorter towards the tails, as the function gets
     steeper. They are numbered as a float32 has its first bits, less the upper bits of the exponent, which only 1 has
-    another of. No line is further than 2e-6 from the function. 0 is on the line of 2, at 6.3.
+    another of. No line is further than 1e-6 from the function. 0 is on the line of 2, at 6.3.
     """
     heights, slopes = [0.0] * _LINES, [0.0] * _LINES
     inverse = NormalDist().inv_cdf
