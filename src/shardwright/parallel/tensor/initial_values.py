@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from statistics import NormalDist
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shardwright.parallel.tensor.counter_rng import random_words
@@ -198,7 +200,7 @@ def _scaled_lines(std: float, device: torch.device) -> tuple[Tensor, Tensor]:
 
     Those for negative integers follow at _FOR_NEGATIVE; nobody looks up what is between.
     """
-    heights, slopes = (lines * std for lines in _lines())
+    heights, slopes = (torch.from_numpy(lines) * std for lines in _lines())
     tables = torch.empty(2, _FOR_NEGATIVE + _LINES)
     tables[0, :_LINES], tables[0, _FOR_NEGATIVE:] = heights, -heights
     tables[1, :_LINES], tables[1, _FOR_NEGATIVE:] = slopes, slopes
@@ -207,7 +209,7 @@ def _scaled_lines(std: float, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=1)
-def _lines() -> tuple[Tensor, Tensor]:
+def _lines() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Heights and slopes of the lines that are the standard normal number of an integer m, 1 to 2^31, float64.
 
     With probability m / 2^31 a normal number is further from 0: m near 0 is the tails, 2^31 the middle. Lines meet at
@@ -226,4 +228,4 @@ def _lines() -> tuple[Tensor, Tensor]:
             slopes[line] = (at_high - at_low) / (high - low)
             heights[line] = at_low - slopes[line] * low
             low, at_low = high, at_high
-    return torch.tensor(heights, dtype=torch.float64), torch.tensor(slopes, dtype=torch.float64)
+    return np.array(heights), np.array(slopes)
