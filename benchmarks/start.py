@@ -106,19 +106,20 @@ def start_rank(job: JobSpec, rank: int) -> None:
     """Build a rank in real memory, and do its first step dry."""
     torch.zeros(1).add_(1)
     reset_peak()
-    before_bytes, start_s = resident_bytes(), time.perf_counter()
+    before_bytes, start_s, start_cpu_s = resident_bytes(), time.perf_counter(), time.process_time()
     mesh = job_mesh(job, rank, CPU, connect=lambda lines: DryTransport(is_gloo=True))
     replica = build(job, mesh)
-    built_s = time.perf_counter() - start_s
+    built_s, built_cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     state_bytes = replica.memory().state_bytes  # the optimizer's moments are made in its first step
     peak = peak_bytes() - before_bytes
     kept = resident_bytes() - before_bytes
     values = sum(unit.value_shard.numel() for shards in replica.shards.values() for unit in shards.units)
     del replica
     DrySteps(job, rank, "cpu").run()
-    stepped_s = time.perf_counter() - start_s
+    stepped_s, stepped_cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     print(f"{job.model.name}, {job.plan.degrees}, ZeRO {job.plan.zero}, rank {rank}: {values / 1e6:.1f} million values")
-    print(f"  built with the real values of its shard in {built_s:.2f} s; {stepped_s:.2f} s with its first step, dry")
+    print(f"  built with the real values of its shard in {built_s:.2f} s, of the processor {built_cpu_s:.2f}")
+    print(f"  with its first step, dry, in {stepped_s:.2f} s, of the processor {stepped_cpu_s:.2f}")
     print(f"  {state_bytes / MIB:.0f} MiB of state, {kept / MIB:.0f} MiB resident, {peak / MIB:.0f} MiB at the peak")
 
 
