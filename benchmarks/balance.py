@@ -27,9 +27,10 @@ from balance_picture import Panel, balance_picture
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.train.build import build, job_mesh
+from shardwright.train.data.batch_reader import my_share
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.train_step import train_step
-from shardwright.train.trainer import held_out_loss, my_share
+from shardwright.train.trainer import held_out_loss
 
 JOB: dict[str, Any] = {
     "model": {"name": "two layers", "layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "sequence": 64},

@@ -20,8 +20,8 @@ import moe_reference
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.moe import MoeSpec
-from shardwright.model.counter_rng import stream_key, uniform
 from shardwright.model.dropout import LEVELS, kept_elements
+from shardwright.parallel.tensor.counter_rng import stream_key, uniform
 from shardwright.sharding.stage_parameters import model_parameters
 
 Weights = dict[str, Tensor]

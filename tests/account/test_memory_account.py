@@ -19,8 +19,8 @@ from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.parallel.tensor.linear import LayerSharding
-from shardwright.parallel.tensor.parameter import seeded
 from shardwright.parallel.zero.flat_unit import Sharding, tensor_pool
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.sharded_stage import ShardedStage

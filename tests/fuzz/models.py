@@ -36,7 +36,7 @@ from ranks import run_on_mesh
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.precision import PrecisionSpec
-from shardwright.parallel.tensor.parameter import initial_box
+from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.sharding.stage_parameters import model_parameters
 from shardwright.train.train_step import StepResult
 

@@ -11,7 +11,7 @@ from shardwright.config.moe import AuxLoss, GateName, Scope
 from shardwright.config.plan import CompressName, ContextMethod, Recompute, ScheduleName
 from shardwright.precision.float8_recipe import RECIPES
 
-SEED, NUM_DRAWN, MOST_PASSES, NUM_PARTS = 49, 185, 12, 10
+SEED, NUM_DRAWN, MOST_PASSES, NUM_PARTS = 78, 185, 12, 10
 LEAST_COMPARED = 100
 
 

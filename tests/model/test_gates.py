@@ -14,9 +14,9 @@ import moe_reference as plain
 from shardwright.config.moe import MoeSpec
 from shardwright.model.balance import add_losses, balance_loss, z_loss
 from shardwright.model.capacity import fit
-from shardwright.model.counter_rng import uniform
 from shardwright.model.gates.choice import Choice, Known
 from shardwright.model.gates.make import make_gate
+from shardwright.parallel.tensor.counter_rng import uniform
 
 SEQUENCE, BATCH, EXPERTS = 6, 3, 8
 TOKENS = SEQUENCE * BATCH

@@ -12,8 +12,8 @@ from shardwright.model.positions import positions_tensor
 from shardwright.model.router import Router
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.tensor.initial_values import materialise
 from shardwright.parallel.tensor.linear import LayerSharding
-from shardwright.parallel.tensor.parameter import materialise
 
 FACTOR = 0.25
 CPU = torch.device("cpu")

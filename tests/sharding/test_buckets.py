@@ -14,7 +14,8 @@ from rounding import check_rounding
 from shardwright.account.rank_state import rank_state
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.tensor.parameter import name_parameters, seeded, sharded, whole
+from shardwright.parallel.tensor.initial_values import seeded
+from shardwright.parallel.tensor.parameter import name_parameters, sharded, whole
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding, tensor_pool
 from shardwright.schedule.job_program import job_program
 

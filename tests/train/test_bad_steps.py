@@ -6,6 +6,7 @@ one without a fault that sees the samples of that one in their order, whose stat
 """
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -164,6 +165,7 @@ def run_of(mesh: Mesh, job: JobSpec, folder: Path, plot: Plot) -> Seen:
                 seen.end = str(error)
             break
     seen.state = state_of(runs[-1].replica, mesh)
+    assert not [thread for thread in threading.enumerate() if thread.name == "batches"]
     return seen
 
 

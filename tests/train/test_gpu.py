@@ -1,7 +1,9 @@
 """What one GPU can show: the same job on CUDA as on the CPU, timed by events and within its memory."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,8 +11,12 @@ from cases import KINDS, made_up_tokens, small_job
 from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Record, compare
 from shardwright.parallel.comm.process_groups import make_mesh
+from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import build
+from shardwright.train.data.batch_reader import BatchReader, my_share
+from shardwright.train.data.samples import Samples, TokenSpan
 from shardwright.train.metrics import known_device, measure_shares, peak_memory_bytes
 from shardwright.train.train_step import evaluate, train_step
 
@@ -52,6 +58,30 @@ def test_dropout_recomputation_and_offload_on_cuda() -> None:
         again = record_on(device, with_dropout(recompute="full", offload_activations=away))
         assert again.steps == plain.steps
         assert all(torch.equal(a, b) for (_, a), (_, b) in zip(again.boxes, plain.boxes, strict=True))
+
+
+def test_initial_weights_are_those_of_the_cpu() -> None:
+    """Bit for bit: a part of a tensor of more elements than 32 bits count, in several blocks, and one dim."""
+    for shape, box in (
+        ((256, 4096, 7168), ((254, 256), (100, 900), (13, 7000))), ((5000, 3), ((1, 4999), (1, 3))),
+        ((9000,), ((7, 9000),)),
+    ):  # fmt: skip
+        place = ParameterShard(shape, box, "normal", 0.006, "layers.3.weight")
+        on_cuda = initial_box(place, 12, torch.device("cuda", 0))
+        assert torch.equal(on_cuda.cpu(), initial_box(place, 12, torch.device("cpu")))
+
+
+def test_batches_that_are_read_ahead_are_those_of_the_cpu(tmp_path: Path) -> None:
+    path, job = tmp_path / "tokens.bin", small_job(batch=8)
+    (np.arange(16 * 100 + 1) % 61).astype("<u2").tofile(path)
+    samples = Samples([TokenSpan(path, "<u2", 0, 16 * 100 + 1)], job.model.sequence, seed=3)
+    mesh = make_mesh(job.plan, 0, torch.device("cuda", 0), 30)
+    with BatchReader(samples, job, mesh, 20) as batches:
+        for i in range(20):
+            found = batches.batch(i, 8 * i)
+            assert found.is_cuda
+            torch.cuda._sleep(10**7)  # the stream that computes is behind, and the copy beside it
+            assert torch.equal(found, my_share(samples, 8 * i, job, mesh))
 
 
 def test_shares_and_memory_are_measured() -> None:

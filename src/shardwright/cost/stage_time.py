@@ -239,8 +239,7 @@ class Costing:
         return ring_s(rates, group, exchange.size, 2 if exchange.kind == "all_reduce" else 1) * factor
 
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
-        """What a piece consists of, in its order: a layer of a kind that recomputes what a policy says, the embedding
-        or the head."""
+        """What a piece consists of, in its order: a layer of a kind under a policy, the embedding or the head."""
         is_split = are_put_off(self.run.cut)
         for of in self._timed(self.chains[kind], kind, policy):
             behind = (replace(e, exposed=e.exposed + e.put_off * is_split, put_off=0.0) for e in of.backward)
@@ -251,14 +250,12 @@ class Costing:
         times = [operator_s(rates, self.software, operator, is_narrow) for operator in chain]
         # What enters a product is an operator before it, or with latents the product's own.
         beside_s = [t.weight_grad for t in (*times[1:], times[-1])]
-        times = [t.in_backward() if o.in_backward else t for o, t in zip(chain, times, strict=True)]
         weights_s = [t.weight_grad if o.products else of for o, t, of in zip(chain, times, beside_s, strict=True)]
-        stay = [o.in_backward for o in (*chain[1:], chain[-1])]
-        for operator, t, weight_s, stays in zip(chain, times, weights_s, stay, strict=True):
+        for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
             more = rates.imbalance if kind == "experts" and operator.of.part in _MLP else 1.0
+            t = t.in_backward() if operator.in_backward else t
             ahead = self._exposed(operator.forward, t.forward)
             behind = self._exposed(operator.backward, t.input_grad + t.weight_grad, weight_s)
-            behind = tuple(replace(e, put_off=0.0) for e in behind) if stays else behind
             yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, backward=behind)
 
     def gaps(self, kind: str, policy: str = "none") -> PieceTime:
@@ -355,7 +352,7 @@ class Costing:
                 pass
             elif exchange.beside_weights and self.software.sum_overlap:
                 exposed = beside(self.rates, seconds, weight_s)
-                put_off = seconds - exposed
+                put_off = (seconds - exposed) * exchange.is_put_off
             elif exchange.axis == "tp":
                 exposed = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
             elif self.run.cut.is_paired and self.software.pair_overlap:  # another microbatch computes meanwhile

@@ -90,8 +90,8 @@ class _DryOptimizer(torch.optim.Optimizer):
         """Compute nothing."""
 
 
-def _no_values(place: ParameterShard, device: torch.device) -> Tensor:
-    return torch.empty(place.shape, device=device)
+def _no_values(place: ParameterShard, start: int, out: Tensor) -> None:
+    """Initial weights of tensors that have no memory."""
 
 
 def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:

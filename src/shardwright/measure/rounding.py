@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Verdict
-from shardwright.parallel.tensor.parameter import Initial, initial_box
+from shardwright.parallel.tensor.initial_values import Initial, write_initial
 from shardwright.sharding.parameter_shard import ParameterShard
 
 HALF_UNIT = {"float32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}  # in the last place, of what a job computes in
@@ -32,12 +32,12 @@ def moved_weights(job: JobSpec, number: int) -> Initial:
     """Initial weights that differ from the job's by one rounding of its number type, up or down at random."""
     half_unit = HALF_UNIT[job.precision.compute]
 
-    def moved(place: ParameterShard, device: torch.device) -> Tensor:
-        whole = replace(place, box=tuple((0, n) for n in place.full_shape))
-        box = initial_box(whole, job.run.seed, device)
-        generator = torch.Generator().manual_seed(number * 1_000_003 + sum(place.name.encode()))
-        signs = (torch.randint(0, 2, box.shape, generator=generator) * 2 - 1).to(device)
-        return (box * (1 + signs * 2 * half_unit))[place.slices].contiguous()
+    def moved(place: ParameterShard, start: int, out: Tensor) -> None:
+        values, signs = torch.empty_like(out, dtype=torch.float32), torch.empty_like(out, dtype=torch.float32)
+        write_initial(job.run.seed, place, start, values)
+        # Of numbers of another seed, so that every plan moves the same weights the same way.
+        write_initial(number, replace(place, name=f"move of {place.name}", init="normal", std=1.0), start, signs)
+        out.copy_(values.mul_(torch.full_like(signs, 2 * half_unit).copysign_(signs).add_(1)))
 
     return moved
 

@@ -12,12 +12,12 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.groups import loses_gradients
 from shardwright.train.build import build
+from shardwright.train.data.batch_reader import my_share
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.launch.full_disk import telling_of_full_disk
 from shardwright.train.launch.launch import launch
 from shardwright.train.launch.scratch_folder import scratch_folder
 from shardwright.train.train_step import evaluate, refuse_asynchronous, train_step
-from shardwright.train.trainer import my_share
 
 
 def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec, mesh: Mesh, folder: Path) -> None:

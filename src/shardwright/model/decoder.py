@@ -34,8 +34,9 @@ from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool
 from shardwright.parallel.recompute.region import Chain, forget, run_again
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.parallel.tensor.initial_values import materialise
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
-from shardwright.parallel.tensor.parameter import PlacedParameter, materialise, name_parameters, placed_parameters
+from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
 from shardwright.sharding.sequence import held_ranges
 
 

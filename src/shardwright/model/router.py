@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from shardwright.config.model import ModelSpec
 from shardwright.model.balance import add_losses, balance_loss, z_loss
 from shardwright.model.capacity import fit
-from shardwright.model.counter_rng import stream_key, uniform
 from shardwright.model.float32_linear import exact_product
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.gates.choice import Choice, Known, add_to_one
@@ -25,6 +24,7 @@ from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_gather, all_reduce
 from shardwright.parallel.expert.counting import count_each
 from shardwright.parallel.expert.dispatch import Routing
+from shardwright.parallel.tensor.counter_rng import stream_key, uniform
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import whole
 

@@ -17,8 +17,9 @@ from shardwright.parallel.comm.process_groups import Connect, Mesh, make_mesh
 from shardwright.parallel.compress.choose import make_compressor
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.recompute.offload import HostPool
+from shardwright.parallel.tensor.initial_values import Initial, seeded
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
-from shardwright.parallel.tensor.parameter import Initial, PlacedParameter, placed_parameters, seeded
+from shardwright.parallel.tensor.parameter import PlacedParameter, placed_parameters
 from shardwright.parallel.zero.flat_unit import Sharding, TensorPool, tensor_pool
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.master_weights import MakeOptimizer

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from shardwright.config.base import PassingError, RunError
@@ -20,6 +19,7 @@ from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.resuming import begin, go_back
 from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
+from shardwright.train.data.batch_reader import BatchReader
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens
 from shardwright.train.data.samples import Samples, unigram_loss
 from shardwright.train.data.tokenizer import load_tokenizer
@@ -52,13 +52,6 @@ class RunResult:
     preempted: bool = False
 
 
-def my_share(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tensor:
-    """This replica's samples of the global batch that begins after `consumed` samples, [B, S + 1]."""
-    share = job.batch.global_batch_size // job.plan.dp
-    batch = samples.batch(consumed + mesh.dp.index * share, share)
-    return torch.from_numpy(batch).to(mesh.device)
-
-
 @dataclass(frozen=True)
 class RunStart:
     """How a run begins and goes on, beside what its job says. `weights_from` is a folder or address whose newest
@@ -80,7 +73,8 @@ class TrainingRun:
         """Go on from the newest whole checkpoint of the folder, or begin."""
         self.job, self.mesh, self.folder, self.predicted = job, mesh, folder, start.predicted
         self.tokens = _tokens_after_rank_0(job, mesh, folder)
-        self.train_samples, self.held_out = self.tokens.train_samples(), self.tokens.validation_samples()
+        self.batches = BatchReader(self.tokens.train_samples(), job, mesh, job.optimizer.steps)
+        self.held_out = self.tokens.validation_samples()
         begun = begin(job, mesh, folder, start.weights_from)
         self.replica = begun.replica
         self.done = self.saved_step = begun.step
@@ -118,7 +112,7 @@ class TrainingRun:
         run was asked to leave, and has saved."""
         job, mesh, log, health, first = self.job, self.mesh, self.log, self.health, self.done
         num_steps = end_of_span(job, self.replica, first) - first
-        span = watched_span(job, self.replica, mesh, first, num_steps, self.samples, self.train_samples, health)
+        span = watched_span(job, self.replica, mesh, first, num_steps, self.samples, self.batches, health)
         if span.decision.course in (Course.STOP, Course.REWIND):
             self._say(span.lines)
             self._go_back(span.decision, num_steps)
@@ -218,7 +212,8 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     0 speaks."""
     start_s = time.perf_counter()
     run = TrainingRun(job, mesh, folder, start)
-    is_done = run.to_the_end()
+    with run.batches:
+        is_done = run.to_the_end()
     sample = sample_text(job, run.replica, mesh) if is_done else ""
     barrier(mesh.world)
     log, tokens = run.log, run.tokens
@@ -254,14 +249,14 @@ def end_of_span(job: JobSpec, replica: Replica, step: int) -> int:
 
 
 def train_span(
-    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, samples: Samples,
+    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, batches: BatchReader,
     judge: Judge = go_on,
 ) -> list[StepResult]:  # fmt: skip
     """The steps of one span, which begins after `consumed` samples. The `judge` is asked where a step's update waits
     for it."""
 
     def batch_of(step: int) -> Tensor:
-        return my_share(samples, consumed + step * job.batch.global_batch_size, job, mesh)
+        return batches.batch(first + step, consumed + step * job.batch.global_batch_size)
 
     if replica.program.weights == "current":
         return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0), judge=judge)]
@@ -280,18 +275,20 @@ class SpanRun:
 
 
 def watched_span(
-    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, samples: Samples,
+    job: JobSpec, replica: Replica, mesh: Mesh, first: int, num_steps: int, consumed: int, batches: BatchReader,
     health: RunHealth,
 ) -> SpanRun:  # fmt: skip
-    """The steps of one span, timed, counted and looked at."""
-    batch = my_share(samples, consumed, job, mesh) if num_steps == 1 else None
+    """The steps of one span, timed, counted and looked at. What it waits for data is in its time."""
+    asked_s = time.perf_counter()
+    batch = batches.batch(first, consumed) if num_steps == 1 else None
+    waited_s = time.perf_counter() - asked_s
     health.before_span(replica, first, batch)
-    start_s, saved_before_bytes = time.perf_counter(), replica.compression_bytes_saved()
+    start_s, saved_before_bytes = time.perf_counter() - waited_s, replica.compression_bytes_saved()
     mesh.ledger.clear()
     if mesh.watch is not None:
         mesh.watch.step(first + 1)
     with telling_what_is_held(replica.memory), health.recording(replica, first, num_steps):
-        results = train_span(job, replica, mesh, first, num_steps, consumed, samples, health.judge)
+        results = train_span(job, replica, mesh, first, num_steps, consumed, batches, health.judge)
     span_s = time.perf_counter() - start_s
     saved_bytes = (replica.compression_bytes_saved() - saved_before_bytes) / num_steps
     shares = measure_shares(mesh, span_s, saved_bytes, num_steps)
@@ -344,11 +341,10 @@ def conclude(run: RunResult, log: MetricsLog) -> None:
 
 def held_out_loss(job: JobSpec, replica: Replica, mesh: Mesh, held_out: Samples) -> float:
     """Mean loss over the first run.eval_batches global batches of held-out text."""
-    batch = job.batch.global_batch_size
-    total = sum(
-        evaluate(job, replica, mesh, my_share(held_out, i * batch, job, mesh)) for i in range(job.run.eval_batches)
-    )
-    return total / job.run.eval_batches
+    size, num_batches = job.batch.global_batch_size, job.run.eval_batches
+    with BatchReader(held_out, job, mesh, num_batches) as batches:
+        total = sum(evaluate(job, replica, mesh, batches.batch(i, i * size)) for i in range(num_batches))
+    return total / num_batches
 
 
 def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:

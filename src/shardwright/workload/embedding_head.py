@@ -40,7 +40,9 @@ def enter_head(c: Context, o: LayerOperator) -> Operator:
     found = enter(c, o)
     if not c.software.loss_in_backward:
         return found
-    return replace(found, forward=(), backward=tuple(replace(e, is_hidden=False) for e in found.backward))
+    return replace(
+        found, forward=(), backward=tuple(replace(e, is_hidden=False, is_put_off=False) for e in found.backward)
+    )
 
 
 def head(c: Context, o: LayerOperator) -> Operator:

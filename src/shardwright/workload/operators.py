@@ -77,8 +77,8 @@ class Exchange:
     """A collective: `size` is the bytes of the full tensor that it is about, as in the ledger; 0 is none.
 
     `is_hidden`: it runs beside the product of its operator's neighbour, whatever the software; `beside_weights`: beside
-    that one's weight gradient, if the software does so. What goes around a ring does so in `rounds`, of `size` bytes
-    together.
+    that one's weight gradient, if the software does so, which a schedule may put off (`is_put_off`). What goes around a
+    ring does so in `rounds`, of `size` bytes together.
     """
 
     kind: Kind
@@ -86,6 +86,7 @@ class Exchange:
     size: Numbers
     is_hidden: bool = False
     beside_weights: bool = False
+    is_put_off: bool = True
     rounds: int = 1
 
 

@@ -2,7 +2,7 @@
 algorithm 1).
 
 The two weights add up to one. The second choice holds with a probability of twice its weight: one that would add
-little is rarely worth the way. What is drawn is a hash of the token's place in the run (model/counter_rng.py). Where
+little is rarely worth the way. What is drawn is a hash of the token's place in the run (counter_rng.py). Where
 nothing is drawn, in an evaluation, it always holds.
 
 Shape suffixes: T tokens, K = 2, E experts.

@@ -1,17 +1,11 @@
-"""A parameter knows its place: its name, its full shape, and the box of it that this rank holds.
+"""A parameter knows its place: its name, its full shape, and the box of it that this rank holds."""
 
-Initial weights are a function of (seed, name, element) alone. Every rank computes just its box, and every plan
-starts from the same model, bit for bit.
-"""
-
-import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -193,54 +187,3 @@ def name_parameters(module: nn.Module, device: torch.device, dtype: torch.dtype)
 def no_memory(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """A tensor that stands where there will be one, or was: `expand` shows a single element everywhere."""
     return torch.zeros((), device=device, dtype=dtype).expand(shape)
-
-
-Initial = Callable[[ParameterShard, torch.device], Tensor]  # gives the first values of a box
-
-
-def seeded(seed: int) -> Initial:
-    """Initial weights that are a function of a seed."""
-    return lambda place, device: initial_box(place, seed, device)
-
-
-def materialise(module: nn.Module, seed: int, device: torch.device) -> None:
-    """Give every parameter its name, memory of its own and its initial values."""
-    name_parameters(module, device, torch.float32)
-    for parameter in placed_parameters(module).values():
-        parameter.data = initial_box(parameter.place, seed, device)
-
-
-def initial_box(place: ParameterShard, seed: int, device: torch.device) -> Tensor:
-    """Initial values of a box, float32."""
-    if place.init != "normal":
-        return torch.full(place.shape, 1.0 if place.init == "ones" else 0.0, device=device)
-    key = int.from_bytes(hashlib.blake2b(f"{seed} {place.name}".encode(), digest_size=8).digest(), "little")
-    values = np.empty(place.shape, dtype=np.float32)
-    strides = [math.prod(place.full_shape[dim + 1 :]) for dim in range(len(place.full_shape))]
-    # Row by row of dim 0, so that the working memory is that of a row and not of the tensor.
-    rest = np.zeros((1,), dtype=np.uint64)
-    for (start, stop), stride in zip(place.box[1:], strides[1:], strict=True):
-        rest = (rest[:, None] + np.arange(start, stop, dtype=np.uint64) * np.uint64(stride)).reshape(-1)
-    rows = values.reshape(place.shape[0], -1)
-    step = max(1, (1 << 18) // max(1, rest.size))
-    for first in range(0, place.shape[0], step):
-        index = np.arange(first, min(first + step, place.shape[0]), dtype=np.uint64) + np.uint64(place.box[0][0])
-        elements = index[:, None] * np.uint64(strides[0]) + rest
-        rows[first : first + step] = _normal(elements, key) * place.std
-    return torch.from_numpy(values).to(device)
-
-
-def _normal(elements: Any, key: int) -> Any:
-    """A standard normal number for each element number: two hashes to uniform, then Box-Muller (1958)."""
-    # 53 random bits each; the first uniform is in (0, 1], so that its logarithm is finite.
-    first = ((_hash(elements * np.uint64(2), key) >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
-    second = (_hash(elements * np.uint64(2) + np.uint64(1), key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * math.pi * second)
-
-
-def _hash(counter: Any, key: int) -> Any:
-    """SplitMix64 at position `counter` of the stream `key` (Steele, Lea and Flood 2014, figure 16)."""
-    z = counter * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))

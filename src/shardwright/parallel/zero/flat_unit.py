@@ -25,7 +25,8 @@ from shardwright.parallel.compress.choose import MakeCompressor
 from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.compress.pack import pack, unpack
 from shardwright.parallel.compress.reduction import Reduction
-from shardwright.parallel.tensor.parameter import Initial, PlacedParameter, no_memory
+from shardwright.parallel.tensor.initial_values import Initial
+from shardwright.parallel.tensor.parameter import PlacedParameter, no_memory
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece, on_host
 from shardwright.sharding.buckets import in_unit_order, num_hosted, unit_layout
 from shardwright.sharding.buffer_pool import BufferPool, Loan
@@ -133,14 +134,21 @@ class FlatUnit(UnitEvents[Tensor]):
         else:
             self._gradient_shard = torch.zeros(shard_size, dtype=sharding.gradients, device=device)
         for parameter in self.parameters:
-            values = initial(parameter.place, device).view(-1)
-            offset = self._offset[parameter]
-            if self._shown is not None:
-                self._shown[offset : offset + parameter.numel()] = values
-            start, stop = self._overlap(parameter, self._mine)
-            self.masters.set(start - self._mine.start, values[start - offset : stop - offset])
+            self._write_initial(parameter, initial)
         self.masters.write_values(self.value_shard)
         self._show()
+
+    def _write_initial(self, parameter: PlacedParameter, initial: Initial) -> None:
+        """Give this rank's shard its part of a parameter, in float32, and the values that are here beside it theirs."""
+        place, offset, first = parameter.place, self._offset[parameter], self._mine.start
+        start, stop = self._overlap(parameter, self._mine)
+        if start < stop:
+            self.masters.fill(start - first, stop - first, lambda at, out: initial(place, first + at - offset, out))
+        end = offset + parameter.numel()
+        beside = ((offset, min(start, end)), (max(stop, offset), end)) if self._shown is not None else ()
+        for low, high in beside:
+            if self._shown is not None and low < high:
+                initial(place, low - offset, self._shown[low:high])
 
     def _pieces(self) -> list[ShardPiece]:
         """The shard in pieces that the optimizer treats alike: with decay or without, on the host or the device."""

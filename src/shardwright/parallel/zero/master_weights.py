@@ -67,12 +67,12 @@ class Masters:
         plain = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if not piece.decays]
         self.optimizer = make(decayed, plain)
 
-    def set(self, start: int, values: Tensor) -> None:
-        """Set the elements from `start` on."""
+    def fill(self, start: int, stop: int, write: Callable[[int, Tensor], None]) -> None:
+        """Set the elements [start, stop): `write` is given the number of one and the memory from there on."""
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
-            first, last = max(start, piece.start), min(start + values.numel(), piece.stop)
+            first, last = max(start, piece.start), min(stop, piece.stop)
             if first < last:
-                tensor[first - piece.start : last - piece.start] = values[first - start : last - start]
+                write(first, tensor[first - piece.start : last - piece.start])
 
     # What a checkpoint is made of: by name, "weights" or as the optimizer calls it, a flat tensor as long as the shard.
 

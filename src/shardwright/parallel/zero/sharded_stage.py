@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from shardwright.parallel.compress.choose import MakeCompressor
-from shardwright.parallel.tensor.parameter import Initial, PlacedParameter
+from shardwright.parallel.tensor.initial_values import Initial
+from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding, TensorPool
 from shardwright.parallel.zero.master_weights import MakeOptimizer
 from shardwright.sharding.buckets import bucket_elements, unit_groups

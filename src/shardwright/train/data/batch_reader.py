@@ -1,0 +1,122 @@
+"""Batches that are read while the one before is computed with.
+
+A batch may lie on a disk or behind a network that is slow. One thread of each rank reads the next one, packs it and
+copies it to the device. It is asked for one batch at a time, so that what is read is a function of what was asked for,
+and one that is not wanted, after a rewind, is dropped. Where a run stands in its data is what its steps have consumed:
+what was read ahead is no part of it.
+"""
+
+import threading
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train.data.samples import Samples
+
+# What went wrong is not to be kept back by a disk that gives no answer: the thread ends with the process then.
+_PATIENCE_S = 5.0
+
+
+def my_share(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tensor:
+    """This replica's samples of the global batch that begins after `consumed` samples, [B, S + 1]."""
+    return _on_host(samples, consumed, job, mesh).to(mesh.device)
+
+
+def _on_host(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tensor:
+    share = job.batch.global_batch_size // job.plan.dp
+    return torch.from_numpy(samples.batch(consumed + mesh.dp.index * share, share))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Tokens on the device; on CUDA they are there once the copy is over."""
+
+    tokens_BS: Tensor
+    copied: torch.cuda.Event | None = None
+
+
+class BatchReader:
+    """This replica's part of global batches, one after the other. Close it, or use it in a `with`: it has a thread."""
+
+    def __init__(self, samples: Samples, job: JobSpec, mesh: Mesh, num_batches: int) -> None:
+        """Nothing is read beyond `num_batches`, which are counted from 0."""
+        self._samples, self._job, self._mesh, self._num_batches = samples, job, mesh, num_batches
+        self._stream = torch.cuda.Stream(mesh.device) if mesh.device.type == "cuda" else None
+        self._asked: SimpleQueue[int | None] = SimpleQueue()
+        self._read: SimpleQueue[_Batch | Exception] = SimpleQueue()
+        self._ahead: int | None = None  # the samples before the batch that is being read, or was, and nobody has taken
+        self._taken: tuple[int, Tensor] | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(_PATIENCE_S if kind is not None else None)
+
+    def batch(self, number: int, consumed: int) -> Tensor:
+        """The batch that begins after `consumed` samples, [B, S + 1]; the same again, where it is asked for again.
+
+        The one behind it is read from now on, unless this is the last one by its number. What reading raised, this
+        raises, once that batch is asked for.
+        """
+        if self._taken is not None and self._taken[0] == consumed:
+            return self._taken[1]
+        self._taken = None
+        if self._ahead != consumed:
+            self._drop()
+            self._ask(consumed)
+        found = self._read.get()
+        self._ahead = None
+        if isinstance(found, Exception):
+            raise found
+        if number + 1 < self._num_batches:
+            self._ask(consumed + self._job.batch.global_batch_size)
+        if found.copied is not None:
+            stream = torch.cuda.current_stream(self._mesh.device)
+            stream.wait_event(found.copied)
+            found.tokens_BS.record_stream(stream)
+        self._taken = consumed, found.tokens_BS
+        return found.tokens_BS
+
+    def close(self, most_s: float | None = None) -> None:
+        """End the thread, once it has read what it is at, or wait for that so long."""
+        if self._thread is not None:
+            self._asked.put(None)
+            self._thread.join(most_s)
+            self._thread, self._ahead, self._taken = None, None, None
+
+    def _ask(self, consumed: int) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
+            self._thread.start()
+        self._ahead = consumed
+        self._asked.put(consumed)
+
+    def _drop(self) -> None:
+        if self._ahead is not None:
+            self._read.get()
+            self._ahead = None
+
+    def _run(self) -> None:
+        while (consumed := self._asked.get()) is not None:
+            try:
+                self._read.put(self._fetch(consumed))
+            except Exception as error:
+                self._read.put(error)
+
+    def _fetch(self, consumed: int) -> _Batch:
+        tokens_BS = _on_host(self._samples, consumed, self._job, self._mesh)
+        if self._stream is None:
+            return _Batch(tokens_BS.to(self._mesh.device))
+        with torch.cuda.stream(self._stream):
+            # From pinned memory, and beside the stream that computes: neither waits for the other.
+            on_device = tokens_BS.pin_memory().to(self._mesh.device, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        return _Batch(on_device, copied)
