@@ -59,7 +59,7 @@ def of_cut(mesh: Mesh, positions: int, batch: int, masked: bool, chunk: int, sp:
     x_sBH = x_SBH[share].clone().requires_grad_()
     targets = Targets(ids_T, counts_T, first, chunk)
     loss = mean_loss(x_sBH, mine, targets, cut)
-    assert float(loss) == 0.0  # it is there once the backward has run
+    assert float(loss.detach()) == 0.0  # it is there once the backward has run
     loss.backward(torch.tensor(3.0))
     with torch.no_grad():
         evaluated = mean_loss(x_sBH, mine, targets, cut)

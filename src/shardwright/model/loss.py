@@ -135,6 +135,13 @@ def _chunks(x_sBH: Tensor, targets: Targets, cut: LayerSharding) -> Iterator[_Ch
         first = end
 
 
+def _exact_product(x_TH: Tensor, weight_HV: Tensor, kind: str) -> Tensor:
+    """x W in float32, with the kernels of a kind of device: on CUDA one multiplies 16-bit numbers and gives float32."""
+    if kind == "cuda" and x_TH.dtype != torch.float32:
+        return torch.mm(x_TH, weight_HV, out_dtype=torch.float32)
+    return (x_TH @ weight_HV).float()
+
+
 @dataclass(frozen=True)
 class _Softmax:
     """The softmax of a chunk's logits, as exponentials [T, V] and their totals over all ranks [T], float32; `loss` is
@@ -150,7 +157,7 @@ class _Softmax:
     @classmethod
     def of(cls, chunk: _Chunk, weight_VH: Tensor, tp: Axis) -> "_Softmax":
         """That of the product with the head. Moves all-reduces of one max and one pair of sums a token."""
-        logits_TV = (chunk.x_TH @ weight_VH.t()).float()
+        logits_TV = _exact_product(chunk.x_TH, weight_VH.t(), tp.kind)
         shifted_TV = logits_TV.sub_(all_reduce_max(logits_TV.amax(dim=-1), tp)[:, None])
         rows_T = chunk.ids_T - chunk.first_row
         elsewhere_T = (rows_T < 0) | (rows_T >= logits_TV.shape[-1])
