@@ -11,7 +11,9 @@ from shardwright.workload.operators import HALF, Context, Exchange, MatrixProduc
 
 def embed(c: Context, o: LayerOperator) -> Operator:
     """The lookup, and the sum over tp of a table cut by its vocabulary."""
-    return Operator(o, (), None, 3 * c.whole, 3 * c.whole, *c.leaving)
+    return Operator(
+        o, (), None, 3 * c.whole, 3 * c.whole, *c.leaving, kernel="embedding", elements=c.whole / HALF
+    )  # fmt: skip
 
 
 def loss_bytes(c: Context) -> Numbers:
@@ -38,4 +40,7 @@ def head(c: Context, o: LayerOperator) -> Operator:
     columns = padded_vocab(s, c.cut.tp) // c.cut.tp
     n = logits(c)
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
-    return Operator(o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered)
+    return Operator(
+        o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered, kernel="loss",
+        elements=n,
+    )  # fmt: skip
