@@ -57,7 +57,7 @@ class MeasuredTable(Spec):
         description="Sizes along each side of the table, ascending: rows, inner and columns of a product, length and "
         "heads of attention, ranks and bytes of a collective, else elements.",
     )
-    seconds: MeasuredColumn = Field(description="Median seconds of one call; of an operator, of its forward.")
+    seconds: MeasuredColumn = Field(description="Seconds of one call, undisturbed; of an operator, of its forward.")
     backward: MeasuredColumn = Field(
         default_factory=list, description="Of an operator, of its backward; of a product, of its input gradient."
     )

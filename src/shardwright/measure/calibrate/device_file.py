@@ -22,7 +22,7 @@ from shardwright.config.units import GIB, counted
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.measured_time import PASSES, powers_of
-from shardwright.measure.calibrate.sweep import Point, RankReport, Samples, medians, num_calls, spread, work_of
+from shardwright.measure.calibrate.sweep import Point, RankReport, Samples, undisturbed, num_calls, spread, work_of
 from shardwright.simulate.closed_form import step_time
 from shardwright.train.launch.out_of_memory import available_bytes
 
@@ -49,10 +49,10 @@ class Measured:
         return found
 
     def seconds(self) -> dict[Point, tuple[float, ...]]:
-        """Medians of each rank, in the mean over ranks."""
+        """What each rank took undisturbed, in the mean over ranks."""
         return {
             point: tuple(
-                statistics.fmean(part) for part in zip(*(medians(r.samples[point]) for r in self.reports), strict=True)
+                statistics.fmean(part) for part in zip(*(undisturbed(r.samples[point]) for r in self.reports), strict=True)
             )
             for point in self.reports[0].samples
         }
@@ -193,7 +193,7 @@ def _best(work: str, same: Sequence[Point], seconds: Mapping[Point, tuple[float,
         return f"{seconds[same[0]][0]:.0%} seen"
     if work == "step":
         return f"{1e3 * seconds[same[0]][0]:.1f} ms"
-    return f"{max(prod(p.sizes) / sum(seconds[p]) for p in same) / 1e6:,.0f} Melements/s"
+    return f"{max(prod(p.sizes) / max(_LEAST_S, sum(seconds[p])) for p in same) / 1e6:,.0f} Melements/s"
 
 
 def entry(fields: Mapping[str, Any], name: str) -> DeviceSpec:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ Call = Callable[[], tuple[float, ...]]
 _WIDTH, _HEADS, _HEAD = 512, 4, 64  # of a residual stream, and of attention
 _COLD_BYTES = 48 * MIB  # what caches do not hold
 _MOST_COPIES = 8
+_DRAWN = 2**16
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,10 @@ class Place:
         return cls(device, NUMBERS[number], LayerSharding.of_tp(axis.alone("tp")))
 
     def random(self, *shape: int) -> Tensor:
-        """Numbers as activations are."""
-        return torch.randn(shape, device=self.device).to(self.dtype)
+        """Numbers as activations are; few of them over and over, for drawing all takes long."""
+        count = prod(shape)
+        drawn = torch.randn(min(count, _DRAWN), device=self.device).to(self.dtype)
+        return drawn.repeat(-(-count // _DRAWN))[:count].view(shape) if count > _DRAWN else drawn.view(shape)
 
     def filled(self, module: nn.Module) -> nn.Module:
         """The module with weights, and gradients of other microbatches, in memory."""
@@ -257,10 +261,10 @@ def merge_call(place: Place, elements: int) -> Call:
 _ROWS, _NARROW = 2048, 64  # of a vocabulary, and of a hidden state that makes its product short
 
 
-def _piece(place: Place, is_first: bool) -> DecoderStage:
+def _piece(place: Place, tokens: int, is_first: bool) -> DecoderStage:
     """A stage that is the embedding alone, or the head."""
     hidden = _WIDTH if is_first else _NARROW
-    spec = ModelSpec(hidden=hidden, heads=hidden // _HEAD, vocab=_ROWS, layers=1, sequence=1024)
+    spec = ModelSpec(hidden=hidden, heads=hidden // _HEAD, vocab=_ROWS, layers=1, sequence=tokens)
     stage = DecoderStage(spec, StageSpan(0, 0, 0, is_first=is_first, is_last=not is_first), place.cut)
     assert isinstance(place.filled(stage.prepare(place.device, place.dtype)), DecoderStage)
     return stage
@@ -268,7 +272,8 @@ def _piece(place: Place, is_first: bool) -> DecoderStage:
 
 def embedding_call(place: Place, elements: int) -> Call:
     """A lookup, and its gradients added to a table."""
-    stage, tokens = _piece(place, is_first=True), max(1, elements // _WIDTH)
+    tokens = max(1, elements // _WIDTH)
+    stage = _piece(place, tokens, is_first=True)
     rows = torch.randint(_ROWS, (tokens, 1), device=place.device)
     assert stage.embedding is not None
     lookup = stage.embedding
@@ -277,7 +282,8 @@ def embedding_call(place: Place, elements: int) -> Call:
 
 def loss_call(place: Place, elements: int) -> Call:
     """The head and the loss of so many logits, but for the head's product and the norm before it, timed beside."""
-    stage, tokens = _piece(place, is_first=False), max(1, elements // _ROWS)
+    tokens = max(1, elements // _ROWS)
+    stage = _piece(place, tokens, is_first=False)
     targets = torch.randint(_ROWS, (1, tokens), device=place.device)
     x = place.random(tokens, 1, _NARROW).requires_grad_()
     linear = product_call(place, tokens, _NARROW, _ROWS)
@@ -304,8 +310,7 @@ def loss_call(place: Place, elements: int) -> Call:
 def update_call(place: Place, elements: int) -> Call:
     """The norm of some gradients, and AdamW's update."""
     size = max(_WIDTH, elements // _WIDTH * _WIDTH)
-    values = torch.randn(size, device=place.device).to(place.dtype)
-    gradients = torch.randn(size, device=place.device)
+    values, gradients = place.random(size), place.random(size).float()
     masters = Masters([ShardPiece(0, size, True, False)], values, place.device)
     masters.make_optimizer(partial(make_adamw, OptimizerSpec()))
     masters.step(gradients, 1.0, 1e-4)
