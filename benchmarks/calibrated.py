@@ -37,10 +37,10 @@ from shardwright.train.metrics import measure_shares
 from shardwright.train.train_step import train_step
 
 SMALL = {"layers": 6, "hidden": 256, "heads": 4, "ffn": 704, "vocab": 2048, "sequence": 256}
-MIDDLE = {"layers": 8, "hidden": 512, "heads": 8, "ffn": 1408, "vocab": 4096, "sequence": 512}
+MIDDLE = {"layers": 8, "hidden": 512, "heads": 8, "ffn": 1408, "vocab": 4096, "sequence": 256}
 LARGE = {"layers": 12, "hidden": 768, "heads": 12, "ffn": 2048, "vocab": 8192, "sequence": 256}
 GPT = {
-    "layers": 8, "hidden": 512, "heads": 8, "vocab": 4096, "sequence": 512, "norm": "layernorm", "activation": "gelu",
+    "layers": 8, "hidden": 512, "heads": 8, "vocab": 4096, "sequence": 256, "norm": "layernorm", "activation": "gelu",
     "gated_mlp": False, "positions": "learned",
 }  # fmt: skip
 
@@ -49,27 +49,27 @@ PLANS: tuple[Plan, ...] = (
     ("small", SMALL, {"microbatch_size": 4}, 8, "float32"),
     ("small bf16", SMALL, {"microbatch_size": 4}, 8, "bf16"),
     ("small, recompute", SMALL, {"microbatch_size": 4, "recompute": "full"}, 8, "float32"),
-    ("small, long", SMALL | {"sequence": 1024}, {"microbatch_size": 1}, 4, "float32"),
-    ("middle", MIDDLE, {"microbatch_size": 2}, 4, "float32"),
+    ("small, long", SMALL | {"sequence": 1024}, {"microbatch_size": 1}, 2, "float32"),
+    ("middle", MIDDLE, {"microbatch_size": 2}, 2, "float32"),
     ("middle bf16", MIDDLE, {"microbatch_size": 2}, 4, "bf16"),
     ("middle, recompute bf16", MIDDLE, {"microbatch_size": 2, "recompute": "full"}, 4, "bf16"),
-    ("gpt", GPT, {"microbatch_size": 2}, 4, "float32"),
-    ("large bf16", LARGE, {"microbatch_size": 4}, 4, "bf16"),
+    ("gpt", GPT, {"microbatch_size": 2}, 2, "float32"),
+    ("large bf16", LARGE, {"microbatch_size": 2}, 2, "bf16"),
     ("small tp 2", SMALL, {"tp": 2, "microbatch_size": 4}, 8, "float32"),
     ("small tp 2 sp", SMALL, {"tp": 2, "sequence_parallel": True, "microbatch_size": 4}, 8, "float32"),
-    ("middle tp 2", MIDDLE, {"tp": 2, "microbatch_size": 2}, 4, "float32"),
+    ("middle tp 2", MIDDLE, {"tp": 2, "microbatch_size": 2}, 2, "float32"),
     ("middle tp 2 sp bf16", MIDDLE, {"tp": 2, "sequence_parallel": True, "microbatch_size": 2}, 4, "bf16"),
-    ("small pp 2", SMALL, {"pp": 2, "microbatch_size": 2}, 16, "float32"),
-    ("middle pp 2", MIDDLE, {"pp": 2, "microbatch_size": 1}, 8, "float32"),
-    ("middle pp 2 zb-h1", MIDDLE, {"pp": 2, "schedule": "zb-h1", "microbatch_size": 1}, 8, "float32"),
-    ("middle pp 2 recompute bf16", MIDDLE, {"pp": 2, "microbatch_size": 1, "recompute": "full"}, 8, "bf16"),
-    ("small dp 2", SMALL, {"dp": 2, "microbatch_size": 4}, 16, "float32"),
-    ("middle dp 2", MIDDLE, {"dp": 2, "microbatch_size": 2}, 8, "float32"),
-    ("middle dp 2 ZeRO 1 bf16", MIDDLE, {"dp": 2, "zero": 1, "microbatch_size": 2}, 8, "bf16"),
-    ("middle dp 2 ZeRO 2", MIDDLE, {"dp": 2, "zero": 2, "microbatch_size": 2}, 8, "float32"),
-    ("middle dp 2 ZeRO 3", MIDDLE, {"dp": 2, "zero": 3, "microbatch_size": 2}, 8, "float32"),
-    ("large dp 2 ZeRO 3 bf16", LARGE, {"dp": 2, "zero": 3, "microbatch_size": 4}, 8, "bf16"),
-    ("middle cp 2", MIDDLE, {"cp": 2, "microbatch_size": 2}, 4, "float32"),
+    ("small pp 2", SMALL, {"pp": 2, "microbatch_size": 2}, 8, "float32"),
+    ("middle pp 2", MIDDLE, {"pp": 2, "microbatch_size": 1}, 4, "float32"),
+    ("small pp 2 zb-h1", SMALL, {"pp": 2, "schedule": "zb-h1", "microbatch_size": 2}, 8, "float32"),
+    ("middle pp 2 recompute bf16", MIDDLE, {"pp": 2, "microbatch_size": 1, "recompute": "full"}, 4, "bf16"),
+    ("small dp 2", SMALL, {"dp": 2, "microbatch_size": 4}, 8, "float32"),
+    ("middle dp 2", MIDDLE, {"dp": 2, "microbatch_size": 1}, 2, "float32"),
+    ("middle dp 2 ZeRO 1 bf16", MIDDLE, {"dp": 2, "zero": 1, "microbatch_size": 2}, 4, "bf16"),
+    ("middle dp 2 ZeRO 2", MIDDLE, {"dp": 2, "zero": 2, "microbatch_size": 1}, 2, "float32"),
+    ("small dp 2 ZeRO 3", SMALL, {"dp": 2, "zero": 3, "microbatch_size": 4}, 8, "float32"),
+    ("large dp 2 ZeRO 3 bf16", LARGE, {"dp": 2, "zero": 3, "microbatch_size": 1}, 2, "bf16"),
+    ("middle cp 2", MIDDLE, {"cp": 2, "microbatch_size": 2}, 2, "float32"),
     ("gpt cp 2 all-gather bf16", GPT, {"cp": 2, "cp_method": "all-gather", "microbatch_size": 2}, 4, "bf16"),
 )
 

@@ -22,7 +22,7 @@ from shardwright.config.units import GIB, counted
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.measured_time import PASSES, powers_of
-from shardwright.measure.calibrate.sweep import Point, RankReport, Samples, undisturbed, num_calls, spread, work_of
+from shardwright.measure.calibrate.sweep import Point, RankReport, Samples, num_calls, spread, undisturbed, work_of
 from shardwright.simulate.closed_form import step_time
 from shardwright.train.launch.out_of_memory import available_bytes
 
@@ -50,12 +50,11 @@ class Measured:
 
     def seconds(self) -> dict[Point, tuple[float, ...]]:
         """What each rank took undisturbed, in the mean over ranks."""
-        return {
-            point: tuple(
-                statistics.fmean(part) for part in zip(*(undisturbed(r.samples[point]) for r in self.reports), strict=True)
-            )
-            for point in self.reports[0].samples
-        }
+        found = {}
+        for point in self.reports[0].samples:
+            of_ranks = [undisturbed(report.samples[point]) for report in self.reports]
+            found[point] = tuple(map(statistics.fmean, zip(*of_ranks, strict=True)))
+        return found
 
 
 def device_entry_of(launches: Sequence[Measured], taken_s: float, scratch: Path) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def tables(launches: Sequence[Measured]) -> list[MeasuredTable]:
 
 def _table(work: str, number: str, busy: int, found: Mapping[tuple[int, ...], tuple[float, ...]]) -> MeasuredTable:
     """A whole table. Points that were not looked at take what those before them do, for more work; and nothing takes
-    less than what is smaller."""
+    longer than what is larger, which can only have been disturbed less."""
     sides = [sorted({sizes[side] for sizes in found}) for side in range(len(sizes_of(work)))]
     powers = powers_of(work)
     shape = tuple(map(len, sides))
@@ -147,7 +146,7 @@ def _table(work: str, number: str, busy: int, found: Mapping[tuple[int, ...], tu
             known[side] -= 1
         columns[(slice(None), *index)] = [max(_LEAST_S, longer * seconds) for seconds in found[sizes]]
     for side in range(len(shape)):
-        columns = np.maximum.accumulate(columns, axis=side + 1)
+        columns = np.flip(np.minimum.accumulate(np.flip(columns, side + 1), side + 1), side + 1)
     fields = {name: [float(f"{s:.4g}") for s in column.ravel()] for name, column in zip(PASSES, columns, strict=False)}
     whole = [[float(size) for size in side] for side in sides]
     return MeasuredTable.model_validate({"work": work, "number": number, "busy": busy, "sizes": whole, **fields})

@@ -1,10 +1,12 @@
 """What of one rank's computing is timed: this runtime's own operators, forward and backward, at some sizes.
 
-An operator runs as it does in a step: its input has just been written, what it keeps for the backward has meanwhile
-left the caches where that is so much, and each call has weights of its own.
+An operator runs as it does in a step: a product has just been computed, which leaves little in the caches; then the
+input was written; and what the operator writes, its weights and what it kept for the backward are not near. By itself,
+over and over, it takes a fraction of that.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +40,8 @@ Call = Callable[[], tuple[float, ...]]
 
 _WIDTH, _HEADS, _HEAD = 512, 4, 64  # of a residual stream, and of attention
 _COLD_BYTES = 48 * MIB  # what caches do not hold
-_MOST_COPIES = 8
+_MOST_COPIES = 32
+_IN_A_ROW = 3  # calls of an operator, before their backwards
 _DRAWN = 2**16
 
 
@@ -69,6 +72,11 @@ class Place:
             with_gradient(parameter)
         return module
 
+    def product_between(self) -> Callable[[], None]:
+        """What stands between operators in a step: a product, which fills the caches with other things."""
+        x, weight = self.random(256, 1024), self.random(1024, 1024)
+        return partial(torch.mm, x, weight, out=torch.empty_like(x))
+
     def now_s(self) -> float:
         """The clock, when all that was launched is over."""
         if self.device.type == "cuda":
@@ -89,19 +97,22 @@ def copies_of(num_bytes: float) -> int:
 
 def operator_call(place: Place, function: Callable[[Tensor], Tensor], *shape: int) -> Call:
     """An operator of one tensor: forwards one behind another, then their backwards, the last first."""
-    inputs = [place.random(*shape).requires_grad_() for _ in range(copies_of(inputs_bytes(place, shape)))]
+    inputs = [place.random(*shape).requires_grad_() for _ in range(_IN_A_ROW)]
+    between = place.product_between()
     with torch.no_grad():
         gradient = place.random(*function(inputs[0]).shape)
 
     def call() -> tuple[float, ...]:
         forward_s, backward_s, results = 0.0, 0.0, []
         for x in inputs:
-            x.detach().mul_(1.0)  # as the operator before it does, it has just written the input
+            between()
+            x.detach().mul_(1.0)
             start_s = place.now_s()
             results.append(function(x))
             forward_s += place.now_s() - start_s
         while results:
             result = results.pop()
+            between()
             gradient.mul_(1.0)
             start_s = place.now_s()
             torch.autograd.backward(result, gradient)
@@ -114,11 +125,6 @@ def operator_call(place: Place, function: Callable[[Tensor], Tensor], *shape: in
     return call
 
 
-def inputs_bytes(place: Place, shape: tuple[int, ...]) -> float:
-    """Bytes that a call of an operator keeps, about: its input and its result."""
-    return 2.0 * place.dtype.itemsize * torch.Size(shape).numel()
-
-
 def product_call(place: Place, rows: int, inner: int, columns: int) -> Call:
     """Y = X W', dX = dY W, and dW = dY' X added to what is there; with the next of some weights each time."""
     weights_bytes = inner * columns * (place.dtype.itemsize + 4)
@@ -127,7 +133,7 @@ def product_call(place: Place, rows: int, inner: int, columns: int) -> Call:
     ]
     x = place.random(rows, 1, inner).requires_grad_()
     dy = place.random(rows, 1, columns)
-    number = 0
+    number, results = 0, deque[Tensor](maxlen=copies_of(dy.nbytes))
 
     def call() -> tuple[float, ...]:
         nonlocal number
@@ -143,6 +149,7 @@ def product_call(place: Place, rows: int, inner: int, columns: int) -> Call:
         place.cut.deferred.compute(0)
         times.append(place.now_s())
         x.grad = None
+        results.append(y.detach())  # as a step does, so that the next result is elsewhere
         return tuple(end - start for start, end in pairwise(times))
 
     return call
@@ -242,8 +249,10 @@ def merge_call(place: Place, elements: int) -> Call:
     shape = (1, max(1, elements // (2 * _WIDTH)), _WIDTH // _HEAD, _HEAD)  # [B, S, N, D] in memory
     blocks = [place.random(*shape).transpose(1, 2) for _ in range(2)]
     sums = [torch.randn(blocks[0].shape[:3], device=place.device) for _ in range(2)]
+    between = place.product_between()
 
     def call() -> tuple[float, ...]:
+        between()
         start_s = place.now_s()
         merged = Merged(blocks[0], sums[0].clone())
         merged.add(slice(None), blocks[1], sums[1])
@@ -291,6 +300,7 @@ def loss_call(place: Place, elements: int) -> Call:
     norm = operator_call(place, stage.norm, tokens, 1, _NARROW)
 
     def call() -> tuple[float, ...]:
+        norm()  # and the products between
         x.detach().mul_(1.0)
         start_s = place.now_s()
         loss = stage(x, targets).mean()

@@ -42,8 +42,8 @@ class Sweep:
     elements: tuple[int, ...] = (2**12, 2**15, 2**18, 2**20, 2**22)
     collective_bytes: tuple[int, ...] = (2**8, 2**14, 2**17, 2**20, 2**20 + 2**10, 2**22, 2**24, 2**26)
     most_flops: float = 2.2e9
-    passes: int = 2
-    point_s: float = 0.03
+    passes: int = 3
+    point_s: float = 0.02
     least_calls: int = 2
 
 
