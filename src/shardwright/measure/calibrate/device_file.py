@@ -17,12 +17,22 @@ from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.cluster import PEAK_NAMES, DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.measured_table import Carried, MeasuredTable, sizes_of
+from shardwright.config.software import software_of
 from shardwright.config.toml_text import toml_text
 from shardwright.config.units import GIB, counted
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.measured_time import PASSES, powers_of
-from shardwright.measure.calibrate.sweep import Point, RankReport, Samples, num_calls, spread, undisturbed, work_of
+from shardwright.measure.calibrate.sweep import (
+    MORE_LAYERS,
+    Point,
+    RankReport,
+    Samples,
+    num_calls,
+    spread,
+    undisturbed,
+    work_of,
+)
 from shardwright.simulate.closed_form import step_time
 from shardwright.train.launch.out_of_memory import available_bytes
 
@@ -67,7 +77,7 @@ def device_entry_of(launches: Sequence[Measured], taken_s: float, scratch: Path)
         constants["leak"] = leaks[-1]
     fields["constants"] = constants
     fields["measured"] = [table.model_dump(exclude_defaults=True) for table in tables(launches)]
-    constants["step_s"] = _beside_s(launches, fields, scratch)
+    constants["step_s"], constants["gap_s"] = _beside_s(launches, fields, scratch)
     return fields
 
 
@@ -152,18 +162,24 @@ def _table(work: str, number: str, busy: int, found: Mapping[tuple[int, ...], tu
     return MeasuredTable.model_validate({"work": work, "number": number, "busy": busy, "sizes": whole, **fields})
 
 
-def _beside_s(launches: Sequence[Measured], fields: Mapping[str, Any], scratch: Path) -> float:
-    """Seconds of a step beside its operators and collectives: what a step of a small job took more than is said of
-    it, in the mean of the launches."""
-    found = []
+def _beside_s(launches: Sequence[Measured], fields: Mapping[str, Any], scratch: Path) -> tuple[float, float]:
+    """Seconds (of a step, of each kernel of a layer) beside operators and collectives: what the steps of small jobs
+    took more than is said of them, in the mean of the launches."""
+    of_steps, of_kernels = [], []
+    kernels = sum(software_of("shardwright").kernels)
     for m in launches:
         file = scratch / f"of-{m.ranks}-ranks.toml"
         file.write_text(toml_text(fields), encoding="utf-8")
         cluster = m.job.cluster.model_copy(update={"device": str(file)})
-        said_s = step_time(run_of(m.job.model_copy(update={"cluster": cluster})), shipped()).total
-        (took_s,) = m.seconds()[Point("step", "float32", ())]
-        found.append(max(0.0, took_s - float(said_s)))
-    return statistics.fmean(found)
+        more_s = []
+        for layers in (1, MORE_LAYERS):
+            model = m.job.model.model_copy(update={"layers": layers})
+            said = step_time(run_of(m.job.model_copy(update={"cluster": cluster, "model": model})), shipped())
+            more_s.append(m.seconds()[Point("step", "float32", (layers,))][0] - float(said.total))
+        of_layer_s = max(0.0, (more_s[1] - more_s[0]) / (MORE_LAYERS - 1))
+        of_kernels.append(of_layer_s / kernels)
+        of_steps.append(max(0.0, more_s[0] - of_layer_s))
+    return statistics.fmean(of_steps), statistics.fmean(of_kernels)
 
 
 def summary(launches: Sequence[Measured]) -> list[list[str]]:
@@ -192,6 +208,8 @@ def _best(work: str, same: Sequence[Point], seconds: Mapping[Point, tuple[float,
         return f"{seconds[same[0]][0]:.0%} seen"
     if work == "step":
         return f"{1e3 * seconds[same[0]][0]:.1f} ms"
+    if not same[0].sizes:
+        return ""
     return f"{max(prod(p.sizes) / max(_LEAST_S, sum(seconds[p])) for p in same) / 1e6:,.0f} Melements/s"
 
 

@@ -27,6 +27,7 @@ from shardwright.train.train_step import train_step
 # Beside the tables of a device, the samples of what becomes its constants.
 Extra = str
 _EXTRAS = ("leak", "copy", "host copy", "step")
+MORE_LAYERS = 6  # of a small job whose steps are timed, beside one of a single layer
 _SLOWEST_FP16 = 4.0  # times as long as float32, and fp16 is not computed but emulated
 
 
@@ -42,8 +43,8 @@ class Sweep:
     elements: tuple[int, ...] = (2**12, 2**15, 2**18, 2**20, 2**22)
     collective_bytes: tuple[int, ...] = (2**8, 2**14, 2**17, 2**20, 2**20 + 2**10, 2**22, 2**24, 2**26)
     most_flops: float = 2.2e9
-    passes: int = 3
-    point_s: float = 0.02
+    passes: int = 2
+    point_s: float = 0.03
     least_calls: int = 2
 
 
@@ -129,7 +130,9 @@ def measure_machine(sweep: Sweep, job: JobSpec, mesh: Mesh, folder: Path) -> Ran
                 taken_s = time.perf_counter() - start_s
                 text = f"{ranks} busy, {number + 1} of {sweep.passes}: {work} in {kind}"
                 print(f"{text}: {counted(len(same), 'size')} in {taken_s:.1f} s", file=sys.stderr, flush=True)
-    report.samples[Point("step", "float32", ())] = _steps(job, mesh, 8 * sweep.passes)
+    for layers in (1, MORE_LAYERS):
+        deeper = job.model_copy(update={"model": job.model.model_copy(update={"layers": layers})})
+        report.samples[Point("step", "float32", (layers,))] = _steps(deeper, mesh, 10 * sweep.passes)
     return report
 
 
