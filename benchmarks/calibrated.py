@@ -4,15 +4,17 @@
 
 Without a FILE of `shardwright calibrate` it calibrates first. Models of 5 to 100 million parameters on one rank and on
 two; tensor, pipeline, data and context parallel, the stages of ZeRO, recomputation, bf16. Each plan is predicted, and
-then run. A step counts as the first quartile of several: what it takes where other programs leave the machine alone.
-Prints the table of docs/calibrate.md.
+then run. Of its steps those count during which other programs of the machine took the least of its processors, a
+quarter of them: the median of these. Prints the table of docs/calibrate.md.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,34 +48,35 @@ GPT = {
 
 Plan = tuple[str, dict[str, Any], dict[str, Any], int, str]  # name, model, plan, global batch, number type
 PLANS: tuple[Plan, ...] = (
-    ("small", SMALL, {"microbatch_size": 4}, 8, "float32"),
+    ("small", SMALL, {"microbatch_size": 4}, 4, "float32"),
     ("small bf16", SMALL, {"microbatch_size": 4}, 8, "bf16"),
     ("small, recompute", SMALL, {"microbatch_size": 4, "recompute": "full"}, 8, "float32"),
     ("small, long", SMALL | {"sequence": 1024}, {"microbatch_size": 1}, 2, "float32"),
     ("middle", MIDDLE, {"microbatch_size": 2}, 2, "float32"),
-    ("middle bf16", MIDDLE, {"microbatch_size": 2}, 4, "bf16"),
-    ("middle, recompute bf16", MIDDLE, {"microbatch_size": 2, "recompute": "full"}, 4, "bf16"),
-    ("gpt", GPT, {"microbatch_size": 2}, 2, "float32"),
-    ("large bf16", LARGE, {"microbatch_size": 2}, 2, "bf16"),
-    ("small tp 2", SMALL, {"tp": 2, "microbatch_size": 4}, 8, "float32"),
+    ("middle bf16", MIDDLE, {"microbatch_size": 2}, 2, "bf16"),
+    ("middle, recompute bf16", MIDDLE, {"microbatch_size": 4, "recompute": "full"}, 8, "bf16"),
+    ("gpt", GPT, {"microbatch_size": 2}, 4, "float32"),
+    ("large bf16", LARGE, {"microbatch_size": 4}, 8, "bf16"),
+    ("small tp 2", SMALL, {"tp": 2, "microbatch_size": 4}, 4, "float32"),
     ("small tp 2 sp", SMALL, {"tp": 2, "sequence_parallel": True, "microbatch_size": 4}, 8, "float32"),
-    ("middle tp 2", MIDDLE, {"tp": 2, "microbatch_size": 2}, 2, "float32"),
+    ("middle tp 2", MIDDLE, {"tp": 2, "microbatch_size": 4}, 4, "float32"),
     ("middle tp 2 sp bf16", MIDDLE, {"tp": 2, "sequence_parallel": True, "microbatch_size": 2}, 4, "bf16"),
     ("small pp 2", SMALL, {"pp": 2, "microbatch_size": 2}, 8, "float32"),
     ("middle pp 2", MIDDLE, {"pp": 2, "microbatch_size": 1}, 4, "float32"),
-    ("small pp 2 zb-h1", SMALL, {"pp": 2, "schedule": "zb-h1", "microbatch_size": 2}, 8, "float32"),
-    ("middle pp 2 recompute bf16", MIDDLE, {"pp": 2, "microbatch_size": 1, "recompute": "full"}, 4, "bf16"),
-    ("small dp 2", SMALL, {"dp": 2, "microbatch_size": 4}, 8, "float32"),
-    ("middle dp 2", MIDDLE, {"dp": 2, "microbatch_size": 1}, 2, "float32"),
+    ("small pp 2 zb-h1", SMALL, {"pp": 2, "schedule": "zb-h1", "microbatch_size": 1}, 4, "float32"),
+    ("middle pp 2 recompute bf16", MIDDLE, {"pp": 2, "microbatch_size": 1, "recompute": "full"}, 8, "bf16"),
+    ("small dp 2", SMALL, {"dp": 2, "microbatch_size": 2}, 4, "float32"),
+    ("middle dp 2", MIDDLE, {"dp": 2, "microbatch_size": 2}, 8, "float32"),
     ("middle dp 2 ZeRO 1 bf16", MIDDLE, {"dp": 2, "zero": 1, "microbatch_size": 2}, 4, "bf16"),
     ("middle dp 2 ZeRO 2", MIDDLE, {"dp": 2, "zero": 2, "microbatch_size": 1}, 2, "float32"),
-    ("small dp 2 ZeRO 3", SMALL, {"dp": 2, "zero": 3, "microbatch_size": 4}, 8, "float32"),
-    ("large dp 2 ZeRO 3 bf16", LARGE, {"dp": 2, "zero": 3, "microbatch_size": 1}, 2, "bf16"),
+    ("small dp 2 ZeRO 3", SMALL, {"dp": 2, "zero": 3, "microbatch_size": 4}, 16, "float32"),
+    ("large dp 2 ZeRO 3 bf16", LARGE, {"dp": 2, "zero": 3, "microbatch_size": 2}, 4, "bf16"),
     ("middle cp 2", MIDDLE, {"cp": 2, "microbatch_size": 2}, 2, "float32"),
-    ("gpt cp 2 all-gather bf16", GPT, {"cp": 2, "cp_method": "all-gather", "microbatch_size": 2}, 4, "bf16"),
+    ("gpt cp 2 all-gather bf16", GPT, {"cp": 2, "cp_method": "all-gather", "microbatch_size": 2}, 2, "bf16"),
 )
 
-LEAST_STEPS, MOST_STEPS = 5, 25
+LEAST_STEPS, MOST_STEPS = 6, 40
+QUIETEST = 4  # of so many steps one counts
 
 
 def job_of(plan: Plan, device: str) -> JobSpec:
@@ -93,24 +96,51 @@ def initial(place: ParameterShard, device: torch.device) -> Tensor:
     return torch.randn(place.shape, device=device) * 0.02 if place.init == "normal" else torch.ones(place.shape)
 
 
-def time_steps(most_s: float, job: JobSpec, mesh: Mesh, folder: Path) -> list[float]:
-    """Every rank calls this: seconds of steps as `train` makes them."""
+@dataclass(frozen=True)
+class Step:
+    """One step of a rank: its seconds, those in which the rank's process had a processor, and those of all processes of
+    the machine."""
+
+    wall_s: float
+    own_s: float
+    all_s: float
+
+
+def busy_s() -> float:
+    """Seconds that all processors of this machine have worked, since it was started."""
+    columns = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:]
+    return (sum(map(int, columns[:3])) + sum(map(int, columns[5:8]))) / os.sysconf("SC_CLK_TCK")
+
+
+def time_steps(most_s: float, job: JobSpec, mesh: Mesh, folder: Path) -> list[Step]:
+    """Every rank calls this: steps as `train` makes them."""
     replica = build(job, mesh, initial)
     shape = (job.batch.global_batch_size // job.plan.dp, job.model.sequence + 1)
     tokens_BS = torch.randint(job.model.vocab, shape)
-    found: list[float] = []
+    found: list[Step] = []
     begin_s = time.perf_counter()
     goes_on = True
     while len(found) < LEAST_STEPS or goes_on:
         barrier(mesh.world)
-        start_s = time.perf_counter()
+        start_s, own_s, all_s = time.perf_counter(), time.process_time(), busy_s()
         train_step(job, replica, mesh, len(found), tokens_BS=tokens_BS)
-        found.append(time.perf_counter() - start_s)
+        found.append(Step(time.perf_counter() - start_s, time.process_time() - own_s, busy_s() - all_s))
         measure_shares(mesh, 1.0)
         mesh.ledger.clear()
         spent = torch.tensor([time.perf_counter() - begin_s])
         goes_on = float(all_reduce_max(spent, mesh.world)) < most_s and len(found) < MOST_STEPS
     return found[2:]
+
+
+def quietest(ranks: list[list[Step]]) -> tuple[list[float], float]:
+    """(seconds of the steps in which other programs took least of the processors, the share that they took there)."""
+    found = []
+    for of_ranks in zip(*ranks, strict=True):
+        wall_s = max(step.wall_s for step in of_ranks)
+        others_s = max(0.0, of_ranks[0].all_s - sum(step.own_s for step in of_ranks))
+        found.append((others_s / wall_s / (os.cpu_count() or 1), wall_s))
+    chosen = sorted(found)[: max(3, len(found) // QUIETEST)]
+    return [wall_s for _, wall_s in chosen], statistics.median(share for share, _ in chosen)
 
 
 def ranks_of(values: list[float]) -> np.ndarray:
@@ -132,7 +162,7 @@ def main() -> None:
         if device is None:
             device = str(Path(folder, "calibrated.toml"))
             write_device(Path(device), calibrate_here(Sweep(), min(2, ranks_here()), "cpu")[0])
-        print("| plan | parameters | predicted (s) | measured (s) | quartiles | error |\n|---|---|---|---|---|---|")
+        print("| plan | parameters | predicted (s) | measured (s) | others took | error |\n|---|---|---|---|---|---|")
         said, took = [], []
         for number, plan in enumerate(PLANS):
             if options.only not in plan[0]:
@@ -141,14 +171,14 @@ def main() -> None:
             found = estimate(job).step
             predicted_s = float(found.total)
             ranks = launch(partial(time_steps, options.most), job, Path(folder, str(number)))
-            steps_s = [max(times) for times in zip(*ranks, strict=True)]
-            low, _, high = statistics.quantiles(steps_s, n=4, method="inclusive")
+            steps_s, others = quietest(ranks)
+            measured_s = statistics.median(steps_s)
             said.append(predicted_s)
-            took.append(low)
+            took.append(measured_s)
             millions = num_parameters(job.model) / 1e6
             print(
-                f"| {plan[0]} | {millions:.0f} M | {predicted_s:.3f} | {low:.3f} | {low:.3f} to {high:.3f} | "
-                f"{predicted_s / low - 1:+.1%} |", flush=True,
+                f"| {plan[0]} | {millions:.0f} M | {predicted_s:.3f} | {measured_s:.3f} | {others:.0%} | "
+                f"{predicted_s / measured_s - 1:+.1%} |", flush=True,
             )  # fmt: skip
             if options.parts:
                 parts = {part: f"{1e3 * value:.1f}" for part, value in vars(found).items() if value > 1e-4}
