@@ -45,12 +45,13 @@ class Sweep:
     most_flops: float = 2.2e9
     passes: int = 2
     point_s: float = 0.03
+    numbers: tuple[str, ...] = ("float32", "bf16", "fp16")
     least_calls: int = 2
 
 
 QUICK = Sweep(
     product_rows=(64, 512), product_sides=(64, 384), lengths=(64, 256), heads=(2, 8), elements=(2**13, 2**18),
-    collective_bytes=(2**10, 2**18, 2**22), most_flops=5e8, passes=1, point_s=0.004,
+    collective_bytes=(2**10, 2**18, 2**22), most_flops=5e8, passes=1, point_s=0.0, numbers=("float32",),
 )  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def call_of(point: Point, mesh: Mesh) -> Call:
 def measure_machine(sweep: Sweep, job: JobSpec, mesh: Mesh, folder: Path) -> RankReport:
     """Every rank of a job of nothing but tp calls this: the whole sweep, several times over, and some of the job's
     steps. Rank 0 says on standard error how far it is."""
-    report = RankReport(numbers=computed_numbers(mesh))
+    report = RankReport(numbers=computed_numbers(sweep.numbers, mesh))
     whole = list(points(sweep, report.numbers, mesh.world.size))
     ranks = counted(mesh.world.size, "rank")
     for number in range(sweep.passes):
@@ -149,11 +150,11 @@ def _timed(make: Callable[[], Call], sweep: Sweep, mesh: Mesh) -> list[tuple[flo
     return samples + [call() for _ in range(more)]
 
 
-def computed_numbers(mesh: Mesh) -> list[str]:
-    """Number types that the device computes in; all ranks find the same."""
-    found = ["float32", "bf16"]
-    if mesh.device.type == "cuda":
-        return [*found, "fp16"]
+def computed_numbers(asked: tuple[str, ...], mesh: Mesh) -> list[str]:
+    """Those number types that the device computes in; all ranks find the same."""
+    if "fp16" not in asked or mesh.device.type == "cuda":
+        return list(asked)
+    found = [number for number in asked if number != "fp16"]
     seconds = []
     for number in ("float32", "fp16"):
         call = product_call(Place.of(mesh.world, mesh.device, number), 128, 256, 256)
