@@ -41,7 +41,7 @@ INTERVALS_S = (0.5, 1.0, 2.0, 4.0)
 AUTO = "auto"
 LOOK_S = 0.01
 _STEP = re.compile(r"step +(\d+)/")
-_SAVED = re.compile(r"step (\d+) is saved: the run waited [\d.]+ s, writing took ([\d.]+) s")
+_SAVED = re.compile(r"step (\d+) is saved: the run waited [\d.]+ s, all was durable after ([\d.]+) s")
 
 
 @dataclass

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cases import ATTENTIONS, KINDS, LATENT, small_job
 from ranks import run_on_mesh
-from shardwright.account.activations import documents_kept, embedding_kept, head_deferred_bytes, head_kept, layer_of
+from shardwright.account.activations import documents_kept, embedding_kept, head_kept, layer_of
 from shardwright.config.job import JobSpec
 from shardwright.config.latent import LatentSpec
 from shardwright.config.plan import layer_policies
@@ -152,8 +152,6 @@ def test_stages_with_their_ends(kind: str, plan: dict[str, Any]) -> None:
         stage = rank // job.plan.tp
         layers = sum(layer.kept_bytes(policies[i]) for i in range(2 * stage, 2 * stage + 2))
         expected = layers + sum(ends[stage].values())
-        if rank % job.plan.tp and stage == 1:  # 61 rows of a vocabulary: the second rank has one less
-            expected -= 4 * job.model.sequence * job.plan.microbatch_size
         assert measured == expected
 
 
@@ -161,7 +159,7 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
     """Bytes that products wait with, between I and W: what their closures hold, parameters apart."""
     stage = build(job, mesh).stages[0]
     tokens_BS = torch.zeros(job.plan.microbatch_size, job.model.sequence + 1, dtype=torch.int64)
-    loss = stage(tokens_BS[:, :-1], tokens_BS[:, 1:], Microbatch(1, 0, 0)).mean()
+    loss = stage(tokens_BS[:, :-1], tokens_BS[:, 1:], Microbatch(1, 0, 0))
     with stage.deferred.keeping(0):
         loss.backward()
     apart = {tensor.untyped_storage().data_ptr() for tensor in constants(stage)}
@@ -180,8 +178,7 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
 def test_what_waits_for_its_weight_gradient(kind: str, policy: str, plan: dict[str, Any]) -> None:
     job = shaped(kind, "small", POLICIES[policy], **plan)
     layers = job.model.layers * layer_of(job).deferred_bytes()
-    expected = [layers + head_deferred_bytes(job, tp_index) for tp_index in range(job.plan.tp)]
-    assert run_on_mesh(job, deferred, job) == expected
+    assert run_on_mesh(job, deferred, job) == [layers] * job.plan.tp  # the head waits for nothing
 
 
 @pytest.mark.parametrize("tp", [1, 2])

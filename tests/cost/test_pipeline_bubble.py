@@ -5,11 +5,11 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from programs import schedule_faults, training_program
-from shardwright.config.plan import STAGES_PER_RANK
+from shardwright.config.plan import STAGES_PER_RANK, sums_by_run
 from shardwright.cost.pipeline_bubble import bubble, in_flight, num_reductions
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import peak_activations
-from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
+from shardwright.schedule.lowering.zero3_gathers import reduce_often
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import placement_of
 
@@ -80,11 +80,14 @@ def test_stages_lie_where_the_program_has_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITHIN)
 @pytest.mark.parametrize("p", [2, 4])
-def test_sharded_gradients_are_reduced_as_often_as_the_program_does(name: str, p: int) -> None:
+@pytest.mark.parametrize("each", ["run", "microbatch"])
+def test_sharded_gradients_are_reduced_as_often_as_the_program_does(name: str, p: int, each: str) -> None:
     m, v = 8 * p, chunks(name, 3)
     if schedule_faults(name, p, m, v):
         pytest.skip("not a shape of this schedule")
-    program = reduce_by_run(training_program(name, p, m, v))
+    program = reduce_often(training_program(name, p, m, v), each == "microbatch")
     stages = 2 if name == "dualpipe" else program.num_stages / p
     counted = max(sum(action.kind is Kind.REDUCE for action in row) / stages for row in program.ranks)
-    assert float(num_reductions(name, p, m)) == pytest.approx(counted, rel=0.15 if STAGES_PER_RANK.get(name) else 1e-9)
+    by_run = bool(sums_by_run(name, 1, each))
+    rel = 0.15 if STAGES_PER_RANK.get(name) else 1e-9
+    assert float(num_reductions(name, p, m, by_run)) == pytest.approx(counted, rel=rel)

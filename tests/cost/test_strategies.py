@@ -44,11 +44,20 @@ OTHER = {
     "zero": 1, "zero_ranks": 2, "offload_optimizer": 0.5, "offload_parameters": True, "layout": [15, 17],
     "recompute": "full", "recompute_operators": ["norm"], "recompute_every": 2,
     "recompute_layers": [["layer"]] + 31 * [[]], "memory_limit_gib": 0.002, "offload_activations": True,
-    "order": "pp-dp", "bucket_mib": 50.0, "compress": "int8", "compress_rank": 8, "compress_share": 0.1,
+    "order": "pp-dp", "bucket_mib": 50.0, "reduce_each": "run",
+    "compress": "int8", "compress_rank": 8, "compress_share": 0.1,
 }  # fmt: skip
-# most_alive is of schedule auto, whose program is simulated; compress_least of tensors too small to matter; and
-# fallback has plans of its own.
-NOT_PRICED = {"most_alive", "compress_least", "fallback", "loss_scale", "loss_scale_growth_steps", "float8_history"}
+# most_alive is of schedule auto, whose program is simulated; compress_least of tensors too small to matter;
+# loss_chunk_mib is asked of the account, by the job; and fallback has plans of its own.
+NOT_PRICED = {
+    "most_alive",
+    "compress_least",
+    "loss_chunk_mib",
+    "fallback",
+    "loss_scale",
+    "loss_scale_growth_steps",
+    "float8_history",
+}
 SETTING = {
     "virtual_stages": {"schedule": "interleaved-1f1b"}, "recompute_layers": {"recompute": "layers"},
     "memory_limit_gib": {"recompute": "budget", "memory_limit_gib": 200.0},

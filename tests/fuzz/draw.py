@@ -267,11 +267,14 @@ def _state(rng: random.Random, plan: Fields) -> None:
         replicas = plan["dp"] * plan["cp"]
         if plan["zero"] and rng.random() < 0.35:
             plan["zero_ranks"] = rng.choice([n for n in range(1, replicas + 1) if replicas % n == 0])
+        if plan["zero"] >= 2:
+            plan["reduce_each"] = rng.choice(["auto", "auto", "run", "microbatch"])
         if plan["zero"] == 3 and rng.random() < 0.25:
             plan["offload_parameters"] = True
         if rng.random() < 0.25:
             plan["offload_optimizer"] = rng.choice([0.3, 0.5, 1.0])
     plan["bucket_mib"] = rng.choice([25.0, 0.02, 0.002])
+    plan["loss_chunk_mib"] = rng.choice([0.0, 0.002, 0.01])
     if rng.random() < 0.15:
         plan["compress"] = rng.choice(["bf16", "fp16", "int8", "powersgd", "topk"])
         plan["compress_least"] = rng.choice([1, 64, 4096])

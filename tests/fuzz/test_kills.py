@@ -16,7 +16,7 @@ SAID = """\
 quickstart: tiny-llama, 2 layers
 pp rank 0 will hold 3.8 MiB
 step  1/20  loss 5.0
-step 2 is saved: the run waited 0.001 s, writing took 0.02 s
+step 2 is saved: the run waited 0.001 s, all was durable after 0.02 s
 failed: rank 1 was killed by SIGKILL
 restart 1 of 9 within 3600 s, in 0.5 s
 quickstart: tiny-llama, 2 layers
@@ -24,7 +24,7 @@ quickstart: tiny-llama, 2 layers
 pp rank 0 will hold 3.8 MiB
 going on after step 2 from runs/quickstart/checkpoints/step-00000002
 step  3/20  loss 5.0
-step 20 is saved: the run waited 0.001 s, writing took 0.02 s
+step 20 is saved: the run waited 0.001 s, all was durable after 0.02 s
 """
 
 

@@ -48,7 +48,8 @@ def test_account_is_the_peak(name: str, tmp_path: Path) -> None:
     the largest buffers are needed when few activations are left."""
     model, plan = CASES[name]
     overrides = {f"model.{key}": value for key, value in model.items()} | {f"plan.{k}": v for k, v in plan.items()}
-    overrides |= {"precision.compute": "bf16", "batch.global_batch_size": plan.get("dp", 1) * 4 * plan.get("pp", 1)}
+    batch = plan.get("dp", 1) * 4 * plan.get("pp", 1)
+    overrides |= {"precision.compute": "bf16", "batch.global_batch_size": batch, "run.device": "cuda"}
     (tmp_path / "job.toml").write_text("")
     job = load_job(str(tmp_path / "job.toml"), [f"{key}={json.dumps(value)}" for key, value in overrides.items()])
     for rank in {0, job.plan.world - 1}:

@@ -188,9 +188,9 @@ class LostUnlessGathered:
         self._shards = [p.detach().clone() for p in self._parameters]
         self._wipe()
 
-    def arm(self, is_last: bool) -> None:
+    def arm(self, is_last: bool, is_split: bool) -> None:
         self.told.append("arm")
-        self._whole.arm(is_last)
+        self._whole.arm(is_last, is_split)
 
     def reduce(self) -> None:
         self.told.append("R")

@@ -62,7 +62,7 @@ def stage_of(zero: int, num_units: int = 3, gradient_bytes: int = 4, reduce_byte
     """A stage of regions "0", "1", ..., each with a unit of two parameters."""
     told: list[str] = []
     pool = BufferPool[None](lambda num_bytes: None)
-    sizes = UnitSizes(zero, SIZE, SHARD, 2, gradient_bytes, reduce_bytes, num_parameters=2)
+    sizes = UnitSizes(zero, SIZE, SHARD, 2, gradient_bytes, reduce_bytes, num_parameters=2, num_put_off=1)
     units = [Told(str(n), sizes, pool, told) for n in range(num_units)]
     regions = {unit.name: [unit] for unit in units}
     return StageEvents(units, (), regions, is_shared=True, reductions=Reductions()), told, pool
@@ -93,7 +93,7 @@ def test_stage_3_by_layer() -> None:
         "gathered 1", "gather 2", "F 1", "drop 1", "gathered 2", "F 2",
     ]  # fmt: skip
     told.clear()
-    stage.arm(is_last=True)
+    stage.arm(is_last=True, is_split=False)
     backward(stage, gathers=True)
     stage.reduce()
     stage.wait()
@@ -120,14 +120,14 @@ def test_sums_are_added_aside() -> None:
     """The second reduction of a step adds to the shard, so its sum arrives beside it; and whole gradients wait."""
     stage, told, _ = stage_of(zero=2, num_units=1)
     for is_last in (False, True):
-        stage.arm(is_last)
+        stage.arm(is_last, is_split=False)
         backward(stage)
         stage.reduce()
     stage.wait()
     assert told == ["open 0", "reduce 0", "sum 0", "close 0", "open 0", "reduce aside 0", "add 0", "close 0"]
     stage, told, _ = stage_of(zero=1, num_units=1)
     for is_last in (False, True):
-        stage.arm(is_last)
+        stage.arm(is_last, is_split=False)
         backward(stage)
         stage.reduce()
     assert told == ["reduce 0"]
@@ -136,11 +136,14 @@ def test_sums_are_added_aside() -> None:
 def test_stages_of_a_rank_reduce_in_turn() -> None:
     """Two reductions are under way on a rank, however many stages it has: more would hold memory."""
     reductions, told = Reductions(), list[str]()
-    pool, sizes = BufferPool[None](lambda num_bytes: None), UnitSizes(2, SIZE, SHARD, 2, 4, 4, num_parameters=1)
+    pool, sizes = (
+        BufferPool[None](lambda num_bytes: None),
+        UnitSizes(2, SIZE, SHARD, 2, 4, 4, num_parameters=1, num_put_off=1),
+    )
     units = [Told(str(n), sizes, pool, told) for n in range(4)]
     stages = [StageEvents([unit], (), {"0": [unit]}, is_shared=True, reductions=reductions) for unit in units]
     for stage in stages:
-        stage.arm(is_last=True)
+        stage.arm(is_last=True, is_split=False)
         backward(stage)
         stage.reduce()
     assert told == [
@@ -185,7 +188,7 @@ def test_every_step(
             is_last = microbatch == microbatches - 1
             reduces = is_last or (reduces_each and zero >= 2)
             if reduces:
-                stage.arm(is_last)
+                stage.arm(is_last, is_split=False)
             for n, unit in reversed(list(enumerate(stage.units))):
                 for _ in range(2 if n not in without else 0):
                     unit.open()

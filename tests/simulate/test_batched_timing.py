@@ -1,14 +1,15 @@
 """An order laid out in rounds: the ends of its steps are those of the whole simulation, action by action."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.schedule.action import Kind, parse
+from shardwright.schedule.action import ADDS, Kind, parse
 from shardwright.schedule.lowering.lower import with_step
-from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
+from shardwright.schedule.lowering.zero3_gathers import reduce_often
 from shardwright.schedule.registry import GENERATORS, PipelineShape, shape_order, shape_program
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.timing import Costs, play
@@ -41,15 +42,21 @@ def costs(draw: st.DrawFn, num_stages: int, has_collectives: bool) -> Costs:
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(["none", "stage"]), st.booleans(), st.booleans(), st.booleans(), st.data())
+@given(
+    st.sampled_from(["none", "stage"]),
+    st.booleans(),
+    st.sampled_from(["step", "run", "microbatch"]),
+    st.booleans(),
+    st.data(),
+)
 def test_steps_end_when_the_whole_simulation_says(
-    name: str, recompute: str, gathers: bool, by_run: bool, has_collectives: bool, data: st.DataObject
+    name: str, recompute: str, gathers: bool, reduces: str, has_collectives: bool, data: st.DataObject
 ) -> None:
     """Stages that differ, messages that are late or queue, collectives beside, with several costs at once."""
     shape = shape_of(data.draw, name)
     program, alone = (make(name, shape, recompute, gathers) for make in (shape_program, shape_order))
-    if by_run:
-        program, alone = reduce_by_run(program), reduce_by_run(alone)
+    if reduces != "step":
+        program, alone = (reduce_often(of, reduces == "microbatch") for of in (program, alone))
     under = [costs(data.draw, program.num_stages, has_collectives) for _ in range(2)]
     rounds = rounds_of(alone, has_collectives)
     ends = rounds.ends(under, 3)
@@ -68,7 +75,18 @@ def test_steps_end_when_the_whole_simulation_says(
 def test_a_rank_with_one_stage_reduces_it_once(name: str) -> None:
     """So what a job's order says of ZeRO-1 and of ZeRO-2 is one order there."""
     order = shape_order(name, PipelineShape(4, 6))
-    assert reduce_by_run(order).ranks == order.ranks
+    assert reduce_often(order, by_microbatch=False).ranks == order.ranks
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v", "interleaved-1f1b"])
+def test_gradients_are_reduced_with_each_microbatch(name: str) -> None:
+    order = reduce_often(
+        shape_order(name, PipelineShape(4, 8, 2 if name.startswith("inter") else 1)), by_microbatch=True
+    )
+    for row in order.ranks:
+        kinds = [action.kind for action in row]
+        assert kinds.count(Kind.REDUCE) == sum(kind in ADDS for kind in kinds)
+        assert all(before in ADDS for before, kind in pairwise(kinds) if kind is Kind.REDUCE)
 
 
 def test_an_order_that_stops_is_not_laid_out() -> None:

@@ -14,7 +14,6 @@ from shardwright.account.activations import (
     Layer,
     documents_kept,
     embedding_kept,
-    head_deferred_bytes,
     head_kept,
     head_working_bytes,
     layer_of,
@@ -119,7 +118,6 @@ class StageMemory:
     documents_bytes: int = 0
     embedding_bytes: int = 0
     head_bytes: int = 0
-    head_deferred_bytes: int = 0
     head_working_bytes: int = 0
 
     @cached_property
@@ -131,13 +129,13 @@ class StageMemory:
     @cached_property
     def deferred_bytes(self) -> Bytes:
         """From I to W."""
-        return sum(layer.deferred_bytes for layer in self.layers) + self.head_deferred_bytes
+        return sum(layer.deferred_bytes for layer in self.layers)
 
     def backward_bytes(self, is_split: bool) -> Bytes:
         """The most at once while its backward runs, which goes from the head to the embedding."""
         held = self.kept_bytes - self.head_bytes
         most = self.kept_bytes + self.head_working_bytes
-        waiting = self.head_deferred_bytes if is_split else 0
+        waiting: Bytes = 0
         for layer in reversed(self.layers):
             # When its turn begins nothing of it waits yet, and when it ends nothing else of it is there.
             most = max(most, held + layer.again_bytes + layer.working_bytes + waiting)
@@ -187,8 +185,7 @@ def job_stages(
             input_bytes=Share.of(job)["input"] if stage else 0,
             documents_bytes=sum(documents_kept(job).values()),
             embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
-            head_bytes=sum(head_kept(job, tp_index).values()) if is_last else 0,
-            head_deferred_bytes=head_deferred_bytes(job, tp_index) if is_last else 0,
+            head_bytes=sum(head_kept(job).values()) if is_last else 0,
             head_working_bytes=head_working_bytes(job, tp_index) if is_last and works else 0,
         )
     return found

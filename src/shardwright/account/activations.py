@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from shardwright.account.attention_activations import attention_of
 from shardwright.account.kept_tensors import (
     BOOL,
-    FLOAT32,
     INT32,
     INT64,
     Bytes,
@@ -170,28 +169,21 @@ def embedding_kept(job: JobSpec) -> dict[str, Bytes]:
     return kept
 
 
-def head_kept(job: JobSpec, tp_index: int = 0) -> dict[str, Bytes]:
-    """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's."""
-    share, (first, end) = Share.of(job), split_evenly(job.model.vocab, job.plan.tp, tp_index)
+def head_kept(job: JobSpec) -> dict[str, Bytes]:
+    """What the last stage keeps besides its layers, of one microbatch: the final norm's, the head's and the loss's,
+    which computes logits in the backward alone."""
+    share = Share.of(job)
     tokens = share.tensors.tokens
-    masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
+    masked = {"targets that count": BOOL * tokens} if job.data.separate_documents else {}
     return masked | {
         "final input": share["final input"],
         "final statistics": share.statistics(share.tensors.tokens_here),
         "final normal": share["final normal"],
-        "softmax": FLOAT32 * tokens * (end - first),
         "targets": INT64 * tokens,
-        "targets elsewhere": BOOL * tokens,
     }
 
 
 def head_working_bytes(job: JobSpec, tp_index: int = 0) -> Bytes:
     """The most that the loss, the head and its norm need in their backward beside what they kept."""
     first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
-    return most_needed(OperatorNeeds(job, Share.of(job)).of_head(end - first), head_kept(job, tp_index))
-
-
-def head_deferred_bytes(job: JobSpec, tp_index: int = 0) -> Bytes:
-    """What the head keeps from I to W: its input, and the gradient of the logits."""
-    share, (first, end) = Share.of(job), split_evenly(job.model.vocab, job.plan.tp, tp_index)
-    return share["whole final normal"] + share.element * share.tensors.tokens * (end - first)
+    return most_needed(OperatorNeeds(job, Share.of(job)).of_head(end - first), head_kept(job))

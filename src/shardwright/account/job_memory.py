@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from shardwright.account.activation_peak import activation_bytes
 from shardwright.account.persistent_buffers import kept_bytes
 from shardwright.account.rank_state import UnitState, rank_state
-from shardwright.account.zero_replay import replay, runs_on_cpu
+from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
 from shardwright.schedule.job_program import job_program, undrained_steps
 from shardwright.schedule.lowering.weight_versions import stashed_versions
@@ -67,7 +67,7 @@ def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
     rest = unit.layout.shard_size - hosted
     is_exact = job.precision.compute == "float32"
     # On a CPU host and device are one memory, and what is offloaded is copied all the same.
-    values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not runs_on_cpu(job)
+    values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not job.runs_on_cpu
     has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}
     return _FLOAT * rest * (2 + has_master[False]), _FLOAT * hosted * (3 + has_master[True])
 

@@ -20,13 +20,14 @@ from shardwright.config.model_shape import Matrix, shape_of
 from shardwright.config.plan import ep_ranks_of_node
 from shardwright.config.software import software_of
 from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
+from shardwright.sharding.loss_chunks import num_loss_chunks
 from shardwright.workload.layer_operators import LayerOperator, piece_operators
 from shardwright.workload.layers import LAYERS, Chain, chains
 from shardwright.workload.operators import Exchange, Operator
 from shardwright.workload.query import cut_of
 
 # What of a generation of software the collectives depend on, as this runtime has it.
-_OURS = {"head_parallel": True, "dispatch_bytes": 2, "key_gradient_bytes": 4}
+_OURS = {"head_parallel": True, "loss_in_backward": True, "dispatch_bytes": 2, "key_gradient_bytes": 4}
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[Opera
             o,
             (*_listed(rank, o.forward), *_forward(rank, o.of, kind)),
             tuple(_counts(rank)) if o.name == "router" else (),
-            (*_listed(rank, o.backward), *_backward(rank, o.of, kind)),
+            (*_listed(rank, o.backward, num_loss_chunks(job) if kind == "head" else 1), *_backward(rank, o.of, kind)),
         )
         for o in _chain(job, kind)
     )
@@ -109,10 +110,11 @@ def _chain(job: JobSpec, kind: str) -> Chain:
     return chains(shape_of(job.model), cut, software)[kind]
 
 
-def _listed(rank: _Rank, exchanges: tuple[Exchange, ...]) -> Iterator[CollectiveCalls]:
-    """Exchanges of the one list as the ledger counts them. Rows on their way to experts are `_hops`'."""
+def _listed(rank: _Rank, exchanges: tuple[Exchange, ...], num_parts: int = 1) -> Iterator[CollectiveCalls]:
+    """Exchanges of the one list as the ledger counts them, each in so many parts. Rows on their way to experts are
+    `_hops`'."""
     for exchange in exchanges:
-        size, kind, calls = round(float(exchange.size)), str(exchange.kind), 1
+        size, kind, calls = round(float(exchange.size)), str(exchange.kind), num_parts
         if exchange.axis == "ep" or not size:
             continue
         if kind == "ring":  # a rank passes on what the others have
@@ -141,9 +143,10 @@ def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCa
 
 
 def _loss(rank: _Rank) -> Iterator[CollectiveCalls]:
-    """The largest logit of each token, and then the target's and the sum of exponentials (model/loss.py)."""
+    """The largest logit of each token, and then the target's and the sum of exponentials, of each chunk
+    (model/loss.py)."""
     if rank.job.plan.tp > 1:
-        yield CollectiveCalls("all_reduce", "tp", 2, 3 * FLOAT32 * rank.tokens)
+        yield CollectiveCalls("all_reduce", "tp", 2 * num_loss_chunks(rank.job), 3 * FLOAT32 * rank.tokens)
 
 
 # Routers.
@@ -302,8 +305,8 @@ def num_float8_matrices(job: JobSpec, kind: str) -> int:
 
 _Overlay = dict[str, Callable[[_Rank], Iterator[CollectiveCalls]]]
 _AHEAD: _Overlay = {
-    "head": _loss, "router": _gathers, "experts enter": _choices, "dispatch": _dispatched, "combine": _returned,
+    "router": _gathers, "experts enter": _choices, "dispatch": _dispatched, "combine": _returned,
 }  # fmt: skip
 _BACK: _Overlay = {
-    "experts enter": _gradients_of_weights, "dispatch": _dispatched_back, "combine": _returned_back,
+    "head": _loss, "experts enter": _gradients_of_weights, "dispatch": _dispatched_back, "combine": _returned_back,
 }  # fmt: skip

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from shardwright.account.kept_tensors import FLOAT32, Bytes, Share, most
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import Matrix
+from shardwright.sharding.gradient_blocks import rows_at_once
+from shardwright.sharding.loss_chunks import loss_positions, num_loss_chunks
 
 
 @dataclass(frozen=True)
@@ -35,17 +37,11 @@ def most_needed(needs: Iterable[BackwardNeed], kept: Mapping[str, Bytes]) -> Byt
 class OperatorNeeds:
     """What the operators of a job's layers need on any rank.
 
-    `casts_gradients`: a weight's gradient is summed in another number type than it is computed in. `gathers`: tp ranks
-    share the sequence between the layers.
+    `gathers`: tp ranks share the sequence between the layers.
     """
 
     job: JobSpec
     share: Share
-
-    @property
-    def casts_gradients(self) -> bool:
-        """Whether a weight's gradient is summed in another number type than it is computed in."""
-        return self.job.precision.gradient_number != self.job.precision.compute
 
     @property
     def gathers(self) -> bool:
@@ -109,14 +105,18 @@ class OperatorNeeds:
         yield BackwardNeed(self.stream + self._norm(), (*free, "mlp normal", "scores", "choices"))
 
     def of_head(self, rows: int) -> Iterator[BackwardNeed]:
-        """Needs of the loss, of the head with so many rows of the vocabulary, and of the norm before it."""
-        share = self.share
-        logits = share.element * share.tensors.tokens * rows
-        weight = share.element * rows * share.tensors.shape.hidden if self.casts_gradients else 0
-        yield BackwardNeed(logits if share.element < FLOAT32 else 0)
-        free = ("softmax", "targets", "targets elsewhere")
-        yield BackwardNeed(logits + self.whole * (1 + self.gathers) + self.stream + weight, free)
-        yield BackwardNeed(self._norm(), (*free, "final normal"))
+        """Needs of the loss and of the head with so many rows of the vocabulary, chunk by chunk (model/loss.py), and of
+        the norm before it."""
+        share, plan = self.share, self.job.plan
+        tokens = loss_positions(self.job) * plan.microbatch_size * (plan.tp if self.gathers else 1)
+        logits = tokens * rows
+        shared = self.whole * tokens // share.tensors.tokens * self.gathers
+        inputs = shared * (1 + (num_loss_chunks(self.job) > 1))  # the next chunk's is on its way
+        weight = self._product(rows, share.tensors.shape.hidden)
+        narrow = share.element if share.element < FLOAT32 else 0
+        yield BackwardNeed(self.stream + inputs + (FLOAT32 + narrow) * logits)
+        yield BackwardNeed(self.stream + inputs + share.element * logits + shared + weight)
+        yield BackwardNeed(self._norm(), ("targets", "targets that count", "final normal"))
 
     def _summed(self, matrix: Matrix, taken: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
         """A product whose parts tp ranks sum: the gradients of the sum, of what it takes, and of the weight."""
@@ -129,16 +129,24 @@ class OperatorNeeds:
         return BackwardNeed(self.stream + given + self.whole + shared + self._weight(matrix, tp), free)
 
     def _weight(self, matrix: Matrix, tp: int) -> Bytes:
-        size = self.share.element * matrix.columns_on(tp) * matrix.inner_on(tp)
-        return size if self.casts_gradients else 0
+        return self._product(matrix.columns_on(tp), matrix.inner_on(tp))
+
+    def _product(self, rows: int, columns: int) -> Bytes:
+        """What of a weight's gradient is there before it is added to the sum: nothing, or a block where a CPU computes
+        and sums in different numbers."""
+        element, precision = self.share.element, self.job.precision
+        if not self.job.runs_on_cpu or precision.gradient_number == precision.compute:
+            return 0
+        return element * min(rows, rows_at_once(columns, element)) * columns
 
     def _activation(self, inner: Bytes) -> Bytes:
         """The gradient of what it gives, those of up and gate, and two forms of the activation."""
         return inner * (5 if self.share.tensors.shape.gated else 2)
 
     def _norm(self) -> Bytes:
-        """Four tensors in float32 where RMSNorm casts to it, and the gradient that comes."""
+        """The gradient that comes, and where RMSNorm is no kernel of its own four tensors in float32, to which it
+        casts."""
         exact = FLOAT32 * self.share.tensors.stream
-        if not self.share.is_rmsnorm:
+        if not self.share.is_rmsnorm or not self.job.runs_on_cpu:
             return self.stream
         return self.stream + exact * (4 if self.share.element < FLOAT32 else 3)

@@ -51,7 +51,7 @@ class _Counts:
         self.num_casts: Counter[tuple[int, str]] = Counter()
         self.peak_bytes = 0
         # Gloo's reduce-scatter is an exchange of shares, which need memory (parallel/comm/collectives.py).
-        self.is_staged = runs_on_cpu(job)
+        self.is_staged = job.runs_on_cpu
         self.staged_bytes = 0
         self.messages: set[tuple[Kind, int, int]] = set()
         self.has_sent = False
@@ -81,6 +81,7 @@ class _SizedUnit(UnitEvents[None]):
             gradient_bytes=precision.gradient_bytes,
             reduce_bytes=precision.reduce_bytes,
             num_parameters=len(state.places),
+            num_put_off=sum(place.is_put_off for place in state.places),
         )
         super().__init__(sizes, counts.pool)
         self._state, self._counts = state, counts
@@ -155,7 +156,7 @@ class _SizedStage(StageEvents[_SizedUnit]):
         self._cast: dict[str, int] = {}
         self._arrivals = {
             kind: {
-                region: [units[state.unit_of[place.name]] for place in _gradients_of(region, places, kind)]
+                region: [units[state.unit_of[place.name]] for place in _gradients_of(places, kind)]
                 for region, places in state.regions.items()
             }
             for kind in (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
@@ -210,7 +211,7 @@ class _Replay:
         armings = before_reductions(row)
         for index, action in enumerate(row):
             for arming in armings.get(index, ()):
-                self._stages[arming.stage].arm(arming.is_last)
+                self._stages[arming.stage].arm(arming.is_last, arming.is_split)
             if action.kind is Kind.STEP:
                 self._step(list(self._stages.values()) if action.stage < 0 else [self._stages[action.stage]])
             elif action.kind is Kind.REDUCE:
@@ -292,22 +293,16 @@ def replay(job: JobSpec, program: Program, pp_rank: int, held: dict[int, StageSt
     )
 
 
-def runs_on_cpu(job: JobSpec) -> bool:
-    """Whether ranks are processes on CPUs, over Gloo: where the job does not say otherwise."""
-    return job.run.device == "cpu" or (job.run.device == "auto" and job.cluster.device == "unknown")
-
-
-def _gradients_of(region: str, places: tuple[ParameterShard, ...], kind: Kind) -> Iterator[ParameterShard]:
+def _gradients_of(places: tuple[ParameterShard, ...], kind: Kind) -> Iterator[ParameterShard]:
     """The parameters of a region whose gradients a backward adds to, in the order in which they arrive.
 
-    W adds those of linear layers, and I all others. The last parameter used is the first to get its gradient; they
-    are listed in the order of use, but for a bias that is listed before its matrix; and a norm adds its two together.
+    The last parameter used is the first to get its gradient; they are listed in the order of use, but for a bias that
+    is listed before its matrix; and a norm adds its two together.
     """
     order = list(places)
     for i, (place, following) in enumerate(pairwise(places)):
         if place.name.endswith("_bias") or following.name == place.name.removesuffix("norm.weight") + "norm.bias":
             order[i : i + 2] = following, place
     for place in reversed(order):
-        is_linear = place.init == "normal" and region != "embedding"
-        if kind is Kind.BACKWARD or is_linear == (kind is Kind.WEIGHT_GRAD):
+        if kind is Kind.BACKWARD or place.is_put_off == (kind is Kind.WEIGHT_GRAD):
             yield place

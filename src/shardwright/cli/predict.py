@@ -291,11 +291,10 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
     seconds, on one CPU, for a plan of any size.
     """
     spec = load_to_run(job, overrides)
-    from shardwright.account.zero_replay import runs_on_cpu
     from shardwright.measure.dryrun import dry_run
     from shardwright.report.dryrun_text import dryrun_text
 
-    run = dry_run(spec, rank, device or ("cpu" if runs_on_cpu(spec) else "cuda")).as_dict()
+    run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
     click.echo(json.dumps(run) if as_json else dryrun_text(spec.name, run))
 
 

@@ -122,6 +122,12 @@ class JobSpec(Spec):
         return self.batch.global_batch_size // (self.plan.dp * self.plan.microbatch_size)
 
     @property
+    def runs_on_cpu(self) -> bool:
+        """Whether ranks are processes on CPUs, over Gloo: where the job does not say otherwise."""
+        is_unknown = self.cluster.device == "unknown" and not self.cluster.parts
+        return self.run.device == "cpu" or (self.run.device == "auto" and is_unknown)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, over all ranks."""
         return self.batch.global_batch_size * self.model.sequence

@@ -1,6 +1,6 @@
 """The plan: how one training step is cut over the ranks."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -30,6 +30,7 @@ ScheduleName = Literal[
 
 ContextMethod = Literal["ring", "all-gather", "ulysses"]
 Recompute = Literal["none", "stage", "full", "selective", "budget", "layers"]
+Reductions = Literal["step", "run", "microbatch"]
 CompressName = Literal["none", "bf16", "fp16", "int8", "powersgd", "topk"]
 
 # Pieces of the model for each pipeline rank, where that is not 1; 0 is as many as plan.virtual_stages.
@@ -46,11 +47,21 @@ STAGES_PER_RANK = {
 # How often a pipeline holds each stage, where that is not once: in two directions.
 STAGE_COPIES = {"dualpipe": 2}
 
+
+def sums_by_run(schedule: str, virtual: Any, reduce_each: str) -> Any:
+    """Whether sharded gradients are summed after each stretch of work on one stage, and not with each microbatch; of
+    ranks with `virtual` stages, a number or an array. A run of the only stage would be the whole step, and where two
+    alternate runs are as many as microbatches. DualPipe's copies of a stage are at different microbatches."""
+    if schedule in STAGE_COPIES or reduce_each != "auto":
+        return (schedule in STAGE_COPIES or reduce_each == "run") | (virtual < 0)
+    return (STAGES_PER_RANK.get(schedule, 1) == 0) & (virtual > 1)
+
+
 # Schedules that update weights while the pipeline is full.
 ASYNCHRONOUS = ("pipedream", "pipedream-2bw")
 
 # Of a plan, what a search neither changes nor forgets: it changes what travels, or only how.
-UNSEARCHED = ("bucket_mib", "compress", "compress_rank", "compress_share", "compress_least")
+UNSEARCHED = ("bucket_mib", "loss_chunk_mib", "compress", "compress_rank", "compress_share", "compress_least")
 
 
 class FallbackSpec(Spec):
@@ -105,6 +116,12 @@ class FallbackSpec(Spec):
         description="ZeRO stage: what the dp ranks share instead of each holding all of it; 1 optimizer state, 2 "
         "gradients too, 3 parameters too.",
     )
+    reduce_each: Literal["auto", "run", "microbatch"] = Field(
+        "auto",
+        description="ZeRO 2 and 3: when gradients are summed over the replicas. microbatch: with each, unit by unit, "
+        "so that no stage has all of its gradients at once; run: after each stretch of work on one stage, which moves "
+        "less and holds its gradients whole; auto: run where virtual_stages are several, else microbatch.",
+    )
     zero_ranks: RanksOr0 = Field(
         0,
         description="Hybrid sharding: neighbouring dp ranks that share one set of shards, and copies of it over the "
@@ -149,6 +166,11 @@ class FallbackSpec(Spec):
     )
     bucket_mib: Annotated[float, Field(ge=largest.LEAST_BUCKET_MIB, le=largest.BUCKET_MIB)] = Field(
         25.0, description="Gradients are reduced over dp in buckets of this many MiB, during the backward."
+    )
+    loss_chunk_mib: Annotated[float, Field(ge=0, le=largest.BUCKET_MIB)] = Field(
+        0.0,
+        description="MiB of logits, in float32, that a rank computes at once for the loss; 0 is 32 on a CPU and 1/128 "
+        "of the memory of a device that is named.",
     )
     compress: CompressName = Field("none", description="How gradients are made smaller on their way over dp.")
     compress_rank: Annotated[int, Field(gt=0, le=largest.WIDTH)] = Field(
@@ -201,6 +223,11 @@ class FallbackSpec(Spec):
     def num_copies(self) -> int:
         """How often a pipeline holds each stage: DualPipe twice, for its two directions."""
         return STAGE_COPIES.get(self.schedule, 1)
+
+    @property
+    def reductions(self) -> Reductions:
+        """When sharded gradients are summed."""
+        return "run" if sums_by_run(self.schedule, self.stages_per_rank, self.reduce_each) else "microbatch"
 
     @property
     def gathers_stages(self) -> bool:

@@ -132,6 +132,11 @@ class SoftwareSpec(Spec):
     workspaces: tuple[Workspaces, Workspaces] = Field(
         (0, 0), description="Workspaces of 32 MiB that products take from the allocator: always, more with experts."
     )
+    loss_in_backward: bool = Field(
+        False,
+        description="Logits are computed in the backward alone, chunk by chunk, with their gradients and both products "
+        "of these; the forward of the last stage ends before the head.",
+    )
     head_parallel: bool = Field(True, description="tp ranks share the loss; if not, logits are gathered on each.")
     stage_kept: Number = Field(
         0.0, description="Bytes that a stage keeps of each microbatch in flight beside its layers', by output element."

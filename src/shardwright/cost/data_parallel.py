@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.config.plan import sums_by_run
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates, known_host
 from shardwright.cost.collective_time import all_to_all_s, ring_s
@@ -61,7 +62,9 @@ class DataParallel:
         cut, software, rates = self.run.cut, self.software, self.rates
         reduce_s, last_s, gather_s = self.exchanged_s()
         p, m = cut.pp, cut.num_microbatches
-        reductions = cut.by_schedule(lambda name, at: num_reductions(name, p[at], m[at]))
+        reductions = cut.by_schedule(
+            lambda name, at: num_reductions(name, p[at], m[at], sums_by_run(name, cut.virtual[at], cut.reduce_each))
+        )
         early_s = (reductions - 1) * reduce_s * (cut.zero == 2)
         if software.reduce_overlap:
             left = beside(rates, reduce_s, self.pace.backward)

@@ -85,6 +85,10 @@ class KernelTime:
         """All of them longer by a factor."""
         return KernelTime(factor * self.forward, factor * self.input_grad, factor * self.weight_grad)
 
+    def in_backward(self) -> "KernelTime":
+        """All of them where the input gradient is computed."""
+        return KernelTime(0.0 * self.forward, self.forward + self.input_grad + self.weight_grad, 0.0 * self.forward)
+
 
 def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narrow: bool) -> KernelTime:
     """All kernels of an operator. `is_narrow`: its products with weights are computed in fp8 or fp4."""

@@ -16,13 +16,13 @@ from shardwright.account.activation_peak import LayerMemory
 from shardwright.account.activations import (
     documents_kept,
     embedding_kept,
-    head_deferred_bytes,
     head_kept,
     head_working_bytes,
     layer_of,
 )
 from shardwright.account.kept_tensors import Bytes, Share
 from shardwright.config.job import JobSpec
+from shardwright.config.plan import sums_by_run
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
 from shardwright.cost.pipeline_bubble import in_flight, in_flight_split
 from shardwright.sharding.compression import KEEPS_ERROR
@@ -33,7 +33,7 @@ from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import LayerKind, PipelineRanks
 
 _FLOAT = 4
-_OF_LAYER, _OF_ENDS = 4, 6  # rows of a kind of layer, and of what is not of layers
+_OF_LAYER, _OF_ENDS = 4, 5  # rows of a kind of layer, and of what is not of layers
 # Policies of which a layer is asked at once, for a search has them all: a layer takes longer to make than to ask.
 _USUAL = ("none", "attention", "activation+norm", "activation+attention+norm+qkv+up", "full")
 _MESSAGES = 3  # of a pipeline on their way, or waiting
@@ -53,7 +53,7 @@ def _asked(policy: str) -> str:
 def account_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     """Bytes by plan, (values, plans): of each kind of layer what a microbatch keeps, makes again in its turn, leaves
     from I to W, and needs while it runs; then a stage's input, which is a message too, what the embedding keeps, what
-    every stage does, and of the head what it keeps, leaves and needs."""
+    every stage does, and of the head what it keeps and needs."""
     cut = run.cut.as_arrays()
     found = np.empty((_OF_LAYER * len(kinds) + _OF_ENDS, len(cut.tp)))
     # The account takes several sizes of a microbatch at once, unless the room of experts rounds them.
@@ -99,7 +99,6 @@ def _plan_rows(job: JobSpec, kinds: tuple[LayerKind, ...]) -> list[Bytes]:
         sum(embedding_kept(job).values()),
         sum(documents_kept(job).values()),
         sum(head_kept(job).values()),
-        head_deferred_bytes(job),
         head_working_bytes(job),
     ]
 
@@ -120,7 +119,7 @@ def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Number
     cut = run.cut
     asked = _all_kinds(run, ranks.kinds)
     rows = memo.rows("account", run, (asked, *layer_words(cut)), layer_columns, partial(account_rows, kinds=asked))
-    stage_input, embedding, documents, head, head_waits, head_works = rows[-_OF_ENDS:]
+    stage_input, embedding, documents, head, head_works = rows[-_OF_ENDS:]
     kept: Numbers = ranks.embedding * embedding + documents * cut.virtual
     waits, turn, away, stage_again = 0.0 * kept, 0.0 * kept, 0.0 * kept, 0.0 * kept
     for (kind, policy), count in zip(ranks.kinds, ranks.layers, strict=True):
@@ -145,8 +144,7 @@ def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Number
     split = cut.by_schedule(
         lambda name, at: np.stack(in_flight_split(name, p[at], _on_which_most_wait(name, ranks, p, at), m[at]))
     )
-    all_waits = waits + ranks.head * head_waits
-    whole = np.maximum((kept - away) * alive * _unevenness(run), (kept - away) * split[0] + all_waits * split[1])
+    whole = np.maximum((kept - away) * alive * _unevenness(run), (kept - away) * split[0] + waits * split[1])
     activations = whole + stage_again + ranks.head * head
     working = np.maximum(turn - ranks.head * head, ranks.head * head_works)
     return activations, np.maximum(0.0, working), away * alive, _MESSAGES * stage_input * (p > 1)
@@ -191,9 +189,9 @@ def held_state(cut: PlanGrid, held: tuple[Array, ...]) -> tuple[Numbers, Numbers
 def held_buffers(run: Run, ranks: PipelineRanks, held: Array) -> Numbers:
     """Most bytes that ZeRO borrows at once (sharding/zero_events.py), of `held` elements of each rank.
 
-    In a pipeline whole stages are there: in stage 2 the gradients of one, in stage 3 its values too, or of two whose
-    turns follow each other. A model in one piece has two layers' values, and the gradients of one that arrive and two
-    that are summed. Beside that the tables are units of their own.
+    Gradients of a layer arrive while those of two units are summed, or those of whole stages where they are not summed
+    with each microbatch. Of values a pipeline has whole stages in stage 3, of two where their turns follow each other,
+    and a model in one piece two layers. Beside that the tables are units of their own.
     """
     cut = run.cut
     table = run.shape.table_elements / cut.tp
@@ -201,21 +199,20 @@ def held_buffers(run: Run, ranks: PipelineRanks, held: Array) -> Numbers:
     num_layers = np.maximum(1, sum(ranks.layers))
     layer = np.maximum(0.0, held - tables) / num_layers
     values, gradient = cut.element_bytes, cut.gradient_bytes or _FLOAT
-    copies, is_several = cut.num_copies, cut.virtual > 1
-    stage = np.maximum(0.0, held - tables) / (cut.virtual * copies) + np.minimum(tables, table)
-    alternates = cut.by_schedule(lambda name, at: 1.0 * (name in _ALTERNATING) + 0 * cut.pp[at])
-    whole = cut.pp * cut.virtual == 1
-    # Two stages in turn: one's gradients arrive while the last of the other's are summed.
-    of_gradients = np.where(whole, layer + tables, stage * copies + alternates * np.minimum(layer, stage))
+    stage = np.maximum(0.0, held - tables) / (cut.virtual * cut.num_copies) + np.minimum(tables, table)
+    stages, is_several = stage * cut.num_copies, cut.virtual > 1
+    is_whole = cut.pp * cut.virtual == 1
+    largest = np.minimum(tables, table)
     # Of a single microbatch they are summed as they come.
-    of_gradients = np.where(cut.num_microbatches == 1, np.minimum(of_gradients, layer + tables), of_gradients)
-    more = np.where(alternates > 0, stage, np.minimum(2 * layer, stage) * is_several)
-    of_three = np.where(
-        whole,
-        values * (2 * layer + np.minimum(tables, table)) + gradient * (3 * layer + np.minimum(tables, table)),
-        values * stage * copies * (1 + is_several) + gradient * (stage * copies + more),
-    )
-    found = np.where(cut.zero == 3, of_three, np.where(cut.zero == 2, gradient * of_gradients, 0.0))
+    by_run = cut.by_schedule(lambda name, at: sums_by_run(name, cut.virtual[at], cut.reduce_each))
+    by_run = (by_run * (cut.num_microbatches > 1)) > 0
+    of_two = gradient * np.where(by_run, stages, layer + tables)
+    of_three = values * np.where(is_whole, 2 * layer + largest, stages * (1 + is_several))
+    num_reducing = 1 if run.shape.experts else 2  # layers; experts are a unit of their own
+    arriving = np.maximum((1 + num_reducing) * layer, num_reducing * layer + largest)
+    more = np.minimum(2 * layer, stage) * is_several
+    of_three = of_three + gradient * np.where(by_run, stages + more, np.minimum(arriving, stage))
+    found = np.where(cut.zero == 3, of_three, np.where(cut.zero == 2, of_two, 0.0))
     found = np.where(cut.replicas > 1, found, 0.0)
     if cut.precision == "fp8":  # weights are kept in fp8, for both products
         found = found + 2 * np.where(cut.zero < 3, held - tables, stage)

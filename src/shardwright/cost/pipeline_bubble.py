@@ -77,21 +77,19 @@ def in_flight_split(schedule: str, p: Numbers, rank: Numbers, m: Numbers) -> tup
     return np.where(p == 1, 0.0, kept), np.where(p == 1, 0.0, waits)
 
 
-def num_reductions(schedule: str, p: Numbers, m: Numbers) -> Numbers:
+def num_reductions(schedule: str, p: Numbers, m: Numbers, by_run: Numbers) -> Numbers:
     """How often a rank reduces all of its gradients in a step where they are sharded (ZeRO-2): they can't wait whole.
 
-    They are reduced after each stretch of backwards of one stage (schedule/lowering/zero3_gathers.py): once where a
-    rank has one stage or stays with each until its last microbatch, every p microbatches where it passes through them
-    in turn, and with almost every microbatch where two stages alternate. A model in one piece reduces after each
-    microbatch; DualPipe, whose copies end at different moments, at the end.
+    That is with each microbatch, or `by_run`, after each stretch of backwards of one stage (config/plan.py): every p
+    microbatches where a rank passes through its stages in turn, with almost every microbatch where two stages
+    alternate, once where it has one stage or stays with each until its last microbatch.
     """
+    among: Numbers = 1.0
     if schedule == "interleaved-1f1b":
         among = np.ceil(m / p)
     elif schedule in ("zb-v", "v-half", "v-min", "dualpipev"):
         among = 1.0 * m
-    else:
-        among = 1.0
-    return np.where((p == 1) & (schedule != "dualpipe"), m, among)
+    return np.where(by_run, among, m)
 
 
 def bubble(schedule: str, p: Numbers, m: Numbers, v: Numbers, f: Numbers, i: Numbers, w: Numbers) -> Numbers:

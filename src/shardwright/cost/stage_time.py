@@ -250,11 +250,14 @@ class Costing:
         times = [operator_s(rates, self.software, operator, is_narrow) for operator in chain]
         # What enters a product is an operator before it, or with latents the product's own.
         beside_s = [t.weight_grad for t in (*times[1:], times[-1])]
+        times = [t.in_backward() if o.in_backward else t for o, t in zip(chain, times, strict=True)]
         weights_s = [t.weight_grad if o.products else of for o, t, of in zip(chain, times, beside_s, strict=True)]
-        for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
+        stay = [o.in_backward for o in (*chain[1:], chain[-1])]
+        for operator, t, weight_s, stays in zip(chain, times, weights_s, stay, strict=True):
             more = rates.imbalance if kind == "experts" and operator.of.part in _MLP else 1.0
             ahead = self._exposed(operator.forward, t.forward)
             behind = self._exposed(operator.backward, t.input_grad + t.weight_grad, weight_s)
+            behind = tuple(replace(e, put_off=0.0) for e in behind) if stays else behind
             yield OperatorTime(operator, t.times(more), share_run_again(operator, policy), ahead, backward=behind)
 
     def gaps(self, kind: str, policy: str = "none") -> PieceTime:
@@ -377,9 +380,7 @@ class Costing:
         Shards that are kept on the host come from there before each gather.
         """
         shape, cut, rates, groups = self.run.shape, self.run.cut, self.rates, self.groups
-        common, routed = shape.table_elements, 0
-        if kind in LAYERS:
-            common, routed = shape.kind_parameters(kind)
+        common, routed = shape.kind_parameters(kind) if kind in LAYERS else (shape.table_elements, 0)
         gather, scatter = 0.0, 0.0
         for elements, shard, copies in (
             (common / cut.tp, groups.shard, groups.copies),

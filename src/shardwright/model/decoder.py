@@ -22,7 +22,7 @@ from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.latent_attention import LatentAttention
-from shardwright.model.loss import vocabulary_cross_entropy
+from shardwright.model.loss import Targets, mean_loss
 from shardwright.model.mlp import MLP
 from shardwright.model.moe_block import MixtureOfExperts
 from shardwright.model.norm import Norm
@@ -126,12 +126,14 @@ class DecoderStage(nn.Module):
 
     def __init__(
         self, spec: ModelSpec, span: StageSpan, cut: LayerSharding, policies: Mapping[int, Policy] | None = None,
-        host: HostPool | None = None,
+        host: HostPool | None = None, loss_positions: int = 0,
     ) -> None:  # fmt: skip
         """`policies` say what layers recompute, by their number in the whole model; others keep all. Where there is a
-        `host`, inputs of layers that keep nothing else wait there for the backward."""
+        `host`, inputs of layers that keep nothing else wait there for the backward. The loss takes `loss_positions`
+        positions of this rank at once, or if that is 0 all."""
         super().__init__()
         self.spec, self.span, self.cut, self.host = spec, span, cut, host
+        self.loss_positions = loss_positions or spec.sequence
         self.through: Passage = lambda region, function, x: function(x)
         self.angles: tuple[Tensor, Tensor] | None = None
         self.held = cut.held(spec.sequence)
@@ -156,6 +158,8 @@ class DecoderStage(nn.Module):
     def prepare(self, device: torch.device, dtype: torch.dtype) -> "DecoderStage":
         """Give the parameters their names, device and number type, but no memory. Returns itself."""
         name_parameters(self, device, dtype)
+        for parameter in placed_parameters(self).values():
+            parameter.deferred = self.cut.deferred if parameter.place.is_put_off else None
         self._place_buffers(device)
         return self
 
@@ -221,8 +225,9 @@ class DecoderStage(nn.Module):
     ) -> Tensor:
         """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.
 
-        The last stage gives the losses of this rank's tokens, position by position, if `targets_BS` are given, else
-        the hidden states before the head. `microbatch` says which samples these are, where they are trained on.
+        The last stage gives the mean loss of this rank's tokens, which is there once the backward has run, if
+        `targets_BS` are given, else the hidden states before the head. `microbatch` says which samples these are, where
+        they are trained on.
         `documents_BT`, where documents are separate, are the documents' numbers of all T = S + 1 tokens: none sees
         another, and the loss is 0 where a target begins one.
         """
@@ -249,17 +254,19 @@ class DecoderStage(nn.Module):
         x_sBH = self.norm(x_sBH)
         if targets_BS is None:
             return x_sBH
-        losses = self.token_losses(x_sBH, targets_BS)
-        if documents_BT is None:
-            return losses
-        return losses.masked_fill(~pick(counts(documents_BT), self.held).t().flatten(), 0.0)
+        counts_BS = None if documents_BT is None else counts(documents_BT)
+        return self.mean_loss(x_sBH, targets_BS, counts_BS)
 
-    def token_losses(self, x_sBH: Tensor, targets_BS: Tensor) -> Tensor:
-        """Cross entropy of each of this rank's tokens, position by position."""
-        logits_SBV = self.logits(x_sBH)
+    def mean_loss(self, x_sBH: Tensor, targets_BS: Tensor, counts_BS: Tensor | None = None) -> Tensor:
+        """The mean cross entropy of this rank's tokens from the hidden states before the head; targets that do not
+        count have 0."""
+        assert self.head is not None, "only the last stage has a head"
         first_row, _ = split_evenly(self.spec.vocab, self.cut.tp.size, self.cut.tp.index)
-        targets = pick(targets_BS, self.held).t().flatten()
-        return vocabulary_cross_entropy(logits_SBV.flatten(0, 1), targets, first_row, self.cut.tp)
+        ids_T, counts_T = (
+            pick(of_BS, self.held).t().flatten() if of_BS is not None else None for of_BS in (targets_BS, counts_BS)
+        )
+        assert ids_T is not None
+        return mean_loss(x_sBH, self.head.weight, Targets(ids_T, counts_T, first_row, self.loss_positions), self.cut)
 
     def logits(self, x_sBH: Tensor) -> Tensor:
         """This rank's rows of the logits, [S, B, V]."""

@@ -12,26 +12,27 @@ from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter
 
 
-def exact_product(x_TH: Tensor, weight_EH: PlacedParameter, deferred: DeferredGradients) -> Tensor:
-    """[T, H] to [T, E], float32. The weight's gradient may wait in `deferred`."""
-    return _ExactProduct.apply(x_TH, weight_EH, deferred)
+def exact_product(x_TH: Tensor, weight_EH: PlacedParameter, deferred: DeferredGradients, kind: str) -> Tensor:
+    """[T, H] to [T, E], float32. The weight's gradient may wait in `deferred`. `kind` is that of the device."""
+    return _ExactProduct.apply(x_TH, weight_EH, deferred, kind)
 
 
 class _ExactProduct(torch.autograd.Function):
     """Moves nothing. Keeps x as it came, so that no float32 copy of it stays."""
 
     @staticmethod
-    def forward(ctx: Any, x_TH: Tensor, weight_EH: PlacedParameter, deferred: DeferredGradients) -> Tensor:
+    def forward(ctx: Any, x_TH: Tensor, weight_EH: PlacedParameter, deferred: DeferredGradients, kind: str) -> Tensor:
         ctx.save_for_backward(x_TH)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
-        ctx.weight, ctx.deferred = weight_EH, deferred
+        ctx.weight, ctx.deferred, ctx.kind = weight_EH, deferred, kind
         return x_TH.float() @ weight_EH.float().t()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (dy_TE,) = grads
         (x_TH,) = ctx.saved_tensors
         weight_EH: PlacedParameter = ctx.weight
         dx_TH = (dy_TE @ weight_EH.float()).to(x_TH.dtype)
-        ctx.deferred.now_or_later(lambda: weight_EH.add_product(dy_TE, x_TH.float()))
-        return dx_TH, None, None
+        kind: str = ctx.kind
+        ctx.deferred.now_or_later(lambda: weight_EH.add_product(dy_TE, x_TH.float(), kind))
+        return dx_TH, None, None, None

@@ -1,50 +1,173 @@
-"""Output head and cross entropy over a vocabulary that is split over tp. No rank ever holds a token's full logits.
+"""Output head and cross entropy over a vocabulary that is split over tp, chunk by chunk of tokens.
 
 Shoeybi et al. 2019 (arXiv 1909.08053, section 3): three numbers a token cross the ranks (largest logit, logit of the
 target, sum of exponentials) in place of a vocabulary of them.
 
-Shape suffixes: T tokens (S x B), V = rows of the vocabulary on this rank.
+No rank holds the logits of more tokens than a chunk's (sharding/loss_chunks.py). A chunk's gradients are made while its
+logits are there, so that these are computed once, and all of that happens in the backward: the forward keeps the hidden
+states and nothing else, however many microbatches are in flight.
+
+Shape suffixes: s positions between the layers, of this rank (under sequence parallel 1 / tp of those within), B batch,
+H hidden, T tokens, of a microbatch or of a chunk, V = rows of the vocabulary on this rank.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shardwright.parallel.comm.collectives import Axis, all_reduce, all_reduce_max
+from shardwright.parallel.comm.collectives import (
+    Axis,
+    Pending,
+    all_reduce,
+    all_reduce_max,
+    start_all_reduce,
+    start_reduce_scatter,
+)
+from shardwright.parallel.tensor.linear import LayerSharding, start_gather_again
+from shardwright.parallel.tensor.parameter import PlacedParameter
 
 
-class _VocabularyCrossEntropy(torch.autograd.Function):
-    """Forward: all-reduces of one max and one pair of sums a token. Backward: nothing moves."""
+@dataclass(frozen=True)
+class Targets:
+    """What should follow the tokens of a microbatch: ids [T], position by position, and where not all of them have a
+    loss, which have. `first_row` is this rank's first row of the vocabulary; a chunk is so many `positions` of s."""
+
+    ids_T: Tensor
+    counts_T: Tensor | None
+    first_row: int
+    positions: int
+
+
+def mean_loss(x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding) -> Tensor:
+    """The mean cross entropy of this rank's tokens, a float32 number; a target without a loss counts as 0.
+
+    With gradients the number is 0 until the backward has run, which writes it.
+    """
+    if torch.is_grad_enabled():
+        return _HeadLoss.apply(x_sBH, weight_VH, targets, cut)
+    total = torch.zeros((), device=x_sBH.device)
+    for chunk in _chunks(x_sBH, targets, cut):
+        total += _Softmax.of(chunk, weight_VH, cut.tp).loss
+    return total.div_(len(targets.ids_T))
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Forward: keeps its input, and moves nothing.
+
+    Backward, for each chunk: under sequence parallel an all-gather of the input, beside the chunk before; all-reduces
+    of one max and of one pair of sums a token; and the sum of the input gradient beside the product for the weight
+    gradient, an all-reduce or under sequence parallel a reduce-scatter. The weight gradient is not put off where a
+    schedule puts others off: logits would have to be computed twice for it.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits_TV: Tensor, targets_T: Tensor, first_row: int, tp: Axis) -> Tensor:
-        ctx.dtype = logits_TV.dtype
-        logits_TV = logits_TV.float()
-        largest_T = all_reduce_max(logits_TV.amax(dim=-1), tp)
-        shifted_TV = logits_TV.sub_(largest_T[:, None])  # nobody needs the logits afterwards
-        rows_T = targets_T - first_row
+    def forward(ctx: Any, x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding) -> Tensor:
+        ctx.save_for_backward(x_sBH, targets.ids_T, targets.counts_T)
+        # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
+        ctx.weight, ctx.first_row, ctx.positions, ctx.cut = weight_VH, targets.first_row, targets.positions, cut
+        loss = torch.zeros((), device=x_sBH.device)
+        ctx.loss = loss.detach()  # another name for its memory, by which the backward writes
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        x_sBH, ids_T, counts_T = ctx.saved_tensors
+        weight_VH: PlacedParameter = ctx.weight
+        cut: LayerSharding = ctx.cut
+        targets = Targets(ids_T, counts_T, ctx.first_row, ctx.positions)
+        dx_sBH, total = torch.empty_like(x_sBH), torch.zeros_like(ctx.loss)
+        for chunk in _chunks(x_sBH, targets, cut):
+            softmax = _Softmax.of(chunk, weight_VH, cut.tp)
+            total += softmax.loss
+            dlogits_TV = softmax.gradient(grads[0] / len(ids_T)).to(x_sBH.dtype)
+            del softmax  # the gradient is in its memory, or in 16 bits
+            summed = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, cut)
+            weight_VH.add_product(dlogits_TV, chunk.x_TH, cut.tp.kind, is_last=chunk.end == len(x_sBH))
+            summed.wait()
+        ctx.loss.copy_(total.div_(len(ids_T)))
+        return dx_sBH, None, None, None
+
+
+def _start_input_gradient(
+    into_sBH: Tensor, dlogits_TV: Tensor, weight_VH: PlacedParameter, cut: LayerSharding
+) -> Pending:
+    """The sum over tp of dlogits W, once what is pending is over."""
+    if cut.shards_sequence:
+        dx_TH = dlogits_TV @ weight_VH
+        return start_reduce_scatter(into_sBH.flatten(0, 1), dx_TH, cut.tp)
+    return start_all_reduce(torch.mm(dlogits_TV, weight_VH, out=into_sBH.flatten(0, 1)), cut.tp)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Positions [first, end) of s: their inputs, targets and which of these have a loss, of all ranks of tp where these
+    share the sequence."""
+
+    first: int
+    end: int
+    x_TH: Tensor
+    ids_T: Tensor
+    counts_T: Tensor | None
+    first_row: int
+
+
+def _chunks(x_sBH: Tensor, targets: Targets, cut: LayerSharding) -> Iterator[_Chunk]:
+    """The chunks of a microbatch. Under sequence parallel each moves an all-gather, beside the chunk before."""
+    parts_sBH, batch = x_sBH.split(targets.positions), x_sBH.shape[1]
+    num_sharing = cut.tp.size if cut.shards_sequence else 1
+
+    def of_chunk(values_T: Tensor, first: int, end: int) -> Tensor:
+        return values_T.view(num_sharing, -1, batch)[:, first:end].flatten()
+
+    coming, first = start_gather_again(parts_sBH[0], cut), 0
+    for part_sBH, following_sBH in zip(parts_sBH, (*parts_sBH[1:], None), strict=True):
+        (x_SBH, arrival), end = coming, first + len(part_sBH)
+        if following_sBH is not None:
+            coming = start_gather_again(following_sBH, cut)
+        if arrival is not None:
+            arrival.wait()
+        counts_T = None if targets.counts_T is None else of_chunk(targets.counts_T, first, end)
+        ids_T = of_chunk(targets.ids_T, first, end)
+        yield _Chunk(first, end, x_SBH.flatten(0, 1), ids_T, counts_T, first_row=targets.first_row)
+        first = end
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """The softmax of a chunk's logits, as exponentials [T, V] and their totals over all ranks [T], float32; `loss` is
+    the sum of its losses."""
+
+    exponentials_TV: Tensor
+    totals_T: Tensor
+    rows_T: Tensor
+    elsewhere_T: Tensor
+    counts_T: Tensor | None
+    loss: Tensor
+
+    @classmethod
+    def of(cls, chunk: _Chunk, weight_VH: Tensor, tp: Axis) -> "_Softmax":
+        """That of the product with the head. Moves all-reduces of one max and one pair of sums a token."""
+        logits_TV = (chunk.x_TH @ weight_VH.t()).float()
+        shifted_TV = logits_TV.sub_(all_reduce_max(logits_TV.amax(dim=-1), tp)[:, None])
+        rows_T = chunk.ids_T - chunk.first_row
         elsewhere_T = (rows_T < 0) | (rows_T >= logits_TV.shape[-1])
         rows_T = rows_T.masked_fill(elsewhere_T, 0)
         target_T = shifted_TV.gather(-1, rows_T[:, None]).squeeze(-1).masked_fill(elsewhere_T, 0.0)
         exponentials_TV = shifted_TV.exp_()
-        target_T, total_T = all_reduce(torch.stack((target_T, exponentials_TV.sum(dim=-1))), tp)
-        softmax_TV = exponentials_TV.div_(total_T[:, None])
-        ctx.save_for_backward(softmax_TV, rows_T, elsewhere_T)
-        return total_T.log() - target_T
+        target_T, totals_T = all_reduce(torch.stack((target_T, exponentials_TV.sum(dim=-1))), tp)
+        losses_T = totals_T.log() - target_T
+        if chunk.counts_T is not None:
+            losses_T = losses_T.where(chunk.counts_T, 0.0)
+        return cls(exponentials_TV, totals_T, rows_T, elsewhere_T, chunk.counts_T, loss=losses_T.sum())
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        softmax_TV, rows_T, elsewhere_T = ctx.saved_tensors
-        gradient_TV = softmax_TV  # nobody needs it afterwards
-        here_T = torch.where(elsewhere_T, 0.0, 1.0)
-        gradient_TV.scatter_add_(-1, rows_T[:, None], -here_T[:, None])
-        return gradient_TV.mul_(grads[0][:, None]).to(ctx.dtype), None, None, None
-
-
-def vocabulary_cross_entropy(logits_TV: Tensor, targets_T: Tensor, first_row: int, tp: Axis) -> Tensor:
-    """-log softmax(logits)[target] of each token, [T], float32; `first_row` is this rank's first row of the vocabulary.
-
-    The logits are overwritten. The backward may run once: it reuses its memory.
-    """
-    return _VocabularyCrossEntropy.apply(logits_TV, targets_T, first_row, tp)
+    def gradient(self, of_loss: Tensor) -> Tensor:
+        """The gradient of the logits, [T, V], for this gradient of each loss. Overwrites the exponentials."""
+        of_losses_T = of_loss.expand(len(self.rows_T))
+        if self.counts_T is not None:
+            of_losses_T = of_losses_T.where(self.counts_T, 0.0)
+        gradient_TV = self.exponentials_TV.mul_((of_losses_T / self.totals_T)[:, None])
+        here_T = of_losses_T.masked_fill(self.elsewhere_T, 0.0)
+        return gradient_TV.scatter_add_(-1, self.rows_T[:, None], -here_T[:, None])

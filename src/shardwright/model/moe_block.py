@@ -80,7 +80,9 @@ class MixtureOfExperts(nn.Module):
             return y_sBH
         shared_sBH = self.shared.after(Chain(x_sBH, policy))
         if self.shared_gate is not None:
-            gate_T1 = exact_product(x_sBH.flatten(0, 1), self.shared_gate, self.cut.deferred).sigmoid()
+            gate_T1 = exact_product(
+                x_sBH.flatten(0, 1), self.shared_gate, self.cut.deferred, self.cut.tp.kind
+            ).sigmoid()
             shared_sBH = shared_sBH * gate_T1.to(x_sBH.dtype).view(*x_sBH.shape[:2], 1)
         return y_sBH + shared_sBH
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
+from shardwright.model.fused_norm import rms_norm, rms_norm_backward
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, whole
@@ -33,7 +34,7 @@ class Norm(nn.Module):
         """Without `bias_learns` the bias stays as it is: what follows cancels it, and its gradient would be rounding
         noise, of which Adam makes steps."""
         super().__init__()
-        self.epsilon = spec.norm_epsilon
+        self.epsilon, self.kind = spec.norm_epsilon, cut.tp.kind
         shape, axis = (width or spec.hidden,), summed_over or cut.summed_over
         self.weight = whole(shape, "ones", summed_over=axis)
         self.bias_learns = bias_learns
@@ -42,18 +43,25 @@ class Norm(nn.Module):
     def forward(self, x_SBH: Tensor) -> Tensor:
         """[S, B, H] to [S, B, H]; more dims in place of S and B are as good."""
         if self.bias is None:
-            return _RmsNorm.apply(x_SBH, self.weight, self.epsilon)
+            return _RmsNorm.apply(x_SBH, self.weight, self.epsilon, self.kind)
         return _LayerNorm.apply(x_SBH, self.weight, self.bias, self.epsilon, self.bias_learns)
 
 
 class _RmsNorm(torch.autograd.Function):
     """Forward: x / rms(x) x weight, in float32; keeps x and one number a token. Backward: equation 4 of the paper.
 
-    torch's own is made of several operators on a CPU, which keep x / rms(x) too and take several times as long.
+    On CUDA each is one kernel (fused_norm.py). On a CPU torch's own is made of several operators, which keep x / rms(x)
+    too and take several times as long.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, epsilon: float) -> Tensor:
+    def forward(ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, epsilon: float, kind: str) -> Tensor:
+        ctx.kind = kind
+        if kind == "cuda":
+            y_SBH, inverse_SB1 = rms_norm(x_SBH, weight_H, epsilon)
+            ctx.save_for_backward(x_SBH, inverse_SB1)
+            ctx.weight = weight_H
+            return y_SBH
         exact_SBH = x_SBH.float()
         inverse_SB1 = exact_SBH.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x_SBH, inverse_SB1)
@@ -61,15 +69,19 @@ class _RmsNorm(torch.autograd.Function):
         return (exact_SBH * inverse_SB1).mul_(weight_H).to(x_SBH.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x_SBH, inverse_SB1 = ctx.saved_tensors
         weight_H: PlacedParameter = ctx.weight
+        if ctx.kind == "cuda":
+            dx_SBH, dweight_H = rms_norm_backward(grads[0].contiguous(), x_SBH, inverse_SB1, weight_H)
+            weight_H.add_gradient(dweight_H)
+            return dx_SBH, None, None, None
         dy_SBH = grads[0].float()
         normal_SBH = x_SBH.float() * inverse_SB1
         weight_H.add_gradient((dy_SBH * normal_SBH).sum(dim=tuple(range(dy_SBH.dim() - 1))))
         dnormal_SBH = dy_SBH * weight_H
         along_SB1 = (dnormal_SBH * normal_SBH).mean(dim=-1, keepdim=True)
-        return dnormal_SBH.sub_(normal_SBH.mul_(along_SB1)).mul_(inverse_SB1).to(x_SBH.dtype), None, None
+        return dnormal_SBH.sub_(normal_SBH.mul_(along_SB1)).mul_(inverse_SB1).to(x_SBH.dtype), None, None, None
 
 
 class _LayerNorm(torch.autograd.Function):

@@ -42,7 +42,7 @@ class Router(nn.Module):
     def forward(self, x_sBH: Tensor, run: ForwardPass) -> Routing:
         """The routing of this rank's tokens, [s x B, K]."""
         B = x_sBH.shape[1]
-        logits_TE = exact_product(x_sBH.flatten(0, 1), self.weight, self.cut.deferred)
+        logits_TE = exact_product(x_sBH.flatten(0, 1), self.weight, self.cut.deferred, self.cut.tp.kind)
         scores_TE = self.gate.score(logits_TE)
         positions_s = positions_tensor(self.cut.held_between(self.sequence), x_sBH.device)
         with torch.no_grad():

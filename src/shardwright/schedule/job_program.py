@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.plan import ASYNCHRONOUS, Recompute
-from shardwright.schedule.lowering.zero3_gathers import reduce_by_run
+from shardwright.config.plan import ASYNCHRONOUS, Recompute, Reductions
+from shardwright.schedule.lowering.zero3_gathers import reduce_often
 from shardwright.schedule.message_sizes import job_sizes
 from shardwright.schedule.registry import PipelineShape, shape_faults, shape_order, shape_placement, shape_program
-from shardwright.schedule.schedule import Program, Schedule
+from shardwright.schedule.schedule import AnySchedule, Program, Schedule
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.groups import zero_stage
 from shardwright.sharding.stage_placement import StagePlacement, placement_of
@@ -22,27 +22,30 @@ class Order:
     shape: PipelineShape
     recompute: Recompute
     gathers: bool
-    reduces_by_run: bool
+    reduces: Reductions
 
     def program(self) -> Program:
         """One optimizer step, all communication written out; of an asynchronous schedule, several."""
         program = shape_program(self.schedule, self.shape, self.recompute, self.gathers)
-        return reduce_by_run(program) if self.reduces_by_run else program
+        return _reduced(program, self.reduces)
 
     def without_messages(self) -> Schedule:
         """The order of a job's work without messages, which is what the times of a step depend on."""
         order = shape_order(self.schedule, self.shape, self.recompute, self.gathers)
-        return reduce_by_run(order) if self.reduces_by_run else order
+        return _reduced(order, self.reduces)
+
+
+def _reduced(program: AnySchedule, each: Reductions) -> AnySchedule:
+    return program if each == "step" else reduce_often(program, by_microbatch=each == "microbatch")
 
 
 def job_order(job: JobSpec, num_steps: int = 1) -> Order:
     """The order of a job's work."""
     plan = job.plan
     zero = max(zero_stage(plan, is_expert) for is_expert in {False, job.model.moe.experts > 0})
-    # The only run of a rank with one stage of several ends with its last addition anyway.
-    reduces_by_run = zero >= 2 and (plan.stages_per_rank > 1 or plan.pp == 1)
     gathers = zero == 3 and plan.gathers_stages
-    return Order(plan.schedule, _shape(job, num_steps), plan.recompute, gathers, reduces_by_run=reduces_by_run)
+    reduces = plan.reductions if zero >= 2 else "step"
+    return Order(plan.schedule, _shape(job, num_steps), plan.recompute, gathers, reduces=reduces)
 
 
 def job_program(job: JobSpec, num_steps: int = 1) -> Program:

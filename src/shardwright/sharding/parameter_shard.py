@@ -43,6 +43,12 @@ class ParameterShard:
         return math.prod(self.shape)
 
     @property
+    def is_put_off(self) -> bool:
+        """Whether a backward that is split leaves its gradient for W: those of layers. The embedding's is no product,
+        and the head's is made with the loss."""
+        return self.name.startswith("layers.")
+
+    @property
     def mean_elements(self) -> float:
         """Elements of a part, were all equal: the same number on every rank, whichever part it holds."""
         return math.prod(self.full_shape) / self.num_parts

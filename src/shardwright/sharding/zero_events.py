@@ -44,7 +44,8 @@ Memory = TypeVar("Memory")
 @dataclass(frozen=True)
 class UnitSizes:
     """How much a unit is: its stage of ZeRO, elements of its whole buffer and of one shard, padding included, bytes of
-    an element of its values, of a gradient that is added up and of one on its way, and how many parameters it has."""
+    an element of its values, of a gradient that is added up and of one on its way, how many parameters it has, and how
+    many of these get their gradient in W where a backward is split."""
 
     zero: int
     size: int
@@ -53,6 +54,7 @@ class UnitSizes:
     gradient_bytes: int
     reduce_bytes: int
     num_parameters: int
+    num_put_off: int
 
 
 class UnitEvents(ABC, Generic[Memory]):
@@ -243,8 +245,9 @@ class StageEvents(Generic[Unit]):
         for unit in self.units:
             unit.zero()
 
-    def arm(self, is_last: bool) -> None:
-        """The next backward is the last before a reduction: reduce each unit as soon as it is complete.
+    def arm(self, is_last: bool, is_split: bool) -> None:
+        """The next backward, or of one that `is_split` its W, is the last before a reduction: reduce each unit as soon
+        as it is complete.
 
         Units that hold their gradients whole wait for the last reduction of the step.
         """
@@ -252,7 +255,7 @@ class StageEvents(Generic[Unit]):
         self.is_armed = self._is_shared
         self._next = 0
         for unit in self.units:
-            unit.num_missing = unit.sizes.num_parameters
+            unit.num_missing = unit.sizes.num_put_off if is_split else unit.sizes.num_parameters
 
     def gradient_arrived(self, unit: Unit) -> None:
         """A gradient was added to. If it was the last of its unit, the unit is reduced."""

@@ -33,6 +33,7 @@ from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.registry import forward_of
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.groups import ends, zero_stage
+from shardwright.sharding.loss_chunks import loss_positions
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import stage_parameters
 from shardwright.sharding.zero_events import Reductions
@@ -224,7 +225,7 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
             sequence_parallel=plan.sequence_parallel,
             cp_method=plan.cp_method,
         )
-        made = DecoderStage(job.model, span, cut, policies, host=host)
+        made = DecoderStage(job.model, span, cut, policies, host=host, loss_positions=loss_positions(job))
         stages[stage] = made.prepare(mesh.device, NUMBERS[job.precision.compute])
     return stages
 

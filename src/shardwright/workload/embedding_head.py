@@ -3,10 +3,12 @@
 Letters and units are those of operators.py.
 """
 
+from dataclasses import replace
+
 from shardwright.config.model_shape import ModelShape
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.layer_operators import LayerOperator
-from shardwright.workload.operators import HALF, Context, Exchange, MatrixProduct, Operator
+from shardwright.workload.operators import HALF, Context, Exchange, MatrixProduct, Operator, enter
 
 
 def embed(c: Context, o: LayerOperator) -> Operator:
@@ -34,6 +36,15 @@ def logits(c: Context) -> Numbers:
     return c.tokens * c.shape.vocab / (c.cut.tp if c.software.head_parallel else 1)
 
 
+def enter_head(c: Context, o: LayerOperator) -> Operator:
+    """The sharded rows come together before the head; where the loss is computed in the backward, there alone, and
+    under sequence parallel nothing hides that they do."""
+    found = enter(c, o)
+    if not c.software.loss_in_backward:
+        return found
+    return replace(found, forward=(), backward=tuple(replace(e, is_hidden=False) for e in found.backward))
+
+
 def head(c: Context, o: LayerOperator) -> Operator:
     """The product with the vocabulary and the cross entropy over it, cut by vocabulary."""
     s, w = c.shape, c.software
@@ -41,6 +52,6 @@ def head(c: Context, o: LayerOperator) -> Operator:
     n = logits(c)
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
     return Operator(
-        o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered, kernel="loss",
-        elements=n,
+        o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
+        in_backward=w.loss_in_backward, kernel="loss", elements=n,
     )  # fmt: skip

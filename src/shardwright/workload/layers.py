@@ -23,7 +23,7 @@ LAYERS = ("dense", "experts")  # kinds of pieces that are layers
 
 _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
     **dict.fromkeys(("attention norm", "mlp norm", "norm before experts", "final norm"), op.norm),
-    **dict.fromkeys(("attention enter", "mlp enter", "shared enter", "head enter"), op.enter),
+    **dict.fromkeys(("attention enter", "mlp enter", "shared enter"), op.enter),
     **dict.fromkeys(("attention leave", "mlp leave", "shared leave"), op.leave),
     **dict.fromkeys(("attention join", "mlp join"), op.join),
     **dict.fromkeys(("up", "expert up", "shared up"), op.rise),
@@ -40,6 +40,7 @@ _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
     "shared gate": routed.weigh_shared,
     "experts leave": routed.total,
     "embedding": ends.embed,
+    "head enter": ends.enter_head,
     "head": ends.head,
 }
 

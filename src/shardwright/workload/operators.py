@@ -101,7 +101,8 @@ class Operator:
     `kept` is what it keeps for its backward, of the tensor that it gives or, if it `keeps_input`, takes; `kept_result`
     the part of attention's that policies which drop its scores still keep. `given` is its result, and `inside` what its
     backward needs beside what was kept and the gradients of its result and of what it takes. Of what it kept, its
-    result is for the backward of the operator behind it, unless its own needs it (`needs_kept`).
+    result is for the backward of the operator behind it, unless its own needs it (`needs_kept`). One that is computed
+    `in_backward` takes no time in the forward, and puts nothing off to the weight gradients.
 
     `kernel` is what it computes element by element where that can be measured, of so many `elements`.
     """
@@ -119,6 +120,7 @@ class Operator:
     inside: Numbers = 0.0
     needs_kept: bool = False
     keeps_input: bool = False
+    in_backward: bool = False
     kernel: Kernel | None = None
     elements: Numbers = 0.0
 

@@ -78,6 +78,7 @@ class PlanGrid:
     gradient_bytes: int = 0
     reduce_bytes: int = 0
     bucket_bytes: float = 0.0
+    reduce_each: str = "auto"
 
     @property
     def element_bytes(self) -> int:
@@ -269,4 +270,5 @@ def cut_of(job: JobSpec) -> PlanGrid:
         offload_activations=p.offload_activations, compress=p.compress, compress_rank=p.compress_rank,
         compress_share=p.compress_share, gradient_bytes=precision.gradient_bytes,
         reduce_bytes=precision.reduce_bytes, bucket_bytes=p.bucket_mib * 2**20,
+        reduce_each=p.reduce_each,
     )  # fmt: skip

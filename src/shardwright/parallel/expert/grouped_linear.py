@@ -88,5 +88,6 @@ class _GroupedProduct(torch.autograd.Function):
         weight: PlacedParameter = ctx.weight
         counts_e: Tensor = ctx.counts_e
         dx_NH = grouped_product(dy_NO, weight.flatten(1, -2), counts_e, ctx.kind)
-        ctx.deferred.now_or_later(lambda: weight.add_products(dy_NO, x_NH, row_ranges(counts_e)))
+        kind: str = ctx.kind
+        ctx.deferred.now_or_later(lambda: weight.add_products(dy_NO, x_NH, row_ranges(counts_e), kind))
         return dx_NH, None, None, None, None, None

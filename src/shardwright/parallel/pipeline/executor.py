@@ -49,7 +49,7 @@ class Stage(Protocol):
         microbatch: Microbatch | None = None,
         documents_BT: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states, or the loss of each token where there are targets."""
+        """Hidden states, or the mean loss where there are targets."""
 
     def empty_hidden(self, batch: int) -> Tensor:
         """Memory for what passes between stages."""
@@ -155,7 +155,7 @@ class PipelineExecutor:
                 if self._mesh.watch is not None:
                     self._mesh.watch.doing(f"action {index}, {action}")
                 for arming in armings.get(index, ()):
-                    self._held[arming.stage].arm(arming.is_last)
+                    self._held[arming.stage].arm(arming.is_last, arming.is_split)
                 start_s = self._began_s = time.perf_counter()
                 if action in run.left:
                     start_s, end_s = run.left.pop(action)
@@ -182,7 +182,9 @@ class PipelineExecutor:
                 self._forward(key, run)
             case Kind.RECOMPUTE:
                 self._load_weights(key, run)
-                self._pass(key, run.kept.pop(key), run)
+                output = self._pass(key, run.kept.pop(key), run)
+                if stage == run.program.num_stages - 1:
+                    run.losses[i] = output
             case Kind.BACKWARD | Kind.INPUT_GRAD:
                 self._backward(key, run, action.kind)
             case Kind.WEIGHT_GRAD:
@@ -226,7 +228,7 @@ class PipelineExecutor:
         else:
             output = self._pass(key, x, run)
         if stage == run.program.num_stages - 1:
-            run.losses[i] = output
+            run.losses[i] = output  # a number; once its backward has run, where gradients are on
         elif run.program.placement.rank(stage + 1, i) == self._mesh.pp.index:
             run.inputs[stage + 1, i] = output, None
         else:
@@ -248,8 +250,10 @@ class PipelineExecutor:
             run.leaves[key] = x.requires_grad_()
         documents_BT = document_numbers(run.tokens[i]) if self._separates_documents else None
         if stage == run.program.num_stages - 1:
-            targets_BS = self._ids(run.tokens[i][:, 1:])
-            output = self._stages[stage](x, targets_BS, microbatch, documents_BT).mean()
+            # A forward that will run again leaves the loss to that.
+            has_loss = keeps or not run.program.trains
+            targets_BS = self._ids(run.tokens[i][:, 1:]) if has_loss else None
+            output = self._stages[stage](x, targets_BS, microbatch, documents_BT)
         else:
             output = self._stages[stage](x, None, microbatch, documents_BT)
         if keeps:

@@ -225,7 +225,7 @@ def add_weight_gradient(
     def add() -> None:
         if gathered is not None:
             gathered.wait()
-        weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1))
+        weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1), cut.tp.kind)
 
     cut.deferred.now_or_later(add)
 

@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.precision.float8_linear import Float8Linear
+from shardwright.sharding.gradient_blocks import rows_at_once
 from shardwright.sharding.parameter_shard import ParameterShard
 
 
@@ -36,24 +39,33 @@ class PlacedParameter(nn.Parameter):
     Autograd would hand each weight gradient over in fresh memory, to be added to what is there. A layer's own
     backward computes it straight into `gradient` instead, which may be a view of a bucket and of another dtype; what
     autograd does hand over (norms, biases) is moved there at once. `has_gradient` says whether `gradient` holds a
-    sum yet or only memory, so that nothing need be zeroed. `float8` is there if products with it are in fp8.
+    sum yet or only memory, so that nothing need be zeroed. Where a gradient is handed over while those of products are
+    put off, it waits with them in `deferred`: a unit of ZeRO is not opened for a norm long before the matrices beside
+    it. `float8` is there if products with it are in fp8.
     """
 
     place: ParameterShard
     home: GradientHome | None
+    deferred: DeferredGradients | None
     float8: Float8Linear | None
     gradient: Tensor | None
     has_gradient: bool
 
     def __new__(cls, data: Tensor, place: ParameterShard) -> "PlacedParameter":
         self: PlacedParameter = super().__new__(cls, data, requires_grad=True)
-        self.place, self.home, self.float8 = place, None, None
+        self.place, self.home, self.deferred, self.float8 = place, None, None, None
         self.gradient, self.has_gradient = None, False
         self.register_post_accumulate_grad_hook(_take_over)
         return self
 
     def add_gradient(self, gradient: Tensor) -> None:
-        """Add to the gradient."""
+        """Add to the gradient, now or with those that are put off."""
+        if self.deferred is None:
+            self._add(gradient)
+        else:
+            self.deferred.now_or_later(partial(self._add, gradient))
+
+    def _add(self, gradient: Tensor) -> None:
         into = self._open()
         if self.has_gradient:
             into.add_(gradient.view_as(into))
@@ -61,12 +73,15 @@ class PlacedParameter(nn.Parameter):
             into.copy_(gradient.view_as(into))
         self._added()
 
-    def add_product(self, dy_TN: Tensor, x_TH: Tensor) -> None:
-        """Add dy^T x, the gradient of a linear layer's weight; N is all dims but the last."""
-        self._add_product(self._open().view(-1, self.shape[-1]), dy_TN, x_TH)
-        self._added()
+    def add_product(self, dy_TN: Tensor, x_TH: Tensor, kind: str, is_last: bool = True) -> None:
+        """Add dy^T x, the gradient of a linear layer's weight, with the kernels of a kind of device; N is all dims but
+        the last. Of a microbatch that comes in parts only the last one completes it."""
+        add_product(self._open().view(-1, self.shape[-1]), dy_TN, x_TH, self.has_gradient, kind=kind)
+        self.has_gradient = True
+        if is_last:
+            self._added()
 
-    def add_products(self, dy_NO: Tensor, x_NH: Tensor, ranges: Sequence[tuple[int, slice]]) -> None:
+    def add_products(self, dy_NO: Tensor, x_NH: Tensor, ranges: Sequence[tuple[int, slice]], kind: str) -> None:
         """Add dy^T x of some rows to the matrix of each expert, for a weight of shape [experts, ..., H].
 
         `ranges` are the experts that have rows, and which. Without any a gradient is 0.
@@ -76,17 +91,8 @@ class PlacedParameter(nn.Parameter):
             for expert in set(range(len(into_eOH))).difference(expert for expert, _ in ranges):
                 into_eOH[expert].zero_()
         for expert, rows in ranges:
-            self._add_product(into_eOH[expert], dy_NO[rows], x_NH[rows])
+            add_product(into_eOH[expert], dy_NO[rows], x_NH[rows], self.has_gradient, kind=kind)
         self._added()
-
-    def _add_product(self, into_NH: Tensor, dy_TN: Tensor, x_TH: Tensor) -> None:
-        if into_NH.dtype != dy_TN.dtype:
-            product_NH = dy_TN.t() @ x_TH
-            into_NH.add_(product_NH) if self.has_gradient else into_NH.copy_(product_NH)
-        elif self.has_gradient:
-            into_NH.addmm_(dy_TN.t(), x_TH)
-        else:
-            torch.mm(dy_TN.t(), x_TH, out=into_NH)
 
     def add_rows(self, rows_T: Tensor, dy_TH: Tensor) -> None:
         """Add each row of dy to one row, the gradient of a table that was looked up."""
@@ -108,6 +114,22 @@ class PlacedParameter(nn.Parameter):
         self.has_gradient = True
         if self.home is not None:
             self.home.arrived(self)
+
+
+def add_product(into_NH: Tensor, dy_TN: Tensor, x_TH: Tensor, has_sum: bool, kind: str) -> None:
+    """Add dy^T x to a sum, or put it where there is none yet, with the kernels of a kind of device."""
+    dy_NT = dy_TN.t()
+    is_one_kernel = kind == "cuda" and into_NH.dtype == torch.float32
+    if into_NH.dtype == dy_TN.dtype:
+        into_NH.addmm_(dy_NT, x_TH) if has_sum else torch.mm(dy_NT, x_TH, out=into_NH)
+    elif is_one_kernel and has_sum:
+        torch.addmm(into_NH, dy_NT, x_TH, out_dtype=into_NH.dtype, out=into_NH)
+    elif is_one_kernel:
+        torch.mm(dy_NT, x_TH, out_dtype=into_NH.dtype, out=into_NH)
+    else:
+        num_rows = rows_at_once(x_TH.shape[1], x_TH.element_size())
+        for into_RH, dy_RT in zip(into_NH.split(num_rows), dy_NT.split(num_rows), strict=True):
+            into_RH.add_(dy_RT @ x_TH) if has_sum else into_RH.copy_(dy_RT @ x_TH)
 
 
 def _take_over(parameter: Tensor) -> None:

@@ -93,6 +93,7 @@ class FlatUnit(UnitEvents[Tensor]):
             gradient_bytes=sharding.gradients.itemsize,
             reduce_bytes=sharding.reduce.itemsize,
             num_parameters=len(self.parameters),
+            num_put_off=sum(parameter.place.is_put_off for parameter in self.parameters),
         )
         super().__init__(sizes, pool)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))

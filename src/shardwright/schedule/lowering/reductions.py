@@ -1,7 +1,7 @@
 """When the gradients of a stage are complete, so that their reduction may begin while a backward still runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.schedule.action import ADDS, Action, Kind
 
@@ -11,11 +11,13 @@ class Arming:
     """A stage whose gradients are reduced after the next addition to them.
 
     `is_last` says that nothing is added between this reduction and the update. Gradients that are kept whole can be
-    reduced only then: the sum stands where the additions went, and a second reduction would count it again.
+    reduced only then: the sum stands where the additions went, and a second reduction would count it again. `is_split`:
+    the addition is W's, and what its I added is there already.
     """
 
     stage: int
     is_last: bool
+    is_split: bool = False
 
 
 def before_reductions(row: Sequence[Action]) -> dict[int, list[Arming]]:
@@ -33,6 +35,7 @@ def before_reductions(row: Sequence[Action]) -> dict[int, list[Arming]]:
             if part.kind in ADDS:
                 added.add(part.stage)
                 if part.stage in reductions:
-                    found.setdefault(index, []).append(reductions.pop(part.stage))
+                    arming = replace(reductions.pop(part.stage), is_split=part.kind is Kind.WEIGHT_GRAD)
+                    found.setdefault(index, []).append(arming)
     assert not reductions, "a reduction follows an addition to the gradients of its stage"
     return found

@@ -10,10 +10,10 @@ parameters, so it belongs to no run. The gather of the next run is issued before
 one and travels under it. So at most the stages of two neighbouring runs are there at a time: two, or with pairs at
 most four.
 
-Gradients are sharded likewise, so they can't wait for the last backward: they are reduced, and added to the shard,
-after each stretch of B and W of one stage, and of a model in one piece after each microbatch. Where a pipeline
-holds a stage twice (DualPipe), the two copies end such stretches at different moments; there one reduction at the end
-stays.
+Gradients are sharded likewise (from ZeRO-2 on), so they can't wait for the last backward: they are reduced, unit by
+unit as they come, and added to the shard. That is done with each microbatch, or after each stretch of B and W of one
+stage, which moves less and holds that stage's gradients whole (plan.reduce_each). Where a pipeline holds a stage twice
+(DualPipe), the two copies are at different microbatches; there one reduction at the end stays.
 """
 
 from dataclasses import replace
@@ -23,22 +23,18 @@ from shardwright.schedule.schedule import AnySchedule, Schedule
 
 
 def add_gathers(program: AnySchedule) -> AnySchedule:
-    """A program with a G before and an L after each run, and an R after each stretch of gradients.
-
-    ValueError for a schedule that keeps older versions of its weights: those are whole.
-    """
+    """A program with a G before and an L after each run. ValueError for a schedule that keeps older versions of its
+    weights: those are whole."""
     _refuse_versions(program)
-    reduced = reduce_by_run(program)
-    return replace(reduced, ranks=tuple(map(_with_gathers, reduced.ranks)))
+    return replace(program, ranks=tuple(map(_with_gathers, program.ranks)))
 
 
-def reduce_by_run(program: AnySchedule) -> AnySchedule:
-    """A program with an R after each stretch of B and W of one stage; if there is but one stage, after each B.
-    ValueError for a schedule that keeps older versions of its weights."""
+def reduce_often(program: AnySchedule, by_microbatch: bool) -> AnySchedule:
+    """A program with an R after each stretch of B and W of one stage, or after each B and W. ValueError for a schedule
+    that keeps older versions of its weights."""
     _refuse_versions(program)
     if program.placement.num_copies > 1:
         return program
-    by_microbatch = program.num_stages == 1
     return replace(program, ranks=tuple(_reduced_by_run(row, by_microbatch) for row in program.ranks))
 
 
@@ -87,9 +83,12 @@ def _reduced_by_run(row: tuple[Action, ...], by_microbatch: bool) -> tuple[Actio
     for n, (index, stage) in enumerate(additions):
         if by_microbatch or n + 1 == len(additions) or additions[n + 1][1] != stage:
             complete.setdefault(index, []).append(stage)
-    rewritten: list[Action] = []
+    rewritten, due = list[Action](), list[Action]()
     for index, action in enumerate(row):
+        if action.kind is not Kind.RELEASE:  # values go before memory is needed for sums
+            rewritten += due
+            due = []
         if action.kind is not Kind.REDUCE:
             rewritten.append(action)
-        rewritten += [Action(Kind.REDUCE, stage) for stage in complete.get(index, ())]
-    return tuple(rewritten)
+        due += [Action(Kind.REDUCE, stage) for stage in complete.get(index, ())]
+    return (*rewritten, *due)

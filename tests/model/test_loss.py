@@ -1,0 +1,143 @@
+"""The loss in chunks against torch's cross entropy on whole logits: value, gradients, and what there is of logits."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from cases import small_job
+from ranks import run_on_mesh
+from shardwright.account.activations import head_working_bytes
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.plan import split_evenly
+from shardwright.measure.saved_tensors import saved_bytes
+from shardwright.model.loss import Targets, mean_loss
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.tensor.linear import LayerSharding
+from shardwright.parallel.tensor.parameter import PlacedParameter, sharded
+from shardwright.sharding.loss_chunks import loss_chunk_bytes, loss_positions, num_loss_chunks
+
+VOCAB, HIDDEN = 61, 32
+
+
+def drawn(positions: int, batch: int, masked: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Hidden states [S, B, H], a head [V, H], targets [S x B], and which of these have a loss."""
+    generator = torch.Generator().manual_seed(positions * 10 + batch)
+    x_SBH = torch.randn(positions, batch, HIDDEN, generator=generator)
+    weight_VH = torch.randn(VOCAB, HIDDEN, generator=generator)
+    ids_T = torch.randint(VOCAB, (positions * batch,), generator=generator)
+    counts_T = torch.rand(positions * batch, generator=generator) < 0.6 if masked else None
+    return x_SBH, weight_VH, ids_T, counts_T
+
+
+def expected(x_SBH: Tensor, weight_VH: Tensor, ids_T: Tensor, counts_T: Tensor | None) -> tuple[Tensor, ...]:
+    """The mean loss and its gradients, times 3, by torch in float64."""
+    x, weight = x_SBH.double().requires_grad_(), weight_VH.double().requires_grad_()
+    losses_T = functional.cross_entropy((x @ weight.t()).flatten(0, 1), ids_T, reduction="none")
+    loss = (losses_T if counts_T is None else losses_T.where(counts_T, 0.0)).mean()
+    (3 * loss).backward()
+    assert x.grad is not None and weight.grad is not None
+    return loss.detach(), x.grad, weight.grad
+
+
+def of_cut(mesh: Mesh, positions: int, batch: int, masked: bool, chunk: int, sp: bool) -> dict[str, float]:
+    """The largest differences from what is expected, on one rank of a tp line."""
+    tp = mesh.tp
+    cut = LayerSharding.of_tp(tp, sequence_parallel=sp)
+    x_SBH, weight_VH, ids_T, counts_T = drawn(positions, batch, masked)
+    weight = sharded((VOCAB, HIDDEN), 0, tp, "zeros")
+    first, end = split_evenly(VOCAB, tp.size, tp.index)
+    mine = PlacedParameter(weight_VH[first:end].clone(), weight.place)
+    share = slice(None)
+    if sp:
+        share = slice(tp.index * positions // tp.size, (tp.index + 1) * positions // tp.size)
+    x_sBH = x_SBH[share].clone().requires_grad_()
+    targets = Targets(ids_T, counts_T, first, chunk)
+    loss = mean_loss(x_sBH, mine, targets, cut)
+    assert float(loss) == 0.0  # it is there once the backward has run
+    loss.backward(torch.tensor(3.0))
+    with torch.no_grad():
+        evaluated = mean_loss(x_sBH, mine, targets, cut)
+    told, dx_SBH, dweight_VH = expected(x_SBH, weight_VH, ids_T, counts_T)
+    assert x_sBH.grad is not None and mine.gradient is not None
+    return {
+        "loss": abs(float(loss) - float(told)) / max(1.0, abs(float(told))),
+        "evaluated": abs(float(evaluated) - float(loss)),
+        "input": float((x_sBH.grad - dx_SBH[share]).abs().max()),
+        "weight": float((mine.gradient - dweight_VH[first:end]).abs().max()),
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 3), st.booleans(), st.integers(1, 10))
+def test_chunks_give_what_whole_logits_do(positions: int, batch: int, masked: bool, chunk: int) -> None:
+    """Sums of 61 products of numbers of about 6, and means of at most 27: 1e-5 is some hundred roundings."""
+    job = small_job()
+    (found,) = run_on_mesh(job, of_cut, positions, batch, masked, chunk, False)
+    assert max(found.values()) < 1e-5
+
+
+@pytest.mark.parametrize("sp", [False, True])
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_chunks_over_tp(chunk: int, sp: bool) -> None:
+    for found in run_on_mesh(small_job(tp=2, sequence_parallel=sp), of_cut, 8, 2, True, chunk, sp):
+        assert max(found.values()) < 1e-5
+
+
+def test_its_forward_keeps_no_logits() -> None:
+    x_SBH, weight_VH, ids_T, _ = drawn(8, 2, False)
+    job = small_job()
+    assert run_on_mesh(job, kept, x_SBH, weight_VH, ids_T) == [4 * x_SBH.numel() + 8 * ids_T.numel()]
+
+
+def kept(mesh: Mesh, x_SBH: Tensor, weight_VH: Tensor, ids_T: Tensor) -> int:
+    """Bytes that the forward saves."""
+    weight = PlacedParameter(weight_VH, sharded((VOCAB, HIDDEN), 0, mesh.tp, "zeros").place)
+    x_SBH.requires_grad_()
+    cut = LayerSharding.of_tp(mesh.tp)
+    return saved_bytes(lambda: mean_loss(x_SBH, weight, Targets(ids_T, None, 0, 8), cut), [weight])
+
+
+def large(**plan: Any) -> JobSpec:
+    """A vocabulary of 128,256 above little else."""
+    return make_job(
+        {
+            "model": {"layers": 2, "hidden": 512, "heads": 8, "vocab": 128_256, "sequence": 512},
+            "plan": {"microbatch_size": 2} | plan,
+            "batch": {"global_batch_size": 8},
+        }
+    )
+
+
+@pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}])
+def test_a_large_vocabulary_needs_little(plan: dict[str, Any]) -> None:
+    """Whole logits would take 501 MiB, or half of it, and as much for their gradient."""
+    job = large(**plan)
+    assert num_loss_chunks(job) > 4
+    assert head_working_bytes(job) <= 64 * 2**20
+
+
+@given(
+    st.integers(1, 4096), st.integers(1, 8), st.sampled_from([61, 1000, 128_256]),
+    st.sampled_from([0.0, 0.002, 1.0, 64.0]), st.sampled_from([1, 2, 4]), st.booleans(),
+)  # fmt: skip
+def test_chunks_are_within_their_limit(
+    sequence: int, batch: int, vocab: int, mib: float, tp: int, sequence_parallel: bool
+) -> None:
+    job = small_job()
+    plan = job.plan.model_copy(
+        update={
+            "tp": tp, "sequence_parallel": sequence_parallel, "microbatch_size": batch, "loss_chunk_mib": mib,
+        }
+    )  # fmt: skip
+    model = job.model.model_copy(update={"sequence": sequence * tp, "vocab": vocab})
+    job = job.model_copy(update={"plan": plan, "model": model})
+    positions, chunks = loss_positions(job), num_loss_chunks(job)
+    assert (chunks - 1) * positions < job.tokens_between <= chunks * positions
+    logits_bytes = 4 * positions * batch * (tp if sequence_parallel else 1) * -(-vocab // tp)
+    assert positions == 1 or logits_bytes <= loss_chunk_bytes(job)
