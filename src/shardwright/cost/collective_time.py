@@ -87,7 +87,7 @@ def message_s(rates: Rates, pipeline: Group, size_bytes: Numbers) -> Numbers:
 
 
 def message_latency_s(rates: Rates, pipeline: Group) -> float:
-    """Of the seconds of such a message those in which it takes no room on its link; none where all were measured."""
+    """Seconds of a message of the pipeline in which it takes no room on its link; none where messages were measured."""
     if _knows(rates, "message"):
         return 0.0
     return rates.link_latency_s if bool(np.all(pipeline.domains == 1)) else rates.network_latency_s

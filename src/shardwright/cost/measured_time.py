@@ -24,7 +24,7 @@ _POWERS: dict[str, tuple[float, ...]] = {
 
 
 def powers_of(work: str) -> tuple[float, ...]:
-    """With which power of each of its sizes work grows."""
+    """Powers of each of its sizes with which work grows."""
     return _POWERS.get(work, (1.0,) * len(sizes_of(work)))
 
 

@@ -104,7 +104,7 @@ def _bytes(job: JobSpec, seen: Seen) -> dict[str, list[int]]:
 
 
 def compared_text(found: dict[str, Any]) -> str:
-    """The same for reading."""
+    """A comparison for reading."""
     rows = [["of rank 0", "predicted", "measured", ""]]
     rows.append(["a step", *_two(found["step_s"], seconds_text), _apart(found["step_s"])])
     for cause, both in found["time"].items():

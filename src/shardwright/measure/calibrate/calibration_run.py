@@ -12,7 +12,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.units import counted
-from shardwright.measure.calibrate.device_file import Measured, device_entry_of
+from shardwright.measure.calibrate.device_file import RanksMeasured, device_entry_of
 from shardwright.measure.calibrate.sweep import Sweep, measure_machine
 from shardwright.train.launch.launch import launch
 from shardwright.train.launch.scratch_folder import scratch_folder
@@ -31,7 +31,7 @@ def numbers_of_ranks(most: int) -> list[int]:
     return sorted({1, min(2, most), most})
 
 
-def calibrate_here(sweep: Sweep, ranks: int, device: str) -> tuple[dict[str, Any], Sequence[Measured]]:
+def calibrate_here(sweep: Sweep, ranks: int, device: str) -> tuple[dict[str, Any], Sequence[RanksMeasured]]:
     """Measure, with up to so many ranks; of run.device cpu, cuda or auto. Returns the fields of a device's file.
 
     Raises PlanError where this machine can't start so many ranks, and RunError if one fails.
@@ -45,7 +45,7 @@ def calibrate_here(sweep: Sweep, ranks: int, device: str) -> tuple[dict[str, Any
             except PlanError as error:
                 way_out = f"this machine can't start {counted(number, 'rank')}; ask for fewer with --ranks"
                 raise PlanError("calibrate", [*error.faults, way_out]) from None
-            launches.append(Measured(number, job, reports))
+            launches.append(RanksMeasured(number, job, reports))
         return device_entry_of(launches, time.perf_counter() - start_s, scratch), launches
 
 

@@ -25,7 +25,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.measured_time import PASSES, powers_of
 from shardwright.measure.calibrate.sweep import (
     MORE_LAYERS,
-    Point,
+    Probe,
     RankReport,
     Samples,
     num_calls,
@@ -42,7 +42,7 @@ _CARRIED = get_args(Carried)
 
 
 @dataclass(frozen=True)
-class Measured:
+class RanksMeasured:
     """What all ranks of one launch measured, and how many they were."""
 
     ranks: int
@@ -58,7 +58,7 @@ class Measured:
                 found.setdefault(point, []).extend(of_rank)
         return found
 
-    def seconds(self) -> dict[Point, tuple[float, ...]]:
+    def seconds(self) -> dict[Probe, tuple[float, ...]]:
         """What each rank took undisturbed, in the mean over ranks."""
         found = {}
         for point in self.reports[0].samples:
@@ -67,12 +67,12 @@ class Measured:
         return found
 
 
-def device_entry_of(launches: Sequence[Measured], taken_s: float, scratch: Path) -> dict[str, Any]:
+def device_entry_of(launches: Sequence[RanksMeasured], taken_s: float, scratch: Path) -> dict[str, Any]:
     """The fields of a device's file. `scratch` is a folder for files that are read once."""
     fields = _known_fields() | _rates(launches) | {"source": _source(launches, taken_s)}
     constants = {"product": 1.0, "memory": 1.0, "link": 1.0, "host": 1.0, "gap_s": 0.0, "jitter": 0.0, "step_s": 0.0}
     constants["context_bytes"] = _CONTEXT_BYTES
-    leaks = [of[Point("leak", "float32", ())][0] for of in (m.seconds() for m in launches) if _leaks(of)]
+    leaks = [of[Probe("leak", "float32", ())][0] for of in (m.seconds() for m in launches) if _leaks(of)]
     if leaks:
         constants["leak"] = leaks[-1]
     fields["constants"] = constants
@@ -81,8 +81,8 @@ def device_entry_of(launches: Sequence[Measured], taken_s: float, scratch: Path)
     return fields
 
 
-def _leaks(seconds: Mapping[Point, tuple[float, ...]]) -> bool:
-    return Point("leak", "float32", ()) in seconds
+def _leaks(seconds: Mapping[Probe, tuple[float, ...]]) -> bool:
+    return Probe("leak", "float32", ()) in seconds
 
 
 def _known_fields() -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _known_fields() -> dict[str, Any]:
     return {"generation": "cpu", "link_domain": 1, "multiprocessors": os.cpu_count() or 1}
 
 
-def _rates(launches: Sequence[Measured]) -> dict[str, Any]:
+def _rates(launches: Sequence[RanksMeasured]) -> dict[str, Any]:
     """Peaks and bandwidths: of all that was measured the highest."""
     most = launches[-1]
     seconds = {point: of for m in launches for point, of in m.seconds().items()}
@@ -120,7 +120,7 @@ def _rates(launches: Sequence[Measured]) -> dict[str, Any]:
     return fields | ({"link_gb_per_s": max(sent)} if sent else {})
 
 
-def _source(launches: Sequence[Measured], taken_s: float) -> str:
+def _source(launches: Sequence[RanksMeasured], taken_s: float) -> str:
     busy = " and ".join(str(m.ranks) for m in launches)
     where = torch.cuda.get_device_name(0) if torch.cuda.is_available() else counted(os.cpu_count() or 1, "core")
     calls = sum(num_calls(m.samples) for m in launches)
@@ -130,7 +130,7 @@ def _source(launches: Sequence[Measured], taken_s: float) -> str:
     )
 
 
-def tables(launches: Sequence[Measured]) -> list[MeasuredTable]:
+def tables(launches: Sequence[RanksMeasured]) -> list[MeasuredTable]:
     """All tables. Collectives of all numbers of ranks are one."""
     grouped: dict[tuple[str, str, int], dict[tuple[int, ...], tuple[float, ...]]] = {}
     for m in launches:
@@ -162,7 +162,7 @@ def _table(work: str, number: str, busy: int, found: Mapping[tuple[int, ...], tu
     return MeasuredTable.model_validate({"work": work, "number": number, "busy": busy, "sizes": whole, **fields})
 
 
-def _beside_s(launches: Sequence[Measured], fields: Mapping[str, Any], scratch: Path) -> tuple[float, float]:
+def _beside_s(launches: Sequence[RanksMeasured], fields: Mapping[str, Any], scratch: Path) -> tuple[float, float]:
     """Seconds (of a step, of each kernel of a layer) beside operators and collectives: what the steps of small jobs
     took more than is said of them, in the mean of the launches."""
     of_steps, of_kernels = [], []
@@ -175,14 +175,14 @@ def _beside_s(launches: Sequence[Measured], fields: Mapping[str, Any], scratch: 
         for layers in (1, MORE_LAYERS):
             model = m.job.model.model_copy(update={"layers": layers})
             said = step_time(run_of(m.job.model_copy(update={"cluster": cluster, "model": model})), shipped())
-            more_s.append(m.seconds()[Point("step", "float32", (layers,))][0] - float(said.total))
+            more_s.append(m.seconds()[Probe("step", "float32", (layers,))][0] - float(said.total))
         of_layer_s = max(0.0, (more_s[1] - more_s[0]) / (MORE_LAYERS - 1))
         of_kernels.append(of_layer_s / kernels)
         of_steps.append(max(0.0, more_s[0] - of_layer_s))
     return statistics.fmean(of_steps), statistics.fmean(of_kernels)
 
 
-def summary(launches: Sequence[Measured]) -> list[list[str]]:
+def summary(launches: Sequence[RanksMeasured]) -> list[list[str]]:
     """Rows of a table for reading: work, number type, busy ranks, how many sizes, the best rate, and the spread."""
     rows = [["", "number", "ranks", "sizes", "best", "quartiles"]]
     for m in launches:
@@ -195,7 +195,7 @@ def summary(launches: Sequence[Measured]) -> list[list[str]]:
     return rows
 
 
-def _best(work: str, same: Sequence[Point], seconds: Mapping[Point, tuple[float, ...]]) -> str:
+def _best(work: str, same: Sequence[Probe], seconds: Mapping[Probe, tuple[float, ...]]) -> str:
     if work == "product":
         return f"{max(work_of(p) / min(seconds[p]) for p in same) / 1e9:,.0f} GFLOP/s"
     if work in _CARRIED:

@@ -56,7 +56,7 @@ QUICK = Sweep(
 
 
 @dataclass(frozen=True)
-class Point:
+class Probe:
     """What is timed: some work in a number type at some sizes."""
 
     work: Work | Extra
@@ -64,7 +64,7 @@ class Point:
     sizes: tuple[int, ...]
 
 
-Samples = dict[Point, list[tuple[float, ...]]]
+Samples = dict[Probe, list[tuple[float, ...]]]
 
 
 @dataclass
@@ -75,28 +75,28 @@ class RankReport:
     numbers: list[str] = field(default_factory=list)
 
 
-def points(sweep: Sweep, numbers: list[str], ranks: int) -> Iterator[Point]:
+def points(sweep: Sweep, numbers: list[str], ranks: int) -> Iterator[Probe]:
     """All points of a sweep of so many ranks."""
     sides = sweep.product_sides
     for number in numbers:
         for rows, inner, columns in combinations(sweep.product_rows, sides, sides):
             if 2.0 * rows * inner * columns <= sweep.most_flops:
-                yield Point("product", number, (rows, inner, columns))
+                yield Probe("product", number, (rows, inner, columns))
         for length, heads in combinations(sweep.lengths, sweep.heads):
             if 128.0 * length**2 * heads <= sweep.most_flops:
-                yield Point("attention", number, (length, heads))
+                yield Probe("attention", number, (length, heads))
         for work, elements in combinations(ELEMENTWISE, sweep.elements):
-            yield Point(work, number, (elements,))
-    yield Point("copy", "float32", (max(sweep.elements),))
-    yield Point("host copy", "float32", (max(sweep.elements),))
+            yield Probe(work, number, (elements,))
+    yield Probe("copy", "float32", (max(sweep.elements),))
+    yield Probe("host copy", "float32", (max(sweep.elements),))
     if ranks > 1:
         for kind, num_bytes in combinations(get_args(Carried), sweep.collective_bytes):
             for number in numbers if kind in ("all_reduce", "reduce_scatter") else ["float32"]:
-                yield Point(kind, number, (ranks, num_bytes))
-        yield Point("leak", "float32", ())
+                yield Probe(kind, number, (ranks, num_bytes))
+        yield Probe("leak", "float32", ())
 
 
-def call_of(point: Point, mesh: Mesh) -> Call:
+def call_of(point: Probe, mesh: Mesh) -> Call:
     """What is called to time a point. Ranks of an axis must ask for the same one."""
     axis = mesh.world
     place = Place.of(axis, mesh.device, point.number)
@@ -133,7 +133,7 @@ def measure_machine(sweep: Sweep, job: JobSpec, mesh: Mesh, folder: Path) -> Ran
                 print(f"{text}: {counted(len(same), 'size')} in {taken_s:.1f} s", file=sys.stderr, flush=True)
     for layers in (1, MORE_LAYERS):
         deeper = job.model_copy(update={"model": job.model.model_copy(update={"layers": layers})})
-        report.samples[Point("step", "float32", (layers,))] = _steps(deeper, mesh, 10 * sweep.passes)
+        report.samples[Probe("step", "float32", (layers,))] = _steps(deeper, mesh, 10 * sweep.passes)
     return report
 
 
@@ -151,7 +151,7 @@ def _timed(make: Callable[[], Call], sweep: Sweep, mesh: Mesh) -> list[tuple[flo
 
 
 def computed_numbers(asked: tuple[str, ...], mesh: Mesh) -> list[str]:
-    """Those number types that the device computes in; all ranks find the same."""
+    """Number types, of those asked for, that the device computes in; all ranks find the same."""
     if "fp16" not in asked or mesh.device.type == "cuda":
         return list(asked)
     found = [number for number in asked if number != "fp16"]
@@ -195,6 +195,6 @@ def num_calls(samples: Samples) -> int:
     return sum(map(len, samples.values()))
 
 
-def work_of(point: Point) -> float:
+def work_of(point: Probe) -> float:
     """How much work a point is, for rates: FLOPs of a product, bytes of a collective or a copy, else elements."""
     return 2.0 * prod(point.sizes) if point.work == "product" else float(point.sizes[-1]) if point.sizes else 0.0
