@@ -14,7 +14,7 @@ from shardwright.config.load import make_job
 from shardwright.config.units import counted
 from shardwright.measure.calibrate.device_file import RanksMeasured, device_entry_of
 from shardwright.measure.calibrate.sweep import Sweep, measure_machine
-from shardwright.train.launch.launch import launch
+from shardwright.train.launch.launch import launch, machine_faults
 from shardwright.train.launch.scratch_folder import scratch_folder
 
 _MOST_ALONE = 64  # ranks that are busy at once, where nobody says how many
@@ -36,15 +36,13 @@ def calibrate_here(sweep: Sweep, ranks: int, device: str) -> tuple[dict[str, Any
 
     Raises PlanError where this machine can't start so many ranks, and RunError if one fails.
     """
+    if faults := machine_faults(_job(ranks, device)):
+        raise PlanError("calibrate", [*faults, f"ask for fewer than {counted(ranks, 'rank')} with --ranks"])
     start_s, launches = time.perf_counter(), []
     with scratch_folder() as scratch:
         for number in numbers_of_ranks(ranks):
             job = _job(number, device)
-            try:
-                reports = launch(partial(measure_machine, sweep), job, scratch / f"{number}")
-            except PlanError as error:
-                way_out = f"this machine can't start {counted(number, 'rank')}; ask for fewer with --ranks"
-                raise PlanError("calibrate", [*error.faults, way_out]) from None
+            reports = launch(partial(measure_machine, sweep), job, scratch / f"{number}")
             launches.append(RanksMeasured(number, job, reports))
         return device_entry_of(launches, time.perf_counter() - start_s, scratch), launches
 
