@@ -98,6 +98,11 @@ def test_as_many_ranks_are_busy_as_the_job_has() -> None:
     (found,) = measured.seconds("update", "float32", np.array([1, 2, 3, 4, 64]), 1.0)
     assert found.tolist() == pytest.approx([1e-6, 2e-6, 2e-6, 4e-6, 4e-6])
     assert not measured.knows("update", "bf16")
+    on_cpu = DeviceSpec(name="mine", memory_gib=1.0, generation="cpu", measured=[one, two])
+    shared = measured_device(on_cpu)
+    assert shared is not None
+    (found,) = shared.seconds("update", "float32", np.array([1, 2, 8]), 1.0)
+    assert found.tolist() == pytest.approx([1e-6, 2e-6, 8e-6])  # eight in turn on the cores of two
 
 
 def test_a_collective_among_more_ranks_sends_as_much_of_a_larger_tensor() -> None:

@@ -43,7 +43,7 @@ def test_a_quick_calibration_prices_a_job(tmp_path: Path) -> None:
             arguments += ["--set", "cluster.devices_per_node=2"]
         found = CliRunner().invoke(cli, arguments)
         assert found.exit_code == 0, found.output
-    asked = ["--device", str(tmp_path / "mine.toml"), "--devices", "2", "--json"]
+    asked = ["--device", str(tmp_path / "mine.toml"), "--devices", "2", "--devices-per-node", "2", "--json"]
     priced = CliRunner().invoke(cli, ["estimate", "quickstart", *SMALL, *asked])
     assert 1e-3 < json.loads(priced.stdout)["step_s"] < 1e3
 

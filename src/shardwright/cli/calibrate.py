@@ -11,7 +11,7 @@ from shardwright.config import largest
 
 @click.command()
 @file_option(
-    "--out", help="Write what was measured, for --set cluster.device=FILE or --device FILE.  [default: calibrated.toml]"
+    "--out", help="Write what was measured, for --set cluster.device=FILE.  [default: calibrated.toml]"
 )
 @click.option(
     "--ranks", type=click.IntRange(1, largest.RANKS), default=None, metavar="N",

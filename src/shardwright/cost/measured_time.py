@@ -74,9 +74,11 @@ def _neighbours(side: Array, place: Numbers) -> list[tuple[Numbers, Numbers]]:
 
 @dataclass(frozen=True)
 class MeasuredDevice:
-    """All surfaces of a device, by work, number type and column, each for several numbers of busy ranks."""
+    """All surfaces of a device, by work, number type and column, each for several numbers of busy ranks. Where ranks
+    have no device of their own, as on a CPU, more of them than were measured share what these had."""
 
     surfaces: dict[tuple[str, str, str], tuple[tuple[int, Surface], ...]]
+    is_shared: bool = False
 
     def knows(self, work: str, number: str) -> bool:
         """Whether some work was measured in a number type."""
@@ -85,7 +87,8 @@ class MeasuredDevice:
     def seconds(self, work: str, number: str, busy: Numbers, *sizes: Numbers) -> tuple[Numbers, ...]:
         """Seconds of a forward, a backward and a weight gradient, those that the work has, with so many ranks busy.
 
-        It must be known. Numbers of busy ranks that were not measured take the next smaller one's.
+        It must be known. Numbers of busy ranks that were not measured take the next smaller one's, or if they share the
+        device and are more than were, as much longer.
         """
         columns = [column for column in PASSES if (work, number, column) in self.surfaces]
         return tuple(self._of(self.surfaces[work, number, column], busy, sizes) for column in columns)
@@ -101,12 +104,11 @@ class MeasuredDevice:
             size_bytes = size_bytes * np.where(ranks > most, (1 - 1 / np.maximum(ranks, 2)) / (1 - 1 / most), 1.0)
         return np.where(size_bytes > 0, surface.at(np.minimum(ranks, most), size_bytes), 0.0)
 
-    @staticmethod
-    def _of(by_busy: Sequence[tuple[int, Surface]], busy: Numbers, sizes: tuple[Numbers, ...]) -> Numbers:
+    def _of(self, by_busy: Sequence[tuple[int, Surface]], busy: Numbers, sizes: tuple[Numbers, ...]) -> Numbers:
         found = by_busy[0][1].at(*sizes)
         for least, surface in by_busy[1:]:
             found = np.where(busy >= least, surface.at(*sizes), found)
-        return found
+        return found * np.maximum(1.0, busy / by_busy[-1][0]) if self.is_shared else found
 
 
 def measured_device(device: DeviceSpec) -> MeasuredDevice | None:
@@ -118,4 +120,5 @@ def measured_device(device: DeviceSpec) -> MeasuredDevice | None:
         for column in PASSES:
             if getattr(table, column):
                 found.setdefault((table.work, table.number, column), {})[table.busy] = Surface.of(table, column)
-    return MeasuredDevice({key: tuple(sorted(of.items(), key=lambda one: one[0])) for key, of in found.items()})
+    surfaces = {key: tuple(sorted(of.items(), key=lambda one: one[0])) for key, of in found.items()}
+    return MeasuredDevice(surfaces, is_shared=device.generation == "cpu")
