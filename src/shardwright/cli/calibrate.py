@@ -10,9 +10,7 @@ from shardwright.config import largest
 
 
 @click.command()
-@file_option(
-    "--out", help="Write what was measured, for --set cluster.device=FILE.  [default: calibrated.toml]"
-)
+@file_option("--out", help="Write what was measured, for --set cluster.device=FILE.  [default: calibrated.toml]")
 @click.option(
     "--ranks", type=click.IntRange(1, largest.RANKS), default=None, metavar="N",
     help="Ranks that are busy at once.  [default: one for each GPU, or for each core]",

@@ -77,7 +77,7 @@ class _Begins:
 
 def _compared(spec: "JobSpec", result: Any, folder: Path) -> "dict[str, Any] | None":
     """Say what was predicted of the steps beside what was measured, and keep it with the metrics. Returns the same."""
-    if result.measured is None:
+    if result.measured is None or result.preempted:  # who asks a run to leave does not wait long
         return None
     from shardwright.report.run_comparison import compared_dict, compared_text
     from shardwright.train.launch.full_disk import telling_of_full_disk
