@@ -35,7 +35,7 @@ def seen(of: JobSpec, **blocked_s: float) -> StepsMeasured:
 def test_time_is_by_cause_and_adds_up() -> None:
     of = job("h100-sxm", tp=2, pp=2)
     found = compared_dict(of, seen(of, tp=0.25, pp=0.5, world=0.125))
-    predicted_s, measured_s = found["step_s"]
+    predicted_s, measured_s = found["whole_step_s"]
     assert measured_s == 2.0 and found["num_steps"] == 3 and found["time_not_predicted"] == ""
     causes = found["time"]
     assert causes["tensor parallel"][1] == 0.25 and causes["pipeline"][1] == 0.5 and causes["replicas"][1] == 0.125
@@ -47,7 +47,7 @@ def test_time_is_by_cause_and_adds_up() -> None:
 def test_memory_and_bytes_are_there_where_time_is_not() -> None:
     of = job(tp=2)
     found = compared_dict(of, seen(of, tp=0.25))
-    assert found["step_s"] == [None, 2.0] and "shardwright calibrate" in found["time_not_predicted"]
+    assert found["whole_step_s"] == [None, 2.0] and "shardwright calibrate" in found["time_not_predicted"]
     assert found["memory_bytes"]["parameters"] == [job_memory(of)[0].parameters_bytes] * 2
     predicted, measured = found["axis_bytes"]["tp"]
     assert predicted > measured == 100

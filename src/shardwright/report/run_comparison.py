@@ -53,7 +53,7 @@ def compared_dict(job: JobSpec, seen: Seen) -> dict[str, Any]:
     memory = {} if seen.memory is None else _memory(job, seen.memory)
     return {
         "num_steps": seen.num_steps,
-        "step_s": [sum(predicted_s.values()) if predicted_s else None, seen.step_s],
+        "whole_step_s": [sum(predicted_s.values()) if predicted_s else None, seen.step_s],
         "time": {cause: [predicted_s.get(cause), measured_s.get(cause, 0.0)] for cause in causes},
         "memory_bytes": memory,
         "peak_memory_bytes": seen.peak_memory_bytes,
@@ -106,7 +106,7 @@ def _bytes(job: JobSpec, seen: Seen) -> dict[str, list[int]]:
 def compared_text(found: dict[str, Any]) -> str:
     """A comparison for reading."""
     rows = [["of rank 0", "predicted", "measured", ""]]
-    rows.append(["a step", *_two(found["step_s"], seconds_text), _apart(found["step_s"])])
+    rows.append(["a step", *_two(found["whole_step_s"], seconds_text), _apart(found["whole_step_s"])])
     for cause, both in found["time"].items():
         rows.append([f"  {cause}" if cause == _COMPUTING else f"  waiting: {cause}", *_two(both, seconds_text), ""])
     for kind, both in found["memory_bytes"].items():
