@@ -54,6 +54,8 @@ def shortened(command: str, folder: Path) -> list[str]:
         manifest = Manifest(step=3, samples=96, optimizer_steps=3, job={}, state={}, files=())
         make_whole(open_storage(str(folder / "checkpoints")), manifest, [])
         command = command.replace("runs/quickstart", str(folder))
+    if command.startswith("shardwright calibrate "):
+        command = command.replace("here.toml", str(folder / "here.toml")) + " --quick"
     if "--html" in command:
         command = command.replace("timeline.html", str(folder / "timeline.html"))
     if re.match(r"(shardwright|torchrun .* -m shardwright) (train|verify) ", command):

@@ -6,14 +6,16 @@ what went wrong with it again.
 
 import base64
 import json
+import math
 import tomllib
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import resources
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from fuzz import mutations as mutate
+from shardwright.config.measured_table import Carried, MeasuredTable, Work, sizes_of
 
 PREPARE = "prepare-data"  # in the place of a command: what `train` does with data before any rank starts
 JOBS = (
@@ -251,6 +253,24 @@ _ENTRIES = {
 }  # fmt: skip
 
 
+def _calibrated(random: Random) -> dict[str, Any]:
+    """What a calibration adds to a device: constants, and tables of some work, one of which may be wrong."""
+    constants = {"gap_s": 1e-6, "step_s": 1e-3, "leak": random.choice([0.0, 0.5]), "jitter": 0.0}
+    works = [*get_args(Work)]
+    tables = []
+    for work in random.sample(works, random.randint(1, len(works))):
+        sides = [sorted(random.sample([1.0, 32.0, 1024.0, 2.0**20], random.randint(1, 3))) for _ in sizes_of(work)]
+        seconds = [random.choice([1e-6, 1e-3]) for _ in range(math.prod(map(len, sides)))]
+        table = {"work": work, "busy": random.choice([1, 2]), "sizes": sides, "seconds": seconds}
+        table["number"] = random.choice(["float32", "bf16"])
+        columns = ("backward", "weight_grad")[: 2 if work == "product" else work not in (*get_args(Carried), "update")]
+        tables.append(table | dict.fromkeys(columns, seconds))
+    if random.random() < 0.3:
+        place = random.randrange(len(tables))
+        tables[place] = mutate.fields(random, tables[place], [*MeasuredTable.model_fields])
+    return {"constants": constants, "measured": tables}
+
+
 def entry_case(random: Random) -> Case:
     """Files of one's own in the place of the catalog's: model, cluster, device, software, calibration."""
     from shardwright.config.catalog import names
@@ -260,6 +280,8 @@ def entry_case(random: Random) -> Case:
         for kind, some in _ENTRIES.items()
     }
     made["devices"]["generation"] = "calibration.toml"
+    if random.random() < 0.5:
+        made["devices"] |= _calibrated(random)
     if random.random() < 0.5:
         made["software"]["calibration"] = "calibration.toml"
     made["clusters"] |= {"device": "device.toml", "software": "software.toml"}

@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import draw, predict
+from shardwright.cli import calibrate, draw, predict
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.export_weights import export
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
@@ -108,7 +108,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
 
 
 checkpoint.add_command(export)
-for command in (train, checkpoint, *draw.COMMANDS, *predict.COMMANDS):
+for command in (train, checkpoint, *draw.COMMANDS, *predict.COMMANDS, *calibrate.COMMANDS):
     cli.add_command(command)
 
 

@@ -97,8 +97,8 @@ def _plans_near(plan: "PlanSpec", world: int) -> "Iterator[PlanSpec]":
 
 def _as_toml(given: "Sequence[FallbackSpec]", plan: "PlanSpec") -> str:
     """The line of a job that has one more fallback."""
-    from shardwright.report.job_toml import toml_value
+    from shardwright.config.toml_text import value_text
 
     fields = [fallback.model_dump(exclude_defaults=True) for fallback in given]
     degrees = {name: getattr(plan, name) for name in ("dp", "tp", "pp")}
-    return f"fallback = {toml_value([*fields, degrees | plan.model_dump(exclude_defaults=True)])}"
+    return f"fallback = {value_text([*fields, degrees | plan.model_dump(exclude_defaults=True)])}"

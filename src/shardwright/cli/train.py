@@ -57,8 +57,9 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
             from shardwright.report.expert_use import draw_use
 
             click.echo(f"how experts were used: {draw_use(folder)}")
+    found = _compared(spec, result, folder) if speaks else None
     if as_json and speaks:
-        click.echo(json.dumps(asdict(result)))
+        click.echo(json.dumps(asdict(result) | {"predicted_and_measured": found}))
     if result.preempted:
         if speaks:
             by = asked.signal if asked is not None else None
@@ -72,6 +73,21 @@ class _Begins:
 
     fresh: bool
     weights_from: str | None
+
+
+def _compared(spec: "JobSpec", result: Any, folder: Path) -> "dict[str, Any] | None":
+    """Say what was predicted of the steps beside what was measured, and keep it with the metrics. Returns the same."""
+    if result.measured is None or result.preempted:  # who asks a run to leave does not wait long
+        return None
+    from shardwright.report.run_comparison import compared_dict, compared_text
+    from shardwright.train.launch.full_disk import telling_of_full_disk
+
+    found = compared_dict(spec, result.measured)
+    click.echo(compared_text(found))
+    metrics = folder / "metrics.jsonl"
+    with telling_of_full_disk(metrics), metrics.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"predicted_and_measured": found}) + "\n")
+    return found
 
 
 def _run_here(spec: "JobSpec", asked: preemption.Preemption | None, begins: _Begins) -> tuple[Any, Path]:

@@ -6,7 +6,9 @@ from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.field_types import Ranks, RanksOr0
+from shardwright.config.measured_table import MeasuredTable
 from shardwright.config.units import GIB
 
 
@@ -135,6 +137,14 @@ class DeviceSpec(Spec):
     sources: dict[str, str] = Field(
         default_factory=dict,
         description="Where network, price, power and failures come from, by field; prices with their date.",
+    )
+    constants: CalibrationSpec | None = Field(
+        None, description="Constants of this very device, which hold before those of its generation."
+    )
+    measured: list[MeasuredTable] = Field(
+        default_factory=list,
+        max_length=largest.TABLES,
+        description="Seconds of this runtime's operators and collectives on it, as calibrate writes them.",
     )
 
     @property

@@ -38,6 +38,8 @@ RATE, LEAST_RATE = 1e12, 1e-9  # of links, memory and products, in the unit of t
 
 BYTES_BY_ELEMENT = 1e4  # that an operator of a generation of software moves or keeps
 WORKSPACES = 2**20  # and other small numbers of such a generation
+TABLE_SIZES = 64  # along a side of what was measured of a device
+TABLES = 1024  # of a device
 
 # --- what follows from several fields ---
 

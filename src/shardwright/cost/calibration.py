@@ -15,6 +15,8 @@ from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import PEAK_NAMES, DeviceSpec
 from shardwright.config.device_name import device_name
 from shardwright.config.software import SoftwareSpec, software_of
+from shardwright.cost.measured_time import MeasuredDevice, measured_device
+from shardwright.workload.arrays import Numbers
 from shardwright.workload.query import Run
 
 Constants = Mapping[str, float]
@@ -114,6 +116,7 @@ class Rates:
     misaligned: float
     leak: float  # share of a hidden collective's time that computing is slowed by
     step_s: float  # what a step takes beside: the host, the loader, the norm of gradients
+    tensor_exposed: float  # share of overlapped tensor-parallel collectives that shows
     jitter: float  # share that a step is longer by, for each doubling of the nodes
     imbalance: float  # how much more the fullest expert rank has than the mean
     expert_exposed: float  # share of tokens' journeys that overlapping leaves
@@ -127,6 +130,9 @@ class Rates:
     element_bytes: int  # of a number that is not narrow
     host: float  # between the device and its host, in one direction; 0 is unknown
     host_memory: float  # of the host, by device; 0 is unknown
+    measured: MeasuredDevice | None = None  # what was measured of the device itself, which holds before all of these
+    number: str = "bf16"  # of what is computed, but for narrow products
+    busy: Numbers = 1  # ranks that compute at the same time
 
 
 # Number types narrower than 16 bits, and the efficiency of products in each.
@@ -178,12 +184,25 @@ def constant(constants: Constants, generation: str, name: str) -> float:
     raise KeyError(f"no calibration {name!r} for {generation!r}; add it to catalog/calibrations/{generation}.toml")
 
 
+def device_constant(constants: Constants, device: DeviceSpec, name: str) -> float:
+    """A constant that holds for a device: its own, that of its generation, or the common one. KeyError as `constant`
+    raises it."""
+    if device.constants is not None and name in device.constants.model_fields_set:
+        return float(getattr(device.constants, name))
+    return constant(constants, device.generation, name)
+
+
+@lru_cache(maxsize=64)
+def _measured_of(name: str) -> MeasuredDevice | None:
+    return measured_device(device_of(name))
+
+
 def rates_of(run: Run, constants: Constants) -> Rates:
     """The rates that hold for a run. KeyError says what is not known."""
     device, software = device_of(run.device), software_of(run.software)
 
     def of(name: str) -> float:
-        return constant(constants, device.generation, name)
+        return device_constant(constants, device, name)
 
     def its(name: str) -> float:
         return constant(constants, software.calibration, name)
@@ -206,9 +225,10 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         attention_half=of("attention_half"), inner_half=of("inner_half"), misaligned=of("misaligned"),
         element_bytes=run.cut.element_bytes, host=device.host_gb_per_s * 1e9 * of("host"),
         host_memory=device.host_memory_gb_per_s * 1e9 * of("host"), leak=of("leak"), step_s=of("step_s"),
-        jitter=of("jitter"), imbalance=of("imbalance"), cast=of("cast"),
+        tensor_exposed=of("tensor_exposed"), jitter=of("jitter"), imbalance=of("imbalance"), cast=of("cast"),
         low=of("low"), high=of("high"),
         expert_exposed=of("expert_exposed"),
         tensor_factor=its("tensor_factor"), shard_factor=its("shard_factor"),
-        flush=its("flush"), turn_s=its("turn_s"),
+        flush=its("flush"), turn_s=its("turn_s"), measured=_measured_of(run.device), number=wide,
+        busy=run.cut.world,
     )  # fmt: skip

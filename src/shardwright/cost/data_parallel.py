@@ -9,6 +9,7 @@ from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates, known_host
 from shardwright.cost.collective_time import all_to_all_s, ring_s
 from shardwright.cost.group_links import Groups
+from shardwright.cost.kernels import update_s
 from shardwright.cost.pipeline_bubble import num_reductions
 from shardwright.cost.stage_time import PieceTime, beside
 from shardwright.cost.topology import Group
@@ -89,7 +90,7 @@ class DataParallel:
         size = software.reduce_bytes * elements / buckets
         is_whole = (cut.zero == 0) | (software.reduce_whole & (copies.size == 1))
         # A shard's gradients are also summed over its copies.
-        one = ring_s(rates, shard, size, np.where(is_whole, 2, 1))
+        one = ring_s(rates, shard, size, np.where(is_whole, 2, 1), scatters=True)
         if np.any(copies.size > 1):
             one = one + ring_s(rates, copies, size / shard.size, 2)
         return buckets * one, one
@@ -137,7 +138,8 @@ class DataParallel:
 
     def updates_s(self) -> Numbers:
         """Seconds of the update on the device, by rank."""
-        return self._updated() * (1 - self.run.cut.offload_optimizer) * self.software.update / self.rates.memory
+        mine = self._updated() * (1 - self.run.cut.offload_optimizer)
+        return update_s(self.rates, self.software, mine)
 
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.

@@ -50,11 +50,27 @@ def _lines(rates: Rates, width: Numbers) -> Numbers:
     return np.where(width % _VECTOR, _UNVECTORED, np.where(width % _LINE, rates.misaligned, 1.0))
 
 
+# FLOPs of attention's forward by its length squared and head, where it is causal and heads are 64 wide: what was
+# measured. Other widths and other shares that are seen count as so many more heads, or as parts of one.
+_HEAD_FLOPS = 128.0
+
+
 def scores_s(rates: Rates, scores: Scores, backward: bool) -> Numbers:
     """Attention in one kernel; its backward computes the scores again, 2.5 times the FLOPs of the forward."""
+    if rates.measured is not None and rates.measured.knows("attention", rates.number):
+        heads = scores.flops / (_HEAD_FLOPS * scores.length**2)
+        return rates.measured.seconds("attention", rates.number, rates.busy, scores.length, heads)[backward]
     rate = rates.attention_backward if backward else rates.attention_forward
     share = scores.length / (scores.length + rates.attention_half)
     return scores.flops * (2.5 if backward else 1.0) / (rate * share)
+
+
+def update_s(rates: Rates, software: SoftwareSpec, elements: Numbers) -> Numbers:
+    """The optimizer's update of some elements, with the norm of their gradients."""
+    if software.is_own and rates.measured is not None and rates.measured.knows("update", rates.number):
+        (seconds,) = rates.measured.seconds("update", rates.number, rates.busy, elements)
+        return np.where(elements > 0, seconds, 0.0)
+    return elements * software.update / rates.memory
 
 
 @dataclass(frozen=True)
@@ -76,13 +92,17 @@ class KernelTime:
 
 def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narrow: bool) -> KernelTime:
     """All kernels of an operator. `is_narrow`: its products with weights are computed in fp8 or fp4."""
-    forward = operator.forward_bytes / rates.memory
-    input_grad = operator.backward_bytes / rates.memory
+    forward, input_grad = _elementwise_s(rates, software, operator)
     weight_grad: Numbers = 0.0
     for p in operator.products:
         narrow = is_narrow and p.weight
         rate = rates.flops_product if narrow else rates.flops
         r, i, c, batch = np.broadcast_arrays(p.rows, p.inner, p.columns, p.batch)
+        if not narrow and rates.measured is not None and rates.measured.knows("product", rates.number):
+            found = rates.measured.seconds("product", rates.number, rates.busy, r, i, c)
+            more = [batch * seconds for seconds in found]
+            forward, input_grad, weight_grad = forward + more[0], input_grad + more[1], weight_grad + more[2]
+            continue
         # Y = X W, then dX = dY W' and dW = X' dY.
         passes = product_s(rates, np.stack((r, r, i)), np.stack((i, c, r)), np.stack((c, i, c)), batch=batch, rate=rate)
         of_weight = passes[2]
@@ -101,6 +121,17 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
     if not any(p.weight for p in operator.products):
         input_grad, weight_grad = input_grad + weight_grad, 0.0
     return KernelTime(forward, input_grad, weight_grad)
+
+
+def _elementwise_s(rates: Rates, software: SoftwareSpec, operator: Operator) -> tuple[Numbers, Numbers]:
+    """What an operator computes element by element, forward and backward: as was measured of this runtime's own, or at
+    the rate of the memory."""
+    measured, kernel = rates.measured, operator.kernel
+    if software.is_own and kernel and measured is not None and measured.knows(kernel, rates.number):
+        forward, backward = measured.seconds(kernel, rates.number, rates.busy, operator.elements)
+        is_there = np.asarray(operator.elements) > 0
+        return np.where(is_there, forward, 0.0), np.where(is_there, backward, 0.0)
+    return operator.forward_bytes / rates.memory, operator.backward_bytes / rates.memory
 
 
 def _added_bytes(rates: Rates, software: SoftwareSpec) -> int:

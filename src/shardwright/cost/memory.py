@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import MIB
-from shardwright.cost.calibration import Constants, constant, device_of, software_under
+from shardwright.cost.calibration import Constants, device_constant, device_of, software_under
 from shardwright.cost.own_memory import held_activations, held_buffers, held_state
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.sharding.compression import KEEPS_ERROR
@@ -118,10 +118,9 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     )
     activations = (kept - away) * alive + ranks.head * of_head
     working = np.maximum(working + stage_again, ranks.head * loss) + _libraries(software, ranks, placeholders)
-    generation = device_of(run.device).generation
     buffers = _gathered(run, software, sum(held), np.maximum(1, num_layers))
     lost = memory_lost(run, constants) * (activations + working + buffers)
-    overhead = constant(constants, generation, "context_bytes") + lost
+    overhead = device_constant(constants, device_of(run.device), "context_bytes") + lost
     parameters, gradients, optimizer, host = _state(cut, software, held if shape.experts else held[:1])
     return Memory(
         parameters,
@@ -143,7 +142,7 @@ def is_counted(run: Run) -> bool:
 def memory_lost(run: Run, constants: Constants) -> float:
     """Share of activations, buffers and working memory that is lost between blocks; of this runtime a device's headroom
     has that."""
-    return 0.0 if is_counted(run) else constant(constants, device_of(run.device).generation, "memory_lost")
+    return 0.0 if is_counted(run) else device_constant(constants, device_of(run.device), "memory_lost")
 
 
 def _of_this_runtime(

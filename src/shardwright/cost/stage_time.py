@@ -8,8 +8,8 @@ from operator import add
 import numpy as np
 
 from shardwright.config.software import SoftwareSpec
-from shardwright.cost.calibration import Constants, Rates, constant, device_of, known_host, rates_of, software_under
-from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_pass_s, ring_s
+from shardwright.cost.calibration import Constants, Rates, known_host, rates_of, software_under
+from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_of_s, ring_pass_s, ring_s
 from shardwright.cost.group_links import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.pipeline_bubble import puts_weights_off
@@ -211,11 +211,10 @@ class Costing:
     @classmethod
     def of(cls, run: Run, constants: Constants) -> "Costing":
         """KeyError says what is not known."""
-        software, cut = software_under(run), run.cut
-        exposed = constant(constants, device_of(run.device).generation, "tensor_exposed")
-        left = np.where(software.tensor_overlap & np.asarray(cut.sequence_parallel), exposed, 1.0)
+        software, cut, rates = software_under(run), run.cut, rates_of(run, constants)
+        left = np.where(software.tensor_overlap & np.asarray(cut.sequence_parallel), rates.tensor_exposed, 1.0)
         is_narrow = cut.precision in ("fp8", "mxfp8", "nvfp4")
-        return cls(run, software, rates_of(run, constants), Groups(run), tensor_exposed=left, is_narrow=is_narrow)
+        return cls(run, software, rates, Groups(run), tensor_exposed=left, is_narrow=is_narrow)
 
     @cached_property
     def chains(self) -> Mapping[str, Chain]:
@@ -236,7 +235,7 @@ class Costing:
         if exchange.kind == "all_to_all":
             return all_to_all_s(rates, group, exchange.size)
         factor = rates.tensor_factor if exchange.axis == "tp" else 1.0
-        return ring_s(rates, group, exchange.size, 2 if exchange.kind == "all_reduce" else 1) * factor
+        return ring_of_s(rates, group, exchange) * factor
 
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
         """What a piece consists of, in its order: a layer of a kind under a policy, the embedding or the head."""
@@ -378,9 +377,7 @@ class Costing:
         Shards that are kept on the host come from there before each gather.
         """
         shape, cut, rates, groups = self.run.shape, self.run.cut, self.rates, self.groups
-        common, routed = shape.table_elements, 0
-        if kind in LAYERS:
-            common, routed = shape.kind_parameters(kind)
+        common, routed = shape.kind_parameters(kind) if kind in LAYERS else (shape.table_elements, 0)
         gather, scatter = 0.0, 0.0
         for elements, shard, copies in (
             (common / cut.tp, groups.shard, groups.copies),
@@ -391,10 +388,10 @@ class Costing:
             gather += self._pieces_s(shard, cut.element_bytes * elements)
             if np.any(cut.offload_parameters):
                 gather += self._host_s(cut.element_bytes * elements / shard.size * np.asarray(cut.offload_parameters))
-            scatter += self._pieces_s(shard, gradients) + ring_s(rates, copies, gradients / shard.size, 2)
+            scatter += self._pieces_s(shard, gradients, True) + ring_s(rates, copies, gradients / shard.size, 2)
         return gather, scatter
 
-    def _pieces_s(self, shard: Group, size_bytes: Numbers) -> Numbers:
+    def _pieces_s(self, shard: Group, size_bytes: Numbers, scatters: bool = False) -> Numbers:
         """A layer's shards gathered or scattered: all at once, or tensor by tensor."""
         pieces = self.software.shard_pieces
-        return self.rates.shard_factor * pieces * ring_s(self.rates, shard, size_bytes / pieces)
+        return self.rates.shard_factor * pieces * ring_s(self.rates, shard, size_bytes / pieces, scatters=scatters)

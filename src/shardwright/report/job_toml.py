@@ -1,18 +1,18 @@
 """A job as a TOML file that every command on a job reads."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.toml_text import value_text
 from shardwright.report.output import write_output
 
 
 def write_toml(path: Path, job: JobSpec) -> None:
     """The job as a TOML file, which every command on a job reads: fields that are not the default."""
     fields = job.model_dump(exclude_defaults=True)
-    lines: list[str] = ["# A job that shardwright wrote", f"name = {toml_value(fields.pop('name', job.name))}"]
+    lines: list[str] = ["# A job that shardwright wrote", f"name = {value_text(fields.pop('name', job.name))}"]
     for section, values in fields.items():
         lines += ["", *_section(section, values)]
     write_output(path, "\n".join(lines) + "\n", "--toml")
@@ -21,17 +21,8 @@ def write_toml(path: Path, job: JobSpec) -> None:
 def _section(name: str, values: dict[str, Any]) -> Iterator[str]:
     plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
     yield f"[{name}]"
-    yield from (f"{key} = {toml_value(value)}" for key, value in plain.items())
+    yield from (f"{key} = {value_text(value)}" for key, value in plain.items())
     for key, value in values.items():
         if isinstance(value, dict):
             yield ""
             yield from _section(f"{name}.{key}", value)
-
-
-def toml_value(value: object) -> str:
-    """JSON's numbers, strings and booleans are TOML's, and tables within lists are inline."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {toml_value(of)}" for key, of in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    return json.dumps(value)

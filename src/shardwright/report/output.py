@@ -1,6 +1,7 @@
 """A file that a command writes because the user named one."""
 
 import errno
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +31,33 @@ def write_output(path: Path, text: str, option: str) -> None:
         raise PlanError("output", [f"{option} {path} can't be written: {reason_of(error)}; {way_out}"]) from None
     except ValueError as error:  # a NUL in the name
         raise PlanError("output", [f"{option} {str(path)!r} is no name of a file: {error}; use another"]) from None
+
+
+def replace_output(path: Path, text: str, option: str, try_it: bool = False) -> None:
+    """Write what a command found so that the file is the old or the new one, and never a part; or `try_it`, and leave
+    all as it is. Raises what `write_output` does.
+
+    What is there and no regular file, such as a FIFO, is written to as it is.
+    """
+    if path.exists() and not path.is_file():
+        if not try_it:
+            write_output(path, text, option)
+        elif path.is_dir():
+            raise PlanError("output", [f"{option} {path} is a folder; name a file in it"])
+        return
+    if _is_of_another_kind(path, text):
+        lost = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
+        raise PlanError("output", [lost])
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        write_output(new, text, option)
+        if not try_it:
+            new.replace(path)
+    except PlanError as error:
+        raise PlanError("output", [fault.replace(str(new), str(path)) for fault in error.faults]) from None
+    finally:
+        with suppress(OSError, ValueError):
+            new.unlink(missing_ok=True)
 
 
 def _is_of_another_kind(path: Path, text: str) -> bool:

@@ -121,7 +121,8 @@ def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
 
 
 def _rates(run: Run, constants: Constants, memo: Memo) -> Rates:
-    return memo.once(("rates", run.cut.precision, run.setting), lambda: rates_of(run, constants))
+    rates = memo.once(("rates", run.cut.precision, run.setting), lambda: rates_of(run, constants))
+    return replace(rates, busy=run.cut.world)
 
 
 def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:

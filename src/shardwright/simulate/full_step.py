@@ -15,6 +15,7 @@ import numpy as np
 from shardwright.config.job import JobSpec
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants
+from shardwright.cost.collective_time import message_latency_s, message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
@@ -155,7 +156,7 @@ class _Stages:
         rates, size = costing.rates, border_bytes(replace(run, cut=cut), costing.software)
         groups = Groups(replace(run, cut=cut))
         pipeline = groups.pp
-        is_near = bool(pipeline.domains[0] == 1)
+        latency_s = message_latency_s(rates, pipeline)
         ends = DataParallel.of(replace(run, cut=cut), costing.software, rates, groups, stages, PieceTime())
         reduce_s, _, gather_s = ends.exchanged_s()
         placement = job_placement(job)
@@ -164,9 +165,8 @@ class _Stages:
             forward=_by_stage(forward),
             input_grad=_by_stage(seconds.total - forward - seconds.weight_grad),
             weight_grad=_by_stage(seconds.weight_grad),
-            transfer_s=float(size[0])
-            / (rates.link if is_near else rates.network / float(np.ravel(pipeline.stretch)[0])),
-            latency_s=rates.link_latency_s if is_near else rates.network_latency_s,
+            transfer_s=float(np.ravel(message_s(rates, pipeline, size))[0]) - latency_s,
+            latency_s=latency_s,
             reduce=_by_stage(reduce_s) if are_beside else (),
             gather=_by_stage(gather_s) if run.cut.zero == 3 else (),
             updated_s=_updated_s(costing.software, ends, gather_s, placement) * (run.cut.zero < 3),

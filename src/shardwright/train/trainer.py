@@ -29,6 +29,7 @@ from shardwright.train.health.run_health import RunHealth
 from shardwright.train.launch.out_of_memory import telling_what_is_held
 from shardwright.train.metrics import MetricsLog, Shares, measure_shares
 from shardwright.train.run_memory import measure_memory, predicted_lines
+from shardwright.train.steps_measured import SpanUse, StepsMeasured, StepsRecorder, span_use
 from shardwright.train.text_generation import generate
 from shardwright.train.train_step import StepResult, evaluate, train_step
 
@@ -38,7 +39,8 @@ class RunResult:
     """What a run ended with. `steps` count from the job's first; losses are in nats a token, the first and the last of
     this part of the run, None where nothing was left to do; `validation_loss` is None where nothing is held out.
 
-    `preempted` where it was asked to leave: it has saved, and can go on.
+    `preempted` where it was asked to leave: it has saved, and can go on. `measured` is what this rank saw of its steps,
+    None where there were none.
     """
 
     steps: int
@@ -50,6 +52,7 @@ class RunResult:
     folder: str
     seconds: float
     preempted: bool = False
+    measured: StepsMeasured | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class TrainingRun:
         self.passed_over = begun.passed_over
         self.losses: list[float] = []
         self.validation_loss: float | None = None
-        self.memory_is_measured = False
+        self.memory_is_measured, self.recorder = False, StepsRecorder()
         self.health = RunHealth(job, mesh, folder, begun.step + 1)
         if "health" in begun.state:
             self.health.load_state_dict(begun.state["health"])
@@ -118,6 +121,7 @@ class TrainingRun:
             self._go_back(span.decision, num_steps)
             return False
         self.done = first + num_steps
+        self.recorder.add(span.use, span.shares.peak_memory_bytes)
         self.samples += num_steps * job.batch.global_batch_size
         self.losses += [result.loss for result in span.results]
         if log is not None:
@@ -133,6 +137,7 @@ class TrainingRun:
             return
         self.memory_is_measured = True
         measured = measure_memory(self.mesh, self.replica)
+        self.recorder.memory = measured[self.mesh.pp.index]
         if self.log is not None:
             self.log.memory(self.predicted, measured)
 
@@ -223,7 +228,7 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart = RunStart()) 
     result = RunResult(
         run.done, run.losses[0] if run.losses else None, run.losses[-1] if run.losses else None, run.validation_loss,
         unigram_loss=baseline, sample=sample, folder=str(folder), seconds=time.perf_counter() - start_s,
-        preempted=not is_done,
+        preempted=not is_done, measured=run.recorder.measured(),
     )  # fmt: skip
     if log is not None:
         if happened := run.health.conclusion():
@@ -265,11 +270,13 @@ def train_span(
 
 @dataclass(frozen=True)
 class SpanRun:
-    """What a span gave: its steps, seconds and shares of one of them, how the run goes on, and what to say."""
+    """What a span gave: its steps, seconds and shares of one of them, what this rank used in one, how the run goes on,
+    and what to say."""
 
     results: list[StepResult]
     step_s: float
     shares: Shares
+    use: SpanUse
     decision: Decision
     lines: list[str]
 
@@ -291,9 +298,10 @@ def watched_span(
         results = train_span(job, replica, mesh, first, num_steps, consumed, batches, health.judge)
     span_s = time.perf_counter() - start_s
     saved_bytes = (replica.compression_bytes_saved() - saved_before_bytes) / num_steps
+    use = span_use(mesh.ledger, span_s, num_steps)
     shares = measure_shares(mesh, span_s, saved_bytes, num_steps)
     decision, lines = health.after_span(replica, first, results, span_s, batch)
-    return SpanRun(results, span_s / num_steps, shares, decision, lines)
+    return SpanRun(results, span_s / num_steps, shares, use=use, decision=decision, lines=lines)
 
 
 def tell_span(span: SpanRun, first: int, health: RunHealth, log: MetricsLog) -> None:

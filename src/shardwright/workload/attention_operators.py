@@ -61,7 +61,9 @@ def rotate(c: Context, o: LayerOperator) -> Operator:
     """Rotary positions, and the copies that bring heads into their order."""
     n, w = c.sizes[o.gives], c.software
     forward, backward = _turned(c, n)
-    return Operator(o, (), None, forward, backward, kept=n * w.rotary_kept, given=HALF * n)
+    return Operator(
+        o, (), None, forward, backward, kept=n * w.rotary_kept, given=HALF * n, kernel="rotary", elements=n
+    )  # fmt: skip
 
 
 def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
@@ -118,9 +120,11 @@ def attention(c: Context, o: LayerOperator) -> Operator:
     sums = FLOAT32 * c.sizes["log-sum-exp"]
     inside = sums * s.query_width  # the gradient of queries is added up in float32
     forward, backward = _merged(c, c.sizes["attended"])
+    visits = cut.cp * (cut.cp > 1) * (cut.cp_method != "ulysses")
     return Operator(
-        o, (), scores, forward, backward, ahead, back, given + sums, given + sums, given, inside, needs_kept=True
-    )
+        o, (), scores, forward, backward, ahead, back, given + sums, given + sums, given, inside, needs_kept=True,
+        kernel="merge", elements=c.sizes["attended"] * visits,
+    )  # fmt: skip
 
 
 def _merged(c: Context, queries: Numbers) -> tuple[Numbers, Numbers]:

@@ -13,7 +13,9 @@ from shardwright.workload.operators import HALF, Context, Exchange, MatrixProduc
 
 def embed(c: Context, o: LayerOperator) -> Operator:
     """The lookup, and the sum over tp of a table cut by its vocabulary."""
-    return Operator(o, (), None, 3 * c.whole, 3 * c.whole, *c.leaving)
+    return Operator(
+        o, (), None, 3 * c.whole, 3 * c.whole, *c.leaving, kernel="embedding", elements=c.whole / HALF
+    )  # fmt: skip
 
 
 def loss_bytes(c: Context) -> Numbers:
@@ -53,5 +55,5 @@ def head(c: Context, o: LayerOperator) -> Operator:
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.cut.tp > 1)),)
     return Operator(
         o, (MatrixProduct(c.tokens, s.hidden, columns),), None, n * w.loss[0], n * w.loss[1], gathered,
-        in_backward=w.loss_in_backward,
+        in_backward=w.loss_in_backward, kernel="loss", elements=n,
     )  # fmt: skip

@@ -32,7 +32,7 @@ def plain_columns(cut: PlanGrid) -> tuple[Array, ...]:
     """The whole numbers from which follows what a piece without experts computes, sends and keeps. `cut` is of
     arrays."""
     flags = (cut.sequence_parallel, cut.offload_activations)
-    return cut.tp, cut.cp, cut.microbatch, *(flag.astype(np.int64) for flag in flags), *_order_columns(cut)
+    return cut.tp, cut.cp, cut.microbatch, cut.world, *(flag.astype(np.int64) for flag in flags), *_order_columns(cut)
 
 
 def _order_columns(cut: PlanGrid) -> tuple[Array, ...]:

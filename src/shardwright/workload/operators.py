@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from shardwright.config.measured_table import Kernel
 from shardwright.config.model_shape import Matrix, ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.workload.arrays import Numbers
@@ -103,6 +104,8 @@ class Operator:
     backward needs beside what was kept and the gradients of its result and of what it takes. Of what it kept, its
     result is for the backward of the operator behind it, unless its own needs it (`needs_kept`). One that is computed
     `in_backward` takes no time in the forward, and puts nothing off to the weight gradients.
+
+    `kernel` is what it computes element by element where that can be measured, of so many `elements`.
     """
 
     of: LayerOperator
@@ -119,6 +122,8 @@ class Operator:
     needs_kept: bool = False
     keeps_input: bool = False
     in_backward: bool = False
+    kernel: Kernel | None = None
+    elements: Numbers = 0.0
 
     @property
     def name(self) -> str:
@@ -244,7 +249,7 @@ def norm(c: Context, o: LayerOperator) -> Operator:
     forward, backward = c.norm
     return Operator(
         o, forward_bytes=n * forward, backward_bytes=n * backward, kept=n * s.norm_kept, given=c.bytes_of(o.gives),
-        needs_kept=True, keeps_input=True,
+        needs_kept=True, keeps_input=True, kernel="layer norm" if c.shape.layer_norm else "rms norm", elements=n,
     )  # fmt: skip
 
 
@@ -312,8 +317,9 @@ def join(c: Context, o: LayerOperator) -> Operator:
     n, w = c.sizes[o.gives], c.software
     kept = n if w.dropout else 0.0
     return Operator(
-        o, (), None, n * w.residual[0], n * w.residual[1], kept=kept, given=c.bytes_of(o.gives), needs_kept=True
-    )
+        o, (), None, n * w.residual[0], n * w.residual[1], kept=kept, given=c.bytes_of(o.gives), needs_kept=True,
+        kernel="join", elements=n,
+    )  # fmt: skip
 
 
 def activate(c: Context, o: LayerOperator) -> Operator:
@@ -326,4 +332,5 @@ def activate(c: Context, o: LayerOperator) -> Operator:
     return Operator(
         o, (), None, plain * n * (forward + HALF), plain * n * (backward + HALF),
         kept=n * (HALF + w.activation_kept), given=HALF * n,
+        kernel="gated activation" if c.shape.gated else "activation", elements=n,
     )  # fmt: skip

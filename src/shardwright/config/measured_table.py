@@ -1,0 +1,81 @@
+"""Seconds of one kind of work by its sizes, as `shardwright calibrate` measured them where it stood.
+
+A device whose entry has such tables is priced by them (cost/measured_time.py) and not by its peaks: they are of this
+runtime's own operators, with all that these take beside their arithmetic.
+"""
+
+from itertools import pairwise
+from math import prod
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+from shardwright.config.field_types import Ranks
+
+# Operators of torch's that this runtime is made of, each for elements of the tensor that it is about.
+Kernel = Literal[
+    "rms norm", "layer norm", "rotary", "gated activation", "activation", "join", "embedding", "loss", "merge"
+]  # fmt: skip
+# What parallel/comm/collectives.py sends; a message goes from one rank to another, an exchange around.
+Carried = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "message"]
+Work = Literal[
+    "product", "attention", "rms norm", "layer norm", "rotary", "gated activation", "activation", "join", "embedding",
+    "loss", "merge", "update", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "message",
+]  # fmt: skip
+
+# What the sizes of a table count; other work has elements alone.
+SIZES: dict[str, tuple[str, ...]] = {
+    "product": ("rows", "inner", "columns"),
+    "attention": ("length", "heads"),
+    **dict.fromkeys(get_args(Carried), ("ranks", "bytes")),
+}
+
+Size = Annotated[float, Field(ge=1, le=1e18)]
+MeasuredSeconds = Annotated[float, Field(ge=1e-12, le=largest.SECONDS)]
+MeasuredColumn = Annotated[list[MeasuredSeconds], Field(max_length=largest.TABLE_SIZES**3)]
+
+
+def sizes_of(work: str) -> tuple[str, ...]:
+    """What the sizes of a table of some work count."""
+    return SIZES.get(work, ("elements",))
+
+
+class MeasuredTable(Spec):
+    """Seconds of one kind of work of this runtime, by its sizes; the last size runs fastest."""
+
+    work: Work = Field(
+        description="What was timed: a product with a weight, attention, another operator, the optimizer's update, or "
+        "a collective."
+    )
+    number: Literal["float32", "bf16", "fp16"] = Field("float32", description="Number type that it computes in.")
+    busy: Ranks = Field(1, description="Ranks of this machine that did so at the same time.")
+    sizes: list[Annotated[list[Size], Field(min_length=1, max_length=largest.TABLE_SIZES)]] = Field(
+        min_length=1,
+        max_length=3,
+        description="Sizes along each side of the table, ascending: rows, inner and columns of a product, length and "
+        "heads of attention, ranks and bytes of a collective, else elements.",
+    )
+    seconds: MeasuredColumn = Field(description="Seconds of one call, undisturbed; of an operator, of its forward.")
+    backward: MeasuredColumn = Field(
+        default_factory=list, description="Of an operator, of its backward; of a product, of its input gradient."
+    )
+    weight_grad: MeasuredColumn = Field(
+        default_factory=list, description="Of a product, of its weight gradient, which is added up."
+    )
+
+    @model_validator(mode="after")
+    def _is_a_table(self) -> Self:
+        names, count = sizes_of(self.work), prod(map(len, self.sizes))
+        if len(self.sizes) != len(names):
+            raise ValueError(f"input should be sizes by {', '.join(names)}, and there are {len(self.sizes)} lists")
+        if any(first >= second for side in self.sizes for first, second in pairwise(side)):
+            raise ValueError("input should have sizes in ascending order")
+        is_product, is_operator = self.work == "product", self.work in ("product", "attention", *get_args(Kernel))
+        for name, is_there in (("seconds", True), ("backward", is_operator), ("weight_grad", is_product)):
+            found, expected = len(getattr(self, name)), count * is_there
+            if found != expected:
+                sides = " x ".join(str(len(side)) for side in self.sizes)
+                raise ValueError(f"input should have {expected} {name} for {sides} sizes, and there are {found}")
+        return self

@@ -1,0 +1,60 @@
+"""Calibrate this machine: launch ranks, one alone and then all, and have each measure what it computes and sends."""
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.config.units import counted
+from shardwright.measure.calibrate.device_file import RanksMeasured, device_entry_of
+from shardwright.measure.calibrate.sweep import Sweep, measure_machine
+from shardwright.train.launch.launch import launch, machine_faults
+from shardwright.train.launch.scratch_folder import scratch_folder
+
+_MOST_ALONE = 64  # ranks that are busy at once, where nobody says how many
+
+
+def ranks_here() -> int:
+    """Ranks that this machine keeps busy: one for each GPU, or for each core."""
+    here = torch.cuda.device_count() if torch.cuda.is_available() else os.cpu_count() or 1
+    return max(1, min(_MOST_ALONE, here))
+
+
+def numbers_of_ranks(most: int) -> list[int]:
+    """How many ranks are busy, launch by launch: one, all, and two where that is something else."""
+    return sorted({1, min(2, most), most})
+
+
+def calibrate_here(sweep: Sweep, ranks: int, device: str) -> tuple[dict[str, Any], Sequence[RanksMeasured]]:
+    """Measure, with up to so many ranks; of run.device cpu, cuda or auto. Returns the fields of a device's file.
+
+    Raises PlanError where this machine can't start so many ranks, and RunError if one fails.
+    """
+    if faults := machine_faults(_job(ranks, device)):
+        raise PlanError("calibrate", [*faults, f"ask for fewer than {counted(ranks, 'rank')} with --ranks"])
+    start_s, launches = time.perf_counter(), []
+    with scratch_folder() as scratch:
+        for number in numbers_of_ranks(ranks):
+            job = _job(number, device)
+            reports = launch(partial(measure_machine, sweep), job, scratch / f"{number}")
+            launches.append(RanksMeasured(number, job, reports))
+        return device_entry_of(launches, time.perf_counter() - start_s, scratch), launches
+
+
+def _job(ranks: int, device: str) -> JobSpec:
+    """A small job for so many ranks, each of which is a replica."""
+    return make_job(
+        {
+            "name": "calibrate",
+            "model": {"layers": 2, "hidden": 64, "heads": 2, "vocab": 256, "sequence": 64},
+            "plan": {"dp": ranks},
+            "batch": {"global_batch_size": ranks},
+            "run": {"device": device},
+        }
+    )

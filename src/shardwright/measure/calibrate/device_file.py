@@ -1,0 +1,220 @@
+"""From what ranks measured to the entry of a device: its tables, its rates and its constants."""
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from shardwright.config import catalog
+from shardwright.config.calibration_file import CalibrationSpec
+from shardwright.config.cluster import PEAK_NAMES, DeviceSpec
+from shardwright.config.job import JobSpec
+from shardwright.config.measured_table import Carried, MeasuredTable, sizes_of
+from shardwright.config.software import software_of
+from shardwright.config.toml_text import toml_text
+from shardwright.config.units import GIB, counted
+from shardwright.cost.calibration import shipped
+from shardwright.cost.from_job import run_of
+from shardwright.cost.measured_time import PASSES, powers_of
+from shardwright.measure.calibrate.sweep import (
+    MORE_LAYERS,
+    Probe,
+    RankReport,
+    Samples,
+    num_calls,
+    spread,
+    undisturbed,
+    work_of,
+)
+from shardwright.simulate.closed_form import step_time
+from shardwright.train.launch.out_of_memory import available_bytes
+
+_CONTEXT_BYTES = 250e6  # of a process with torch loaded
+_LEAST_S = 1e-9  # of a part of a call that was not longer than what it was measured beside
+_CARRIED = get_args(Carried)
+
+
+@dataclass(frozen=True)
+class RanksMeasured:
+    """What all ranks of one launch measured, and how many they were."""
+
+    ranks: int
+    job: JobSpec
+    reports: Sequence[RankReport]
+
+    @property
+    def samples(self) -> Samples:
+        """The samples of all ranks."""
+        found: Samples = {}
+        for report in self.reports:
+            for point, of_rank in report.samples.items():
+                found.setdefault(point, []).extend(of_rank)
+        return found
+
+    def seconds(self) -> dict[Probe, tuple[float, ...]]:
+        """What each rank took undisturbed, in the mean over ranks."""
+        found = {}
+        for point in self.reports[0].samples:
+            of_ranks = [undisturbed(report.samples[point]) for report in self.reports]
+            found[point] = tuple(map(statistics.fmean, zip(*of_ranks, strict=True)))
+        return found
+
+
+def device_entry_of(launches: Sequence[RanksMeasured], taken_s: float, scratch: Path) -> dict[str, Any]:
+    """The fields of a device's file. `scratch` is a folder for files that are read once."""
+    fields = _known_fields() | _rates(launches) | {"source": _source(launches, taken_s)}
+    constants = {"product": 1.0, "memory": 1.0, "link": 1.0, "host": 1.0, "gap_s": 0.0, "jitter": 0.0, "step_s": 0.0}
+    constants["context_bytes"] = _CONTEXT_BYTES
+    leaks = [of[Probe("leak", "float32", ())][0] for of in (m.seconds() for m in launches) if _leaks(of)]
+    if leaks:
+        constants["leak"] = leaks[-1]
+    fields["constants"] = constants
+    fields["measured"] = [table.model_dump(exclude_defaults=True) for table in tables(launches)]
+    constants["step_s"], constants["gap_s"] = _beside_s(launches, fields, scratch)
+    return fields
+
+
+def _leaks(seconds: Mapping[Probe, tuple[float, ...]]) -> bool:
+    return Probe("leak", "float32", ()) in seconds
+
+
+def _known_fields() -> dict[str, Any]:
+    """What the catalog says of the device, if it has it; of a CPU what the system says."""
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name(0)
+        known = [catalog.read("devices", entry) for entry in catalog.names("devices")]
+        found = next((fields for fields in known if name in fields.get("cuda_names", ())), {})
+        memory = {"memory_gib": torch.cuda.get_device_properties(0).total_memory / GIB}
+        return memory | {key: value for key, value in found.items() if key != "name"}
+    return {"generation": "cpu", "link_domain": 1, "multiprocessors": os.cpu_count() or 1}
+
+
+def _rates(launches: Sequence[RanksMeasured]) -> dict[str, Any]:
+    """Peaks and bandwidths: of all that was measured the highest."""
+    most = launches[-1]
+    seconds = {point: of for m in launches for point, of in m.seconds().items()}
+    peaks: dict[str, float] = {}
+    for m in launches:
+        for point, of in m.seconds().items():
+            if point.work == "product":
+                name = PEAK_NAMES[point.number]
+                peaks[name] = max(peaks.get(name, 0.0), work_of(point) / min(of) / 1e12)
+    copied = {
+        kind: max(4.0 * point.sizes[0] / of[0] for point, of in seconds.items() if point.work == kind) / 1e9
+        for kind in ("copy", "host copy")
+    }
+    fields: dict[str, Any] = {"peak_tflops": peaks, "memory_gb_per_s": 2 * copied["copy"]}
+    if torch.cuda.is_available():
+        return fields | {"host_gb_per_s": copied["host copy"]}
+    memory_gib = available_bytes() / GIB / most.ranks
+    fields |= {"memory_gib": memory_gib, "host_memory_gib": memory_gib}
+    fields |= {"host_gb_per_s": copied["host copy"], "host_memory_gb_per_s": 2 * copied["copy"]}
+    sent = [point.sizes[1] / of[0] / 1e9 for point, of in seconds.items() if point.work == "message"]
+    return fields | ({"link_gb_per_s": max(sent)} if sent else {})
+
+
+def _source(launches: Sequence[RanksMeasured], taken_s: float) -> str:
+    busy = " and ".join(str(m.ranks) for m in launches)
+    where = torch.cuda.get_device_name(0) if torch.cuda.is_available() else counted(os.cpu_count() or 1, "core")
+    calls = sum(num_calls(m.samples) for m in launches)
+    return (
+        f"shardwright calibrate on {where} ({platform.machine()}) with torch {torch.__version__}, {busy} ranks busy: "
+        f"{calls:,} calls in {taken_s:.0f} s"
+    )
+
+
+def tables(launches: Sequence[RanksMeasured]) -> list[MeasuredTable]:
+    """All tables. Collectives of all numbers of ranks are one."""
+    grouped: dict[tuple[str, str, int], dict[tuple[int, ...], tuple[float, ...]]] = {}
+    for m in launches:
+        for point, of in m.seconds().items():
+            if point.work in (*_CARRIED, "product", "attention", "update") or len(of) == 2:
+                busy = 1 if point.work in _CARRIED else m.ranks
+                grouped.setdefault((point.work, point.number, busy), {})[point.sizes] = of
+    return [_table(work, number, busy, found) for (work, number, busy), found in grouped.items()]
+
+
+def _table(work: str, number: str, busy: int, found: Mapping[tuple[int, ...], tuple[float, ...]]) -> MeasuredTable:
+    """A whole table. Points that were not looked at take what those before them do, for more work; and nothing takes
+    longer than what is larger, which can only have been disturbed less."""
+    sides = [sorted({sizes[side] for sizes in found}) for side in range(len(sizes_of(work)))]
+    powers = powers_of(work)
+    shape = tuple(map(len, sides))
+    columns = np.zeros((len(next(iter(found.values()))), *shape))
+    for index in np.ndindex(shape):
+        known, longer = list(index), 1.0
+        while (sizes := tuple(side[i] for side, i in zip(sides, known, strict=True))) not in found:
+            side = max(range(len(known)), key=lambda n: (known[n] > 0, sides[n][known[n]]))
+            longer *= (sides[side][known[side]] / sides[side][known[side] - 1]) ** powers[side]
+            known[side] -= 1
+        columns[(slice(None), *index)] = [max(_LEAST_S, longer * seconds) for seconds in found[sizes]]
+    for side in range(len(shape)):
+        columns = np.flip(np.minimum.accumulate(np.flip(columns, side + 1), side + 1), side + 1)
+    fields = {name: [float(f"{s:.4g}") for s in column.ravel()] for name, column in zip(PASSES, columns, strict=False)}
+    whole = [[float(size) for size in side] for side in sides]
+    return MeasuredTable.model_validate({"work": work, "number": number, "busy": busy, "sizes": whole, **fields})
+
+
+def _beside_s(launches: Sequence[RanksMeasured], fields: Mapping[str, Any], scratch: Path) -> tuple[float, float]:
+    """Seconds (of a step, of each kernel of a layer) beside operators and collectives: what the steps of small jobs
+    took more than is said of them, in the mean of the launches."""
+    of_steps, of_kernels = [], []
+    kernels = sum(software_of("shardwright").kernels)
+    for m in launches:
+        file = scratch / f"of-{m.ranks}-ranks.toml"
+        file.write_text(toml_text(fields), encoding="utf-8")
+        cluster = m.job.cluster.model_copy(update={"device": str(file)})
+        more_s = []
+        for layers in (1, MORE_LAYERS):
+            model = m.job.model.model_copy(update={"layers": layers})
+            said = step_time(run_of(m.job.model_copy(update={"cluster": cluster, "model": model})), shipped())
+            more_s.append(m.seconds()[Probe("step", "float32", (layers,))][0] - float(said.total))
+        of_layer_s = max(0.0, (more_s[1] - more_s[0]) / (MORE_LAYERS - 1))
+        of_kernels.append(of_layer_s / kernels)
+        of_steps.append(max(0.0, more_s[0] - of_layer_s))
+    return statistics.fmean(of_steps), statistics.fmean(of_kernels)
+
+
+def summary(launches: Sequence[RanksMeasured]) -> list[list[str]]:
+    """Rows of a table for reading: work, number type, busy ranks, how many sizes, the best rate, and the spread."""
+    rows = [["", "number", "ranks", "sizes", "best", "quartiles"]]
+    for m in launches:
+        seconds, samples = m.seconds(), m.samples
+        kinds = dict.fromkeys((point.work, point.number) for point in seconds)
+        for work, number in kinds:
+            same = [point for point in seconds if (point.work, point.number) == (work, number)]
+            middle = statistics.median(spread(samples[point]) for point in same)
+            rows.append([work, number, str(m.ranks), str(len(same)), _best(work, same, seconds), f"+-{middle:.0%}"])
+    return rows
+
+
+def _best(work: str, same: Sequence[Probe], seconds: Mapping[Probe, tuple[float, ...]]) -> str:
+    if work == "product":
+        return f"{max(work_of(p) / min(seconds[p]) for p in same) / 1e9:,.0f} GFLOP/s"
+    if work in _CARRIED:
+        return f"{max(work_of(p) / seconds[p][0] for p in same) / 1e9:.2f} GB/s"
+    if work in ("copy", "host copy"):
+        return f"{max(8 * work_of(p) / seconds[p][0] for p in same) / 1e9:.1f} GB/s"
+    if work == "attention":
+        return f"{max(128.0 * p.sizes[0] ** 2 * p.sizes[1] / seconds[p][0] for p in same) / 1e9:,.0f} GFLOP/s"
+    if work == "leak":
+        return f"{seconds[same[0]][0]:.0%} seen"
+    if work == "step":
+        return f"{1e3 * seconds[same[0]][0]:.1f} ms"
+    if not same[0].sizes:
+        return ""
+    return f"{max(prod(p.sizes) / max(_LEAST_S, sum(seconds[p])) for p in same) / 1e6:,.0f} Melements/s"
+
+
+def entry(fields: Mapping[str, Any], name: str) -> DeviceSpec:
+    """The device that a file with these fields describes."""
+    constants = CalibrationSpec.model_validate(fields["constants"])
+    measured = [MeasuredTable.model_validate(table) for table in fields["measured"]]
+    return DeviceSpec.model_validate({"name": name, **fields, "constants": constants, "measured": measured})

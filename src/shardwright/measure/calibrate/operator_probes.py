@@ -1,0 +1,355 @@
+"""What of one rank's computing is timed: this runtime's own operators, forward and backward, at some sizes.
+
+An operator runs as it does in a step: a product has just been computed, which leaves little in the caches; then the
+input was written; and what the operator writes, its weights and what it kept for the backward are not near. By itself,
+over and over, it takes a fraction of that.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.config.job import OptimizerSpec
+from shardwright.config.measured_table import Work
+from shardwright.config.model import ModelSpec
+from shardwright.config.units import MIB
+from shardwright.model.activation import activate, activate_gated
+from shardwright.model.attention_core import dot_product_attention
+from shardwright.model.decoder import DecoderStage, StageSpan
+from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.norm import Norm
+from shardwright.model.rotary import rotary_angles, split_and_rotate
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.context.block_attention import Merged
+from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
+from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
+from shardwright.parallel.zero.master_weights import Masters, ShardPiece
+from shardwright.train.build import NUMBERS
+from shardwright.train.optimizer import make_adamw
+
+# One call: seconds of its forward, its backward and its weight gradient, those that it has.
+Call = Callable[[], tuple[float, ...]]
+
+_WIDTH, _HEADS, _HEAD = 512, 4, 64  # of a residual stream, and of attention
+_COLD_BYTES = 48 * MIB  # what caches do not hold
+_MOST_COPIES = 32
+_IN_A_ROW = 3  # calls of an operator, before their backwards
+_DRAWN = 2**16
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank measures: its device, a number type, and the cut of a layer that it has for itself."""
+
+    device: torch.device
+    dtype: torch.dtype
+    cut: LayerSharding
+
+    @classmethod
+    def of(cls, axis: Axis, device: torch.device, number: str) -> "Place":
+        """A rank that shares no layer with others."""
+        return cls(device, NUMBERS[number], LayerSharding.of_tp(axis.alone("tp")))
+
+    def random(self, *shape: int) -> Tensor:
+        """Numbers as activations are; few of them over and over, for drawing all takes long."""
+        count = prod(shape)
+        drawn = torch.randn(min(count, _DRAWN), device=self.device).to(self.dtype)
+        return drawn.repeat(-(-count // _DRAWN))[:count].view(shape) if count > _DRAWN else drawn.view(shape)
+
+    def filled(self, module: nn.Module) -> nn.Module:
+        """The module with weights, and gradients of other microbatches, in memory."""
+        name_parameters(module, self.device, self.dtype)
+        for parameter in placed_parameters(module).values():
+            parameter.data = self.random(*parameter.shape) * 0.02
+            with_gradient(parameter)
+        return module
+
+    def product_between(self) -> Callable[[], None]:
+        """What stands between operators in a step: a product, which fills the caches with other things."""
+        x, weight = self.random(256, 1024), self.random(1024, 1024)
+        out = torch.empty_like(x)
+
+        def compute() -> None:
+            torch.mm(x, weight, out=out)
+
+        return compute
+
+    def now_s(self) -> float:
+        """The clock, when all that was launched is over."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def with_gradient(parameter: PlacedParameter) -> None:
+    """Give a parameter a gradient to add to."""
+    parameter.gradient = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+    parameter.has_gradient = True
+
+
+def copies_of(num_bytes: float) -> int:
+    """How many calls stand one behind another, each with tensors of its own, so that caches do not hold them all."""
+    return int(min(_MOST_COPIES, max(1, _COLD_BYTES // max(1.0, num_bytes))))
+
+
+def operator_call(place: Place, function: Callable[[Tensor], Tensor], *shape: int) -> Call:
+    """An operator of one tensor: forwards one behind another, then their backwards, the last first."""
+    inputs = [place.random(*shape).requires_grad_() for _ in range(_IN_A_ROW)]
+    between = place.product_between()
+    with torch.no_grad():
+        gradient = place.random(*function(inputs[0]).shape)
+
+    def call() -> tuple[float, ...]:
+        forward_s, backward_s, results = 0.0, 0.0, []
+        for x in inputs:
+            between()
+            x.detach().mul_(1.0)
+            start_s = place.now_s()
+            results.append(function(x))
+            forward_s += place.now_s() - start_s
+        while results:
+            result = results.pop()
+            between()
+            gradient.mul_(1.0)
+            start_s = place.now_s()
+            torch.autograd.backward(result, gradient)
+            backward_s += place.now_s() - start_s
+            del result
+        for x in inputs:
+            x.grad = None
+        return forward_s / len(inputs), backward_s / len(inputs)
+
+    return call
+
+
+def product_call(place: Place, rows: int, inner: int, columns: int) -> Call:
+    """Y = X W', dX = dY W, and dW = dY' X added to what is there; with the next of some weights each time."""
+    weights_bytes = inner * columns * (place.dtype.itemsize + 4)
+    linears = [
+        place.filled(ColumnLinear(inner, (columns,), 0, place.cut, std=0.02)) for _ in range(copies_of(weights_bytes))
+    ]
+    x = place.random(rows, 1, inner).requires_grad_()
+    dy = place.random(rows, 1, columns)
+    number, results = 0, deque[Tensor](maxlen=copies_of(dy.nbytes))
+
+    def call() -> tuple[float, ...]:
+        nonlocal number
+        number += 1
+        linear = linears[number % len(linears)]
+        x.detach().mul_(1.0)
+        times = [place.now_s()]
+        y = linear(x)
+        times.append(place.now_s())
+        with place.cut.deferred.keeping(0):
+            torch.autograd.backward(y, dy)
+        times.append(place.now_s())
+        place.cut.deferred.compute(0)
+        times.append(place.now_s())
+        x.grad = None
+        results.append(y.detach())  # as a step does, so that the next result is elsewhere
+        return tuple(end - start for start, end in pairwise(times))
+
+    return call
+
+
+def norm_call(place: Place, elements: int, norm: str) -> Call:
+    """A norm of the residual stream."""
+    spec = ModelSpec(hidden=_WIDTH, heads=_WIDTH // _HEAD, norm=norm)  # type: ignore[arg-type]
+    return operator_call(place, place.filled(Norm(spec, place.cut)), max(1, elements // _WIDTH), 1, _WIDTH)
+
+
+def rotary_call(place: Place, elements: int) -> Call:
+    """Queries and keys turned, values copied."""
+    tokens = max(1, elements // (3 * _HEADS * _HEAD))
+    angles = rotary_angles(torch.arange(tokens, device=place.device), _HEAD, 10_000.0)
+
+    def turned(x: Tensor) -> Tensor:
+        q, k, v = split_and_rotate(x.view(tokens, 1, _HEADS, 3, _HEAD), *angles)
+        return _Joined.apply(x, q, k, v)
+
+    return operator_call(place, turned, tokens, 1, _HEADS, 3, _HEAD)
+
+
+class _Joined(torch.autograd.Function):
+    """One tensor of the size of three, which stands for them: it moves nothing but their gradients' views."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parts: Tensor) -> Tensor:
+        ctx.parts = parts  # attention keeps them
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *grads[0].split((1, 1, 1), dim=3)
+
+
+def attention_call(place: Place, length: int, heads: int) -> Call:
+    """Causal attention of so many heads over sequences of one length."""
+    together = min(heads, _HEADS)
+    shape = (length, max(1, heads // together), together, _HEAD)
+    keys, values = (place.random(*shape).requires_grad_() for _ in range(2))
+
+    def attended(queries: Tensor) -> Tensor:
+        out = dot_product_attention(queries, keys, values, _HEAD**-0.5, cut=place.cut, run=ForwardPass(None, None))
+        return out.reshape(length, shape[1], -1)
+
+    return operator_call(place, attended, *shape)
+
+
+def gated_call(place: Place, elements: int) -> Call:
+    """silu(gate) x up."""
+    return operator_call(place, partial(activate_gated, name="silu"), max(1, elements // _WIDTH), 1, 2 * _WIDTH)
+
+
+def activation_call(place: Place, elements: int) -> Call:
+    """gelu."""
+    return operator_call(place, partial(activate, name="gelu"), max(1, elements // _WIDTH), 1, _WIDTH)
+
+
+def join_call(place: Place, elements: int) -> Call:
+    """A sum with the residual stream; backward, the sum of two gradients of it."""
+    other = place.random(max(1, elements // _WIDTH), 1, _WIDTH)
+
+    def joined(x: Tensor) -> Tensor:
+        stream = x.view_as(x)
+        return _Branches.apply(stream, _Branch.apply(stream), other)
+
+    return operator_call(place, joined, *other.shape)
+
+
+class _Branch(torch.autograd.Function):
+    """What reads the stream: its backward gives a gradient in memory of its own, and moves nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class _Branches(torch.autograd.Function):
+    """stream + branch, in place of which `other` is read."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, branch: Tensor, other: Tensor) -> Tensor:
+        return stream + other
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grads[0], grads[0], None
+
+
+def merge_call(place: Place, elements: int) -> Call:
+    """What two ranks' keys gave to queries is merged; backward, gradients of queries are added up."""
+    shape = (1, max(1, elements // (2 * _WIDTH)), _WIDTH // _HEAD, _HEAD)  # [B, S, N, D] in memory
+    blocks = [place.random(*shape).transpose(1, 2) for _ in range(2)]
+    sums = [torch.randn(blocks[0].shape[:3], device=place.device) for _ in range(2)]
+    between = place.product_between()
+
+    def call() -> tuple[float, ...]:
+        between()
+        start_s = place.now_s()
+        merged = Merged(blocks[0], sums[0].clone())
+        merged.add(slice(None), blocks[1], sums[1])
+        merged.out_BNSD.to(place.dtype).permute(2, 0, 1, 3)
+        middle_s = place.now_s()
+        total = torch.zeros(blocks[0].permute(2, 0, 1, 3).shape, dtype=torch.float32, device=place.device)
+        for block in blocks:
+            total += block.permute(2, 0, 1, 3)
+        total.to(place.dtype)
+        return middle_s - start_s, place.now_s() - middle_s
+
+    return call
+
+
+_ROWS, _NARROW = 2048, 64  # of a vocabulary, and of a hidden state that makes its product short
+
+
+def _piece(place: Place, tokens: int, is_first: bool) -> DecoderStage:
+    """A stage that is the embedding alone, or the head."""
+    hidden = _WIDTH if is_first else _NARROW
+    spec = ModelSpec(hidden=hidden, heads=hidden // _HEAD, vocab=_ROWS, layers=1, sequence=tokens)
+    stage = DecoderStage(spec, StageSpan(0, 0, 0, is_first=is_first, is_last=not is_first), place.cut)
+    assert isinstance(place.filled(stage.prepare(place.device, place.dtype)), DecoderStage)
+    return stage
+
+
+def embedding_call(place: Place, elements: int) -> Call:
+    """A lookup, and its gradients added to a table."""
+    tokens = max(1, elements // _WIDTH)
+    stage = _piece(place, tokens, is_first=True)
+    rows = torch.randint(_ROWS, (tokens, 1), device=place.device)
+    assert stage.embedding is not None
+    lookup = stage.embedding
+    return operator_call(place, lambda _: lookup(rows), tokens, 1, _WIDTH)
+
+
+def loss_call(place: Place, elements: int) -> Call:
+    """The head and the loss of so many logits, but for the head's product and the norm before it, timed beside."""
+    tokens = max(1, elements // _ROWS)
+    stage = _piece(place, tokens, is_first=False)
+    targets = torch.randint(_ROWS, (1, tokens), device=place.device)
+    x = place.random(tokens, 1, _NARROW).requires_grad_()
+    linear = product_call(place, tokens, _NARROW, _ROWS)
+    assert stage.norm is not None
+    norm = operator_call(place, stage.norm, tokens, 1, _NARROW)
+
+    def call() -> tuple[float, ...]:
+        norm()  # and the products between
+        x.detach().mul_(1.0)
+        start_s = place.now_s()
+        loss = stage(x, targets).mean()
+        middle_s = place.now_s()
+        torch.autograd.backward(loss)
+        end_s = place.now_s()
+        x.grad = None
+        beside = norm()
+        product_s, of_input_s, of_weight_s = linear()
+        forward_s = max(0.0, middle_s - start_s - beside[0] - product_s)
+        whole_s = end_s - start_s - sum(beside) - product_s - of_input_s - of_weight_s
+        return forward_s, max(0.0, whole_s - forward_s)
+
+    return call
+
+
+def update_call(place: Place, elements: int) -> Call:
+    """The norm of some gradients, and AdamW's update."""
+    size = max(_WIDTH, elements // _WIDTH * _WIDTH)
+    values, gradients = place.random(size), place.random(size).float()
+    masters = Masters([ShardPiece(0, size, True, False)], values, place.device)
+    masters.make_optimizer(partial(make_adamw, OptimizerSpec()))
+    masters.step(gradients, 1.0, 1e-4)
+
+    def call() -> tuple[float, ...]:
+        start_s = place.now_s()
+        lengths = torch.linalg.vector_norm(gradients.view(-1, _WIDTH), dim=-1, dtype=torch.float32)
+        torch.linalg.vector_norm(lengths, dtype=torch.float64).square()
+        masters.step(gradients, 0.999, 1e-4)
+        masters.write_values(values)
+        return (place.now_s() - start_s,)
+
+    return call
+
+
+ELEMENTWISE: dict[Work, Callable[[Place, int], Call]] = {
+    "rms norm": partial(norm_call, norm="rmsnorm"),
+    "layer norm": partial(norm_call, norm="layernorm"),
+    "rotary": rotary_call,
+    "gated activation": gated_call,
+    "activation": activation_call,
+    "join": join_call,
+    "embedding": embedding_call,
+    "loss": loss_call,
+    "merge": merge_call,
+    "update": update_call,
+}

@@ -1,0 +1,200 @@
+"""Which sizes are timed and how often, and the sweep over them that each rank makes, all ranks at the same time."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from itertools import product as combinations
+from math import prod
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from shardwright.config.job import JobSpec
+from shardwright.config.measured_table import Carried, Work
+from shardwright.config.units import counted
+from shardwright.measure.calibrate.collective_probes import collective_call, copy_call, leak_call
+from shardwright.measure.calibrate.operator_probes import ELEMENTWISE, Call, Place, attention_call, product_call
+from shardwright.parallel.comm.collectives import all_reduce_max, barrier
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.train.build import build
+from shardwright.train.metrics import measure_shares
+from shardwright.train.train_step import train_step
+
+# Beside the tables of a device, the samples of what becomes its constants.
+Extra = str
+_EXTRAS = ("leak", "copy", "host copy", "step")
+MORE_LAYERS = 6  # of a small job whose steps are timed, beside one of a single layer
+_SLOWEST_FP16 = 4.0  # times as long as float32, and fp16 is not computed but emulated
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Sizes along each side, and how long each point is looked at. Points of more FLOPs are left to what is said of
+    smaller ones."""
+
+    product_rows: tuple[int, ...] = (32, 128, 512, 2048)
+    product_sides: tuple[int, ...] = (64, 160, 384, 1024, 2560)
+    lengths: tuple[int, ...] = (32, 128, 512, 2048)
+    heads: tuple[int, ...] = (2, 8, 32)
+    elements: tuple[int, ...] = (2**12, 2**15, 2**18, 2**20, 2**22)
+    collective_bytes: tuple[int, ...] = (2**8, 2**14, 2**17, 2**20, 2**20 + 2**10, 2**22, 2**24, 2**26)
+    most_flops: float = 2.2e9
+    passes: int = 2
+    point_s: float = 0.03
+    numbers: tuple[str, ...] = ("float32", "bf16", "fp16")
+    least_calls: int = 2
+
+
+QUICK = Sweep(
+    product_rows=(64, 512), product_sides=(64, 384), lengths=(64, 256), heads=(2, 8), elements=(2**13, 2**18),
+    collective_bytes=(2**10, 2**18, 2**22), most_flops=5e8, passes=1, point_s=0.0, numbers=("float32",),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is timed: some work in a number type at some sizes."""
+
+    work: Work | Extra
+    number: str
+    sizes: tuple[int, ...]
+
+
+Samples = dict[Probe, list[tuple[float, ...]]]
+
+
+@dataclass
+class RankReport:
+    """What one rank measured, in the order in which it did; of a device, what it is and what memory it has."""
+
+    samples: Samples = field(default_factory=dict)
+    numbers: list[str] = field(default_factory=list)
+
+
+def points(sweep: Sweep, numbers: list[str], ranks: int) -> Iterator[Probe]:
+    """All points of a sweep of so many ranks."""
+    sides = sweep.product_sides
+    for number in numbers:
+        for rows, inner, columns in combinations(sweep.product_rows, sides, sides):
+            if 2.0 * rows * inner * columns <= sweep.most_flops:
+                yield Probe("product", number, (rows, inner, columns))
+        for length, heads in combinations(sweep.lengths, sweep.heads):
+            if 128.0 * length**2 * heads <= sweep.most_flops:
+                yield Probe("attention", number, (length, heads))
+        for work, elements in combinations(ELEMENTWISE, sweep.elements):
+            yield Probe(work, number, (elements,))
+    yield Probe("copy", "float32", (max(sweep.elements),))
+    yield Probe("host copy", "float32", (max(sweep.elements),))
+    if ranks > 1:
+        for kind, num_bytes in combinations(get_args(Carried), sweep.collective_bytes):
+            for number in numbers if kind in ("all_reduce", "reduce_scatter") else ["float32"]:
+                yield Probe(kind, number, (ranks, num_bytes))
+        yield Probe("leak", "float32", ())
+
+
+def call_of(point: Probe, mesh: Mesh) -> Call:
+    """What is called to time a point. Ranks of an axis must ask for the same one."""
+    axis = mesh.world
+    place = Place.of(axis, mesh.device, point.number)
+    if point.work in get_args(Carried):
+        return collective_call(place, axis, point.work, point.sizes[1])  # type: ignore[arg-type]
+    match point.work:
+        case "product":
+            return product_call(place, *point.sizes)
+        case "attention":
+            return attention_call(place, *point.sizes)
+        case "leak":
+            return leak_call(place, axis)
+        case "copy" | "host copy":
+            return copy_call(place, 4 * point.sizes[0], to_host=point.work == "host copy")
+        case _:
+            return ELEMENTWISE[point.work](place, *point.sizes)  # type: ignore[index]
+
+
+def measure_machine(sweep: Sweep, job: JobSpec, mesh: Mesh, folder: Path) -> RankReport:
+    """Every rank of a job of nothing but tp calls this: the whole sweep, several times over, and some of the job's
+    steps. Rank 0 says on standard error how far it is."""
+    report = RankReport(numbers=computed_numbers(sweep.numbers, mesh))
+    whole = list(points(sweep, report.numbers, mesh.world.size))
+    ranks = counted(mesh.world.size, "rank")
+    for number in range(sweep.passes):
+        for (work, kind), group in groupby(whole, key=lambda point: (point.work, point.number)):
+            same, start_s = list(group), time.perf_counter()
+            for point in same:
+                found = report.samples.setdefault(point, [])
+                found += _timed(partial(call_of, point, mesh), sweep, mesh)
+            if mesh.rank == 0:
+                taken_s = time.perf_counter() - start_s
+                text = f"{ranks} busy, {number + 1} of {sweep.passes}: {work} in {kind}"
+                print(f"{text}: {counted(len(same), 'size')} in {taken_s:.1f} s", file=sys.stderr, flush=True)
+    for layers in (1, MORE_LAYERS):
+        deeper = job.model_copy(update={"model": job.model.model_copy(update={"layers": layers})})
+        report.samples[Probe("step", "float32", (layers,))] = _steps(deeper, mesh, 10 * sweep.passes)
+    return report
+
+
+def _timed(make: Callable[[], Call], sweep: Sweep, mesh: Mesh) -> list[tuple[float, ...]]:
+    """Samples of one point, as many on all ranks, which begin together."""
+    call = make()
+    call()
+    barrier(mesh.world)
+    start_s = time.perf_counter()
+    samples = [call()]
+    longest = torch.tensor(time.perf_counter() - start_s, device=mesh.device)
+    longest_s = float(all_reduce_max(longest.reshape(1), mesh.world))
+    more = min(60, max(sweep.least_calls, round(sweep.point_s / max(1e-6, longest_s)))) - 1
+    return samples + [call() for _ in range(more)]
+
+
+def computed_numbers(asked: tuple[str, ...], mesh: Mesh) -> list[str]:
+    """Number types, of those asked for, that the device computes in; all ranks find the same."""
+    if "fp16" not in asked or mesh.device.type == "cuda":
+        return list(asked)
+    found = [number for number in asked if number != "fp16"]
+    seconds = []
+    for number in ("float32", "fp16"):
+        call = product_call(Place.of(mesh.world, mesh.device, number), 128, 256, 256)
+        seconds.append(min(sum(call()) for _ in range(4)))
+    ratio = torch.tensor([seconds[1] / seconds[0]])
+    return [*found, "fp16"] if float(all_reduce_max(ratio, mesh.world)) < _SLOWEST_FP16 else found
+
+
+def _steps(job: JobSpec, mesh: Mesh, count: int) -> list[tuple[float, ...]]:
+    """Seconds of steps of the job, with what a run does beside them."""
+    replica = build(job, mesh)
+    shape = (job.batch.global_batch_size // job.plan.dp, job.model.sequence + 1)
+    tokens_BS = torch.randint(job.model.vocab, shape).to(mesh.device)
+    found: list[tuple[float, ...]] = []
+    for step in range(count):
+        barrier(mesh.world)
+        start_s = time.perf_counter()
+        train_step(job, replica, mesh, step, tokens_BS=tokens_BS)
+        measure_shares(mesh, 1.0)
+        found.append((time.perf_counter() - start_s,))
+    return found[2:]
+
+
+def undisturbed(samples: list[tuple[float, ...]]) -> tuple[float, ...]:
+    """The first quartile of each part of a call: what it takes where other programs leave the machine alone."""
+    return tuple(sorted(part)[len(part) // 4] for part in zip(*samples, strict=True))
+
+
+def spread(samples: list[tuple[float, ...]]) -> float:
+    """Half the distance of the quartiles of all parts together, as a share of their median."""
+    whole = sorted(map(sum, samples))
+    low, middle, high = (whole[round(share * (len(whole) - 1))] for share in (0.25, 0.5, 0.75))
+    return (high - low) / 2 / middle if middle else 0.0
+
+
+def num_calls(samples: Samples) -> int:
+    """Calls that were timed."""
+    return sum(map(len, samples.values()))
+
+
+def work_of(point: Probe) -> float:
+    """How much work a point is, for rates: FLOPs of a product, bytes of a collective or a copy, else elements."""
+    return 2.0 * prod(point.sizes) if point.work == "product" else float(point.sizes[-1]) if point.sizes else 0.0

@@ -1,0 +1,131 @@
+"""A run's steps as predicted beside what rank 0 measured: time by cause, memory by kind, bytes by axis.
+
+Time is there where the cluster's device is known, or calibrated; memory and bytes always are.
+"""
+
+from collections import Counter
+from typing import Any, Protocol
+
+from shardwright.account.job_memory import job_memory
+from shardwright.account.step_collectives import step_ledger
+from shardwright.config.job import JobSpec
+from shardwright.config.units import bytes_text, counted, seconds_text
+from shardwright.report.text_columns import aligned
+from shardwright.schedule.job_program import job_program
+from shardwright.sharding.memory_account import RankMemory
+
+_COMPUTING = "computing"
+# What a rank stands still for, by the axis of its ledger and by the part of a predicted step; what is of no part of
+# these is computing.
+_CAUSES = {
+    "tensor parallel": (("tp", "etp"), ("tensor",)),
+    "context parallel": (("cp",), ("context",)),
+    "experts": (("ep",), ("expert",)),
+    "pipeline": (("pp", "ends"), ("messages", "bubble")),
+    "replicas": ((), ("data",)),  # all other axes
+}
+_KINDS = ("parameters", "gradients", "optimizer", "buffers", "host")
+
+
+class Seen(Protocol):
+    """What a rank measured (train/steps_measured.py)."""
+
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def step_s(self) -> float: ...
+    @property
+    def blocked_s(self) -> dict[str, float]: ...
+    @property
+    def axis_bytes(self) -> dict[str, int]: ...
+    @property
+    def memory(self) -> RankMemory | None: ...
+    @property
+    def peak_memory_bytes(self) -> int: ...
+
+
+def compared_dict(job: JobSpec, seen: Seen) -> dict[str, Any]:
+    """Predicted and measured, each [predicted, measured], null where one is not known: seconds of a step and by cause,
+    bytes of memory by kind and of a step's collectives by axis; of the first rank."""
+    predicted_s, why_not = _predicted_s(job)
+    measured_s = _measured_s(seen)
+    causes = [cause for cause in (_COMPUTING, *_CAUSES) if predicted_s.get(cause) or measured_s.get(cause)]
+    memory = {} if seen.memory is None else _memory(job, seen.memory)
+    return {
+        "num_steps": seen.num_steps,
+        "whole_step_s": [sum(predicted_s.values()) if predicted_s else None, seen.step_s],
+        "time": {cause: [predicted_s.get(cause), measured_s.get(cause, 0.0)] for cause in causes},
+        "memory_bytes": memory,
+        "peak_memory_bytes": seen.peak_memory_bytes,
+        "axis_bytes": _bytes(job, seen),
+        "time_not_predicted": why_not,
+    }
+
+
+def _predicted_s(job: JobSpec) -> tuple[dict[str, float], str]:
+    """Seconds of a step by cause; or why there are none."""
+    if job.cluster.device == "unknown":
+        way_out = "set cluster.device to a file of `shardwright calibrate`, or to a device of the catalog"
+        return {}, f"the cluster's device is not known; {way_out}"
+    from shardwright.planner.own_plan import estimate  # it takes numpy, and the other accounts do not
+
+    try:
+        step = estimate(job).step
+    except (KeyError, ValueError) as error:
+        return {}, str(error.args[0])
+    found = {cause: float(sum(getattr(step, part) for part in parts)) for cause, (_, parts) in _CAUSES.items()}
+    return {_COMPUTING: float(step.total) - sum(found.values())} | found, ""
+
+
+def _measured_s(seen: Seen) -> dict[str, float]:
+    """Seconds of a step by cause."""
+    causes = {axis: cause for cause, (axes, _) in _CAUSES.items() for axis in axes}
+    found: Counter[str] = Counter()
+    for axis, seconds in seen.blocked_s.items():
+        found[causes.get(axis.split(" ")[0], "replicas")] += seconds  # type: ignore[assignment]
+    return {_COMPUTING: seen.step_s - sum(found.values())} | dict(found)
+
+
+def _memory(job: JobSpec, measured: RankMemory) -> dict[str, list[int]]:
+    """Bytes by kind, of those that a run measures."""
+    account = job_memory(job)[0]
+    both = {kind: [getattr(of, f"{kind}_bytes") for of in (account, measured)] for kind in _KINDS}
+    return {kind: values for kind, values in both.items() if any(values)}
+
+
+def _bytes(job: JobSpec, seen: Seen) -> dict[str, list[int]]:
+    """Bytes of a step's collectives by axis, as the ledger of a rank counts them."""
+    found: Counter[str] = Counter()
+    program = job_program(job)
+    if program.weights == "current":  # else a step has no account of its own
+        for words, traffic in step_ledger(job, program, 0).items():
+            found[words.partition(" ")[2]] += traffic.payload_bytes
+    return {axis: [found[axis], seen.axis_bytes.get(axis, 0)] for axis in sorted({*found, *seen.axis_bytes})}
+
+
+def compared_text(found: dict[str, Any]) -> str:
+    """A comparison for reading."""
+    rows = [["of rank 0", "predicted", "measured", ""]]
+    rows.append(["a step", *_two(found["whole_step_s"], seconds_text), _apart(found["whole_step_s"])])
+    for cause, both in found["time"].items():
+        rows.append([f"  {cause}" if cause == _COMPUTING else f"  waiting: {cause}", *_two(both, seconds_text), ""])
+    for kind, both in found["memory_bytes"].items():
+        rows.append([f"{kind} in memory", *_two(both, bytes_text), _equal(both)])
+    for axis, both in found["axis_bytes"].items():
+        rows.append([f"bytes of a step on {axis}", *_two(both, bytes_text), _equal(both)])
+    note = f"\n  time is not predicted: {found['time_not_predicted']}" if found["time_not_predicted"] else ""
+    heading = f"predicted beside measured, the median of {counted(found['num_steps'], 'step')}:"
+    return heading + "\n" + aligned([[f"  {row[0]}", *row[1:]] for row in rows]) + note
+
+
+def _two(both: list[Any], text: Any) -> list[str]:
+    return ["-" if value is None else text(value) for value in both]
+
+
+def _apart(both: list[float | None]) -> str:
+    predicted, measured = both
+    return "" if predicted is None or not measured else f"{predicted / measured - 1:+.1%}"
+
+
+def _equal(both: list[int]) -> str:
+    return "equal" if both[0] == both[1] else ""

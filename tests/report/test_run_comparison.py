@@ -1,0 +1,75 @@
+"""What `train` says at its end: predicted beside measured, and what can't be predicted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwright.account.job_memory import job_memory
+from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
+from shardwright.report.run_comparison import compared_dict, compared_text
+from shardwright.train.steps_measured import SpanUse, StepsMeasured, StepsRecorder
+
+
+def job(device: str = "unknown", **plan: Any) -> JobSpec:
+    return make_job(
+        {
+            "model": {"layers": 4, "hidden": 64, "heads": 4, "vocab": 256, "sequence": 64},
+            "cluster": {"device": device},
+            "plan": plan,
+            "batch": {"global_batch_size": 8},
+        }
+    )
+
+
+def seen(of: JobSpec, **blocked_s: float) -> StepsMeasured:
+    recorder = StepsRecorder(memory=job_memory(of)[0])
+    for step_s in (9.0, 9.0, 1.0, 2.0, 3.0):  # the first two warm up
+        recorder.add(SpanUse(step_s, dict(blocked_s), {"tp": 100, "world": 8}), 2**20)
+    found = recorder.measured()
+    assert found is not None
+    return found
+
+
+def test_time_is_by_cause_and_adds_up() -> None:
+    of = job("h100-sxm", tp=2, pp=2)
+    found = compared_dict(of, seen(of, tp=0.25, pp=0.5, world=0.125))
+    predicted_s, measured_s = found["whole_step_s"]
+    assert measured_s == 2.0 and found["num_steps"] == 3 and found["time_not_predicted"] == ""
+    causes = found["time"]
+    assert causes["tensor parallel"][1] == 0.25 and causes["pipeline"][1] == 0.5 and causes["replicas"][1] == 0.125
+    assert sum(both[1] for both in causes.values()) == pytest.approx(measured_s)
+    assert sum(both[0] for both in causes.values()) == pytest.approx(predicted_s)
+    assert "context parallel" not in causes
+
+
+def test_memory_and_bytes_are_there_where_time_is_not() -> None:
+    of = job(tp=2)
+    found = compared_dict(of, seen(of, tp=0.25))
+    assert found["whole_step_s"] == [None, 2.0] and "shardwright calibrate" in found["time_not_predicted"]
+    assert found["memory_bytes"]["parameters"] == [job_memory(of)[0].parameters_bytes] * 2
+    predicted, measured = found["axis_bytes"]["tp"]
+    assert predicted > measured == 100
+    text = compared_text(found)
+    assert "time is not predicted" in text and "equal" in text and "waiting: tensor parallel" in text
+    lines = text.splitlines()[1:-1]
+    assert len({len(line.rstrip()) for line in lines if line.endswith("equal")}) == 1
+
+
+def test_a_device_that_is_not_known_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "chip.toml"
+    file.write_text("memory_gib = 1.0\n", encoding="utf-8")
+    of = job(str(file))
+    assert "peak" in compared_dict(of, seen(of))["time_not_predicted"]
+
+
+def test_no_steps_are_nothing() -> None:
+    assert StepsRecorder().measured() is None
+
+
+def test_a_short_run_says_what_it_saw() -> None:
+    recorder = StepsRecorder()
+    recorder.add(SpanUse(4.0, {}, {}), 0)
+    found = recorder.measured()
+    assert found is not None and (found.num_steps, found.step_s) == (1, 4.0)
