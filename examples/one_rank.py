@@ -27,8 +27,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(parameters, lr=3e-3)
     tokens = torch.tensor([list(TEXT)])
     for step in range(40):
-        loss = stage(tokens[:, :-1], tokens[:, 1:]).mean()
-        loss.backward()
+        loss = stage(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()  # the loss is computed here, chunk by chunk with its gradients
         for parameter in parameters:  # layers add up gradients in memory of their own, which training shards
             parameter.grad, parameter.has_gradient = parameter.gradient, False
         optimizer.step()

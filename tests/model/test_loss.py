@@ -57,7 +57,7 @@ def of_cut(mesh: Mesh, positions: int, batch: int, masked: bool, chunk: int, sp:
     if sp:
         share = slice(tp.index * positions // tp.size, (tp.index + 1) * positions // tp.size)
     x_sBH = x_SBH[share].clone().requires_grad_()
-    targets = Targets(ids_T, counts_T, first, chunk)
+    targets = Targets(ids_T - first, None if counts_T is None else ~counts_T, chunk)
     loss = mean_loss(x_sBH, mine, targets, cut)
     assert float(loss.detach()) == 0.0  # it is there once the backward has run
     loss.backward(torch.tensor(3.0))
@@ -100,7 +100,7 @@ def kept(mesh: Mesh, x_SBH: Tensor, weight_VH: Tensor, ids_T: Tensor) -> int:
     weight = PlacedParameter(weight_VH, sharded((VOCAB, HIDDEN), 0, mesh.tp, "zeros").place)
     x_SBH.requires_grad_()
     cut = LayerSharding.of_tp(mesh.tp)
-    return saved_bytes(lambda: mean_loss(x_SBH, weight, Targets(ids_T, None, 0, 8), cut), [weight])
+    return saved_bytes(lambda: mean_loss(x_SBH, weight, Targets(ids_T, None, 8), cut), [weight])
 
 
 def large(**plan: Any) -> JobSpec:

@@ -72,9 +72,9 @@ def serial(job: JobSpec) -> tuple[dict[str, torch.Tensor], dict[tuple[int, int],
             seen[s, i] = version
             for parameter, data in zip(parameters, history[s][version], strict=True):
                 parameter.data = data
-            x = stage(x) if s < pp - 1 else stage(x, tokens[:, 1:]).mean()
-        losses.append(x.item())
+            x = stage(x) if s < pp - 1 else stage(x, tokens[:, 1:])
         x.backward()
+        losses.append(x.item())  # the backward has computed it
         for s, (_, parameters, masters) in enumerate(stages):
             if job.plan.schedule == "pipedream-2bw" and (i + 1) % per_batch:
                 continue

@@ -174,7 +174,7 @@ def head_kept(job: JobSpec) -> dict[str, Bytes]:
     which computes logits in the backward alone."""
     share = Share.of(job)
     tokens = share.tensors.tokens
-    masked = {"targets that count": BOOL * tokens} if job.data.separate_documents else {}
+    masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
     return masked | {
         "final input": share["final input"],
         "final statistics": share.statistics(share.tensors.tokens_here),

@@ -116,7 +116,7 @@ class OperatorNeeds:
         narrow = share.element if share.element < FLOAT32 else 0
         yield BackwardNeed(self.stream + inputs + (FLOAT32 + narrow) * logits)
         yield BackwardNeed(self.stream + inputs + share.element * logits + shared + weight)
-        yield BackwardNeed(self._norm(), ("targets", "targets that count", "final normal"))
+        yield BackwardNeed(self._norm(), ("targets", "targets that do not count", "final normal"))
 
     def _summed(self, matrix: Matrix, taken: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
         """A product whose parts tp ranks sum: the gradients of the sum, of what it takes, and of the weight."""

@@ -263,11 +263,9 @@ class DecoderStage(nn.Module):
         count have 0."""
         assert self.head is not None, "only the last stage has a head"
         first_row, _ = split_evenly(self.spec.vocab, self.cut.tp.size, self.cut.tp.index)
-        ids_T, counts_T = (
-            pick(of_BS, self.held).t().flatten() if of_BS is not None else None for of_BS in (targets_BS, counts_BS)
-        )
-        assert ids_T is not None
-        return mean_loss(x_sBH, self.head.weight, Targets(ids_T, counts_T, first_row, self.loss_positions), self.cut)
+        rows_T = pick(targets_BS, self.held).t().flatten() - first_row
+        skipped_T = None if counts_BS is None else ~pick(counts_BS, self.held).t().flatten()
+        return mean_loss(x_sBH, self.head.weight, Targets(rows_T, skipped_T, self.loss_positions), self.cut)
 
     def logits(self, x_sBH: Tensor) -> Tensor:
         """This rank's rows of the logits, [S, B, V]."""

@@ -32,12 +32,11 @@ from shardwright.parallel.tensor.parameter import PlacedParameter
 
 @dataclass(frozen=True)
 class Targets:
-    """What should follow the tokens of a microbatch: ids [T], position by position, and where not all of them have a
-    loss, which have. `first_row` is this rank's first row of the vocabulary; a chunk is so many `positions` of s."""
+    """What should follow a microbatch's tokens, position by position: rows [T] of the vocabulary, counted from this
+    rank's first, and where not all of them have a loss, which have none. A chunk is so many `positions` of s."""
 
-    ids_T: Tensor
-    counts_T: Tensor | None
-    first_row: int
+    rows_T: Tensor
+    skipped_T: Tensor | None
     positions: int
 
 
@@ -51,7 +50,7 @@ def mean_loss(x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: 
     total = torch.zeros((), device=x_sBH.device)
     for chunk in _chunks(x_sBH, targets, cut):
         total += _Softmax.of(chunk, weight_VH, cut.tp).loss
-    return total.div_(len(targets.ids_T))
+    return total.div_(len(targets.rows_T))
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -65,29 +64,29 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding) -> Tensor:
-        ctx.save_for_backward(x_sBH, targets.ids_T, targets.counts_T)
+        ctx.save_for_backward(x_sBH, targets.rows_T, targets.skipped_T)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
-        ctx.weight, ctx.first_row, ctx.positions, ctx.cut = weight_VH, targets.first_row, targets.positions, cut
+        ctx.weight, ctx.positions, ctx.cut = weight_VH, targets.positions, cut
         loss = torch.zeros((), device=x_sBH.device)
         ctx.loss = loss.detach()  # another name for its memory, by which the backward writes
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        x_sBH, ids_T, counts_T = ctx.saved_tensors
+        x_sBH, rows_T, skipped_T = ctx.saved_tensors
         weight_VH: PlacedParameter = ctx.weight
         cut: LayerSharding = ctx.cut
-        targets = Targets(ids_T, counts_T, ctx.first_row, ctx.positions)
+        targets = Targets(rows_T, skipped_T, ctx.positions)
         dx_sBH, total = torch.empty_like(x_sBH), torch.zeros_like(ctx.loss)
         for chunk in _chunks(x_sBH, targets, cut):
             softmax = _Softmax.of(chunk, weight_VH, cut.tp)
             total += softmax.loss
-            dlogits_TV = softmax.gradient(grads[0] / len(ids_T)).to(x_sBH.dtype)
+            dlogits_TV = softmax.gradient(grads[0] / len(rows_T)).to(x_sBH.dtype)
             del softmax  # the gradient is in its memory, or in 16 bits
             summed = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, cut)
             weight_VH.add_product(dlogits_TV, chunk.x_TH, cut.tp.kind, is_last=chunk.end == len(x_sBH))
             summed.wait()
-        ctx.loss.copy_(total.div_(len(ids_T)))
+        ctx.loss.copy_(total.div_(len(rows_T)))
         return dx_sBH, None, None, None
 
 
@@ -103,15 +102,14 @@ def _start_input_gradient(
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Positions [first, end) of s: their inputs, targets and which of these have a loss, of all ranks of tp where these
-    share the sequence."""
+    """Positions [first, end) of s: their inputs, targets and which of these have no loss, of all ranks of tp where
+    these share the sequence."""
 
     first: int
     end: int
     x_TH: Tensor
-    ids_T: Tensor
-    counts_T: Tensor | None
-    first_row: int
+    rows_T: Tensor
+    skipped_T: Tensor | None
 
 
 def _chunks(x_sBH: Tensor, targets: Targets, cut: LayerSharding) -> Iterator[_Chunk]:
@@ -129,9 +127,8 @@ def _chunks(x_sBH: Tensor, targets: Targets, cut: LayerSharding) -> Iterator[_Ch
             coming = start_gather_again(following_sBH, cut)
         if arrival is not None:
             arrival.wait()
-        counts_T = None if targets.counts_T is None else of_chunk(targets.counts_T, first, end)
-        ids_T = of_chunk(targets.ids_T, first, end)
-        yield _Chunk(first, end, x_SBH.flatten(0, 1), ids_T, counts_T, first_row=targets.first_row)
+        skipped_T = None if targets.skipped_T is None else of_chunk(targets.skipped_T, first, end)
+        yield _Chunk(first, end, x_SBH.flatten(0, 1), of_chunk(targets.rows_T, first, end), skipped_T=skipped_T)
         first = end
 
 
@@ -151,7 +148,7 @@ class _Softmax:
     totals_T: Tensor
     rows_T: Tensor
     elsewhere_T: Tensor
-    counts_T: Tensor | None
+    skipped_T: Tensor | None
     loss: Tensor
 
     @classmethod
@@ -159,22 +156,21 @@ class _Softmax:
         """That of the product with the head. Moves all-reduces of one max and one pair of sums a token."""
         logits_TV = _exact_product(chunk.x_TH, weight_VH.t(), tp.kind)
         shifted_TV = logits_TV.sub_(all_reduce_max(logits_TV.amax(dim=-1), tp)[:, None])
-        rows_T = chunk.ids_T - chunk.first_row
-        elsewhere_T = (rows_T < 0) | (rows_T >= logits_TV.shape[-1])
-        rows_T = rows_T.masked_fill(elsewhere_T, 0)
+        elsewhere_T = (chunk.rows_T < 0) | (chunk.rows_T >= logits_TV.shape[-1])
+        rows_T = chunk.rows_T.masked_fill(elsewhere_T, 0)
         target_T = shifted_TV.gather(-1, rows_T[:, None]).squeeze(-1).masked_fill(elsewhere_T, 0.0)
         exponentials_TV = shifted_TV.exp_()
         target_T, totals_T = all_reduce(torch.stack((target_T, exponentials_TV.sum(dim=-1))), tp)
         losses_T = totals_T.log() - target_T
-        if chunk.counts_T is not None:
-            losses_T = losses_T.where(chunk.counts_T, 0.0)
-        return cls(exponentials_TV, totals_T, rows_T, elsewhere_T, chunk.counts_T, loss=losses_T.sum())
+        if chunk.skipped_T is not None:
+            losses_T = losses_T.masked_fill(chunk.skipped_T, 0.0)
+        return cls(exponentials_TV, totals_T, rows_T, elsewhere_T, chunk.skipped_T, loss=losses_T.sum())
 
     def gradient(self, of_loss: Tensor) -> Tensor:
         """The gradient of the logits, [T, V], for this gradient of each loss. Overwrites the exponentials."""
         of_losses_T = of_loss.expand(len(self.rows_T))
-        if self.counts_T is not None:
-            of_losses_T = of_losses_T.where(self.counts_T, 0.0)
+        if self.skipped_T is not None:
+            of_losses_T = of_losses_T.masked_fill(self.skipped_T, 0.0)
         gradient_TV = self.exponentials_TV.mul_((of_losses_T / self.totals_T)[:, None])
         here_T = of_losses_T.masked_fill(self.elsewhere_T, 0.0)
         return gradient_TV.scatter_add_(-1, self.rows_T[:, None], -here_T[:, None])
