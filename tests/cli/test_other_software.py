@@ -60,16 +60,16 @@ def test_whether_it_fits_and_what_would_is_of_the_software_that_is_asked_for() -
 
 def test_what_this_runtime_has_no_room_for_may_fit_with_other_software() -> None:
     asked = ("estimate", "llama3-8b", "--devices", "8", "--device", "h100-sxm", "--set", "plan.zero=3")
-    asked += ("--set", "model.sequence=11264", "--set", "batch.global_batch_size=64")
+    asked += ("--set", "model.sequence=12800", "--set", "batch.global_batch_size=64")
     ours, theirs = (json.loads(run(*asked, *software, "--json").stdout) for software in ((), ("--as", "megatron-core")))
     assert ours["memory"] == theirs["memory"]
     assert (ours["fits"], theirs["fits"]) == (False, True)
     assert "It fits one h100-sxm of 80.0 GiB under the cluster's" in run(*asked, "--as", "megatron-core").stdout
     asked = ("explain", *asked[1:])
-    own = "A device, h100-sxm, offers 76.3 GiB: pipeline rank 0, the fullest, needs 2.0 GiB more than that, so it does"
+    own = "A device, h100-sxm, offers 76.3 GiB: pipeline rank 0, the fullest, needs 1.6 GiB more than that, so it does"
     assert own in " ".join(run(*asked).stdout.split())
     theirs = " ".join(run(*asked, "--as", "megatron-core").stdout.split())
-    assert "the process of megatron-core on pipeline rank 0, the fullest, needs 8.1 GiB less than that." in theirs
+    assert "the process of megatron-core on pipeline rank 0, the fullest, needs 1.1 GiB less than that." in theirs
 
 
 def test_side_by_side_needs_a_device() -> None:
