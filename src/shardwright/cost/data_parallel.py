@@ -137,7 +137,7 @@ class DataParallel:
 
     def updates_s(self) -> Numbers:
         """Seconds of the update on the device, by rank."""
-        return self._updated() * (1 - self.run.cut.offload_optimizer) * self.software.update / self.rates.memory
+        return self._updated() * (1 - self.run.cut.offload_optimizer) * self.software.updated_bytes / self.rates.memory
 
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.
@@ -153,7 +153,7 @@ class DataParallel:
         there = mine * cut.offload_optimizer
         copied_s = there * max(self.software.gradient_bytes, cut.element_bytes) / host.host
         return device_s, np.maximum(
-            0.0, np.maximum(there * self.software.update / host.host_memory, copied_s) - device_s
+            0.0, np.maximum(there * self.software.updated_bytes / host.host_memory, copied_s) - device_s
         )
 
 
