@@ -26,9 +26,7 @@ class Bf16MomentsAdamW(torch.optim.Optimizer):
 
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)  # without the guard, which imports the compiler
 
-    def __init__(
-        self, groups: Sequence[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
-    ) -> None:
+    def __init__(self, groups: Sequence[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         """`groups` of weights in float32, each with its `weight_decay`."""
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "moments": torch.bfloat16})
 
