@@ -225,8 +225,8 @@ def test_a_token_that_crosses_once_takes_less_network() -> None:
 
 @pytest.mark.parametrize("software", ["shardwright", "megatron-core"])
 def test_moments_in_bf16_take_half(software: str) -> None:
-    """4 bytes less of each parameter that a rank updates. The update moves 8 bytes less where one kernel does it all, and
-    more in this runtime, where they are widened before it."""
+    """4 bytes less of each parameter that a rank updates. The update moves 8 bytes less where one kernel does it all,
+    and more in this runtime, where they are widened before it."""
     plan = {"dp": 4, "tp": 2, "zero": 1}
     cluster = {"device": "h100-sxm", "software": software}
     wide, half = (

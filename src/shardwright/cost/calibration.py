@@ -60,7 +60,7 @@ def device_of(name: str) -> DeviceSpec:
 
 
 def software_under(run: Run) -> SoftwareSpec:
-    """The software of a run as its plan has it: in which numbers gradients and moments are, how tokens cross the network."""
+    """The software of a run as its plan has it: in which numbers gradients and moments are, how tokens cross."""
     cut = run.cut
     numbers = (cut.precision, cut.gradient_bytes, cut.reduce_bytes, cut.moment_bytes)
     return _software_with(run.software, numbers, cut.dispatch == "node-aware")

@@ -34,7 +34,8 @@ class PlanGrid:
     Each number may be an array of one length, with one entry a plan; what is not of type Numbers is one for all plans.
     `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is of the products: bf16,
     fp16, float32, fp8, mxfp8 or nvfp4. `gradient_bytes` and `reduce_bytes` are of a gradient that is added up and of
-    one on its way, `moment_bytes` of each of Adam's moments, 0 as the software has it; `bucket_bytes` of the parameters whose gradients travel together, 0 all.
+    one on its way, `moment_bytes` of each of Adam's moments, 0 as the software has it; `bucket_bytes` of the
+    parameters whose gradients travel together, 0 all.
 
     Where plans have several schedules, `schedule_number` has of each its place in SCHEDULE_NAMES; -1 is `schedule`.
     `is_vee` where stages lie in a V though the schedule's name does not say so, as `auto` may lay them.
