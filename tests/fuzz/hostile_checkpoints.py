@@ -36,9 +36,9 @@ JOB_FIELDS: dict[str, Any] = {
 }
 _VARIANTS: tuple[dict[str, dict[str, Any]], ...] = (
     {},
-    {"precision": {"compute": "bf16", "float8": "delayed", "float8_history": 2, "moments": "bf16"}},
+    {"precision": {"compute": "bf16", "float8": "delayed", "float8_history": 2}},
     {
-        "precision": {"compute": "fp16", "loss_scale": 1024.0},
+        "precision": {"compute": "fp16", "loss_scale": 1024.0, "moments": "bf16"},
         "model": {"moe": {"experts": 4, "top_k": 2, "ffn": 8, "gate": "sigmoid", "bias_update": 0.01}},
     },
     {"model": {"vocab": 6000, "tied_embeddings": True}},  # files of more than a block

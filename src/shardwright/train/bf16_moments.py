@@ -3,10 +3,10 @@
 
 In a step a moment is widened, moves as in float32, and updates its weight; only then it is rounded to the nearest bf16
 number. bf16 has 8 bits, so numbers between 2^e and 2^(e+1) are 2^(e-7) apart, and what a step changes by less than half
-of that, 0.2 to 0.4 % of the moment, is lost. With a decay of 0.95 a step covers
-5 % of the way from the moment to the squared gradient: it stands still where that is within 4 to 8 % of it, which is 2
-to 4 % of its root. With a decay of 0.999 it covers 0.1 %, and a moment that should fall stands still for ever: decays
-like this are refused (config/checks/check_moments.py).
+of that, 0.2 to 0.4 % of the moment, is lost. With a decay of 0.95 a step covers 5 % of the way from the moment to the
+squared gradient: it stands still where that is within 4 to 8 % of it, which is 2 to 4 % of its root. With a decay of
+0.999 it covers 0.1 %, and a moment that should fall stands still for ever: decays like this are refused
+(config/checks/check_moments.py).
 """
 
 from collections.abc import Sequence
