@@ -59,6 +59,7 @@ SETTINGS = {
     "float32": Setting({}),
     "bf16": Setting({"compute": "bf16"}),
     "bf16, gradients in bf16": Setting({"compute": "bf16", "gradients": "compute"}),
+    "bf16, moments in bf16": Setting({"compute": "bf16", "moments": "bf16"}),
     "fp16, scaled loss": Setting({"compute": "fp16"}),
     "fp16 unscaled": Setting({"compute": "fp16", "loss_scale": 0}),
     "fp16 unscaled, small batch": Setting({"compute": "fp16", "loss_scale": 0}, large=False),

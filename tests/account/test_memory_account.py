@@ -54,7 +54,7 @@ def allocated(job: JobSpec, index: int) -> RankMemory:
     pool = tensor_pool(CPU)
     regions = stage.prepare(CPU, numbers[0]).regions()
     shards = ShardedStage(regions, [], sharding, pool, job.plan.bucket_mib, seeded(job.run.seed), Reductions())
-    shards.make_optimizers(partial(make_adamw, job.optimizer))
+    shards.make_optimizers(partial(make_adamw, job.optimizer, moments=NUMBERS[job.precision.moments]))
     for unit in shards.units:
         unit.masters.step(torch.zeros(unit.layout.shard_size), 1.0, 0.0)
     return measured_memory({0: shards}, {}, TiedEmbedding(None, None, axis(1)), pool)
@@ -62,12 +62,15 @@ def allocated(job: JobSpec, index: int) -> RankMemory:
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 @pytest.mark.parametrize("gradients", ["compute", "float32"])
-def test_sixteen_bytes_a_parameter_and_their_shards(gradients: str, num_ranks: int) -> None:
-    """Rajbhandari et al. 2020 (arXiv 1910.02054, section 3.1 and figure 1), and with float32 gradients 18 bytes."""
-    g, d = (2 if gradients == "compute" else 4), num_ranks
-    whole, shard = {0: 14 + g, 1: 2 + g, 2: 2, 3: 0}, {0: 0, 1: 12, 2: 12 + g, 3: 14 + g}
+@pytest.mark.parametrize("moments", ["float32", "bf16"])
+def test_sixteen_bytes_a_parameter_and_their_shards(moments: str, gradients: str, num_ranks: int) -> None:
+    """Rajbhandari et al. 2020 (arXiv 1910.02054, section 3.1 and figure 1), with float32 gradients 18 bytes, and with
+    moments in bf16 4 bytes less."""
+    g, d, o = (2 if gradients == "compute" else 4), num_ranks, (12 if moments == "float32" else 8)
+    whole, shard = {0: 2 + g + o, 1: 2 + g, 2: 2, 3: 0}, {0: 0, 1: o, 2: o + g, 3: 2 + g + o}
+    numbers = {"compute": "bf16", "gradients": gradients, "moments": moments}
     for zero in range(4):
-        job = with_precision(small_job(layers=4, dp=d, zero=zero, bucket_mib=0.01), compute="bf16", gradients=gradients)
+        job = with_precision(small_job(layers=4, dp=d, zero=zero, bucket_mib=0.01), **numbers)
         elements = rank_state(job, job_program(job), 0)[0].num_elements
         assert elements >= 34912  # of the model; the rest is padding
         assert elements % d == 0 or zero == 0
@@ -120,10 +123,13 @@ PLANS: dict[str, dict[str, Any]] = {
     "stages-inside": {"dp": 2, "pp": 2, "zero": 3, "order": "pp-dp"},
 }
 MIXED = {"compute": "bf16", "gradients": "compute"}
+HALF_STATE = MIXED | {"moments": "bf16"}
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("kind", "precision"), [("llama", MIXED), ("gpt-tied", {})], ids=["llama-bf16", "gpt-tied"])
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("llama", HALF_STATE), ("gpt-tied", {})], ids=["llama-bf16", "gpt-tied"]
+)
 def test_predicted_is_measured(kind: str, precision: dict[str, str], plan: str) -> None:
     """Parameters, gradients, optimizer state, the pool's peak, and every collective."""
     job = with_precision(small_job(kind, **({"batch": 8} | PLANS[plan])), **precision)

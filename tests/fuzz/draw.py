@@ -64,6 +64,10 @@ def draw(seed: int, number: int) -> Fields:
         fields["run"] |= {"profile_steps": rng.choice([0, 1, 3]), "profile_first_step": rng.choice([1, 2])}
     if rng.random() < 0.3:
         fields["checkpoint"] = _checkpoint(rng) | fields.get("checkpoint", {})
+    if rng.random() < 0.15:
+        fields["precision"]["moments"] = "bf16"
+        if rng.random() < 0.05:  # refused
+            fields["optimizer"]["beta2"] = 0.999
     return fields
 
 

@@ -38,7 +38,7 @@ _VARIANTS: tuple[dict[str, dict[str, Any]], ...] = (
     {},
     {"precision": {"compute": "bf16", "float8": "delayed", "float8_history": 2}},
     {
-        "precision": {"compute": "fp16", "loss_scale": 1024.0},
+        "precision": {"compute": "fp16", "loss_scale": 1024.0, "moments": "bf16"},
         "model": {"moe": {"experts": 4, "top_k": 2, "ffn": 8, "gate": "sigmoid", "bias_update": 0.01}},
     },
     {"model": {"vocab": 6000, "tied_embeddings": True}},  # files of more than a block
@@ -268,6 +268,8 @@ def resume(arguments: list[str]) -> None:
 
 def _state_of(run: Any) -> str:
     """A digest of all that a run remembers."""
+    import torch
+
     from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
 
     scale = run.replica.loss_scale
@@ -276,7 +278,7 @@ def _state_of(run: Any) -> str:
     digest = blake2b(json.dumps(numbers).encode())
     for box in sorted(held_boxes(run.replica, run.mesh), key=lambda box: (box.name, box.box)):
         digest.update(f"{box.name} {box.full_shape} {box.box} {box.values.dtype}".encode())
-        digest.update(box.values.numpy().tobytes())
+        digest.update(box.values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -214,13 +214,15 @@ def test_elementwise_traffic_of_a_layer(name: str) -> None:
         assert sum(map(of, chain)) == pytest.approx(counted, rel=0.05)
 
 
-def test_update() -> None:
-    """AdamW is one kernel, which reads gradients and does not write them though torch's schema would let it."""
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])
+def test_update(moments: torch.dtype) -> None:
+    """AdamW is one kernel, which reads gradients and does not write them though torch's schema would let it. Moments in
+    bf16 take one more of each on their way to float32 and back."""
     size = 4096
     values = torch.zeros(size, dtype=torch.bfloat16)
     masters = Masters([ShardPiece(0, size, True, on_host=False)], values, torch.device("cpu"))
     job = load_job("quickstart", [])
-    masters.make_optimizer(lambda decayed, plain: make_adamw(job.optimizer, decayed, plain))
+    masters.make_optimizer(lambda decayed, plain: make_adamw(job.optimizer, decayed, plain, moments))
     gradients = torch.ones(size)
     masters.step(gradients, 0.5, 1e-3)  # the first makes the moments
     with KernelTraffic() as traffic:
@@ -229,7 +231,9 @@ def test_update() -> None:
         torch.linalg.vector_norm(gradients.view(64, 64), dim=-1, dtype=torch.float32)
     assert sum(k.operator == "_fused_adamw_" for k in traffic.kernels) == 1
     counted = sum(count * k.num_bytes for k, count in traffic.kernels.items()) / size
-    assert counted - 4 == pytest.approx(OWN.update, rel=0.02)
+    told = OWN.update if moments == torch.float32 else OWN.bf16_moments_update
+    assert counted - 4 == pytest.approx(told, rel=0.02)
+    assert told == OWN.model_copy(update={"moment_bytes": moments.itemsize}).updated_bytes
 
 
 def test_it_has_all_that_a_plan_can_ask_for() -> None:

@@ -76,6 +76,7 @@ def job_with(kind: str = "llama", sections: dict[str, Any] | None = None, **plan
     return make_job(fields)
 
 
+BF16_MOMENTS = {"precision": {"moments": "bf16"}}
 FP16 = {"precision": {"compute": "fp16"}}
 ALIKE = {
     "zero 2, interleaved": job_with(dp=2, pp=2, zero=2, schedule="interleaved-1f1b", virtual_stages=2),
@@ -91,6 +92,7 @@ ALIKE = {
     "top-k": job_with(dp=2, zero=1, compress="topk", compress_share=0.1, compress_least=1),
     "int8": job_with(dp=2, compress="int8", compress_least=1),
     "offload": job_with(dp=2, zero=1, offload_optimizer=0.5),
+    "bf16 moments, half on the host": job_with(dp=2, zero=1, offload_optimizer=0.5, sections=BF16_MOMENTS),
     "dualpipe": job_with("llama-tied", pp=2, schedule="dualpipe", layers=4),
     "zb-v": job_with(pp=2, schedule="zb-v", layers=4),
     "pipedream": job_with(pp=2, schedule="pipedream", sections={"optimizer": {"clip_grad_norm": 0.0}}),
@@ -138,6 +140,10 @@ DENSE = {
     "dualpipe": llama(pp=2, dp=2, schedule="dualpipe", zero=1),
     "ulysses 2 x tp 2": llama(tp=2, cp=2, cp_method="ulysses"),
 }
+MOMENTS = {
+    "bf16 moments": llama(dp=2, zero=1, sections=BF16_MOMENTS),
+    "bf16 moments, tp 2": llama(tp=2, offload_optimizer=1.0, sections=BF16_MOMENTS),
+}
 OTHERS = {
     "ep 4": job_with("deepseek", batch=8, dp=4, ep=4),
     "experts on one": job_with("deepseek", batch=8),
@@ -148,7 +154,7 @@ OTHERS = {
     "PowerSGD of 4, zero 1": powersgd(dp=4, zero=1),
     "PowerSGD of 2 x pp 2": powersgd(dp=2, pp=2),
 }
-PLANS = DENSE | OTHERS
+PLANS = DENSE | OTHERS | MOMENTS
 PAIRS = [
     ("tp 4 x pp 2", "dp 8, zero 3"), ("dp 8, zero 3", "tp 4 x pp 2"), ("dp 8, zero 3", "dp 3"),
     ("tp 4 x pp 2", "dp 3, zero 2"), ("zb-v", "1f1b, cp 2"), ("1f1b, cp 2", "zb-v"),
@@ -357,6 +363,47 @@ def test_a_link_leads_nowhere(tmp_path: Path, name: str) -> None:
     with suppress(OSError):
         open_storage(str(tmp_path / "kept")).write("step-00000003/rank-00000.json", [b"ours"])
     assert elsewhere.read_text() == "a file of somebody" if elsewhere.is_file() else not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("dp 3", "bf16 moments"), ("bf16 moments", "dp 3"), ("bf16 moments", "bf16 moments, tp 2")],
+)
+def test_moments_go_on_in_other_numbers(
+    before: str, after: str, saved_under: Callable[[str], tuple[Path, list[float]]]
+) -> None:
+    """Float32 is rounded to bf16, and bf16 widened; where both are bf16, bit for bit."""
+    folder, _ = saved_under(before)
+    saved = full_states(load_file_states(folder))
+    there = full_states([box for boxes in run_on_mesh(PLANS[after], held, PLANS[after], folder) for box in boxes])
+    assert saved.keys() == there.keys()
+    for name, values in there.items():
+        is_moment = name.startswith("exp_avg")
+        assert values.dtype == (torch.bfloat16 if is_moment and after in MOMENTS else torch.float32)
+        assert torch.equal(values, saved[name].to(values.dtype))
+
+
+def held(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
+    return held_boxes(begin(job, mesh, folder).replica, mesh)
+
+
+def load_file_states(folder: Path) -> list[HeldBox]:
+    """What the files of a checkpoint hold, as another reader of safetensors has it."""
+    found = []
+    for file in sorted((folder / "checkpoints" / f"step-{STEPS:08d}").glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for key, (name, shape, box) in json.loads(opened.metadata()["boxes"]).items():
+                found.append(HeldBox(name, tuple(shape), tuple(map(tuple, box)), opened.get_tensor(key)))
+    return found
+
+
+def full_states(boxes: list[HeldBox]) -> Boxes:
+    """The whole tensors."""
+    found: Boxes = {}
+    for box in boxes:
+        full = found.setdefault(box.name, torch.full(box.full_shape, torch.nan, dtype=box.values.dtype))
+        full[tuple(slice(*ends) for ends in box.box)] = box.values
+    return found
 
 
 METHODS = [{"compress": "powersgd"}, {"compress": "topk"}, {"compress": "int8"}, {"compress": "bf16"}, {}]

@@ -2,11 +2,13 @@
 
 import sys
 
+import pytest
 import torch
 
 from cases import record, small_job
 from ranks import run_on_mesh
 from shardwright.config.job import JobSpec, OptimizerSpec
+from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.optimizer import make_adamw
 
@@ -38,6 +40,7 @@ def loads_compiler(mesh: Mesh, job: JobSpec) -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def test_a_step_does_not_load_the_compiler() -> None:
-    job = small_job(dp=2, zero=1, batch=2)
+@pytest.mark.parametrize("moments", ["float32", "bf16"])
+def test_a_step_does_not_load_the_compiler(moments: str) -> None:
+    job = make_job(small_job(dp=2, zero=1, batch=2).model_dump() | {"precision": {"moments": moments}})
     assert run_on_mesh(job, loads_compiler, job) == [False, False]

@@ -27,7 +27,7 @@ from shardwright.train.checkpoint.kept import check_whole, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, FileIndex, StoredBox, digest_of, read_index
 from shardwright.train.checkpoint.resuming import begin
 from shardwright.train.checkpoint.storage import LocalStorage, open_storage
-from shardwright.train.checkpoint.whole_tensors import tile
+from shardwright.train.checkpoint.whole_tensors import check_kinds, tile
 
 Fields = dict[str, Any]
 FP8 = 1  # the variant of whole_folders with fp8 histories
@@ -76,6 +76,24 @@ def test_many_boxes_are_looked_at_once() -> None:
     rows = [((i, i + 1), (0, 2**40)) for i in range(20_000)]
     assert tile(rows, (20_000, 2**40))
     assert not tile([*rows[:-1], rows[0]], (20_000, 2**40))
+
+
+@pytest.mark.parametrize(("kind", "others"), [("weights", "F16"), ("weights", "BF16"), ("exp_avg_sq", "F16")])
+def test_numbers_that_a_run_does_not_write(kind: str, others: str) -> None:
+    """Moments may be in bf16, some or all; weights are in float32."""
+
+    def files(**numbers: str) -> list[FileIndex]:
+        dtypes = {"weights": "F32", "exp_avg": "F32", "exp_avg_sq": "BF16"} | numbers
+        boxes = [
+            StoredBox(name=f"{of}.norm", full_shape=(8,), box=((0, 8),), dtype=dtype, start_byte=0)
+            for of, dtype in dtypes.items()
+        ]
+        return [FileIndex(file="rank-00000.safetensors", num_bytes=0, sums=(), boxes=tuple(boxes))]
+
+    check_kinds(files(), 1)
+    check_kinds(files(exp_avg="BF16"), 1)
+    with pytest.raises(BrokenCheckpointError, match=f"{kind}.norm is of number type {others}, and is written as F32"):
+        check_kinds(files(**{kind: others}), 1)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.buckets import num_hosted
 from shardwright.sharding.memory_account import RankMemory
 
-_FLOAT = 4  # bytes of a master weight, and of each of Adam's two moments
+_FLOAT = 4  # bytes of a master weight, and of a gradient on the host
 
 
 def job_memory(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMemory]:
@@ -69,7 +69,9 @@ def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
     # On a CPU host and device are one memory, and what is offloaded is copied all the same.
     values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not job.runs_on_cpu
     has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}
-    return _FLOAT * rest * (2 + has_master[False]), _FLOAT * hosted * (3 + has_master[True])
+    moments = 2 * job.precision.moment_bytes
+    on_device = rest * (moments + _FLOAT * has_master[False])
+    return on_device, hosted * (moments + _FLOAT + _FLOAT * has_master[True])
 
 
 def steps_to_fill(job: JobSpec) -> int:

@@ -17,7 +17,7 @@ FLOAT8_TILE = 128  # elements of a row, or of a side of a block, that share a sc
 
 
 class PrecisionSpec(Spec):
-    """Number types. Weights that the optimizer updates are always float32."""
+    """Number types. Weights that the optimizer updates are always float32, and so is what it computes with."""
 
     compute: Number = Field("float32", description="Number type of weights and activations in forward and backward.")
     gradients: Literal["float32", "compute"] = Field(
@@ -27,6 +27,11 @@ class PrecisionSpec(Spec):
         "gradients",
         description="Number type in which gradients travel, if plan.compress says nothing else; gradients is that in "
         "which they add up.",
+    )
+    moments: Literal["float32", "bf16"] = Field(
+        "float32",
+        description="Number type in which AdamW's two moments are kept from step to step; bf16 halves their memory, "
+        "and what it changes of them by less than half a last place is lost.",
     )
     loss_scale: Annotated[float, Field(ge=0, le=largest.LOSS_SCALE)] = Field(
         65536.0, description="First factor of the loss with fp16, so that small gradients are kept; 0 means none."
@@ -75,3 +80,8 @@ class PrecisionSpec(Spec):
     def reduce_bytes(self) -> int:
         """Bytes of a gradient on its way."""
         return BYTES_PER_ELEMENT[self.reduce_number]
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of each of AdamW's two moments."""
+        return BYTES_PER_ELEMENT[self.moments]

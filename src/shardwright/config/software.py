@@ -116,6 +116,10 @@ class SoftwareSpec(Spec):
         "master weight, all in float32, and writes the weight in 16 bits; the norm of the gradients reads them once "
         "more.",
     )
+    bf16_moments_update: Number | None = Field(
+        None,
+        description="The same with moments in bf16; left out, 8 bytes fewer: each is read and written in 2 bytes.",
+    )
     norm_kept: Number = Field(2.0, description="Bytes that a norm keeps for its backward, by element.")
     activation_kept: Number = Field(
         0.0,
@@ -148,6 +152,9 @@ class SoftwareSpec(Spec):
     causal: bool = Field(True, description="Whether attention skips what causality masks.")
     gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")
     reduce_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient on its way.")
+    moment_bytes: Literal[2, 4] = Field(
+        4, description="Bytes of each of Adam's two moments, where a job does not say them."
+    )
     bf16_gradient_bytes: Literal[0, 2, 4] = Field(
         0,
         description="Both of these where products are in bfloat16, whose 8 bits many will not add up in; 0 is as in "
@@ -206,6 +213,13 @@ class SoftwareSpec(Spec):
     )
     sequence_parallel: bool | None = Field(None, description="Whether it has sequence parallel.")
     context_parallel: bool | None = Field(None, description="Whether it splits sequences over ranks.")
+
+    @property
+    def updated_bytes(self) -> float:
+        """Bytes of an update, by element, in the numbers that its moments are in."""
+        if self.moment_bytes == 4:
+            return self.update
+        return max(0.0, self.update - 8) if self.bf16_moments_update is None else self.bf16_moments_update
 
 
 @lru_cache(maxsize=64)

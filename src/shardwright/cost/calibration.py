@@ -62,21 +62,22 @@ def device_of(name: str) -> DeviceSpec:
 
 
 def software_under(run: Run) -> SoftwareSpec:
-    """The software of a run as its plan has it: in which numbers gradients are, how tokens cross the network."""
+    """The software of a run as its plan has it: in which numbers gradients and moments are, how tokens cross."""
     cut = run.cut
-    numbers = (cut.precision, cut.gradient_bytes, cut.reduce_bytes)
+    numbers = (cut.precision, cut.gradient_bytes, cut.reduce_bytes, cut.moment_bytes)
     return _software_with(run.software, numbers, cut.dispatch == "node-aware")
 
 
 @lru_cache(maxsize=64)
-def _software_with(name: str, numbers: tuple[str, int, int], is_node_aware: bool) -> SoftwareSpec:
+def _software_with(name: str, numbers: tuple[str, int, int, int], is_node_aware: bool) -> SoftwareSpec:
     software = software_of(name)
-    precision, gradient_bytes, reduce_bytes = numbers
+    precision, gradient_bytes, reduce_bytes, moment_bytes = numbers
     usual = software.bf16_gradient_bytes if precision == "bf16" else 0
     return software.model_copy(
         update={
             "gradient_bytes": gradient_bytes or usual or software.gradient_bytes,
             "reduce_bytes": reduce_bytes or usual or software.reduce_bytes,
+            "moment_bytes": moment_bytes or software.moment_bytes,
             "expert_dedupe": software.expert_dedupe or is_node_aware,
         }
     )

@@ -155,7 +155,7 @@ class DataParallel:
         there = mine * cut.offload_optimizer
         copied_s = there * max(self.software.gradient_bytes, cut.element_bytes) / host.host
         return device_s, np.maximum(
-            0.0, np.maximum(there * self.software.update / host.host_memory, copied_s) - device_s
+            0.0, np.maximum(there * self.software.updated_bytes / host.host_memory, copied_s) - device_s
         )
 
 

@@ -24,8 +24,7 @@ from shardwright.config.failure_rate import device_hours_between_failures
 from shardwright.config.job import JobSpec
 from shardwright.workload.arrays import Numbers
 
-# Bytes a parameter: Adam's two moments and the master weight in float32.
-_STATE_BYTES = 12
+_MASTER_BYTES = 4  # the weight that is updated, in float32
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,13 @@ class Goodput:
     interval_s: Numbers
 
 
-def checkpoint_bytes(num_parameters: float, compute_bytes: int) -> float:
-    """Bytes of a checkpoint: optimizer state, and the weights as they are computed with where they are not float32.
+def checkpoint_bytes(num_parameters: float, compute_bytes: int, moment_bytes: int) -> float:
+    """Bytes of a checkpoint: optimizer state, with two moments of `moment_bytes`, and the weights as they are computed
+    with where they are not float32.
 
     Narayanan et al. 2021 (arXiv 2104.04473, section 5.10) write 13.8 TB for a trillion parameters.
     """
-    return num_parameters * (_STATE_BYTES + (compute_bytes if compute_bytes < 4 else 0))
+    return num_parameters * (_MASTER_BYTES + 2 * moment_bytes + (compute_bytes if compute_bytes < 4 else 0))
 
 
 def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Numbers) -> Reliability | None:

@@ -67,10 +67,11 @@ def scores_s(rates: Rates, scores: Scores, backward: bool) -> Numbers:
 
 def update_s(rates: Rates, software: SoftwareSpec, elements: Numbers) -> Numbers:
     """The optimizer's update of some elements, with the norm of their gradients."""
-    if software.is_own and rates.measured is not None and rates.measured.knows("update", rates.number):
+    is_measured = software.is_own and software.updated_bytes == software.update  # with float32 moments
+    if is_measured and rates.measured is not None and rates.measured.knows("update", rates.number):
         (seconds,) = rates.measured.seconds("update", rates.number, rates.busy, elements)
         return np.where(elements > 0, seconds, 0.0)
-    return elements * software.update / rates.memory
+    return elements * software.updated_bytes / rates.memory
 
 
 @dataclass(frozen=True)

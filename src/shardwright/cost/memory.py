@@ -28,7 +28,6 @@ from shardwright.workload.operators import FLOAT32, Context
 from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import LayerKind, PipelineRanks, all_ranks
 
-MOMENTS = 2 * FLOAT32
 _ONE_BY_ONE = ("none", "selective")  # policies whose operators run again one by one, and are used at once
 _WORKSPACE = 32 * MIB  # bytes that NVIDIA advises for cuBLAS on Hopper and later
 
@@ -206,13 +205,14 @@ def _state(cut: PlanGrid, software: SoftwareSpec, held: tuple[Array, ...]) -> tu
     stage = cut.zero
     element = cut.element_bytes if software.masters else FLOAT32
     copy = FLOAT32 if element < FLOAT32 else 0
+    moments = 2 * software.moment_bytes
     for elements, kind in zip(held, SHARDS.values(), strict=False):
         ranks = layout(cut, kind).size
         # Bytes by element.
         share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
         own = np.where(stage == 3, FLOAT32 * share, element)
         gradient = np.where(stage == 3, FLOAT32, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
-        updated = np.where(stage == 3, MOMENTS, copy + MOMENTS + software.step_bytes) * updated_share
+        updated = np.where(stage == 3, moments, copy + moments + software.step_bytes) * updated_share
         if cut.compress in KEEPS_ERROR:
             gradient = gradient + FLOAT32 * (cut.replicas > 1)
         parameters = parameters + elements * (own * (1 - cut.offload_parameters))

@@ -175,14 +175,16 @@ def held_state(cut: PlanGrid, held: tuple[Array, ...]) -> tuple[Numbers, Numbers
     values = cut.element_bytes
     gradient = cut.gradient_bytes or _FLOAT
     master = _FLOAT if values < _FLOAT else 0
+    moments = 2 * (cut.moment_bytes or _FLOAT)
     for elements, kind in zip(held, SHARDS.values(), strict=False):
         shards = layout(cut, kind).size
         mine = elements * np.where(cut.zero == 3, 1 / shards, 1.0)
         updated = elements * np.where(cut.zero > 0, 1 / shards, 1.0)
         parameters = parameters + values * mine * (1 - cut.offload_parameters)
         gradients = gradients + gradient * elements * np.where(cut.zero >= 2, 1 / shards, 1.0)
-        optimizer = optimizer + updated * (2 * _FLOAT + master) * (1 - cut.offload_optimizer)
-        host = host + updated * (3 * _FLOAT + master) * cut.offload_optimizer + values * mine * cut.offload_parameters
+        optimizer = optimizer + updated * (moments + master) * (1 - cut.offload_optimizer)
+        hosted = moments + _FLOAT + master  # with a copy of the gradient
+        host = host + updated * hosted * cut.offload_optimizer + values * mine * cut.offload_parameters
     return parameters, gradients, optimizer, host
 
 

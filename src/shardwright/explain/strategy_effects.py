@@ -56,3 +56,6 @@ def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     if job.precision.float8 != "none":
         does = "products of linear layers in fp8, with casts of weights kept"
         yield f"fp8 {job.precision.float8}", does, "precision", {"float8": "none"}
+    if job.precision.moments != "float32":
+        does = "AdamW's two moments rounded after each step, which halves them; weights and arithmetic stay in float32"
+        yield f"{job.precision.moments} moments", does, "precision", {"moments": "float32"}

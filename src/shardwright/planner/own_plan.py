@@ -50,9 +50,9 @@ def estimate(job: JobSpec) -> Estimate:
 
     KeyError says which number of its device is not known, ValueError what contradicts itself.
     """
-    run, cluster = run_of(job), job.cluster
+    run, cluster, precision = run_of(job), job.cluster, job.precision
     step = played_step(job, shipped())
-    written = failures.checkpoint_bytes(num_parameters(job.model), job.precision.compute_bytes)
+    written = failures.checkpoint_bytes(num_parameters(job.model), precision.compute_bytes, precision.moment_bytes)
     reliability = failures.reliability_of(cluster, job.plan.world, written)
     return Estimate(
         step=step,

@@ -126,6 +126,7 @@ def build(
     tied = _tied(job, stages, mesh)
     pool = tensor_pool(mesh.device)
     shards, reductions = {}, Reductions()
+    of_job = partial(make_adamw, job.optimizer, moments=NUMBERS[job.precision.moments])
     float8_states: list[Float8Linear] = []
     for stage, module in stages.items():
         regions = {
@@ -145,7 +146,7 @@ def build(
             make_compressor=make_compressor(job.plan),
             expert_sharding=of_experts,
         )
-        shards[stage].make_optimizers(make_optimizer or partial(make_adamw, job.optimizer))
+        shards[stage].make_optimizers(make_optimizer or of_job)
         module.through = shards[stage].through
         float8_states += _use_float8(job, module, mesh.tp)
     if tied.table is not None and tied.head is not None:

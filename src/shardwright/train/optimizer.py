@@ -14,6 +14,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.train.bf16_moments import Bf16MomentsAdamW
 
 
 class EagerAdamW(torch.optim.AdamW):
@@ -30,10 +31,15 @@ class EagerAdamW(torch.optim.AdamW):
         self._eager_step()
 
 
-def make_adamw(spec: OptimizerSpec, decayed: list[Tensor], plain: list[Tensor]) -> EagerAdamW:
-    """For weights that decay (what is drawn at random: matrices and embeddings) and that don't (norms and biases)."""
+def make_adamw(
+    spec: OptimizerSpec, decayed: list[Tensor], plain: list[Tensor], moments: torch.dtype = torch.float32
+) -> torch.optim.Optimizer:
+    """For weights that decay (what is drawn at random: matrices and embeddings) and that don't (norms and biases), with
+    moments in float32 or bf16."""
     groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     present, betas = [group for group in groups if group["params"]], (spec.beta1, spec.beta2)
+    if moments == torch.bfloat16:
+        return Bf16MomentsAdamW(present, spec.learning_rate, betas, spec.epsilon)
     return EagerAdamW(present, lr=spec.learning_rate, betas=betas, eps=spec.epsilon, fused=True)
 
 

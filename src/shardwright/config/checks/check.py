@@ -9,6 +9,7 @@ from shardwright.config.checks.check_checkpoint import checkpoint_faults
 from shardwright.config.checks.check_context import context_faults
 from shardwright.config.checks.check_experts import expert_faults
 from shardwright.config.checks.check_health import health_faults
+from shardwright.config.checks.check_moments import moment_faults
 from shardwright.config.checks.check_parts import part_faults
 from shardwright.config.checks.check_recompute import recompute_faults
 from shardwright.config.checks.check_size import rank_faults, size_faults
@@ -56,6 +57,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *topology_faults(job.cluster),
         *part_faults(job),
         *_optimizer_faults(job),
+        *moment_faults(job),
         *_compress_faults(job),
         *health_faults(job),
         *checkpoint_faults(job),

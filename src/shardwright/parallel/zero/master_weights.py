@@ -91,7 +91,7 @@ class Masters:
 
     def copy_out(self, name: str, start: int, stop: int) -> Tensor:
         """A copy, in host memory, of elements [start, stop); on CUDA it is there once the stream has come so far."""
-        out = torch.empty(stop - start, dtype=torch.float32, pin_memory=self._device.type == "cuda")
+        out = torch.empty(stop - start, dtype=self._number_of(name), pin_memory=self._device.type == "cuda")
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
             first, last = max(start, piece.start), min(stop, piece.stop)
             if first < last:
@@ -100,7 +100,7 @@ class Masters:
         return out
 
     def copy_in(self, name: str, start: int, values: Tensor) -> None:
-        """Set the elements from `start` on. The optimizer has what it calls so from now on."""
+        """Set the elements from `start` on, rounded to the optimizer's numbers. It has what it calls so from now on."""
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
             first, last = max(start, piece.start), min(start + values.numel(), piece.stop)
             if first < last:
@@ -125,8 +125,15 @@ class Masters:
             return tensor
         state = self.optimizer.state[tensor]
         if name not in state:
-            state[name] = torch.zeros_like(tensor, memory_format=torch.preserve_format)
+            dtype = self._number_of(name)
+            state[name] = torch.zeros_like(tensor, dtype=dtype, memory_format=torch.preserve_format)
         return state[name]
+
+    def _number_of(self, name: str) -> torch.dtype:
+        """The number type of a state: of moments that which the optimizer says, if it says one."""
+        assert self.optimizer is not None
+        kept: torch.dtype = self.optimizer.defaults.get("moments", torch.float32)
+        return torch.float32 if name == "weights" else kept
 
     def write_to(self, values: Tensor) -> None:
         """From now on these are the values that the model computes with."""

@@ -259,7 +259,8 @@ def _update(story: Story) -> Iterator[str]:
         rows += [[c.phase, c.axis, c.kind, number_text(c.calls), f"{c.full_bytes:,.0f}"] for c in data]
         yield aligned(rows, left=(0, 1, 2))
     if story.step is not None:
-        yield _says(f"Then AdamW updates a rank's part of the weights: {seconds_text(story.step.optimizer)}.")
+        moments = f", with moments in {job.precision.moments}" if job.precision.moments != "float32" else ""
+        yield _says(f"Then AdamW updates a rank's part of the weights{moments}: {seconds_text(story.step.optimizer)}.")
 
 
 def _expert_replicas(job: JobSpec) -> str:

@@ -1,6 +1,7 @@
 """What of a run a checkpoint is made of: which boxes this rank writes, and which it needs.
 
-    weights.NAME, exp_avg.NAME, ...        float32, by parameter: what the optimizer updates, and what it remembers
+    weights.NAME                           float32, by parameter: what the optimizer updates
+    exp_avg.NAME, exp_avg_sq.NAME          in the numbers that it keeps them in: what it remembers of a parameter
     router.LAYER.bias_E, ...               what a layer's router remembers
     float8.NAME.x, .weight, .dy            past amaxes of a layer with fp8 products: the largest, then each
     compression.KIND.NAME                  what compressed gradients lost (compression_state.py)

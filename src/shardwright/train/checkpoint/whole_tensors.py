@@ -18,7 +18,7 @@ from shardwright.train.checkpoint.manifest import BrokenCheckpointError, FileInd
 
 OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq")
 _WEIGHTS = "weights"
-_FLOAT32 = "F32"
+_FLOAT32, _BF16 = "F32", "BF16"
 _PRIME = 2**127 - 1
 
 
@@ -56,15 +56,19 @@ def _terms(box: Box, point: Sequence[int]) -> int:
 
 def check_kinds(indices: list[FileIndex], optimizer_steps: int) -> None:
     """BrokenCheckpointError where tensors are not what a run writes: the weights and, once the optimizer has done a
-    step, all that it remembers of each of them, in float32."""
+    step, all that it remembers of each of them; in float32, or moments in bf16."""
     tensors = {stored.name: stored for index in indices for stored in index.boxes}
     weights = {name.removeprefix(f"{_WEIGHTS}.") for name in tensors if name.startswith(f"{_WEIGHTS}.")}
     for name, stored in tensors.items():
         kind, _, of = name.partition(".")
         if kind in OPTIMIZER_STATES and of not in weights:
             raise BrokenCheckpointError(f"it has {name}, and no {_WEIGHTS}.{of}")
-        if kind in (_WEIGHTS, *OPTIMIZER_STATES, "float8", "compression") and stored.dtype != _FLOAT32:
-            raise BrokenCheckpointError(f"{name} is of number type {stored.dtype}, and is written as {_FLOAT32}")
+        if kind in (_WEIGHTS, *OPTIMIZER_STATES, "float8", "compression"):
+            may_be = (_FLOAT32, _BF16) if kind in OPTIMIZER_STATES else (_FLOAT32,)
+            if stored.dtype not in may_be:
+                raise BrokenCheckpointError(
+                    f"{name} is of number type {stored.dtype}, and is written as {' or '.join(may_be)}"
+                )
         if kind == "float8" and not (len(stored.full_shape) == 1 and 0 < stored.full_shape[0] <= largest.HISTORY + 1):
             raise BrokenCheckpointError(f"{name} is {list(stored.full_shape)}, and no history of amaxes")
     for state in OPTIMIZER_STATES:
