@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def main() -> None:
     if unknown := [name for name in names if name not in known]:
         parser.error(f"no part {', '.join(unknown)} on {asked.device}; the parts are {', '.join(known)}")
     folder = asked.out or Path("runs", "gpu-dry" if asked.dry else "gpu")
+    if asked.dry and asked.device == "cpu":
+        parser.error("a dry run takes the kernels of CUDA; leave --device out")
     if not asked.report:
         _run(asked, names, folder)
     found = {name: json.loads(_file(folder, name).read_text("utf-8")) for name in PARTS if _file(folder, name).exists()}
@@ -75,12 +78,12 @@ def _file(folder: Path, name: str) -> Path:
 def _run(asked: argparse.Namespace, names: list[str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     end_s = time.monotonic() + asked.limit
-    mode = {"kind": asked.device, "dry": asked.dry, "quick": asked.quick}
     device = _device_of(asked, folder)
+    bench = Bench(asked.device, asked.dry, asked.quick, folder, 0.0, device["catalog_name"])
     for name in names:
-        file, rows = _file(folder, name), folder / f"{name}.rows.json"
+        file, rows = _file(folder, name), bench.rows_file(name)
         before = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        if before.get("mode") == mode and not asked.again:
+        if before.get("mode") == bench.mode and not asked.again:
             print(f"{name}: measured on {before['date']}, not again", file=sys.stderr)
             continue
         if asked.again or before:
@@ -92,35 +95,34 @@ def _run(asked: argparse.Namespace, names: list[str], folder: Path) -> None:
             left_s = _DRY_S
         print(f"{name}: up to {max(left_s, 0):.0f} s ...", file=sys.stderr, flush=True)
         start_s = time.monotonic()
-        status, error = _run_part(asked, name, folder, left_s, device.get("catalog_name", ""))
+        status, error = _run_part(replace(bench, ends_s=start_s + left_s), name)
         took_s = round(time.monotonic() - start_s, 1)
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        whole = {"part": name, "mode": mode, "date": date, "device": device, "status": status, "took_s": took_s}
+        whole = {"part": name, "mode": bench.mode, "date": date, "device": device, "status": status, "took_s": took_s}
         write_json(file, whole | ({"error": error} if error else {}) | {"rows": read_rows(rows)})
         rows.unlink(missing_ok=True)
         print(f"{name}: {status} after {took_s:.0f} s{f', {error}' if error else ''}", file=sys.stderr, flush=True)
 
 
-def _run_part(asked: argparse.Namespace, name: str, folder: Path, limit_s: float, catalog_name: str) -> tuple[str, str]:
+def _run_part(bench: Bench, name: str) -> tuple[str, str]:
     """How a part ended, and with which error. A process that ended early is followed by another, which goes on behind
     the case that it ended in."""
-    end_s, num_rows = time.monotonic() + limit_s, 0
-    while (left_s := end_s - time.monotonic()) > 0:
-        bench = Bench("cuda" if asked.dry else asked.device, asked.dry, asked.quick, folder, end_s, catalog_name)
+    num_rows = 0
+    while (left_s := bench.ends_s - time.monotonic()) > 0:
         process = Fork.Process(target=_in_child, args=(name, bench))
         process.start()
         try:
             process.join(left_s + _GRACE_S)
             if process.is_alive():
-                return "out of time", f"a case was not over {_GRACE_S:.0f} s after the part's limit of {limit_s:.0f} s"
+                return "out of time", f"a case was not over {_GRACE_S:.0f} s after the limit of this part"
         finally:
             _end(process)
         if process.exitcode == 0:
             return "complete", ""
-        before, num_rows = num_rows, len(read_rows(folder / f"{name}.rows.json"))
+        before, num_rows = num_rows, len(read_rows(bench.rows_file(name)))
         if num_rows == before:
             return "failed", f"the process of this part ended with status {process.exitcode}"
-    return "out of time", f"its limit of {max(limit_s, 0):.0f} s was over"
+    return "out of time", "its limit was over"
 
 
 def _end(process: Any) -> None:
@@ -141,7 +143,7 @@ def _in_child(name: str, bench: Bench) -> None:
     if bench.is_dry:
         torch.set_num_threads(1)
     part = importlib.import_module(f"gpu_{name}")
-    run_cases(bench, part.cases(bench), bench.folder / f"{name}.rows.json")
+    run_cases(bench, part.cases(bench), bench.rows_file(name))
 
 
 def _device_of(asked: argparse.Namespace, folder: Path) -> Row:

@@ -4,6 +4,7 @@ A part is a list of cases. A case gives a row, a dict that JSON can hold; what i
 written after each case, so that what ends a part early takes nothing with it.
 """
 
+import gc
 import json
 import os
 import statistics
@@ -23,6 +24,7 @@ Case = tuple[str, Callable[[], Row]]
 BROKEN = 3  # exit status of a part whose device no longer answers: another process may go on
 _BEGUN = "the process of this part ended in this case"  # unless it is over, and its row another one
 _ROUNDS, _ROUND_S = 15, 2e-3
+_MOST_CALLS = 20  # of a round: a device's queue has room for about a thousand kernels
 _MOST_ASLEEP = 400_000_000  # cycles that the device waits for the host to launch a round
 
 
@@ -37,6 +39,15 @@ class Bench:
     folder: Path
     ends_s: float
     catalog_name: str = "h200-sxm"
+
+    @property
+    def mode(self) -> dict[str, Any]:
+        """What a file must say to be of such a call."""
+        return {"kind": self.kind, "dry": self.is_dry, "quick": self.is_quick}
+
+    def rows_file(self, part: str) -> Path:
+        """Where the rows of a part are until it is over; another call of the same mode goes on with them."""
+        return self.folder / f"{part}.{self.kind}{'-dry' * self.is_dry}{'-quick' * self.is_quick}.rows.json"
 
     @property
     def device(self) -> torch.device:
@@ -106,6 +117,7 @@ def run_cases(bench: Bench, cases: Sequence[Case], path: Path) -> None:
         try:
             bench.settle()
             if bench.kind == "cuda" and not bench.is_dry:
+                gc.collect()  # what a case held in circles is memory that the next one needs
                 torch.cuda.empty_cache()
         except Exception:  # a kernel has left the context in ruins
             os._exit(BROKEN)
@@ -142,7 +154,7 @@ def time_s(bench: Bench, work: Callable[[], object], rounds: int = _ROUNDS) -> l
     host_s = _wall_s(work)
     end.record()
     torch.cuda.synchronize()
-    number = max(1, min(50, round(_ROUND_S / max(begin.elapsed_time(end) / 1e3, 1e-6))))
+    number = max(1, min(_MOST_CALLS, round(_ROUND_S / max(begin.elapsed_time(end) / 1e3, 1e-6))))
     asleep = min(_MOST_ASLEEP, int(2e9 * 1.5 * host_s * number))  # no device's clock is above 2 GHz
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
     for first, last in pairs:

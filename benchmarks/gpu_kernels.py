@@ -29,7 +29,7 @@ from shardwright.parallel.context.block_attention import dry_attention
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, add_product
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
-from shardwright.precision.float8 import E4M3, quantise
+from shardwright.precision.float8 import E4M3, Granularity, quantise
 from shardwright.precision.float8_linear import forward_product, input_gradient, make_float8_state
 from shardwright.precision.float8_recipe import RECIPES, RecipeName
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
@@ -283,5 +283,6 @@ def _cast(bench: Bench, to: str) -> Row:
     if to == "bf16":
         x, out = bench.normal(tokens, 14336, dtype=torch.float32), bench.normal(tokens, 14336)
         return _measured(bench, {"cast": (lambda: out.copy_(x), _Done(0, 6 * x.numel()))})
-    x, by = bench.normal(tokens, 14336), "row" if "rows" in to else "tile"
+    x = bench.normal(tokens, 14336)
+    by: Granularity = "row" if "rows" in to else "tile"
     return _measured(bench, {"cast": (lambda: quantise(x, by, E4M3), _Done(0, 3 * x.numel()))})

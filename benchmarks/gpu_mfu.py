@@ -22,7 +22,7 @@ from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.metrics import job_peak_flops, known_device
 from shardwright.train.train_step import train_step
 
-_WARM_UP, _STEPS = 3, 7
+_WARM_UP, _STEPS = 2, 5
 _MICROBATCHES = 2  # of a step: the second adds to what the first made
 # Words in the names of kernels. The first kind that has one of them is it.
 _KINDS = {

@@ -1,10 +1,12 @@
 """benchmarks/gpu.py without a device: dry to its end, its files and its report; two ranks that meet in host memory."""
 
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
+import gpu  # noqa: E402
 import gpu_bench  # noqa: E402
 import gpu_mfu  # noqa: E402
 import gpu_report  # noqa: E402
@@ -107,6 +110,26 @@ def test_a_case_that_ends_the_process_is_passed_over_then_but_not_in_the_next_ca
     assert [row["case"] for row in gpu_bench.read_rows(file)] == ["fatal", "next"]
     gpu_bench.forget_begun(file)
     assert [row["case"] for row in gpu_bench.read_rows(file)] == ["next"]
+
+
+def test_a_process_that_breaks_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks() -> gpu_bench.Row:
+        os._exit(gpu_bench.BROKEN)
+
+    cases = [("ruin", breaks), ("next", lambda: {"ok": True}), ("long", lambda: time.sleep(60))]
+    monkeypatch.setitem(sys.modules, "gpu_made_up", SimpleNamespace(cases=lambda _: cases[:2]))
+    at = bench(tmp_path)
+    assert gpu._run_part(at, "made_up") == ("complete", "")
+    rows = gpu_bench.read_rows(at.rows_file("made_up"))
+    assert [row["case"] for row in rows] == ["ruin", "next"] and "ended in this case" in rows[0]["error"]
+    assert gpu.is_wrong({"status": "complete", "rows": rows})
+    assert not gpu.is_wrong({"status": "complete", "rows": rows[1:]})
+    monkeypatch.setitem(sys.modules, "gpu_made_up", SimpleNamespace(cases=lambda _: cases))
+    monkeypatch.setattr(gpu, "_GRACE_S", 0.5)
+    start_s = time.monotonic()
+    status, error = gpu._run_part(bench(tmp_path, 1.0), "made_up")
+    assert status == "out of time" and error and time.monotonic() - start_s < 20
+    assert [row["case"] for row in gpu_bench.read_rows(at.rows_file("made_up"))] == ["ruin", "next", "long"]
 
 
 @pytest.mark.parametrize(
