@@ -117,7 +117,7 @@ class Limits:
         if self.job.precision.float8 != "none":
             r += _FLOAT8_ERROR * math.sqrt(_FLOAT8_CASTS * model.layers)
         spread = model.init_std * math.sqrt(model.hidden)
-        experts = model.moe.top_k if model.moe.experts else 0
+        experts = model.moe.num_chosen if model.moe.experts else 0
         return {"loss": r * spread * (1 + experts), "gradient norm": r, "parameters": math.sqrt(r)}
 
 

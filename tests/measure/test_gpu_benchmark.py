@@ -16,6 +16,7 @@ sys.path.insert(0, str(FOLDER))
 
 import gpu  # noqa: E402
 import gpu_bench  # noqa: E402
+import gpu_equal  # noqa: E402
 import gpu_mfu  # noqa: E402
 import gpu_report  # noqa: E402
 
@@ -110,6 +111,18 @@ def test_a_case_that_ends_the_process_is_passed_over_then_but_not_in_the_next_ca
     assert [row["case"] for row in gpu_bench.read_rows(file)] == ["fatal", "next"]
     gpu_bench.forget_begun(file)
     assert [row["case"] for row in gpu_bench.read_rows(file)] == ["next"]
+
+
+@pytest.mark.parametrize("fields", [("model.name=tiny-mixtral",), ("precision.float8=tensorwise",)])
+def test_limits_of_narrow_numbers_hold_and_tell_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: tuple[str, ...]
+) -> None:
+    job = gpu_equal.small_job(("precision.compute=bf16", *fields))
+    row = gpu_equal.against_cpu(bench(tmp_path), job)
+    assert row["ok"] and all(row["differences"].values()), row
+    other = gpu_equal.small_job(("run.seed=77", *fields))
+    monkeypatch.setattr(gpu_equal, "exactly", lambda _: other.model_copy(update={"precision": job.precision}))
+    assert not gpu_equal.against_cpu(bench(tmp_path), job)["ok"]
 
 
 def test_a_process_that_breaks_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
