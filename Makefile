@@ -8,7 +8,7 @@ SEED   ?= 1
 N      ?= 100
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak lint install clean
+.PHONY: help train test test-fast fuzz fuzz-strangers signals kills soak gpu lint install clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,9 @@ kills: $(VENV)/installed-test  ## N runs that are killed, stopped or damaged end
 soak: $(VENV)/installed-test  ## two long runs of two ranks: memory, threads, open files and step time stay as they are
 	$(BIN)/python tests/fuzz/soak.py --job quickstart
 	$(BIN)/python tests/fuzz/soak.py --job quickstart-moe
+
+gpu: $(VENV)/installed  ## what one CUDA device shows, in eight minutes at most: runs/gpu/report.md (ARGS="--dry" needs none)
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 clean:  ## remove the virtual environment, caches and runs
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,191 @@
+"""What one CUDA device shows: right numbers, kernels, speed, memory, and a calibration, in one call of eight minutes.
+
+    .venv/bin/python benchmarks/gpu.py                             # make gpu: all parts
+    .venv/bin/python benchmarks/gpu.py --parts kernels,mfu         # some of them
+    .venv/bin/python benchmarks/gpu.py --dry                       # on tensors without memory, no device needed
+    .venv/bin/python benchmarks/gpu.py --report                    # the tables of what was measured so far
+
+Each part runs in a process of its own, has a limit of its own, and leaves PART.json in the folder of `--out`; a part
+whose file is there is not run again without `--again`. What fails is written down with its error, and the rest goes on:
+case by case, and where a kernel leaves the device's context in ruins another process goes on behind that case. A call
+that was interrupted begins where it ended. benchmarks/README.md says what the parts measure.
+"""
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpu_bench import Bench, Row, forget_begun, read_rows, run_cases, write_json
+from gpu_report import report
+
+# In this order, with most seconds of each. They add up to less than what a call may take.
+PARTS = {"equal": 100, "ranks": 80, "kernels": 60, "mfu": 100, "memory": 60, "calibration": 60}
+_CALL_S = 470.0
+_GRACE_S = 5.0  # between a part's own limit, at which it begins no case, and its end
+_DRY_S = 600.0
+_NO_DEVICE = 4
+
+Fork = multiprocessing.get_context("fork")
+
+
+def main() -> None:
+    """Run what was asked for, and print the report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--parts", help=f"some of {', '.join(PARTS)}, with commas  [default: all]")
+    parser.add_argument("--out", type=Path, help="folder of the results  [default: runs/gpu, runs/gpu-dry with --dry]")
+    parser.add_argument("--again", action="store_true", help="also parts whose file is there")
+    parser.add_argument("--dry", action="store_true", help="on tensors without memory, to the end of every part")
+    parser.add_argument("--quick", action="store_true", help="one case of each kind, of small sizes")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries out equal and ranks alone")
+    parser.add_argument("--limit", type=float, default=_CALL_S, help="seconds of the whole call")
+    parser.add_argument("--report", action="store_true", help="only print what was measured")
+    asked = parser.parse_args()
+    known = list(PARTS) if asked.device == "cuda" else ["equal", "ranks"]
+    names = asked.parts.split(",") if asked.parts else known
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"no part {', '.join(unknown)} on {asked.device}; the parts are {', '.join(known)}")
+    folder = asked.out or Path("runs", "gpu-dry" if asked.dry else "gpu")
+    if asked.dry and asked.device == "cpu":
+        parser.error("a dry run takes the kernels of CUDA; leave --device out")
+    if not asked.report:
+        _run(asked, names, folder)
+    found = {name: json.loads(_file(folder, name).read_text("utf-8")) for name in PARTS if _file(folder, name).exists()}
+    text = report(found)
+    print(text)
+    if found:
+        folder.joinpath("report.md").write_text(text + "\n", encoding="utf-8")
+    sys.exit(1 if any(is_wrong(part) for part in found.values()) else 0)
+
+
+def is_wrong(part: dict[str, Any]) -> bool:
+    """Whether a part did not come to its end, or a case of it failed."""
+    return part["status"] != "complete" or any("error" in row or row.get("ok") is False for row in part["rows"])
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
+def _run(asked: argparse.Namespace, names: list[str], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    end_s = time.monotonic() + asked.limit
+    device = _device_of(asked, folder)
+    bench = Bench(asked.device, asked.dry, asked.quick, folder, 0.0, device["catalog_name"])
+    for name in names:
+        file, rows = _file(folder, name), bench.rows_file(name)
+        before = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        if before.get("mode") == bench.mode and not asked.again:
+            print(f"{name}: measured on {before['date']}, not again", file=sys.stderr)
+            continue
+        if asked.again or before:
+            file.unlink(missing_ok=True)
+            rows.unlink(missing_ok=True)
+        forget_begun(rows)
+        left_s = min(float(PARTS[name]), end_s - time.monotonic() - _GRACE_S)
+        if asked.dry:  # nothing is measured, and a busy CPU may take its time
+            left_s = _DRY_S
+        print(f"{name}: up to {max(left_s, 0):.0f} s ...", file=sys.stderr, flush=True)
+        start_s = time.monotonic()
+        status, error = _run_part(replace(bench, ends_s=start_s + left_s), name)
+        took_s = round(time.monotonic() - start_s, 1)
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        whole = {"part": name, "mode": bench.mode, "date": date, "device": device, "status": status, "took_s": took_s}
+        write_json(file, whole | ({"error": error} if error else {}) | {"rows": read_rows(rows)})
+        rows.unlink(missing_ok=True)
+        print(f"{name}: {status} after {took_s:.0f} s{f', {error}' if error else ''}", file=sys.stderr, flush=True)
+
+
+def _run_part(bench: Bench, name: str) -> tuple[str, str]:
+    """How a part ended, and with which error. A process that ended early is followed by another, which goes on behind
+    the case that it ended in."""
+    num_rows = 0
+    while (left_s := bench.ends_s - time.monotonic()) > 0:
+        process = Fork.Process(target=_in_child, args=(name, bench))
+        process.start()
+        try:
+            process.join(left_s + _GRACE_S)
+            if process.is_alive():
+                return "out of time", f"a case was not over {_GRACE_S:.0f} s after the limit of this part"
+        finally:
+            _end(process)
+        if process.exitcode == 0:
+            return "complete", ""
+        before, num_rows = num_rows, len(read_rows(bench.rows_file(name)))
+        if num_rows == before:
+            return "failed", f"the process of this part ended with status {process.exitcode}"
+    return "out of time", "its limit was over"
+
+
+def _end(process: Any) -> None:
+    """End a part's process and what it started."""
+    if process.is_alive():
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            process.kill()
+        process.join()
+
+
+def _in_child(name: str, bench: Bench) -> None:
+    """All of a part. Only here CUDA is touched: after a fork it could not be."""
+    os.setpgid(0, 0)
+    import torch
+
+    if bench.is_dry:
+        torch.set_num_threads(1)
+    part = importlib.import_module(f"gpu_{name}")
+    run_cases(bench, part.cases(bench), bench.rows_file(name))
+
+
+def _device_of(asked: argparse.Namespace, folder: Path) -> Row:
+    """What runs this. Ends the command where there is no such device."""
+    file = folder / "device.json"
+    process = Fork.Process(target=_look_at_device, args=("dry" if asked.dry else asked.device, file))
+    process.start()
+    process.join()
+    if process.exitcode == _NO_DEVICE:
+        print("torch sees no CUDA device here; --dry runs every part without one", file=sys.stderr)
+        sys.exit(2)
+    if process.exitcode:
+        print(f"the device can't be used: its process ended with status {process.exitcode}", file=sys.stderr)
+        sys.exit(2)
+    found: Row = json.loads(file.read_text("utf-8"))
+    return found
+
+
+def _look_at_device(kind: str, file: Path) -> None:
+    import torch
+
+    from shardwright.config.load import load_job
+    from shardwright.train.metrics import known_device
+
+    found: Row = {"torch": torch.__version__, "cuda": torch.version.cuda, "cores": os.cpu_count()}
+    if kind != "cuda":
+        catalog_name = "h200-sxm" if kind == "dry" else ""
+        write_json(file, found | {"name": f"{kind}, no device", "catalog_name": catalog_name})
+        return
+    if not torch.cuda.is_available():
+        sys.exit(_NO_DEVICE)
+    device = torch.device("cuda", 0)
+    known = known_device(load_job("quickstart", []), device)
+    properties = torch.cuda.get_device_properties(device)
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
+    found |= {
+        "name": properties.name, "catalog_name": known.name if known else "", "nccl": nccl,
+        "memory_bytes": properties.total_memory, "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+    }  # fmt: skip
+    write_json(file, found)
+
+
+if __name__ == "__main__":
+    main()

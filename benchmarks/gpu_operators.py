@@ -1,0 +1,180 @@
+"""Operators of the CUDA branch, one by one, against plain float64 on the CPU: for part equal of gpu.py.
+
+A result in a narrower number type is rounded once or twice: limits are so many halves of a unit in its last place, and
+what a sum in float32 over the inner dim adds.
+"""
+
+import math
+from functools import partial
+
+import torch
+from gpu_bench import CPU, Bench, Case, Row, judged, relative
+from torch import Tensor
+
+from shardwright.measure.rounding import HALF_UNIT
+from shardwright.model.dropout import kept_elements
+from shardwright.model.fused_norm import rms_norm, rms_norm_backward
+from shardwright.parallel.context.block_attention import Merged, Sight, attend_block, block_gradients
+from shardwright.parallel.expert.grouped_linear import grouped_product
+from shardwright.parallel.tensor.initial_values import initial_box
+from shardwright.parallel.tensor.parameter import add_product
+from shardwright.precision.float8 import E4M3, E5M2, Granularity, quantise
+from shardwright.precision.float8_product import emulated_product
+from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
+from shardwright.sharding.parameter_shard import ParameterShard
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16"}
+_GRANULARITIES: tuple[tuple[Granularity, Granularity], ...] = (("tensor", "tensor"), ("row", "row"), ("tile", "block"))
+_LEAST = 1e-5  # of float32, where kernels may make a product out of three of TF32
+_BOXES = (  # a part of a tensor of more elements than 32 bits count, columns of several blocks, and one dim
+    ((256, 4096, 7168), ((254, 256), (100, 900), (13, 7000))),
+    ((5000, 3), ((1, 4999), (1, 3))),
+    ((9000,), ((7, 9000),)),
+)
+
+
+def operator_cases(bench: Bench) -> list[Case]:
+    """Cases of operators; on a CPU only those that a CPU has."""
+    found: list[Case] = [
+        (f"block attention, {_NAMES[dtype]}{', documents' * documents}",
+         partial(_block_attention, bench, dtype, has_documents=documents))
+        for dtype in (torch.float32, torch.bfloat16) for documents in (False, True)
+    ]  # fmt: skip
+    found += [(f"grouped product, {_NAMES[d]}", partial(_grouped, bench, d)) for d in (torch.bfloat16, torch.float32)]
+    found += [("added products, bf16 to float32", partial(_added, bench))]
+    found += [("initial weights, bit for bit", partial(_initial, bench))]
+    found += [("dropout masks, bit for bit", partial(_masks, bench))]
+    if bench.kind == "cuda":
+        found += [(f"fused norm, {_NAMES[d]}", partial(_norm, bench, d)) for d in (torch.bfloat16, torch.float32)]
+        found += [(f"fp8 product, {a} x {b}", partial(_float8, bench, a, b)) for a, b in _GRANULARITIES]
+    return found
+
+
+def _limit(dtype: torch.dtype, inner: int, roundings: int = 2) -> float:
+    return roundings * HALF_UNIT[_NAMES[dtype]] + HALF_UNIT["float32"] * math.sqrt(inner) * 4
+
+
+def _block_attention(bench: Bench, dtype: torch.dtype, has_documents: bool) -> Row:
+    """A sequence that is cut in two by hand: the second half's queries see the first half's keys, then their own."""
+    B, N, G, S, D = 2, 8, 2, 256, 64
+    q, k, v, dout = (bench.normal(B, heads, S, D, dtype=dtype) for heads in (N, G, G, N))
+    documents = torch.arange(S, device=bench.device).div(100, rounding_mode="floor").expand(B, S)
+    half, scale = S // 2, D**-0.5
+
+    def sight(queries: slice, keys: slice) -> Sight:
+        its = (documents[:, queries], documents[:, keys]) if has_documents else (None, None)
+        return Sight(queries == keys, *its)
+
+    first, second = slice(0, half), slice(half, S)
+    pairs = ((first, first), (second, first), (second, second))
+    (early, its_lse), past, own = (
+        attend_block(q[:, :, queries], k[:, :, keys], v[:, :, keys], sight(queries, keys), scale, bench.kind)
+        for queries, keys in pairs
+    )
+    merged = Merged(*past)
+    merged.add(slice(0, half), *own)
+    out = torch.cat((early.float(), merged.out_BNSD), dim=2).to(dtype)
+    lse = torch.cat((its_lse, merged.lse_BNS), dim=2)
+    gradients = [torch.zeros(x.shape, device=bench.device) for x in (q, k, v)]
+    for queries, keys in pairs:
+        parts = block_gradients(
+            dout[:, :, queries], q[:, :, queries], k[:, :, keys], v[:, :, keys], out[:, :, queries],
+            lse[:, :, queries].contiguous(), sight(queries, keys), scale, bench.kind,
+        )  # fmt: skip
+        for into, part, place in zip(gradients, parts, (queries, keys, keys), strict=True):
+            into[:, :, place] += part
+    wanted = _plain_attention(bench, q, k, v, dout, documents=documents if has_documents else None)
+    names = ("output", "dq", "dk", "dv")
+    differences = {n: relative(a, b) for n, a, b in zip(names, (out, *gradients), wanted, strict=True)}
+    # Scores, weights and their gradients are rounded on the way.
+    return judged(bench, differences, dict.fromkeys(names, max(_LEAST, _limit(dtype, S, roundings=8))))
+
+
+def _plain_attention(
+    bench: Bench, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, documents: Tensor | None
+) -> list[Tensor]:
+    """Softmax of all scores, and autograd's gradients."""
+    if bench.is_dry:
+        return [q, q, k, v]
+    q, k, v = (x.detach().double().cpu().requires_grad_() for x in (q, k, v))
+    queries = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(queries, 1).transpose(2, 3) * q.shape[-1] ** -0.5
+    allowed = torch.ones(scores.shape[2:], dtype=torch.bool).tril()
+    if documents is not None:
+        own = documents.cpu()
+        allowed = (own[:, :, None] == own[:, None, :])[:, None] & allowed
+    out = scores.masked_fill(~allowed, -math.inf).softmax(-1) @ v.repeat_interleave(queries, 1)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout.double().cpu())]
+
+
+def _grouped(bench: Bench, dtype: torch.dtype) -> Row:
+    """One expert has no rows."""
+    counts = torch.tensor([40, 0, 24, 136])
+    x, weights = bench.normal(200, 256, dtype=dtype), bench.normal(4, 256, 128, dtype=dtype)
+    found = grouped_product(x, weights, counts, bench.kind)
+    if bench.is_dry:
+        return judged(bench, {"output": relative(found, x[:, :128])}, {"output": _limit(dtype, 256)})
+    parts = zip(x.double().cpu().split(counts.tolist()), weights.double().cpu(), strict=True)
+    return judged(bench, {"output": relative(found, torch.cat([a @ b for a, b in parts]))},
+                  {"output": _limit(dtype, 256)})  # fmt: skip
+
+
+def _added(bench: Bench) -> Row:
+    """The first product is put there, the second added to it, and no result is rounded to bf16."""
+    dy, x = bench.normal(512, 192), bench.normal(512, 320)
+    into = torch.empty(192, 320, device=bench.device)
+    for has_sum in (False, True):
+        add_product(into, dy, x, has_sum, bench.kind)
+    exact = into if bench.is_dry else 2 * (dy.double().cpu().t() @ x.double().cpu())
+    # A CPU rounds each product to bf16 first.
+    limit = _limit(torch.float32 if bench.kind == "cuda" else torch.bfloat16, 512)
+    return judged(bench, {"sum": relative(into, exact)}, {"sum": limit})
+
+
+def _norm(bench: Bench, dtype: torch.dtype) -> Row:
+    x, dy, weight = (bench.normal(*shape, dtype=dtype) for shape in ((512, 1024), (512, 1024), (1024,)))
+    y, inverse = rms_norm(x, weight, 1e-5)
+    dx, dweight = rms_norm_backward(dy, x, inverse, weight)
+    wanted: list[Tensor] = [x, x, weight]
+    if not bench.is_dry:
+        exact, w = (t.double().cpu().requires_grad_() for t in (x, weight))
+        out = exact * (exact.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * w
+        wanted = [out.detach(), *torch.autograd.grad(out, (exact, w), dy.double().cpu())]
+    names = ("output", "dx", "dweight")
+    differences = {n: relative(a, b) for n, a, b in zip(names, (y, dx, dweight), wanted, strict=True)}
+    return judged(bench, differences, dict.fromkeys(names, _limit(dtype, 1024)))
+
+
+def _float8(bench: Bench, of_first: Granularity, of_second: Granularity) -> Row:
+    """The device's own product of fp8 matrices beside the same numbers in float32, one with gradients in e5m2."""
+    x, w = bench.normal(256, 512), bench.normal(384, 512)
+    differences = {}
+    for name, kind in (("e4m3", E4M3), ("e5m2", E5M2)):
+        if kind is E5M2 and of_first == "tile":
+            continue  # small tiles need no wider range
+        a, b = quantise(x, of_first, kind), quantise(w, of_second, E4M3)
+        if not bench.is_dry and not has_scaled_product(a, b):
+            return {"skipped": "this device or this CUDA has no such product"}
+        found = scaled_product(a, b, torch.bfloat16)
+        differences[name] = relative(found, emulated_product(a, b, torch.float32))
+    # Tensor cores keep about 14 bits of a sum (arXiv 2412.19437, section 3.3.2).
+    return judged(bench, differences, dict.fromkeys(differences, 2 * HALF_UNIT["bf16"] + 2.0**-13 * math.sqrt(512)))
+
+
+def _initial(bench: Bench) -> Row:
+    """What has no values has none to begin with: in a dry run the CPU writes them."""
+    same = []
+    for shape, box in _BOXES:
+        place = ParameterShard(shape, box, "normal", 0.006, "layers.3.weight")
+        found = initial_box(place, 12, CPU if bench.is_dry else bench.device)
+        same.append(torch.equal(found.cpu(), initial_box(place, 12, CPU)))
+    return {"ok": None if bench.is_dry else all(same), "same": same}
+
+
+def _masks(bench: Bench) -> Row:
+    rows = torch.arange(8192).view(4096, 2) * 3
+    found = kept_elements(rows.to(bench.device), 1026, key=2**61 + 7, num_dropped_levels=6554)
+    if bench.is_dry:
+        return {"ok": None}
+    same = torch.equal(found.cpu(), kept_elements(rows, 1026, key=2**61 + 7, num_dropped_levels=6554))
+    return {"ok": same, "kept": found.float().mean().item()}

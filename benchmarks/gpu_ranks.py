@@ -1,0 +1,286 @@
+"""Part ranks of gpu.py: two ranks on one device, against one rank in float32 on the CPU.
+
+NCCL refuses two ranks of one device since 2.5 (github.com/NVIDIA/nccl, issue 418): that is asked for and written down,
+with what it says; where some version allows it, the strategies run over it. Else each of two processes computes on the
+device with the kernels and streams of CUDA, and what crosses between them goes through host memory and Gloo: all but
+the transport is what a node of two devices runs. The control is the same over Gloo with tensors of the CPU.
+
+    gpu_ranks.py RANK VIA STORE OUT PLAN...    is what this starts, twice; VIA is nccl, host or cpu
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from gpu_bench import CPU, Bench, Case, Row, judged, write_json
+from gpu_equal import STEPS, Limits, exactly, made_up_tokens, record_on, small_job
+from torch import Tensor
+
+from shardwright.config.job import JobSpec
+from shardwright.measure.dryrun import DrySteps
+from shardwright.measure.verdict import Record, compare
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.comm.transport import GroupTransport, Transport, Underway
+from shardwright.parallel.tensor.parameter import placed_parameters
+from shardwright.train.build import build, job_mesh
+from shardwright.train.train_step import evaluate, train_step
+
+_TIMEOUT_S = 60.0  # of a pair of processes that says nothing new
+_MOE = ("model.name=tiny-mixtral",)
+PLANS: dict[str, tuple[tuple[str, ...], str]] = {
+    "data parallel": ((), "dp=2"),
+    "ZeRO 1": ((), "dp=2, zero=1"),
+    "ZeRO 2": ((), "dp=2, zero=2"),
+    "ZeRO 3": ((), "dp=2, zero=3"),
+    "tensor": ((), "tp=2"),
+    "tensor, sequence parallel": ((), "tp=2, sequence_parallel=true"),
+    "pipeline, 1f1b": ((), 'pp=2, schedule="1f1b"'),
+    "pipeline, zb-h1": ((), 'pp=2, schedule="zb-h1"'),
+    "pipeline, dualpipev": ((), 'pp=2, schedule="dualpipev"'),
+    "pipeline, tied": (("model.name=tiny-gpt",), 'pp=2, schedule="interleaved-1f1b", virtual_stages=2'),
+    "context, ring": ((), "cp=2"),
+    "context, all-gather": ((), 'cp=2, cp_method="all-gather"'),
+    "context, ulysses": ((), 'cp=2, cp_method="ulysses"'),
+    "experts": (_MOE, "dp=2, ep=2"),
+    "experts over tensor ranks": (_MOE, "tp=2, ep=2, expert_tp=1, sequence_parallel=true"),
+}
+
+
+def two_rank_job(name: str) -> JobSpec:
+    """A tiny job under one of the plans, with microbatches of one sample so that pipelines have four or more."""
+    fields, plan = PLANS[name]
+    job = small_job(fields or ("model.name=tiny-llama",), plan)
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"microbatch_size": 1})})
+
+
+def cases(bench: Bench) -> list[Case]:
+    """What NCCL says, then all strategies of two ranks."""
+    names = list(PLANS)[::4] if bench.is_quick else list(PLANS)
+    control: Case = ("Gloo on the CPU, the control", partial(_strategies, bench, "cpu", names))
+    if bench.kind != "cuda":
+        return [control, ("Gloo through copies of tensors", partial(_strategies, bench, "host", names))]
+    found: list[Case] = [("NCCL, two ranks on one device", partial(_ask_nccl, bench, names))]
+    return [*found, ("CUDA, two ranks that meet in host memory", partial(_strategies, bench, "host", names)), control]
+
+
+def _ask_nccl(bench: Bench, names: list[str]) -> Row:
+    if bench.is_dry:
+        return {"ok": None, "skipped": "a dry run has no NCCL"}
+    asked = _run_pair(bench, "nccl", [])
+    if "error" in asked:
+        return {"ok": None, "accepted": False, "said": asked["error"], "trace": asked.get("trace", "")}
+    return _strategies(bench, "nccl", names) | {"accepted": True, "said": asked["said"]}
+
+
+def _strategies(bench: Bench, via: str, names: list[str]) -> Row:
+    """All plans, in pairs of processes: one that fails ends its pair, and the next goes on behind it."""
+    if bench.is_dry:
+        for name in names:
+            for rank in range(2):
+                DrySteps(two_rank_job(name), rank, "cpu" if via == "cpu" else "cuda").run()
+        return {"ok": None, "plans": dict.fromkeys(names)}
+    plans: dict[str, Any] = {}
+    while left := [name for name in names if name not in plans]:
+        if time.monotonic() > bench.ends_s:
+            plans |= {name: {"error": "not begun: the time of this part was over", "ok": False} for name in left}
+            break
+        found = _run_pair(bench, via, left)
+        plans |= found["plans"]
+        if "error" in found and (first := next((name for name in left if name not in plans), None)):
+            plans[first] = {"error": found["error"], "trace": found.get("trace", ""), "ok": False}
+    return {"ok": all(plan.get("ok") for plan in plans.values()), "plans": plans}
+
+
+def _run_pair(bench: Bench, via: str, names: list[str]) -> dict[str, Any]:
+    """What both ranks measured: the larger difference of each plan; and an error, if one of them had one."""
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [Path(folder, f"rank{rank}.json") for rank in range(2)]
+        device = "cpu" if bench.kind != "cuda" or via == "cpu" else "cuda"
+        command = [sys.executable, __file__]
+        pair = [
+            subprocess.Popen(
+                [*command, str(rank), via, device, str(Path(folder, "store")), str(outs[rank]), *names],
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        found = _await(bench, pair, outs)
+        said = [json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"plans": {}} for out in outs]
+    plans = {
+        name: _larger(said[0]["plans"][name], said[1]["plans"][name])
+        for name in said[0]["plans"] if name in said[1]["plans"]
+    }  # fmt: skip
+    errors = {key: one[key] for one in said for key in ("error", "trace") if key in one}
+    return {"said": [one.get("said") for one in said]} | found | errors | {"plans": plans}
+
+
+def _await(bench: Bench, pair: Sequence["subprocess.Popen[str]"], outs: Sequence[Path]) -> dict[str, Any]:
+    """Wait until both have ended; end them where one failed, or nothing new came for long."""
+    heard_s, known = time.monotonic(), 0.0
+    said = ""
+    while any(process.poll() is None for process in pair):
+        time.sleep(0.1)
+        newest = max((out.stat().st_mtime for out in outs if out.exists()), default=0.0)
+        if newest > known:
+            heard_s, known = time.monotonic(), newest
+        failed = any(process.poll() not in (None, 0) for process in pair)
+        if failed or time.monotonic() > min(heard_s + _TIMEOUT_S, bench.ends_s):
+            said = "a rank ended" if failed else f"nothing new for {_TIMEOUT_S:.0f} s, or the time was over"
+            time.sleep(2.0)  # the other may have something to say, too
+            for process in pair:
+                process.kill()
+            break
+    errors = [process.communicate()[1] for process in pair]
+    failed = any(process.returncode != 0 for process in pair)
+    return {"error": said or "a rank ended", "trace": "\n".join(e[-1500:] for e in errors)} if failed else {}
+
+
+def _larger(a: Row, b: Row) -> Row:
+    """The row of both ranks."""
+    return a | {
+        "differences": {name: max(value, b["differences"][name]) for name, value in a["differences"].items()},
+        "ok": a["ok"] and b["ok"],
+    }
+
+
+class HostTransport:
+    """What a group carries goes through host memory. Waiting for it ends with a copy on the stream that waits."""
+
+    is_gloo = False  # callers ask for what they would ask of NCCL
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._inner, self._sent = GroupTransport(group), list[Any]()
+
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Underway:
+        """Reduce `x` in place."""
+        host = x.cpu()
+        return _Copied(self._inner.all_reduce(host, op), x, host)
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Underway:
+        """Put each rank's `x` into `out`."""
+        host = torch.empty(out.shape, dtype=out.dtype)
+        return _Copied(self._inner.all_gather(host, x.cpu()), out, host)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Underway:
+        """Put this rank's share of the sum into `out`."""
+        host = torch.empty(out.shape, dtype=out.dtype)
+        return _Copied(self._inner.reduce_scatter(host, x.cpu()), out, host)
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
+    ) -> Underway:
+        """Give each rank its share."""
+        host = torch.empty(out.shape, dtype=out.dtype)
+        return _Copied(self._inner.all_to_all(host, x.cpu(), out_splits, in_splits), out, host)
+
+    def broadcast(self, x: Tensor, source: int) -> Underway:
+        """Overwrite `x` with that of a rank."""
+        host = x.cpu()
+        return _Copied(self._inner.broadcast(host, source), x, host)
+
+    def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
+        """Send to a rank. What was sent is kept until it has arrived, whoever forgets it."""
+        work = self._inner.send(x.detach().cpu().contiguous(), to, tag)
+        self._sent = [*(one for one in self._sent if not one.is_completed()), work]
+        return _Copied(work, None, None)
+
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> Underway:
+        """Receive from a rank."""
+        host = torch.empty(out.shape, dtype=out.dtype)
+        return _Copied(self._inner.recv(host, source, tag), out, host)
+
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
+        """Send and receive."""
+        return [self.recv(out, source), self.send(x, to)]
+
+
+class _Copied:
+    """Work on host memory, and the copy of its result to where it belongs."""
+
+    def __init__(self, work: Any, out: Tensor | None, host: Tensor | None) -> None:
+        self._work, self._out, self._host, self._is_over = work, out, host, False
+
+    def is_completed(self) -> bool:
+        """Whether it is over, its copy issued."""
+        if not self._is_over and self._work.is_completed():
+            self.wait()
+        return self._is_over
+
+    def wait(self) -> None:
+        """Block until the host has it, and issue the copy."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._work.wait()
+        if self._out is not None and self._host is not None and self._host.data_ptr() != self._out.data_ptr():
+            self._out.detach().copy_(self._host)
+
+
+def _through_host(rank: int, lines: list[list[int]]) -> Transport | None:
+    """The communicator of this rank's line; every rank takes part in making each."""
+    mine: Transport | None = None
+    for ranks in lines:
+        if len(ranks) > 1:
+            made = dist.new_group(ranks, timeout=timedelta(seconds=_TIMEOUT_S), backend="gloo")
+            mine = HostTransport(made) if rank in ranks else mine
+    return mine
+
+
+def _record(job: JobSpec, mesh: Mesh) -> Record:
+    """What this rank did."""
+    replica, share = build(job, mesh), job.batch.global_batch_size // job.plan.dp
+
+    def mine(step: int) -> Tensor:
+        return made_up_tokens(job, step)[mesh.dp.index * share :][:share].to(mesh.device)
+
+    steps = [train_step(job, replica, mesh, i, mine(i)) for i in range(STEPS)]
+    with replica.gathered():
+        held = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
+        boxes = [(p.place, p.detach().float().cpu().clone()) for p in held]
+    return Record(steps, boxes, evaluate(job, replica, mesh, mine(STEPS)))
+
+
+def _work(rank: int, via: str, kind: str, store: str, out: Path, names: list[str]) -> None:
+    """One rank: join, then plan by plan."""
+    device = torch.device("cuda", 0) if kind == "cuda" else CPU
+    torch.set_num_threads(1 if kind == "cpu" else 4)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    found: dict[str, Any] = {"plans": {}}
+    try:
+        if kind == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "nccl" if via == "nccl" else "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2,
+            timeout=timedelta(seconds=_TIMEOUT_S),
+        )  # fmt: skip
+        ones = torch.ones(1024, device=device if via == "nccl" else CPU)
+        dist.all_reduce(ones)
+        found["said"] = f"a sum of two ones is {ones[0].item():g}"
+        bench = Bench(kind, False, False, out.parent, 0.0)
+        connect = partial(_through_host, rank) if via == "host" else None
+        for name in names:
+            job = two_rank_job(name)
+            record = _record(job, job_mesh(job, rank, device, connect=connect))
+            verdict = compare([record], record_on(CPU, exactly(job)))
+            differences = dict(zip(("loss", "gradient norm", "parameters"), verdict.differences, strict=True))
+            found["plans"][name] = judged(bench, differences, Limits(job).by_name())
+            write_json(out, found)
+        write_json(out, found)
+        dist.barrier()
+        dist.destroy_process_group()
+    except Exception as error:
+        write_json(out, found | {"error": f"{type(error).__name__}: {error}"[:800]})
+        raise
+
+
+if __name__ == "__main__":
+    _work(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], Path(sys.argv[5]), sys.argv[6:])
