@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from cases import against_one_rank, context_bytes, made_up_tokens, record, small_job
 from ranks import run_on_mesh
@@ -78,7 +79,13 @@ def test_a_document_is_as_if_alone() -> None:
 
     def losses(mesh: Mesh, tokens_BT: torch.Tensor, documents_BT: torch.Tensor) -> torch.Tensor:
         stage = build(job, mesh).stages[0]
-        return stage(tokens_BT[:, :-1], tokens_BT[:, 1:], None, documents_BT).view(-1, len(tokens_BT)).detach()
+        with torch.no_grad():
+            logits_SBV = stage.logits(stage(tokens_BT[:, :-1], None, None, documents_BT))
+            mean = stage(tokens_BT[:, :-1], tokens_BT[:, 1:], None, documents_BT)
+        losses_SB = cross_entropy(logits_SBV.permute(0, 2, 1), tokens_BT[:, 1:].t(), reduction="none")
+        losses_SB[(documents_BT[:, 1:] != documents_BT[:, :-1]).t()] = 0.0
+        torch.testing.assert_close(mean, losses_SB.mean(), rtol=1e-6, atol=0)
+        return losses_SB
 
     def apart(mesh: Mesh) -> None:
         tokens = made_up_tokens(small_job(), 0)[:2]
@@ -98,8 +105,9 @@ def test_the_mean_is_over_targets_that_count() -> None:
         replica, marked_BT = build(job, mesh), made_up_tokens(job, 0)
         documents_BT = (marked_BT < 0).cumsum(1)
         tokens_BT = torch.where(marked_BT < 0, -1 - marked_BT, marked_BT)
-        losses = replica.stages[0](tokens_BT[:, :-1], tokens_BT[:, 1:], None, documents_BT)
-        mean = losses.sum().item() / (marked_BT[:, 1:] >= 0).sum().item()
+        with torch.no_grad():
+            of_all = replica.stages[0](tokens_BT[:, :-1], tokens_BT[:, 1:], None, documents_BT).item()
+        mean = of_all * marked_BT[:, 1:].numel() / (marked_BT[:, 1:] >= 0).sum().item()
         assert evaluate(job, replica, mesh, marked_BT) == pytest.approx(mean, rel=1e-6)
         assert train_step(job, replica, mesh, 0, marked_BT).loss == pytest.approx(mean, rel=1e-6)
 

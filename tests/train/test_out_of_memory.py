@@ -74,7 +74,8 @@ def test_a_run_says_which_rank_and_what_would_have_fitted(tmp_path: Path) -> Non
     fields = [
         "plan.dp=1", "plan.tp=1", "plan.pp=2", "plan.sequence_parallel=false", "plan.microbatch_size=64",
         "batch.global_batch_size=64", "model.layers=2", "model.hidden=8", "model.heads=1", "model.kv_heads=1",
-        "model.ffn=8", "model.vocab=50000", "model.sequence=1024", "run.device=cpu", f'run.folder="{tmp_path}"',
+        "model.ffn=8", "model.vocab=50000", "model.sequence=1024", "run.device=cpu",
+        "plan.loss_chunk_mib=20000", f'run.folder="{tmp_path}"',
     ]  # fmt: skip
     command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
     command += [part for field in fields for part in ("--set", field)]
