@@ -57,7 +57,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
             from shardwright.report.expert_use import draw_use
 
             click.echo(f"how experts were used: {draw_use(folder)}")
-    found = _compared(spec, result, folder) if speaks else None
+        found = _compared(spec, result, folder) if speaks else None
     if as_json and speaks:
         click.echo(json.dumps(asdict(result) | {"predicted_and_measured": found}))
     if result.preempted:
