@@ -42,7 +42,7 @@ class ForTorch(nn.Module):
 
     def loss(self, x_SBH: Tensor, targets_BS: Tensor) -> Tensor:
         """The head, and the mean loss of a microbatch."""
-        return self.stage.mean_loss(x_SBH, targets_BS)
+        return self.stage.microbatch_loss(x_SBH, targets_BS)
 
 
 def compare(mesh: Mesh, job: JobSpec) -> list[str]:

@@ -16,7 +16,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import split_evenly
 from shardwright.measure.saved_tensors import saved_bytes
-from shardwright.model.loss import Targets, mean_loss
+from shardwright.model.loss import Targets, microbatch_loss
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded
@@ -58,11 +58,11 @@ def of_cut(mesh: Mesh, positions: int, batch: int, masked: bool, chunk: int, sp:
         share = slice(tp.index * positions // tp.size, (tp.index + 1) * positions // tp.size)
     x_sBH = x_SBH[share].clone().requires_grad_()
     targets = Targets(ids_T - first, None if counts_T is None else ~counts_T, chunk)
-    loss = mean_loss(x_sBH, mine, targets, cut)
+    loss = microbatch_loss(x_sBH, mine, targets, cut)
     assert float(loss.detach()) == 0.0  # it is there once the backward has run
     loss.backward(torch.tensor(3.0))
     with torch.no_grad():
-        evaluated = mean_loss(x_sBH, mine, targets, cut)
+        evaluated = microbatch_loss(x_sBH, mine, targets, cut)
     told, dx_SBH, dweight_VH = expected(x_SBH, weight_VH, ids_T, counts_T)
     assert x_sBH.grad is not None and mine.gradient is not None
     return {
@@ -100,7 +100,7 @@ def kept(mesh: Mesh, x_SBH: Tensor, weight_VH: Tensor, ids_T: Tensor) -> int:
     weight = PlacedParameter(weight_VH, sharded((VOCAB, HIDDEN), 0, mesh.tp, "zeros").place)
     x_SBH.requires_grad_()
     cut = LayerSharding.of_tp(mesh.tp)
-    return saved_bytes(lambda: mean_loss(x_SBH, weight, Targets(ids_T, None, 8), cut), [weight])
+    return saved_bytes(lambda: microbatch_loss(x_SBH, weight, Targets(ids_T, None, 8), cut), [weight])
 
 
 def large(**plan: Any) -> JobSpec:

@@ -20,10 +20,7 @@ Kernel = Literal[
 ]  # fmt: skip
 # What parallel/comm/collectives.py sends; a message goes from one rank to another, an exchange around.
 Carried = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "message"]
-Work = Literal[
-    "product", "attention", "rms norm", "layer norm", "rotary", "gated activation", "activation", "join", "embedding",
-    "loss", "merge", "update", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "message",
-]  # fmt: skip
+Work = Literal["product", "attention", Kernel, "update", Carried]
 
 # What the sizes of a table count; other work has elements alone.
 SIZES: dict[str, tuple[str, ...]] = {

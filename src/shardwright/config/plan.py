@@ -52,9 +52,10 @@ def sums_by_run(schedule: str, virtual: Any, reduce_each: str) -> Any:
     """Whether sharded gradients are summed after each stretch of work on one stage, and not with each microbatch; of
     ranks with `virtual` stages, a number or an array. A run of the only stage would be the whole step, and where two
     alternate runs are as many as microbatches. DualPipe's copies of a stage are at different microbatches."""
-    if schedule in STAGE_COPIES or reduce_each != "auto":
-        return (schedule in STAGE_COPIES or reduce_each == "run") | (virtual < 0)
-    return (STAGES_PER_RANK.get(schedule, 1) == 0) & (virtual > 1)
+    if schedule in STAGE_COPIES or reduce_each == "run":
+        return virtual > 0
+    takes_turns = reduce_each == "auto" and STAGES_PER_RANK.get(schedule, 1) == 0
+    return (virtual > 1) & takes_turns
 
 
 # Schedules that update weights while the pipeline is full.

@@ -24,7 +24,7 @@ from shardwright.account.kept_tensors import Bytes, Share
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import sums_by_run
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
-from shardwright.cost.pipeline_bubble import in_flight, in_flight_split
+from shardwright.cost.pipeline_bubble import ALTERNATING, in_flight, in_flight_split
 from shardwright.sharding.compression import KEEPS_ERROR
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.workload.arrays import Array, Numbers, distinct
@@ -164,7 +164,7 @@ def _on_which_most_wait(schedule: str, ranks: PipelineRanks, p: Array, at: Any) 
     rank, is_first, is_last = ranks.rank[:, at], ranks.embedding[:, at] > 0, ranks.head[:, at] > 0
     if schedule == "dualpipe":
         return np.where(is_first | is_last, rank, p[at] // 2 - 1)
-    last = p[at] - 1 if schedule in _ALTERNATING else np.maximum(rank, p[at] - 2)  # of others the last has the head
+    last = p[at] - 1 if schedule in ALTERNATING else np.maximum(rank, p[at] - 2)  # of others the last has the head
     return np.where(is_first, rank, np.where(is_last, p[at] - 1, last))
 
 
@@ -221,6 +221,3 @@ def held_buffers(run: Run, ranks: PipelineRanks, held: Array) -> Numbers:
     if cut.compress in KEEPS_ERROR:
         found = found + _FLOAT * held * (cut.replicas > 1)
     return found
-
-
-_ALTERNATING = ("zb-v", "v-half", "v-min", "dualpipev")  # a rank's two stages take turns with every microbatch

@@ -11,6 +11,8 @@ import numpy as np
 
 from shardwright.workload.arrays import Numbers
 
+ALTERNATING = ("zb-v", "v-half", "v-min", "dualpipev")  # a rank's two stages take turns with every microbatch
+
 
 def puts_weights_off(schedule: str) -> bool:
     """Whether weight gradients are computed apart from the input gradients of their microbatch, as most are."""
@@ -87,7 +89,7 @@ def num_reductions(schedule: str, p: Numbers, m: Numbers, by_run: Numbers) -> Nu
     among: Numbers = 1.0
     if schedule == "interleaved-1f1b":
         among = np.ceil(m / p)
-    elif schedule in ("zb-v", "v-half", "v-min", "dualpipev"):
+    elif schedule in ALTERNATING:
         among = 1.0 * m
     return np.where(by_run, among, m)
 

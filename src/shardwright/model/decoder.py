@@ -22,7 +22,7 @@ from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.latent_attention import LatentAttention
-from shardwright.model.loss import Targets, mean_loss
+from shardwright.model.loss import Targets, microbatch_loss
 from shardwright.model.mlp import MLP
 from shardwright.model.moe_block import MixtureOfExperts
 from shardwright.model.norm import Norm
@@ -256,16 +256,16 @@ class DecoderStage(nn.Module):
         if targets_BS is None:
             return x_sBH
         counts_BS = None if documents_BT is None else counts(documents_BT)
-        return self.mean_loss(x_sBH, targets_BS, counts_BS)
+        return self.microbatch_loss(x_sBH, targets_BS, counts_BS)
 
-    def mean_loss(self, x_sBH: Tensor, targets_BS: Tensor, counts_BS: Tensor | None = None) -> Tensor:
+    def microbatch_loss(self, x_sBH: Tensor, targets_BS: Tensor, counts_BS: Tensor | None = None) -> Tensor:
         """The mean cross entropy of this rank's tokens from the hidden states before the head; targets that do not
         count have 0."""
         assert self.head is not None, "only the last stage has a head"
         first_row, _ = split_evenly(self.spec.vocab, self.cut.tp.size, self.cut.tp.index)
         rows_T = pick(targets_BS, self.held).t().flatten() - first_row
         skipped_T = None if counts_BS is None else ~pick(counts_BS, self.held).t().flatten()
-        return mean_loss(x_sBH, self.head.weight, Targets(rows_T, skipped_T, self.loss_positions), self.cut)
+        return microbatch_loss(x_sBH, self.head.weight, Targets(rows_T, skipped_T, self.loss_positions), self.cut)
 
     def logits(self, x_sBH: Tensor) -> Tensor:
         """This rank's rows of the logits, [S, B, V]."""

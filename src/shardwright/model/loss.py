@@ -40,7 +40,7 @@ class Targets:
     positions: int
 
 
-def mean_loss(x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding) -> Tensor:
+def microbatch_loss(x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding) -> Tensor:
     """The mean cross entropy of this rank's tokens, a float32 number; a target without a loss counts as 0.
 
     With gradients the number is 0 until the backward has run, which writes it.
@@ -132,7 +132,7 @@ def _chunks(x_sBH: Tensor, targets: Targets, cut: LayerSharding) -> Iterator[_Ch
         first = end
 
 
-def _exact_product(x_TH: Tensor, weight_HV: Tensor, kind: str) -> Tensor:
+def _logits(x_TH: Tensor, weight_HV: Tensor, kind: str) -> Tensor:
     """x W in float32, with the kernels of a kind of device: on CUDA one multiplies 16-bit numbers and gives float32."""
     if kind == "cuda" and x_TH.dtype != torch.float32:
         return torch.mm(x_TH, weight_HV, out_dtype=torch.float32)
@@ -154,7 +154,7 @@ class _Softmax:
     @classmethod
     def of(cls, chunk: _Chunk, weight_VH: Tensor, tp: Axis) -> "_Softmax":
         """That of the product with the head. Moves all-reduces of one max and one pair of sums a token."""
-        logits_TV = _exact_product(chunk.x_TH, weight_VH.t(), tp.kind)
+        logits_TV = _logits(chunk.x_TH, weight_VH.t(), tp.kind)
         shifted_TV = logits_TV.sub_(all_reduce_max(logits_TV.amax(dim=-1), tp)[:, None])
         elsewhere_T = (chunk.rows_T < 0) | (chunk.rows_T >= logits_TV.shape[-1])
         rows_T = chunk.rows_T.masked_fill(elsewhere_T, 0)

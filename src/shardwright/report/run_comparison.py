@@ -88,7 +88,7 @@ def _measured_s(seen: Seen) -> dict[str, float]:
 
 def _memory(job: JobSpec, measured: RankMemory) -> dict[str, list[int]]:
     """Bytes by kind, of those that a run measures."""
-    account = job_memory(job)[0]
+    account = job_memory(job, [0])[0]
     both = {kind: [getattr(of, f"{kind}_bytes") for of in (account, measured)] for kind in _KINDS}
     return {kind: values for kind, values in both.items() if any(values)}
 

@@ -1,13 +1,14 @@
 """What rank 0 saw of its own steps, for whoever predicted them: seconds, waiting, bytes by axis, memory."""
 
 import statistics
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.sharding.memory_account import RankMemory
 
 _WARMING = 2  # steps of a run that say little of the others
+_KEPT = 4096  # newest spans, of which medians are taken
 
 
 @dataclass(frozen=True)
@@ -43,22 +44,24 @@ def span_use(ledger: Ledger, span_s: float, num_steps: int) -> SpanUse:
 
 @dataclass
 class StepsRecorder:
-    """Keeps what spans used, until it is asked for all of them."""
+    """Keeps what the newest spans used, until it is asked for them."""
 
     memory: RankMemory | None = None
     peak_memory_bytes: int = 0
-    _spans: list[SpanUse] = field(default_factory=list)
+    _warming: list[SpanUse] = field(default_factory=list)
+    _spans: deque[SpanUse] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def add(self, span: SpanUse, peak_memory_bytes: int) -> None:
         """A span has ended, with as much memory as any rank has held."""
-        self._spans.append(span)
+        into = self._warming if len(self._warming) < _WARMING else self._spans
+        into.append(span)
         self.peak_memory_bytes = max(self.peak_memory_bytes, peak_memory_bytes)
 
     def measured(self) -> StepsMeasured | None:
-        """All spans, but the first of many; None if there were none."""
-        if not self._spans:
+        """The newest spans, or where there are few the last of the first; None if there were none."""
+        spans = self._spans or self._warming[-1:]
+        if not spans:
             return None
-        spans = self._spans[_WARMING:] or self._spans[-1:]
         axes = dict.fromkeys(axis for span in spans for axis in span.blocked_s)
         blocked_s = {axis: statistics.median(span.blocked_s.get(axis, 0.0) for span in spans) for axis in axes}
         step_s = statistics.median(span.step_s for span in spans)

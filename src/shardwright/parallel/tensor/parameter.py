@@ -71,9 +71,7 @@ class PlacedParameter(nn.Parameter):
         """Add dy^T x, the gradient of a linear layer's weight, with the kernels of a kind of device; N is all dims but
         the last. Of a microbatch that comes in parts only the last one completes it."""
         add_product(self._open().view(-1, self.shape[-1]), dy_TN, x_TH, self.has_gradient, kind=kind)
-        self.has_gradient = True
-        if is_last:
-            self._added()
+        self._added(is_last)
 
     def add_products(self, dy_NO: Tensor, x_NH: Tensor, ranges: Sequence[tuple[int, slice]], kind: str) -> None:
         """Add dy^T x of some rows to the matrix of each expert, for a weight of shape [experts, ..., H].
@@ -104,9 +102,9 @@ class PlacedParameter(nn.Parameter):
         assert self.gradient is not None
         return self.gradient
 
-    def _added(self) -> None:
+    def _added(self, is_last: bool = True) -> None:
         self.has_gradient = True
-        if self.home is not None:
+        if is_last and self.home is not None:
             self.home.arrived(self)
 
 
