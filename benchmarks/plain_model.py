@@ -3,7 +3,8 @@
 What a baseline runs should be fast, so each choice is the fastest of those tried on a CPU: query, key and value are
 one product, gate and up are one, and rotary positions are a multiplication of complex numbers, as in Meta's own Llama,
 which costs a fifth of the usual concatenation of halves. That needs the elements of a pair side by side: the rows of
-the query and key matrices are put in that order when our weights are copied, and the model is the same.
+the query and key matrices are put in that order when our weights are copied, and the model is the same. A compiler knows no complex numbers: where the model is to be compiled, the same is written
+with real ones.
 
 Shape suffixes: B batch, S sequence, H hidden, N heads, D head width, V vocabulary.
 """
@@ -34,7 +35,10 @@ class PlainAttention(nn.Module):
 
 
 def rotated(x_BSND: Tensor, turns_SND: Tensor) -> Tensor:
-    """Turn each pair of neighbours by its angle."""
+    """Turn each pair of neighbours by its angle, given as complex numbers or as [..., (cosine, sine)]."""
+    if not turns_SND.is_complex():
+        (first, second), (cosine, sine) = x_BSND.unflatten(-1, (-1, 2)).unbind(-1), turns_SND.unbind(-1)
+        return torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1).flatten(-2)
     pairs = torch.view_as_complex(x_BSND.unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns_SND).flatten(-2)
 
@@ -83,6 +87,12 @@ class PlainDecoder(nn.Module):
         angles = torch.arange(spec.sequence)[:, None] * (1.0 / spec.rotary_base**exponents)
         turns = torch.polar(torch.ones_like(angles), angles)[:, None, :]
         self.register_buffer("turns_SND", turns, persistent=False)
+
+    def compile_layers(self) -> None:
+        """Have torch.compile make the layers faster: one is compiled, and all use it."""
+        self.turns_SND = torch.view_as_real(self.turns_SND)
+        for layer in self.layers:
+            layer.compile()
 
     def logits(self, tokens_BS: Tensor) -> Tensor:
         """[B, S] to [B, S, V]."""

@@ -44,7 +44,7 @@ from shardwright.parallel.tensor.parameter import placed_parameters
 FLOOR = "floor"
 CHECKED_STEPS = 2  # they are the warm-up too
 STEPS_BEFORE_PEAK, STEPS_AT_PEAK = 1, 2  # the first makes the optimizer's state
-UNASKED = ("DDP compiled",)  # only where --systems names them: they take minutes to begin
+UNASKED = ("DDP compiled", "FSDP2 compiled")  # only where --systems names them: they take minutes to begin
 Timed = dict[str, dict[str, list[float]]]  # wall_s and cpu_s of each round, by system
 
 
@@ -67,7 +67,7 @@ def main() -> None:
 def time_all(mesh: Mesh, job: JobSpec, names: Sequence[str], rounds: int, most_s: float) -> Timed:
     """Check all systems on this rank, then time them in turn."""
     weights = by_plain_names(job.model, our_weights(job))
-    tokens_BS = random_tokens(job, mesh)
+    tokens_BS = random_tokens(job)
     _check_logits(job, weights, tokens_BS)
     steps = {name: make_system(name, Setting(job, mesh, weights)) for name in names}
     _check_steps(steps, tokens_BS)
@@ -110,7 +110,7 @@ def measure_peak(mesh: Mesh, job: JobSpec, name: str) -> dict[str, float]:
     if name.startswith("DeepSpeed"):
         importlib.import_module("deepspeed")
     imported = resident_bytes()
-    step, tokens_BS = make_system(name, Setting(job, mesh)), random_tokens(job, mesh)
+    step, tokens_BS = make_system(name, Setting(job, mesh)), random_tokens(job)
     for _ in range(STEPS_BEFORE_PEAK):
         step(tokens_BS)
     reset_peak()
@@ -160,10 +160,10 @@ def _check_steps(steps: dict[str, Callable[[Tensor], tuple[float, float]]], toke
             assert agrees, f"{name}: gradient norm {its_norm} at step {number}, not {norm}"
 
 
-def random_tokens(job: JobSpec, mesh: Mesh) -> Tensor:
-    """This rank's samples of one step, [B, S + 1]."""
-    generator = torch.Generator().manual_seed(mesh.rank)
-    shape = (job.batch.global_batch_size // job.plan.dp, job.model.sequence + 1)
+def random_tokens(job: JobSpec) -> Tensor:
+    """The samples of one step of both ranks, [2 B, S + 1]."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (job.batch.global_batch_size, job.model.sequence + 1)
     return torch.randint(job.model.vocab, shape, generator=generator)
 
 

@@ -46,7 +46,7 @@ def profile_all(mesh: Mesh, job: JobSpec, names: Sequence[str], top: int) -> Non
     """Profile the systems in turn; the first rank prints."""
     weights = by_plain_names(job.model, our_weights(job))
     steps = {name: make_system(name, Setting(job, mesh, weights)) for name in names}
-    tokens_BS = random_tokens(job, mesh)
+    tokens_BS = random_tokens(job)
     found: dict[str, dict[Group, list[float]]] = {name: {} for name in names}
     for number in range(WARMUP + PROFILED_STEPS):
         for name, step in steps.items():

@@ -1,6 +1,7 @@
 """The systems that benchmarks/zero.py compares: each is a training step of the same model, made by its name.
 
-All take tokens [B, S + 1] of this rank, one microbatch after another, sum gradients over both ranks, clip by the
+All take the samples of both ranks, [2 B, S + 1]. Baselines and ours of dp 2 compute those of their own rank, one
+microbatch after another; others of ours all of them, as their plan says. All sum gradients over both ranks, clip by the
 global norm, update by fused AdamW with decay for matrices alone, and give the mean loss of both ranks.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from alternate import resized
+from alternate import WORLD, resized
 from plain_model import PlainDecoder, plain_decoder
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,17 +27,26 @@ from torch.nn.parallel import DistributedDataParallel
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train.build import build
+from shardwright.train.build import build, job_mesh
 from shardwright.train.train_step import train_step
 
 # Our variants: fields of the plan. Those that the plan does not have yet are left out with a line.
+_LEAN = {"recompute": "selective", "recompute_operators": ("norm", "activation")}
 OURS: dict[str, dict[str, Any]] = {
     "ours": {},
     "ours ZeRO 1": {"zero": 1},
     "ours ZeRO 2": {"zero": 2},
     "ours ZeRO 3": {"zero": 3},
+    "ours lean": _LEAN,
+    "ours lean ZeRO 1": _LEAN | {"zero": 1},
+    "ours lean ZeRO 2": _LEAN | {"zero": 2},
+    "ours lean ZeRO 3": _LEAN | {"zero": 3},
+    "ours lean tp 2": _LEAN | {"dp": 1, "tp": 2, "sequence_parallel": True},
+    "ours lean pp 2": _LEAN | {"dp": 1, "pp": 2},
+    "ours lean cp 2": _LEAN | {"dp": 1, "cp": 2, "zero": 1},
 }
 REFERENCE = "DDP"
+CPU = torch.device("cpu")
 Step = Callable[[Tensor], tuple[float, float]]  # the mean loss, and the gradient norm or NaN where it is not told
 
 
@@ -49,8 +59,8 @@ class Setting:
     weights: dict[str, Tensor] | None = None
 
     def parts(self, tokens_BS: Tensor) -> tuple[Tensor, ...]:
-        """The microbatches of this rank."""
-        return tokens_BS.split(self.job.plan.microbatch_size)
+        """The microbatches of this rank, of both ranks' samples."""
+        return tokens_BS.chunk(WORLD)[self.mesh.rank].split(self.job.plan.microbatch_size)
 
     def adamw(self, model: nn.Module) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Groups and options of the optimizer."""
@@ -82,10 +92,12 @@ def make_system(name: str, setting: Setting) -> Step:
 
 def _ours(fields: dict[str, Any], setting: Setting) -> Step:
     job = resized(setting.job, plan=fields)
-    replica = build(job, setting.mesh)
+    mesh = setting.mesh if job.plan.dp == WORLD else job_mesh(job, setting.mesh.rank, CPU, setting.mesh.watch)
+    replica = build(job, mesh)
 
     def step(tokens_BS: Tensor) -> tuple[float, float]:
-        result = train_step(job, replica, setting.mesh, 0, tokens_BS)
+        mine_BS = tokens_BS.chunk(job.plan.dp)[mesh.dp.index]
+        result = train_step(job, replica, mesh, 0, mine_BS)
         return result.loss, result.grad_norm or 0.0
 
     return step
@@ -132,8 +144,8 @@ def _alone(model: DistributedDataParallel, is_last: bool) -> Any:
 
 def _ddp(setting: Setting, compiled: bool = False) -> Step:
     plain = plain_decoder(setting.job.model, setting.weights)
-    for layer in plain.layers if compiled else ():
-        layer.compile()  # one block is compiled, and all use it
+    if compiled:
+        plain.compile_layers()
     model = _wrapped(setting, plain)
     groups, options = setting.adamw(model)
     return _torch_step(setting, model, torch.optim.AdamW(groups, fused=True, **options), partial(_alone, model))
@@ -148,8 +160,10 @@ def _zero_redundancy(setting: Setting, as_view: bool) -> Step:
     return _torch_step(setting, model, optimizer, partial(_alone, model))
 
 
-def _fsdp2(setting: Setting, reshard: bool) -> Step:
+def _fsdp2(setting: Setting, reshard: bool, compiled: bool = False) -> Step:
     model = plain_decoder(setting.job.model, setting.weights)
+    if compiled:
+        model.compile_layers()
     mesh = DeviceMesh("cpu", list(setting.mesh.dp.ranks))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
@@ -204,6 +218,7 @@ BASELINES: dict[str, Callable[[Setting], Step]] = {
     REFERENCE: _ddp,
     "DDP compiled": partial(_ddp, compiled=True),
     "FSDP2": partial(_fsdp2, reshard=True),
+    "FSDP2 compiled": partial(_fsdp2, reshard=True, compiled=True),
     "FSDP2 kept": partial(_fsdp2, reshard=False),
     "ZeroRedundancyOptimizer": partial(_zero_redundancy, as_view=False),
     "ZeroRedundancyOptimizer views": partial(_zero_redundancy, as_view=True),

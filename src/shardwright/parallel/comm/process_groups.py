@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.parallel.comm.collectives import Axis, NodeAxes
-from shardwright.parallel.comm.compute_turns import Turns
+from shardwright.parallel.comm.compute_turns import IssueTurns, Turns
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.transport import GroupTransport, Transport
@@ -103,11 +103,11 @@ def make_mesh(
     device it stands, and what to `connect` to in place of other ranks.
     """
     kind = kind or device.type
-    ledger, turns = Ledger(device, rank, ranks_per_node, kind=kind), Turns()
+    ledger = Ledger(device, rank, ranks_per_node, kind=kind)
+    turns = Turns() if kind == "cpu" else IssueTurns()
     # The watch speaks first; this bound only ends a rank whose watch could not.
     connect = connect or partial(_new_group, rank, timedelta(seconds=2 * timeout_s + 10))
     maker = _AxisMaker(plan, rank, ledger, watch, turns, connect)
-    twice = side_by_side and kind == "cpu"  # on CUDA one thread issues both passes
     pp = maker.along(groups.PP)
     own_directions = kind == "cuda"  # Gloo tells messages apart by their tags
     return Mesh(
@@ -116,11 +116,11 @@ def make_mesh(
         world=maker.along(groups.WORLD),
         pp=pp,
         dp=maker.along(groups.DP),
-        cp=maker.along(groups.CP, twice),
-        tp=maker.along(groups.TP, twice),
+        cp=maker.along(groups.CP, side_by_side),
+        tp=maker.along(groups.TP, side_by_side),
         dp_cp=maker.along(groups.REPLICAS[False]),
-        ep=maker.expert_axis(ranks_per_node, twice),
-        expert_tp=maker.along(groups.ETP, twice),
+        ep=maker.expert_axis(ranks_per_node, side_by_side),
+        expert_tp=maker.along(groups.ETP, side_by_side),
         forward=maker.along(groups.PP, number=1) if own_directions else pp,
         backward=maker.along(groups.PP, number=2) if own_directions else pp,
         ends=pp.alone("ends") if ends is None else maker.axis(ends),

@@ -23,6 +23,7 @@ from shardwright.parallel.comm.compute_turns import Pass
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import document_numbers, without_marks
 from shardwright.parallel.pipeline.microbatch import Microbatch
+from shardwright.parallel.pipeline.stage_streams import CudaStreams, InOrder, StageStreams
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.weight_stash import WeightStash
@@ -112,15 +113,20 @@ class PipelineExecutor:
     def __init__(
         self, stages: dict[int, Stage], held: Mapping[int, ShardedStage], mesh: Mesh,
         weight_stashes: dict[int, WeightStash] | None = None, separates_documents: bool = False,
+        streams: StageStreams | None = None,
     ) -> None:  # fmt: skip
         """Takes the stages of this rank. With `separates_documents`, tokens have marks
-        (parallel/context/document_mask.py)."""
+        (parallel/context/document_mask.py). Where no `streams` are given to compute pairs on, they are made on CUDA; on
+        a device without values parts of pairs then follow each other."""
         self._stages = stages
         self._separates_documents = separates_documents
         self._held = held
         self._mesh = mesh
         self._weight_stashes = weight_stashes or {}
         self._side: ThreadPoolExecutor | None = None
+        self._pairs_apart = streams is None and mesh.device.type == "meta"
+        self._streams: StageStreams = streams or InOrder()
+        self._makes_streams = streams is None and mesh.device.type == "cuda"
         self._began_s = 0.0
         self.row: tuple[Action, ...] = ()
         self.losses: dict[int, Tensor] = {}
@@ -148,6 +154,8 @@ class PipelineExecutor:
             weight_stash.expect([version for (s, _), version in run.versions.items() if s == stage])
         if self._mesh.device.type == "cpu":
             run.leaves_with = sends_of_parts(row)
+        if self._makes_streams and any(action.kind is Kind.OVERLAP for action in row):
+            self._streams, self._makes_streams = CudaStreams(self._mesh.device, self._stages), False
         armings = before_reductions(row)
         self.performed, self.peak_alive, self.peak_inputs, self.versions_seen = [], 0, 0, {}
         with torch.set_grad_enabled(program.trains):
@@ -176,20 +184,12 @@ class PipelineExecutor:
         return run.losses
 
     def _do(self, action: Action, run: _Run) -> None:
-        key = stage, i = action.stage, action.microbatch
+        key = stage, _ = action.stage, action.microbatch
         match action.kind:
-            case Kind.FORWARD:
-                self._forward(key, run)
-            case Kind.RECOMPUTE:
-                self._load_weights(key, run)
-                output = self._pass(key, run.kept.pop(key), run)
-                if stage == run.program.num_stages - 1:
-                    run.losses[i] = output
-            case Kind.BACKWARD | Kind.INPUT_GRAD:
-                self._backward(key, run, action.kind)
-            case Kind.WEIGHT_GRAD:
-                self._stages[stage].deferred.compute(i)
-                run.alive.discard(key)
+            case Kind.FORWARD | Kind.RECOMPUTE | Kind.BACKWARD | Kind.INPUT_GRAD | Kind.WEIGHT_GRAD:
+                self._streams.fork([stage])
+                self._compute(action, run)
+                self._streams.join([stage])
             case Kind.OVERLAP:
                 self._overlap(action, run)
             case Kind.SEND_FORWARD:
@@ -208,6 +208,24 @@ class PipelineExecutor:
                 self._held[stage].release()
             case _:
                 raise NotImplementedError(f"the executor can't perform {action}")
+
+    def _compute(self, action: Action, run: _Run) -> None:
+        """Carry out an action that computes, on the stream of its stage."""
+        key = stage, i = action.stage, action.microbatch
+        with self._streams.computing(stage):
+            match action.kind:
+                case Kind.FORWARD:
+                    self._forward(key, run)
+                case Kind.RECOMPUTE:
+                    self._load_weights(key, run)
+                    output = self._pass(key, run.kept.pop(key), run)
+                    if stage == run.program.num_stages - 1:
+                        run.losses[i] = output
+                case Kind.WEIGHT_GRAD:
+                    self._stages[stage].deferred.compute(i)
+                    run.alive.discard(key)
+                case _:
+                    self._backward(key, run, action.kind)
 
     def _forward(self, key: Key, run: _Run) -> None:
         stage, i = key
@@ -230,6 +248,7 @@ class PipelineExecutor:
         if stage == run.program.num_stages - 1:
             run.losses[i] = output  # a number; once its backward has run, where gradients are on
         elif run.program.placement.rank(stage + 1, i) == self._mesh.pp.index:
+            self._streams.handed_on(output, stage + 1)
             run.inputs[stage + 1, i] = output, None
         else:
             run.outputs[key] = output
@@ -273,7 +292,9 @@ class PipelineExecutor:
                 arrival.wait()
                 self._began_s = time.perf_counter()
         split = kind is Kind.INPUT_GRAD
-        with self._stages[stage].deferred.keeping(i) if split else nullcontext():
+        # On this thread, which knows the pass that it is in: for CUDA autograd would take a thread of its own.
+        deferring = self._stages[stage].deferred.keeping(i) if split else nullcontext()
+        with torch.autograd.set_multithreading_enabled(False), deferring:
             torch.autograd.backward(run.edges.pop(key), gradient)
         if not split:
             run.alive.discard(key)
@@ -283,6 +304,7 @@ class PipelineExecutor:
             dx = run.leaves.pop(key).grad
             assert dx is not None, "the input of a stage has a gradient"
             if run.program.placement.rank(stage - 1, i) == self._mesh.pp.index:
+                self._streams.handed_on(dx, stage - 1)
                 run.gradients[stage - 1, i] = dx, None
             else:
                 run.input_gradients[key] = dx
@@ -290,13 +312,14 @@ class PipelineExecutor:
     def _overlap(self, pair: Action, run: _Run) -> None:
         """A forward and a backward side by side: while one waits for its communication, the other computes.
 
-        On a CPU two threads do it, which compute in turn, and each pass has a communicator of its own. What the one
-        makes is sent while the other still computes: Gloo tells messages apart by their tags, so it may leave before
-        receives that stand before it in the program. On CUDA the two passes are issued one after the other; side by
-        side they would need streams of their own.
+        Two threads do it, which take turns (parallel/comm/compute_turns.py): they compute on a CPU, and on CUDA issue
+        what the stream of each pass computes. Each pass has a communicator of its own. On a CPU what the one makes is
+        sent while the other still computes: Gloo tells messages apart by their tags, so it may leave before receives
+        that stand before it in the program.
         """
         first, second = pair.parts
-        if self._mesh.device.type != "cpu":
+        assert first.stage != second.stage, f"{pair} has two passes of one stage, which has one stream"
+        if self._pairs_apart:
             self._do(first, run)
             self._do(second, run)
             return
@@ -309,11 +332,15 @@ class PipelineExecutor:
         # Who begins is the same on every rank: the forward, unless experts are elsewhere. A block ends with their rows
         # on the way back, so its backward begins with rows on their way, and the forward computes under that.
         begins, follows = (second, first) if self._mesh.ep.size > 1 else (first, second)
-        with self._mesh.turns.taking(_pass_of(begins)):
-            beside = self._side.submit(self._do_beside, follows, run)
-            self._do_part(begins, run)
-        with self._mesh.ledger.lanes(-1):
-            beside.result()
+        stages = [first.stage, second.stage]
+        self._streams.fork(stages)
+        with self._mesh.turns.side_by_side(_pass_of(begins)):
+            with self._mesh.turns.taking(_pass_of(begins)):
+                beside = self._side.submit(self._do_beside, follows, run)
+                self._do_part(begins, run)
+            with self._mesh.ledger.lanes(-1):
+                beside.result()
+        self._streams.join(stages)
 
     def _do_beside(self, action: Action, run: _Run) -> None:
         # A thread begins with its own grad mode.
@@ -321,7 +348,7 @@ class PipelineExecutor:
             self._do_part(action, run)
 
     def _do_part(self, part: Action, run: _Run) -> None:
-        self._do(part, run)
+        self._compute(part, run)
         if (send := run.leaves_with.get(part)) is not None:
             start_s = time.perf_counter()
             self._do(send, run)
