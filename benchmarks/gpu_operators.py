@@ -12,8 +12,11 @@ from gpu_bench import CPU, Bench, Case, Row, judged, relative
 from torch import Tensor
 
 from shardwright.measure.rounding import HALF_UNIT
+from shardwright.model.activation import activate_gated
 from shardwright.model.dropout import kept_elements
 from shardwright.model.fused_norm import rms_norm, rms_norm_backward
+from shardwright.model.fused_softmax import exponential_sums, softmax_gradient
+from shardwright.model.rotary import rotary_angles, turn
 from shardwright.parallel.context.block_attention import Merged, Sight, attend_block, block_gradients
 from shardwright.parallel.expert.grouped_linear import grouped_product
 from shardwright.parallel.tensor.initial_values import initial_box
@@ -46,6 +49,8 @@ def operator_cases(bench: Bench) -> list[Case]:
     found += [("dropout masks, bit for bit", partial(_masks, bench))]
     if bench.kind == "cuda":
         found += [(f"fused norm, {_NAMES[d]}", partial(_norm, bench, d)) for d in (torch.bfloat16, torch.float32)]
+        fused = {"gated activation": _gated, "rotary turn": _turn, "softmax": _softmax}
+        found += [(f"{name}, {_NAMES[d]}", partial(work, bench, d)) for name, work in fused.items() for d in _NAMES]
         found += [(f"fp8 product, {a} x {b}", partial(_float8, bench, a, b)) for a, b in _GRANULARITIES]
     return found
 
@@ -143,6 +148,52 @@ def _norm(bench: Bench, dtype: torch.dtype) -> Row:
     names = ("output", "dx", "dweight")
     differences = {n: relative(a, b) for n, a, b in zip(names, (y, dx, dweight), wanted, strict=True)}
     return judged(bench, differences, dict.fromkeys(names, _limit(dtype, 1024)))
+
+
+def _gated(bench: Bench, dtype: torch.dtype) -> Row:
+    """act(gate) x up and both gradients, by number of rows: the compiler makes one kernel of all."""
+    errors = {}
+    for rows in (512, 37):
+        x, dy = bench.normal(rows, 768, dtype=dtype), bench.normal(rows, 384, dtype=dtype)
+        leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        found, (gate, up) = activate_gated(leaf, "silu"), exact.chunk(2, dim=-1)
+        told = torch.nn.functional.silu(gate) * up
+        found.backward(dy)
+        told.backward(dy.double())
+        errors |= {f"output of {rows}": relative(found, told), f"gradient of {rows}": relative(leaf.grad, exact.grad)}
+    return judged(bench, errors, dict.fromkeys(errors, _limit(dtype, 1)))
+
+
+def _turn(bench: Bench, dtype: torch.dtype) -> Row:
+    """Pairs as halves and side by side, written into a part of a tensor."""
+    x = bench.normal(300, 2, 4, 1, 64, dtype=dtype)
+    cosine, sine = rotary_angles(torch.arange(300, device=bench.device), 64, 1e4)
+    errors = {}
+    for interleaved in (False, True):
+        whole = x.new_zeros(*x.shape[:-1], 80)
+        turn(x, cosine, sine, whole[..., 16:], interleaved)
+        exact = x.double()
+        first, second = (exact[..., 0::2], exact[..., 1::2]) if interleaved else exact.chunk(2, dim=-1)
+        turned = first * cosine - second * sine, second * cosine + first * sine
+        told = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+        errors["side by side" if interleaved else "halves"] = relative(whole[..., 16:], told)
+    return judged(bench, errors, dict.fromkeys(errors, _limit(dtype, 1)))
+
+
+def _softmax(bench: Bench, dtype: torch.dtype) -> Row:
+    """Sums of exponentials, and the gradient of the logits, in float32 or 16 bits."""
+    logits, rows = bench.normal(200, 5000, dtype=torch.float32), torch.arange(200, device=bench.device)
+    exact = logits.double()
+    largest, sums, factors = logits.amax(-1), logits.new_empty(200), torch.full((200,), 0.25, device=bench.device)
+    exponential_sums(logits, largest, sums)
+    gradient = torch.empty_like(logits, dtype=dtype)
+    softmax_gradient(logits, largest, factors / sums, rows, factors, gradient)
+    told = torch.softmax(exact, dim=-1)
+    told[rows, rows] -= 1.0
+    errors = {
+        "sums": relative(sums, (exact - largest[:, None]).exp().sum(-1)), "gradient": relative(gradient, told * 0.25)
+    }  # fmt: skip
+    return judged(bench, errors, {"sums": _limit(torch.float32, 5000), "gradient": _limit(dtype, 5000)})
 
 
 def _float8(bench: Bench, of_first: Granularity, of_second: Granularity) -> Row:

@@ -3,8 +3,8 @@
 What a baseline runs should be fast, so each choice is the fastest of those tried on a CPU: query, key and value are
 one product, gate and up are one, and rotary positions are a multiplication of complex numbers, as in Meta's own Llama,
 which costs a fifth of the usual concatenation of halves. That needs the elements of a pair side by side: the rows of
-the query and key matrices are put in that order when our weights are copied, and the model is the same. A compiler knows no complex numbers: where the model is to be compiled, the same is written
-with real ones.
+the query and key matrices are put in that order when our weights are copied, and the model is the same.
+A compiler knows no complex numbers: where the model is to be compiled, the same is written with real ones.
 
 Shape suffixes: B batch, S sequence, H hidden, N heads, D head width, V vocabulary.
 """

@@ -26,6 +26,8 @@ _NO_KERNEL = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_st
 _OVERWRITE = ("copy_", "fill_", "zero_")  # what was there is not read
 _LOOK_UP = ("embedding", "index_select", "gather", "index")  # read of a table what they give
 _SCATTER = ("index_add_", "scatter_add_", "index_copy_")  # touch of a table what they are given
+# Of ours (model/fused_operator.py): they read all but the last, and write that alone.
+_TO_LAST = ("gate", "gate_backward", "turn", "exponential_sums", "softmax_gradient")
 _BACKWARD = ("_backward",)  # functions of the executor in which a backward runs
 
 
@@ -75,6 +77,8 @@ def moved_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
         _, *rest = _tensors((args, kwargs))
         times_table = 1 if name == "index_copy_" else 2
         return sum(map(_num_bytes, rest)) + times_table * _num_bytes(rest[-1])
+    if name in _TO_LAST:
+        return sum(map(_num_bytes, _tensors(args)))
     total = written
     for at, argument in enumerate(schema.arguments):
         value = args[at] if at < len(args) else kwargs.get(argument.name)

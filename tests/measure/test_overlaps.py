@@ -1,6 +1,5 @@
-"""What the entry of this runtime says that it hides is launched so: work between the begin of what travels and its wait.
-
-By the order of launches in a step on CUDA, without values. The entry names these tests.
+"""What the entry of this runtime says that it hides is launched so: work between the begin of what travels and its
+wait, by the order of launches in a step on CUDA, without values. The entry names these tests.
 """
 
 import re

@@ -1,5 +1,6 @@
 """Pairs on a device with streams: which stream each operator is launched on, in which order, and what waits for what."""
 
+from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
@@ -52,7 +53,7 @@ def test_each_wait_of_a_pass_hands_over_to_the_other(name: str) -> None:
         assert set(stage_of) == {"forward", "backward"} and len(set(stage_of.values())) == 2
         assert all(line.stage == stage_of[line.beside] for line in pair), "a pass left its stream"
         last_of = {line.beside: at for at, line in enumerate(pair)}
-        for at, (line, following) in enumerate(zip(pair, pair[1:], strict=False)):
+        for at, (line, following) in enumerate(pairwise(pair)):
             other_goes_on = any(end > at for beside, end in last_of.items() if beside != line.beside)
             gives_up = at == last_of[line.beside] or line.what == WAIT
             assert (following.beside != line.beside) == (other_goes_on and gives_up), f"{line} at {at}"

@@ -113,8 +113,8 @@ def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
         host.look_at(replica)
         with saved:  # both times, for it adds operators
             before = -1
-            while before < replica.pool.peak_bytes:  # a step begins with the buffers that the one before left
-                before = replica.pool.peak_bytes
+            while before < replica.pool.peak_bytes + host():  # a step begins with the buffers that the one before left
+                before = replica.pool.peak_bytes + host()
                 trace.begin()
                 steps.run()  # the last of these says when memory is most
             observer = _Observer(replica, trace, saved, host)

@@ -7,7 +7,7 @@ meanwhile; the names used here are not public, and on torch's device meta they f
 import torch
 from torch import Tensor
 
-_LIBRARY = torch.library.Library("shardwright", "DEF")
+_LIBRARY = torch.library.Library("shardwright", "FRAGMENT")
 _LIBRARY.define("rms_norm(Tensor x, Tensor weight, float epsilon) -> (Tensor, Tensor)")
 _LIBRARY.define("rms_norm_backward(Tensor dy, Tensor x, Tensor inverse, Tensor weight) -> (Tensor, Tensor)")
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.model.fused_softmax import exponential_sums, softmax_gradient
 from shardwright.parallel.comm.collectives import (
     Axis,
     Pending,
@@ -81,7 +82,7 @@ class _HeadLoss(torch.autograd.Function):
         for chunk in _chunks(x_sBH, targets, cut):
             softmax = _Softmax.of(chunk, weight_VH, cut.tp)
             total += softmax.loss
-            dlogits_TV = softmax.gradient(grads[0] / len(rows_T)).to(x_sBH.dtype)
+            dlogits_TV = softmax.gradient(grads[0] / len(rows_T), x_sBH.dtype)
             del softmax  # the gradient is in its memory, or in 16 bits
             summed = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, cut)
             weight_VH.add_product(dlogits_TV, chunk.x_TH, cut.tp.kind, is_last=chunk.end == len(x_sBH))
@@ -141,10 +142,11 @@ def _logits(x_TH: Tensor, weight_HV: Tensor, kind: str) -> Tensor:
 
 @dataclass(frozen=True)
 class _Softmax:
-    """The softmax of a chunk's logits, as exponentials [T, V] and their totals over all ranks [T], float32; `loss` is
-    the sum of its losses."""
+    """The softmax of a chunk's logits, float32: what `exponential_sums` left of the logits [T, V], their largest over
+    all ranks [T], and the totals of their exponentials [T]; `loss` is the sum of its losses."""
 
-    exponentials_TV: Tensor
+    left_TV: Tensor
+    largest_T: Tensor
     totals_T: Tensor
     rows_T: Tensor
     elsewhere_T: Tensor
@@ -155,22 +157,25 @@ class _Softmax:
     def of(cls, chunk: _Chunk, weight_VH: Tensor, tp: Axis) -> "_Softmax":
         """That of the product with the head. Moves all-reduces of one max and one pair of sums a token."""
         logits_TV = _logits(chunk.x_TH, weight_VH.t(), tp.kind)
-        shifted_TV = logits_TV.sub_(all_reduce_max(logits_TV.amax(dim=-1), tp)[:, None])
+        largest_T = all_reduce_max(logits_TV.amax(dim=-1), tp)
         elsewhere_T = (chunk.rows_T < 0) | (chunk.rows_T >= logits_TV.shape[-1])
         rows_T = chunk.rows_T.masked_fill(elsewhere_T, 0)
-        target_T = shifted_TV.gather(-1, rows_T[:, None]).squeeze(-1).masked_fill(elsewhere_T, 0.0)
-        exponentials_TV = shifted_TV.exp_()
-        target_T, totals_T = all_reduce(torch.stack((target_T, exponentials_TV.sum(dim=-1))), tp)
+        target_T = (logits_TV.gather(-1, rows_T[:, None]).squeeze(-1) - largest_T).masked_fill(elsewhere_T, 0.0)
+        sums_T = torch.empty_like(largest_T)
+        exponential_sums(logits_TV, largest_T, sums_T)
+        target_T, totals_T = all_reduce(torch.stack((target_T, sums_T)), tp)
         losses_T = totals_T.log() - target_T
         if chunk.skipped_T is not None:
             losses_T = losses_T.masked_fill(chunk.skipped_T, 0.0)
-        return cls(exponentials_TV, totals_T, rows_T, elsewhere_T, chunk.skipped_T, loss=losses_T.sum())
+        return cls(logits_TV, largest_T, totals_T, rows_T, elsewhere_T, chunk.skipped_T, loss=losses_T.sum())
 
-    def gradient(self, of_loss: Tensor) -> Tensor:
-        """The gradient of the logits, [T, V], for this gradient of each loss. Overwrites the exponentials."""
+    def gradient(self, of_loss: Tensor, dtype: torch.dtype) -> Tensor:
+        """The gradient of the logits, [T, V], for this gradient of each loss. Overwrites what was left of them."""
         of_losses_T = of_loss.expand(len(self.rows_T))
         if self.skipped_T is not None:
             of_losses_T = of_losses_T.masked_fill(self.skipped_T, 0.0)
-        gradient_TV = self.exponentials_TV.mul_((of_losses_T / self.totals_T)[:, None])
         here_T = of_losses_T.masked_fill(self.elsewhere_T, 0.0)
-        return gradient_TV.scatter_add_(-1, self.rows_T[:, None], -here_T[:, None])
+        left_TV = self.left_TV
+        gradient_TV = left_TV if dtype == left_TV.dtype else torch.empty_like(left_TV, dtype=dtype)
+        softmax_gradient(left_TV, self.largest_T, of_losses_T / self.totals_T, self.rows_T, here_T, gradient_TV)
+        return gradient_TV

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.yarn import YarnSpec
+from shardwright.model.fused_operator import fused_operator
 
 PLAIN = YarnSpec()
 
@@ -102,10 +103,14 @@ class _Rotate(torch.autograd.Function):
 
 
 def turn(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor, interleaved: bool = False) -> None:
-    """Turn each pair of the last dim of `x` by its angle into `out`, computed in float32.
+    """Turn each pair of the last dim of `x` by its angle into `out`, computed in float32; on CUDA in one kernel.
 
     Halves of the last dim are the two elements of the pairs, or if `interleaved` its even and its odd elements.
     """
+    _turn(x, cosine, sine, interleaved, out)
+
+
+def _turn_in_turn(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool, out: Tensor) -> None:
     exact = out if out.dtype == torch.float32 else torch.empty(x.shape, dtype=torch.float32, device=x.device)
     first, second = _elements(x, interleaved)
     to_first, to_second = _elements(exact, interleaved)
@@ -113,6 +118,17 @@ def turn(x: Tensor, cosine: Tensor, sine: Tensor, out: Tensor, interleaved: bool
     torch.mul(second, cosine, out=to_second).addcmul_(first, sine)
     if exact is not out:
         out.copy_(exact)
+
+
+def _turn_at_once(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool, out: Tensor) -> None:
+    first, second = _elements(x.float(), interleaved)
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    out.copy_(torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1))
+
+
+_turn = fused_operator(
+    "turn(Tensor x, Tensor cosine, Tensor sine, bool interleaved, Tensor(a!) out) -> ()", _turn_in_turn, _turn_at_once
+)
 
 
 def _elements(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:

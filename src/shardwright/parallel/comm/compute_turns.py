@@ -5,8 +5,8 @@ passes that compute at once would share them slice by slice: both would come lat
 meanwhile the link would carry nothing. It also keeps the ranks of a group in step, for they hand over at the same
 places.
 
-On CUDA a wait does not hold up the host: it only tells a stream to wait. There the passes issue their work in turn, each
-to a stream of its own (parallel/pipeline/stage_streams.py), and the device computes of both what is ready.
+On CUDA a wait does not hold up the host: it only tells a stream to wait. There the passes issue their work in turn,
+each to a stream of its own (parallel/pipeline/stage_streams.py), and the device computes of both what is ready.
 
 Each pass has communicators of its own (collectives.py). On one, the ranks of a group would have to issue the
 collectives of both passes in a common order, and two threads have none. Which pass a collective belongs to is what its

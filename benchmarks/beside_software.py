@@ -1,0 +1,61 @@
+"""The plan of each job of the catalog under this runtime and under the software of its published run: memory and seconds.
+
+    .venv/bin/python benchmarks/beside_software.py     # a minute or two; no ranks, predictions alone
+
+Memory is that of the fullest process of each, without the libraries of the process, and which kinds make the
+difference. The step is as `estimate` prices it. A job's comment names its software.
+"""
+
+import re
+from pathlib import Path
+
+import shardwright
+from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job
+from shardwright.config.software import software_of
+from shardwright.config.software_support import lacks
+from shardwright.config.units import seconds_text
+from shardwright.cost.calibration import shipped
+from shardwright.cost.job_memories import fullest
+from shardwright.simulate.full_step import played_step
+
+JOBS = Path(shardwright.__file__).parent / "config/catalog/jobs"
+GIB = 2**30
+LEAST_SHARE = 0.01  # of memory, of a kind that is named
+KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "working")
+
+
+def main() -> None:
+    """Print the table."""
+    header = ["job", "its software", "memory, GiB, ours / its", "ratio", "GiB more with ours", "step, ours / its", "ratio"]
+    print("| " + " | ".join(header) + " |\n|" + " --- |" * len(header))
+    for file in sorted(JOBS.glob("*.toml")):
+        named = re.search(r"`--as ([\w-]+)` predicts", file.read_text())
+        if named is not None:
+            print("| " + " | ".join(_row(load_job(file.stem), named[1])) + " |", flush=True)
+
+
+def _row(job: JobSpec, name: str) -> list[str]:
+    own, other = (_under(job, software) for software in (job.cluster.software, name))
+    (ours, our_step), (its, its_step) = ((fullest(of, shipped()), played_step(of, shipped())) for of in (own, other))
+    more = {kind: (float(getattr(ours, kind)) - float(getattr(its, kind))) / GIB for kind in KINDS}
+    least = LEAST_SHARE * float(its.total) / GIB
+    named = ", ".join(f"{kind} {size:+.1f}" for kind, size in more.items() if abs(size) >= least)
+    lacking = lacks(software_of(name), job)
+    return [
+        job.name,
+        name + (f" (lacks {', '.join(lacking)})" if lacking else ""),
+        f"{ours.total / GIB:.1f} / {its.total / GIB:.1f}",
+        f"{ours.total / its.total:.2f}",
+        named,
+        f"{seconds_text(our_step.total)} / {seconds_text(its_step.total)}",
+        f"{our_step.total / its_step.total:.3f}",
+    ]
+
+
+def _under(job: JobSpec, software: str) -> JobSpec:
+    return job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": software})})
+
+
+if __name__ == "__main__":
+    main()
