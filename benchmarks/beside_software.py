@@ -1,4 +1,4 @@
-"""The plan of each job of the catalog under this runtime and under the software of its published run: memory and seconds.
+"""The plan of each job of the catalog under this runtime and under its published run's software: memory and seconds.
 
     .venv/bin/python benchmarks/beside_software.py     # a minute or two; no ranks, predictions alone
 
@@ -27,7 +27,8 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "work
 
 def main() -> None:
     """Print the table."""
-    header = ["job", "its software", "memory, GiB, ours / its", "ratio", "GiB more with ours", "step, ours / its", "ratio"]
+    header = ["job", "its software", "memory, GiB, ours / its", "ratio", "GiB more with ours"]
+    header += ["step, ours / its", "ratio"]
     print("| " + " | ".join(header) + " |\n|" + " --- |" * len(header))
     for file in sorted(JOBS.glob("*.toml")):
         named = re.search(r"`--as ([\w-]+)` predicts", file.read_text())

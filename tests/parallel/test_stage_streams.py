@@ -1,4 +1,4 @@
-"""Pairs on a device with streams: which stream each operator is launched on, in which order, and what waits for what."""
+"""Pairs on a device with streams: on which stream operators are launched, in which order, and what waits for what."""
 
 from itertools import pairwise
 from unittest.mock import patch
