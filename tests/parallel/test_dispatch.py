@@ -52,9 +52,9 @@ def outcome(case: dict[str, torch.Tensor], ep: Axis) -> dict[str, torch.Tensor]:
     x, weights = (case[name].chunk(ep.size)[ep.index].clone().requires_grad_() for name in ("x", "weights"))
     routing = Routing(case["experts"].chunk(ep.size)[ep.index], weights)
 
-    def compute(x_NH: torch.Tensor, counts_e: torch.Tensor) -> torch.Tensor:
+    def compute(x_NH: torch.Tensor, weight_N1: torch.Tensor, counts_e: torch.Tensor) -> torch.Tensor:
         rows = x_NH.split(counts_e.tolist())
-        return torch.cat([torch.relu(part @ matrix) for part, matrix in zip(rows, mine, strict=True)])
+        return weight_N1 * torch.cat([torch.relu(part @ matrix) for part, matrix in zip(rows, mine, strict=True)])
 
     out = through_experts(x, routing, compute, num_experts, ep)
     out.backward(case["dout"].chunk(ep.size)[ep.index])
@@ -115,10 +115,10 @@ def test_ranks_equal_one_rank_and_send_what_is_predicted() -> None:
         backward = sent_direct(counts, ranks, 4 * HIDDEN, is_backward=True)
         for rank, (_, table, links) in enumerate(direct):
             assert sent(links) == sent_direct(counts, ranks, 4 * HIDDEN)[rank] + backward[rank]
-            rows_bytes = 2 * (backward[rank].inside_bytes + backward[rank].between_bytes)
+            told = 3 * 8 * num_experts // 4  # to three others
             assert table == {
                 "all_to_all ep": {"count": 1, "bytes": 8 * num_experts},
-                "all_to_all_v ep": {"count": 4, "bytes": rows_bytes},
+                "all_to_all_v ep": {"count": 6, "bytes": sum(links.values()) - told},
             }
         for rank, (_, _, links) in enumerate(node_aware):
             passes = [

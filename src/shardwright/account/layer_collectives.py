@@ -235,7 +235,8 @@ def _hops(rank: _Rank) -> tuple[_Hop, ...]:
 
 
 def _dispatched(rank: _Rank) -> Iterator[CollectiveCalls]:
-    """Tokens to their experts; node-aware, the experts and weights of their choices go with them to the node."""
+    """Tokens to their experts, with the weight of each choice; node-aware, the experts and weights of all their choices
+    go with them to the node."""
     moe, row_bytes = rank.job.model.moe, rank.share.element * rank.job.model.hidden
     first, *inside = _hops(rank)
     if inside and moe.gate == "expert-choice":  # ranks agree on the most choices of a token
@@ -244,11 +245,13 @@ def _dispatched(rank: _Rank) -> Iterator[CollectiveCalls]:
         yield from (*hop.counts(), *hop.there(row_bytes))
     if inside:
         yield from (*first.there(FLOAT32 * moe.num_chosen), *first.there(INT32 * moe.num_chosen))
+    yield from (inside or [first])[-1].there(FLOAT32)
 
 
 def _dispatched_back(rank: _Rank) -> Iterator[CollectiveCalls]:
-    """Gradients of what was dispatched."""
+    """Gradients of what was dispatched, and of the weights."""
     first, *inside = _hops(rank)
+    yield from (inside or [first])[-1].back(FLOAT32)
     yield from _returned(rank)
     if inside:
         yield from first.back(FLOAT32 * rank.job.model.moe.num_chosen)

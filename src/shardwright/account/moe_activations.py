@@ -51,10 +51,8 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
     sizes = share.sizes((*routed, *shared)) | _router_sizes(moe, share, plan.microbatch_size, rows.choices)
     sizes |= {
         "mlp statistics": share.statistics(here),
-        "weights": FLOAT32 * choices,
+        "arrived weights": FLOAT32 * rows.arrived,
         "trip": INT64 * (2 * choices + (rows.arrived if is_moved else 0)),
-        # A last row of zeros is that of dropped choices.
-        "returned": share["rows to send"] + share.element * job.model.hidden,
     }
     if shared:
         sizes |= {
@@ -66,11 +64,12 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
         "norm before experts": ("middle", "mlp statistics"),
         "router": ("mlp normal", *_router_keeps(moe)),
         "dispatch": ("trip",),
-        "combine": ("returned", "weights"),
+        "combine": (),
         "gate": ("mlp normal", "shared output", "shared gate"),
     }
     biased = {"activation": ("biased shared up",)} if job.model.bias else {}
-    return sizes, kept_chain(routed, keeps), kept_chain(shared, keeps | biased)
+    weighed = {"activation": ("arrived weights",)}  # model/weighed_activation.py
+    return sizes, kept_chain(routed, keeps, weighed), kept_chain(shared, keeps | biased)
 
 
 def _router_sizes(moe: MoeSpec, share: Share, batch: Bytes, choices: int) -> dict[str, Bytes]:

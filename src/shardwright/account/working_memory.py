@@ -91,14 +91,14 @@ class OperatorNeeds:
         share, shape, tp = self.share, self.share.tensors.shape, self.job.plan.expert_tp_size
         up, down = shape.routed_matrices
         sent, rows, inner = share["rows to send"], share["dispatched"], share["expert inner"]
-        exact, beside = FLOAT32 * share.tensors["rows to send"], self.stream + self.whole
-        yield BackwardNeed(beside + sent + exact + (sent if share.element < FLOAT32 else 0))
-        free: tuple[str, ...] = ("returned", "weights", "plain weights")
-        yield BackwardNeed(beside + 2 * rows + sent, free)
-        yield BackwardNeed(beside + rows + inner + self._weight(down, tp), free)
-        free = (*free, "expert inner")
-        yield BackwardNeed(beside + self._activation(inner), free)
-        free = (*free, "expert up")
+        beside = self.stream + self.whole
+        yield BackwardNeed(beside + 2 * rows + sent)
+        yield BackwardNeed(beside + rows + inner + self._weight(down, tp))
+        free: tuple[str, ...] = ("expert inner",)
+        # Beside its gradient the activation, then both times the weights: once in float32, once as it is.
+        yield BackwardNeed(beside + 2 * inner + FLOAT32 * share.tensors["expert inner"], free)
+        yield BackwardNeed(beside + 2 * inner + self._activation(inner), free)
+        free = (*free, "expert up", "arrived weights")
         yield BackwardNeed(beside + inner * shape.gates + rows + self._weight(up, tp), free)
         free = (*free, "dispatched")
         yield BackwardNeed(beside + 2 * rows + sent + 2 * FLOAT32 * share.tensors.whole, free)

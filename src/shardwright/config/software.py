@@ -53,6 +53,11 @@ class SoftwareSpec(Spec):
     plain_activation: Bytes | None = Field(
         None, description="An activation without a gate, by the same; left out, 2/3 of what one with a gate moves."
     )
+    weighed: Bytes = Field(
+        (0.0, 0.0),
+        description="Weights of choices, where experts multiply their activations with them, by element that leaves "
+        "one; 0 where they are fused.",
+    )
     rotary: Bytes = Field(description="Rotation, transpositions and copies, by element of query, key and value.")
     copied: Bytes | None = Field(
         None,

@@ -329,8 +329,9 @@ def activate(c: Context, o: LayerOperator) -> Operator:
     # fused kernel. Each counts the element that leaves it besides.
     other = None if c.shape.gated else w.plain_activation
     plain, (forward, backward) = 1.0 if c.shape.gated or other else 2 / 3, other or w.activation
+    weighed = w.weighed if o.name == "expert activation" else (0.0, 0.0)
     return Operator(
-        o, (), None, plain * n * (forward + HALF), plain * n * (backward + HALF),
+        o, (), None, n * (plain * (forward + HALF) + weighed[0]), n * (plain * (backward + HALF) + weighed[1]),
         kept=n * (HALF + w.activation_kept), given=HALF * n,
         kernel="gated activation" if c.shape.gated else "activation", elements=n,
     )  # fmt: skip

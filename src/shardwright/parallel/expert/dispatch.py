@@ -1,8 +1,9 @@
 """Expert parallel: how tokens travel to their experts and back. Lepikhin et al. 2021 (arXiv 2006.16668, section 3.2).
 
 A gate has chosen experts for each token (`Routing`); experts live on the ranks of the ep axis, a block of them each.
-One row travels for each choice: there with the token, back with what the expert made of it. Both ways are an
-all-to-all whose shares are as uneven as the choices, and each is the backward of the other.
+One row travels for each choice: there with the token and the choice's weight, back with what the expert made of it,
+weight included. Both ways are an all-to-all whose shares are as uneven as the choices, and each is the backward of the
+other. Experts know the weights so that nothing of what comes back need be kept for their gradient.
 
 Rows are in order of expert, then of the rank they come from, then of token. An expert thus sees its tokens in the
 same order whatever the size of the axis.
@@ -29,9 +30,9 @@ from shardwright.parallel.comm.collectives import Axis, NodeAxes, all_reduce_max
 from shardwright.parallel.expert.counting import count_each
 from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
 
-# What the experts of this rank make of the rows that came, [N, H] to [N, H]. The second argument says how many rows
-# each of them has, [e], int64 in host memory; the rows are sorted by expert.
-Compute = Callable[[Tensor, Tensor], Tensor]
+# What the experts of this rank make of the rows that came, [N, H] to [N, H], each times its weight, [N, 1] in float32.
+# The last argument says how many rows each of them has, [e], int64 in host memory; the rows are sorted by expert.
+Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ def through_experts(x_TH: Tensor, routing: Routing, compute: Compute, num_expert
         return _through_nodes(x_TH, routing, compute, num_experts, nodes=ep.by_node)
     planned = plan_dispatch(routing.experts_TK, num_experts, ep, routing.expected)
     x_NH = _Dispatch.apply(x_TH, planned, ep)
-    return _Combine.apply(compute(x_NH, planned.counts_e), routing.weights_TK, planned, ep)
+    weight_N1 = _DispatchWeights.apply(routing.weights_TK, planned, ep)
+    return _Combine.apply(compute(x_NH, weight_N1, planned.counts_e), planned, ep)
 
 
 def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, nodes: NodeAxes) -> Tensor:
@@ -159,7 +161,7 @@ def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts
     local_MK = _dispatch(local_RK.int(), planned, nodes.between).long()
     arrived = Routing(local_MK, weights_MK, expected=rows_inside(local_MK.shape[0], num_choices, num_nodes))
     y_MH = through_experts(x_MH, arrived, compute, num_local, ep=nodes.inside)
-    return _Combine.apply(y_MH, None, planned, nodes.between)
+    return _Combine.apply(y_MH, planned, nodes.between)
 
 
 def each_once(node_TK: Tensor) -> Tensor:
@@ -188,13 +190,11 @@ def _combine(y_NH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
     return y_RH
 
 
-def _sum_choices(y_RH: Tensor, row_TK: Tensor, weights_TK: Tensor | None) -> Tensor:
+def _sum_choices(y_RH: Tensor, row_TK: Tensor) -> Tensor:
     """Each token's sum over its choices in their order, [T, H], added up in float32."""
     total_TH: Tensor | None = None
-    for k, row_T in enumerate(row_TK.unbind(1)):
+    for row_T in row_TK.unbind(1):
         term_TH = y_RH.index_select(0, row_T).float()
-        if weights_TK is not None:
-            term_TH.mul_(weights_TK[:, k : k + 1])
         total_TH = term_TH if total_TH is None else total_TH.add_(term_TH)
     assert total_TH is not None, "a token chooses at least once"
     return total_TH.to(y_RH.dtype)
@@ -211,31 +211,35 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         planned: DispatchPlan = ctx.planned
-        return _sum_choices(_combine(grads[0], planned, ctx.ep), planned.row_TK, None), None, None
+        return _sum_choices(_combine(grads[0], planned, ctx.ep), planned.row_TK), None, None
+
+
+class _DispatchWeights(torch.autograd.Function):
+    """Forward: an all-to-all of the weight of each choice, [T, K] to [N, 1]. Backward: their gradients come back; that
+    of a choice without an expert is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, weights_TK: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
+        ctx.planned, ctx.ep = planned, ep
+        return _dispatch(weights_TK.reshape(-1, 1).index_select(0, planned.choice_R), planned, ep)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        planned: DispatchPlan = ctx.planned
+        dweight_R1 = _combine(grads[0], planned, ctx.ep)
+        return dweight_R1.index_select(0, planned.row_TK.flatten()).view(planned.row_TK.shape), None, None
 
 
 class _Combine(torch.autograd.Function):
-    """Forward: the experts' rows come back, and are added up with their weights, if there are any. Then the rows are
-    kept for the gradient of the weights. Backward: an all-to-all of the gradients of the rows, as in a dispatch."""
+    """Forward: the experts' rows come back, and are added up. Backward: an all-to-all of the gradients of the rows, as
+    in a dispatch. Keeps nothing but where rows go."""
 
     @staticmethod
-    def forward(ctx: Any, y_NH: Tensor, weights_TK: Tensor | None, planned: DispatchPlan, ep: Axis) -> Tensor:
-        y_RH = _combine(y_NH, planned, ep)
+    def forward(ctx: Any, y_NH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
         ctx.planned, ctx.ep = planned, ep
-        ctx.save_for_backward(*(() if weights_TK is None else (y_RH, weights_TK)))
-        return _sum_choices(y_RH, planned.row_TK, weights_TK)
+        return _sum_choices(_combine(y_NH, planned, ep), planned.row_TK)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        (dout_TH,) = grads
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         planned: DispatchPlan = ctx.planned
-        ep: Axis = ctx.ep
-        dy_RH = dout_TH.index_select(0, planned.tokens)
-        if not ctx.saved_tensors:
-            return _dispatch(dy_RH, planned, ep), None, None, None
-        y_RH, weights_TK = ctx.saved_tensors
-        weight_R = weights_TK.flatten().index_select(0, planned.choice_R)
-        dy_NH = _dispatch((dy_RH * weight_R[:, None]).to(y_RH.dtype), planned, ep)
-        dout_TH = dout_TH.float()
-        dweights_KT = [(y_RH.index_select(0, row_T) * dout_TH).sum(1) for row_T in planned.row_TK.unbind(1)]
-        return dy_NH, torch.stack(dweights_KT, dim=1), None, None
+        return _dispatch(grads[0].index_select(0, planned.tokens), planned, ctx.ep), None, None
