@@ -128,7 +128,7 @@ def _forward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCal
         yield from _AHEAD[o.name](rank)
     for matrix in _float8_matrices(rank, o, kind):
         if matrix.is_row_parallel:
-            yield from _largest(rank)
+            yield from _largest(rank, matrix)
 
 
 def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
@@ -136,7 +136,7 @@ def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCa
         yield from _BACK[o.name](rank)
     for matrix in _float8_matrices(rank, o, kind):
         if not matrix.is_row_parallel:
-            yield from _largest(rank)
+            yield from _largest(rank, matrix)
 
 
 # The loss.
@@ -275,18 +275,24 @@ def _returned_back(rank: _Rank) -> Iterator[CollectiveCalls]:
 def _float8_matrices(rank: _Rank, o: LayerOperator, kind: str) -> list[Matrix]:
     """The matrices of an operator whose products are in fp8 with scales that ranks of tp find together, each step
     anew."""
-    is_found = rank.job.precision.float8 in ("tensorwise", "rowwise") and rank.job.plan.tp > 1
-    return _cut_matrices(o) if is_found and kind in LAYERS else []
+    plan = rank.job.plan
+    if rank.job.precision.float8 not in ("tensorwise", "rowwise") or kind not in LAYERS:
+        return []
+    return [m for m in _cut_matrices(o) if (plan.expert_tp_size if m.experts else plan.tp) > 1]
 
 
 def _cut_matrices(o: LayerOperator) -> list[Matrix]:
-    """The matrices of an operator whose products may be in fp8: those that tp cuts, but experts'."""
-    return [p.matrix for p in o.products if p.matrix.cut is not None and not p.matrix.experts]
+    """The matrices of an operator whose products may be in fp8: those that tp may cut."""
+    return [p.matrix for p in o.products if p.matrix.cut is not None]
 
 
-def _largest(rank: _Rank) -> Iterator[CollectiveCalls]:
-    """The largest value of the operand of a product that tp cuts: of all of it, or of each token's row."""
+def _largest(rank: _Rank, matrix: Matrix) -> Iterator[CollectiveCalls]:
+    """The largest value of the operand of a product that tp cuts: of all of it, of experts each one's, or of each
+    token's row."""
     numbers = rank.tokens if rank.job.precision.float8 == "rowwise" else 1
+    if matrix.experts:
+        by_row = rank.job.precision.float8 == "rowwise"
+        numbers = _hops(rank)[-1].arrived if by_row else matrix.experts // rank.job.plan.ep
     yield CollectiveCalls("all_reduce", "tp", 1, FLOAT32 * numbers)
 
 
@@ -297,13 +303,15 @@ def cast_collectives(job: JobSpec, kind: str) -> Collectives:
     for matrix in (m for o in piece_operators(shape_of(job.model), kind) for m in _float8_matrices(rank, o, kind)):
         rows = matrix.columns if matrix.is_row_parallel else matrix.inner
         numbers = rows if job.precision.float8 == "rowwise" else 1
-        found.append(CollectiveCalls("all_reduce", "tp", 1, FLOAT32 * numbers))
+        each = max(1, matrix.experts // job.plan.ep)
+        found.append(CollectiveCalls("all_reduce", "tp", each, each * FLOAT32 * numbers))
     return tuple(found)
 
 
-def num_float8_matrices(job: JobSpec, kind: str) -> int:
-    """Matrices of a layer whose products are in fp8, where any are."""
-    return sum(len(_cut_matrices(o)) for o in piece_operators(shape_of(job.model), kind))
+def num_float8_matrices(job: JobSpec, kind: str, of_experts: bool = False) -> int:
+    """Matrices of a layer whose products are in fp8, where any are, on one rank: that all tokens meet, or experts'."""
+    matrices = [m for o in piece_operators(shape_of(job.model), kind) for m in _cut_matrices(o)]
+    return sum(max(1, m.experts // job.plan.ep) for m in matrices if bool(m.experts) == of_experts)
 
 
 _Overlay = dict[str, Callable[[_Rank], Iterator[CollectiveCalls]]]

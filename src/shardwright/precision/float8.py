@@ -15,7 +15,7 @@ Shape suffixes: R rows, C columns (the dim that a product contracts), r and c ar
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +29,9 @@ from shardwright.config.precision import FLOAT8_TILE as TILE
 Granularity = Literal["tensor", "row", "tile", "block"]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
+
+# Which rows the groups of a matrix have: neighbours, in the order of the groups. One without rows is left out.
+Ranges = Sequence[tuple[int, slice]]
 
 # Below this an amax counts as this: the reciprocal of a scale must be finite, and a matrix of zeros has a scale too.
 _SMALLEST_AMAX = 2.0**-100
@@ -57,6 +60,8 @@ def amaxes(x_RC: Tensor, granularity: Granularity) -> Tensor:
         return torch.maximum(-low, high).float()
     if granularity == "tensor":
         return torch.zeros((), device=x_RC.device)
+    if not x_RC.shape[0]:
+        return _no_scales(x_RC, granularity)
     return torch.cat([_amaxes_of_chunk(x_RC[rows].float(), granularity) for rows in _chunks(x_RC)])
 
 
@@ -74,7 +79,7 @@ def quantise(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype) -> Quan
     Scales smaller than the matrix are found and used while a part of it is in the cache: for rows 20% faster than
     `amaxes` and then `cast`, for tiles 10%.
     """
-    if granularity == "tensor":
+    if granularity == "tensor" or not x_RC.shape[0]:
         return cast(x_RC, granularity, dtype, scales_for(amaxes(x_RC, granularity), dtype))
     values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
     scales = []
@@ -95,6 +100,16 @@ def cast(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype, scales: Ten
         chunk = x_RC[rows].float()
         _store(values_RC[rows], chunk, expanded(_rows_of(scales, granularity, rows), granularity, chunk.shape))
     return Quantised(values_RC, scales, granularity)
+
+
+def cast_groups(x_RC: Tensor, ranges: Ranges, dtype: torch.dtype, scales_g: Tensor) -> Tensor:
+    """The values of a matrix some of whose rows have a scale together, [R, C]: group g has those that `ranges` says."""
+    values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
+    for group, of_group in ranges:
+        x, values = x_RC[of_group], values_RC[of_group]
+        for rows in _chunks(x):
+            _store(values[rows], x[rows].float(), scales_g[group])
+    return values_RC
 
 
 def transposed(matrix: Quantised) -> Quantised:
@@ -122,6 +137,11 @@ def _amaxes_of_chunk(x_RC: Tensor, granularity: Granularity) -> Tensor:
     missing = (0, -num_columns % TILE, 0, -num_rows % high)
     padded = functional.pad(x_RC, missing) if any(missing) else x_RC
     return padded.abs().view(-1, high, padded.shape[1] // TILE, TILE).amax((1, 3))
+
+
+def _no_scales(x_RC: Tensor, granularity: Granularity) -> Tensor:
+    wide = 1 if granularity == "row" else math.ceil(x_RC.shape[1] / TILE)
+    return torch.zeros(0, wide, device=x_RC.device)
 
 
 def _store(values: Tensor, x_RC: Tensor, scales: Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.precision.float8 import E4M3, Quantised, expanded
+from shardwright.precision.float8 import E4M3, Quantised, expanded, transposed
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
 
 _SIGN_AND_E4M3_AS_BF16 = -0x8000 | 0x07F0
@@ -21,8 +21,19 @@ _BIAS_OF_BF16_OVER_E4M3 = 127 - 7
 
 def product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
     """a b^T: [M, C] and [N, C] to [M, N], summed in float32 and rounded once to `out_dtype`."""
+    if a.values.is_meta:  # a dry run, which stands for a device that needs memory for the result alone
+        return a.values.new_empty((a.values.shape[0], b.values.shape[0]), dtype=out_dtype)
     multiply = scaled_product if has_scaled_product(a, b) else emulated_product
     return multiply(a, b, out_dtype)
+
+
+def plain_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
+    """a b: [M, C] and [C, N] to [M, N], where one scale of b serves both directions. Devices want b transposed first,
+    which is a pass over its bytes; the emulation does not."""
+    if a.values.device.type != "cpu":
+        return product(a, transposed(b), out_dtype)
+    inside = _inside(out_dtype)
+    return (dequantise(a, inside) @ dequantise(b, inside)).to(out_dtype)
 
 
 def emulated_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
@@ -30,8 +41,12 @@ def emulated_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tens
 
     In bf16 where the result is to be bf16: that product sums in float32 too, and is the fastest one that a CPU has.
     """
-    inside = torch.bfloat16 if out_dtype == torch.bfloat16 else torch.float32
+    inside = _inside(out_dtype)
     return functional.linear(dequantise(a, inside), dequantise(b, inside)).to(out_dtype)
+
+
+def _inside(out_dtype: torch.dtype) -> torch.dtype:
+    return torch.bfloat16 if out_dtype == torch.bfloat16 else torch.float32
 
 
 def dequantise(matrix: Quantised, dtype: torch.dtype) -> Tensor:

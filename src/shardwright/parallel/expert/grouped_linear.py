@@ -22,6 +22,7 @@ from shardwright.parallel.tensor.recomputed_input import (
     kept_input,
     values_and_recipe,
 )
+from shardwright.precision.float8_experts import Float8Experts
 
 _KERNEL_ALIGNMENT_BYTES = 16  # of a row; the kernel refuses others
 
@@ -63,6 +64,17 @@ def _is_aligned(matrices_eAB: Tensor) -> bool:
     return all(size * matrices_eAB.element_size() % _KERNEL_ALIGNMENT_BYTES == 0 for size in (a, b))
 
 
+def _input_gradient(weight: PlacedParameter, dy_NO: Tensor, counts_e: Tensor, kind: str) -> Tensor:
+    if weight.float8 is None:
+        return grouped_product(dy_NO, weight.flatten(1, -2), counts_e, kind)
+    return _states(weight).input_gradient(dy_NO, weight.flatten(1, -2), row_ranges(counts_e))
+
+
+def _states(weight: PlacedParameter) -> Float8Experts:
+    assert isinstance(weight.float8, Float8Experts), f"{weight.place.name} is of several experts"
+    return weight.float8
+
+
 class _GroupedProduct(torch.autograd.Function):
     """Moves nothing. Keeps x, or what makes it again; the weight's gradient goes straight to where it adds up."""
 
@@ -79,6 +91,8 @@ class _GroupedProduct(torch.autograd.Function):
         keep_input(ctx, x_NH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.counts_e, ctx.deferred, ctx.kind = weight, counts_e, deferred, kind
+        if weight.float8 is not None:
+            return _states(weight).forward_product(x_NH, weight.flatten(1, -2), row_ranges(counts_e))
         return grouped_product(x_NH, weight.flatten(1, -2).transpose(1, 2), counts_e, kind)
 
     @staticmethod
@@ -87,7 +101,7 @@ class _GroupedProduct(torch.autograd.Function):
         x_NH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         counts_e: Tensor = ctx.counts_e
-        dx_NH = grouped_product(dy_NO, weight.flatten(1, -2), counts_e, ctx.kind)
         kind: str = ctx.kind
+        dx_NH = _input_gradient(weight, dy_NO, counts_e, kind)
         ctx.deferred.now_or_later(lambda: weight.add_products(dy_NO, x_NH, row_ranges(counts_e), kind))
         return dx_NH, None, None, None, None, None

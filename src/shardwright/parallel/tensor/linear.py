@@ -35,7 +35,7 @@ from shardwright.parallel.tensor.recomputed_input import (
     kept_input,
     values_and_recipe,
 )
-from shardwright.precision.float8_linear import forward_product, input_gradient
+from shardwright.precision.float8_linear import Float8Linear, forward_product, input_gradient
 from shardwright.sharding.sequence import Ranges, held_ranges, share_of
 
 
@@ -152,7 +152,7 @@ def product(x_SBH: Tensor, weight: PlacedParameter) -> Tensor:
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
         return functional.linear(x_SBH, weight_NH)
-    return forward_product(weight.float8, x_SBH.flatten(0, 1), weight_NH).unflatten(0, x_SBH.shape[:2])
+    return forward_product(_state(weight), x_SBH.flatten(0, 1), weight_NH).unflatten(0, x_SBH.shape[:2])
 
 
 def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> Tensor:
@@ -160,7 +160,12 @@ def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> Tensor:
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
         return dy_SBN @ weight_NH
-    return input_gradient(weight.float8, dy_SBN.flatten(0, 1), weight_NH).unflatten(0, dy_SBN.shape[:2])
+    return input_gradient(_state(weight), dy_SBN.flatten(0, 1), weight_NH).unflatten(0, dy_SBN.shape[:2])
+
+
+def _state(weight: PlacedParameter) -> Float8Linear:
+    assert isinstance(weight.float8, Float8Linear), f"{weight.place.name} is one matrix"
+    return weight.float8
 
 
 class _ColumnProduct(torch.autograd.Function):

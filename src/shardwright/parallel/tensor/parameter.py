@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.precision.float8_experts import Float8Experts
 from shardwright.precision.float8_linear import Float8Linear
 from shardwright.sharding.gradient_blocks import rows_at_once
 from shardwright.sharding.parameter_shard import ParameterShard
@@ -41,7 +42,7 @@ class PlacedParameter(nn.Parameter):
     place: ParameterShard
     home: GradientHome | None
     deferred: DeferredGradients | None
-    float8: Float8Linear | None
+    float8: Float8Linear | Float8Experts | None
     gradient: Tensor | None
     has_gradient: bool
 
