@@ -24,6 +24,10 @@ SIXTEEN: dict[str, dict[str, Any]] = {
 EIGHT: dict[str, dict[str, Any]] = {
     name: {"compute": "bf16", "float8": name} for name in ("delayed", "tensorwise", "rowwise", "blockwise")
 }
+EIGHT |= {
+    f"{name}, weight gradients too": EIGHT[name] | {"float8_weight_gradients": True}
+    for name in ("delayed", "rowwise", "blockwise")
+}
 EVERY = SIXTEEN | EIGHT
 
 
@@ -85,7 +89,10 @@ def test_every_copy_of_a_layer_remembers_the_same(plan: dict[str, Any]) -> None:
             assert mine[name]["past"][0] == pytest.approx(expected[name]["past"][0], rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["bf16", "delayed", "tensorwise", "rowwise"])
+@pytest.mark.parametrize(
+    "name",
+    ["bf16", "delayed", "tensorwise", "rowwise", "delayed, weight gradients too", "rowwise, weight gradients too"],
+)
 def test_tensor_parallel_differs_by_rounding_alone(name: str) -> None:
     """Scales are shared over the cut, so what is rounded is the same; sums over tp are rounded to 16 bits."""
     one = train(job_in(EVERY[name]), 2)[0]

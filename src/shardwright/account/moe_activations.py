@@ -9,6 +9,7 @@ the rank, N rows that arrive, H hidden, F inner width of an expert on this rank.
 
 from dataclasses import dataclass
 
+from shardwright.account.cast_inputs import cast_inputs
 from shardwright.account.kept_tensors import FLOAT32, INT64, Bytes, Chain, Share, kept_chain
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
@@ -69,7 +70,16 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
     }
     biased = {"activation": ("biased shared up",)} if job.model.bias else {}
     weighed = {"activation": ("arrived weights",)}  # model/weighed_activation.py
-    return sizes, kept_chain(routed, keeps, weighed), kept_chain(shared, keeps | biased)
+    up, down = share.tensors.shape.routed_matrices
+    own_inputs = {"up": ("dispatched", up.inner), "down": ("expert inner", down.inner_on(plan.expert_tp_size))}
+    cast, in_place = cast_inputs(job, share, own_inputs, num_groups=moe.experts // plan.ep)
+    sizes |= cast
+    chain = kept_chain(routed, keeps | in_place, weighed)
+    if not shared:
+        return sizes, chain, ()
+    own_inputs = {"down": ("shared inner", share.tensors.shape.shared_matrices[1].inner_on(plan.tp))}
+    cast, in_place = cast_inputs(job, share, own_inputs)
+    return sizes | cast, chain, kept_chain(shared, keeps | biased | in_place)
 
 
 def _router_sizes(moe: MoeSpec, share: Share, batch: Bytes, choices: int) -> dict[str, Bytes]:

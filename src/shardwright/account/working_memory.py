@@ -13,6 +13,7 @@ one rank.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from shardwright.account.cast_inputs import IN_FLOAT8
 from shardwright.account.kept_tensors import FLOAT32, Bytes, Share, most
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import Matrix
@@ -29,8 +30,14 @@ class BackwardNeed:
 
 
 def most_needed(needs: Iterable[BackwardNeed], kept: Mapping[str, Bytes]) -> Bytes:
-    """The most that one of them adds to what was kept, by tensor, less what of that is free by then; 0 at least."""
-    return most(0, *(need.num_bytes - sum(kept[name] for name in need.free if name in kept) for need in needs))
+    """The most that one of them adds to what was kept, by tensor, less what of that is free by then, in whatever
+    numbers it was kept; 0 at least."""
+
+    def free_bytes(need: BackwardNeed) -> Bytes:
+        names = (of for name in need.free for of in (name, IN_FLOAT8.format(name)))
+        return sum(kept[name] for name in dict.fromkeys(names) if name in kept)
+
+    return most(0, *(need.num_bytes - free_bytes(need) for need in needs))
 
 
 @dataclass(frozen=True)

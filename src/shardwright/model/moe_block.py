@@ -73,7 +73,8 @@ class MixtureOfExperts(nn.Module):
         self.router = Router(spec, layer, cut)
         self.experts = Experts(spec, cut)
         shared = spec.moe.shared_size(spec.ffn_size)
-        self.shared = MLP(spec, cut, shared) if shared else None
+        # The router keeps their input too.
+        self.shared = MLP(spec, cut, shared, owns_input=False) if shared else None
         has_gate = spec.moe.shared_gate
         self.shared_gate = whole((1, spec.hidden), "normal", spec.init_std, cut.summed_over) if has_gate else None
 

@@ -35,9 +35,10 @@ Ranges = Sequence[tuple[int, slice]]
 
 # Below this an amax counts as this: the reciprocal of a scale must be finite, and a matrix of zeros has a scale too.
 _SMALLEST_AMAX = 2.0**-100
-# Elements that are worked on at a time on a CPU. All at once is 3 to 7 times slower for a matrix of 4096 x 4096, whose
-# temporaries are fetched from the system each time; fewer are up to 15% slower for the calls that they cost.
-_CHUNK_ELEMENTS = 1 << 18
+# Elements that are worked on at a time: on a device, so that what is made meanwhile is small. On a CPU all at once is 3
+# to 7 times slower for a matrix of 4096 x 4096, whose temporaries are fetched from the system each time; fewer are up
+# to 15% slower for the calls that they cost.
+_CHUNK_ELEMENTS, _CPU_CHUNK_ELEMENTS = 1 << 24, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def quantise(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype) -> Quan
     for rows in _chunks(x_RC):
         chunk = x_RC[rows].float()
         scales.append(scales_for(_amaxes_of_chunk(chunk, granularity), dtype))
-        _store(values_RC[rows], chunk, expanded(scales[-1], granularity, chunk.shape))
+        _store(values_RC[rows], chunk, scales[-1], granularity)
     return Quantised(values_RC, torch.cat(scales), granularity)
 
 
@@ -97,8 +98,7 @@ def cast(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype, scales: Ten
     """
     values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
     for rows in _chunks(x_RC):
-        chunk = x_RC[rows].float()
-        _store(values_RC[rows], chunk, expanded(_rows_of(scales, granularity, rows), granularity, chunk.shape))
+        _store(values_RC[rows], x_RC[rows].float(), _rows_of(scales, granularity, rows), granularity)
     return Quantised(values_RC, scales, granularity)
 
 
@@ -108,8 +108,19 @@ def cast_groups(x_RC: Tensor, ranges: Ranges, dtype: torch.dtype, scales_g: Tens
     for group, of_group in ranges:
         x, values = x_RC[of_group], values_RC[of_group]
         for rows in _chunks(x):
-            _store(values[rows], x[rows].float(), scales_g[group])
+            _store(values[rows], x[rows].float(), scales_g[group], "tensor")
     return values_RC
+
+
+def along_columns(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype, scales: Tensor | None) -> Quantised:
+    """The transpose [C, R] in fp8 with scales along its own rows; or of a tensor's scale, which is given then. R is
+    filled up with zeros to a whole number of tiles, as kernels want the dim that a product contracts."""
+    missing = 0 if x_RC.device.type == "cpu" else -x_RC.shape[0] % TILE
+    x_CR = x_RC.t().contiguous() if not missing else functional.pad(x_RC.t(), (0, missing))
+    if granularity == "tensor":
+        assert scales is not None, "a scale of a tensor is the same in each direction"
+        return cast(x_CR, granularity, dtype, scales)
+    return quantise(x_CR, granularity, dtype)
 
 
 def transposed(matrix: Quantised) -> Quantised:
@@ -117,6 +128,18 @@ def transposed(matrix: Quantised) -> Quantised:
     assert matrix.granularity in ("tensor", "block"), f"a scale a {matrix.granularity} is for one direction"
     bytes_CR = matrix.values.view(torch.uint8).t().contiguous()
     return Quantised(bytes_CR.view(matrix.values.dtype), matrix.scales.t(), matrix.granularity)
+
+
+def spread(x_RC: Tensor, scales: Tensor, granularity: Granularity) -> tuple[Tensor, Tensor]:
+    """A matrix and its scales in shapes that can be multiplied: views, where the matrix is of whole tiles or blocks."""
+    if granularity in ("tensor", "row"):
+        return x_RC, scales
+    num_rows, num_columns = x_RC.shape
+    if granularity == "tile" and num_columns % TILE == 0 and x_RC.is_contiguous():
+        return x_RC.view(num_rows, -1, TILE), scales[:, :, None]
+    if num_columns % TILE == num_rows % TILE == 0 and granularity == "block" and x_RC.is_contiguous():
+        return x_RC.view(num_rows // TILE, TILE, -1, TILE), scales[:, None, :, None]
+    return x_RC, expanded(scales, granularity, x_RC.shape)
 
 
 def expanded(scales: Tensor, granularity: Granularity, shape: torch.Size) -> Tensor:
@@ -144,10 +167,11 @@ def _no_scales(x_RC: Tensor, granularity: Granularity) -> Tensor:
     return torch.zeros(0, wide, device=x_RC.device)
 
 
-def _store(values: Tensor, x_RC: Tensor, scales: Tensor) -> None:
+def _store(values: Tensor, x_RC: Tensor, scales: Tensor, granularity: Granularity) -> None:
     # The cast itself saturates on some devices and gives nan or infinity on others.
     largest = LARGEST[values.dtype]
-    values.copy_((x_RC * scales.reciprocal()).clamp_(-largest, largest))
+    x, spread_scales = spread(x_RC, scales, granularity)
+    values.copy_((x * spread_scales.reciprocal()).clamp_(-largest, largest).view(values.shape))
 
 
 def _rows_of(scales: Tensor, granularity: Granularity, rows: slice) -> Tensor:
@@ -158,11 +182,9 @@ def _rows_of(scales: Tensor, granularity: Granularity, rows: slice) -> Tensor:
 
 
 def _chunks(x_RC: Tensor) -> Iterator[slice]:
-    """Rows that are worked on together: what stays in the cache of a CPU; all of them elsewhere. Whole blocks."""
+    """Rows that are worked on together: on a CPU what stays in its cache. Whole blocks."""
     num_rows, num_columns = x_RC.shape
-    step = num_rows
-    if x_RC.device.type == "cpu":
-        step = _CHUNK_ELEMENTS // max(1, num_columns)
-        step = max(TILE, step // TILE * TILE)
+    elements = _CPU_CHUNK_ELEMENTS if x_RC.device.type == "cpu" else _CHUNK_ELEMENTS
+    step = max(TILE, elements // max(1, num_columns) // TILE * TILE)
     for first in range(0, num_rows, max(1, step)):
         yield slice(first, min(first + step, num_rows))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwright.precision.float8 import E4M3, Quantised, Ranges, amaxes, cast_groups, quantise
 from shardwright.precision.float8_linear import CastWeight, Float8Linear, product_with_rows_of, scales_over_cut
-from shardwright.precision.float8_product import product
+from shardwright.precision.float8_product import dequantise, product
 from shardwright.precision.scaled_mm import has_scaled_grouped_product, scaled_grouped_product
 
 
@@ -29,6 +29,15 @@ class CastRows:
         """The rows of one expert."""
         scales = self.of.scales[number] if self.of.granularity == "tensor" else self.of.scales[rows]
         return Quantised(self.of.values[rows], scales, self.of.granularity)
+
+    def widened(self, ranges: Ranges, dtype: torch.dtype) -> Tensor:
+        """What the rows stand for."""
+        if self.of.granularity != "tensor":
+            return dequantise(self.of, dtype)
+        found = self.of.values.new_empty(self.of.values.shape, dtype=dtype)
+        for number, rows in ranges:
+            found[rows] = dequantise(self.expert(number, rows), dtype)
+        return found
 
 
 class Float8Experts:
@@ -51,24 +60,29 @@ class Float8Experts:
             state.hold(of)
         return casts
 
-    def forward_product(self, x_NK: Tensor, weight_eOK: Tensor, ranges: Ranges) -> Tensor:
-        """Row by row x W^T with the matrix of the row's expert, [N, O] in the dtype of x."""
+    def forward_product(self, x_NK: Tensor, weight_eOK: Tensor, ranges: Ranges) -> tuple[Tensor, CastRows]:
+        """Row by row x W^T with the matrix of the row's expert, [N, O] in the dtype of x; and x in fp8."""
         x, weights = self._cast("x", x_NK, E4M3, ranges), self.weight(weight_eOK)
         rows = [weight.rows for weight in weights]
         if has_scaled_grouped_product(x.of, rows, x_NK.dtype):
-            return scaled_grouped_product(x.of, rows, ranges)
+            return scaled_grouped_product(x.of, rows, ranges), x
         y_NO = x_NK.new_empty(x_NK.shape[0], weight_eOK.shape[1])
         for expert, mine in ranges:
             y_NO[mine] = product(x.expert(expert, mine), rows[expert], x_NK.dtype)
-        return y_NO
+        return y_NO, x
 
-    def input_gradient(self, dy_NO: Tensor, weight_eOK: Tensor, ranges: Ranges) -> Tensor:
-        """Row by row dy W, [N, K] in the dtype of dy."""
+    def input_gradient(self, dy_NO: Tensor, weight_eOK: Tensor, ranges: Ranges) -> tuple[Tensor, CastRows]:
+        """Row by row dy W, [N, K] in the dtype of dy; and dy in fp8."""
         dy, weights = self._cast("dy", dy_NO, self.recipe.gradient_dtype, ranges), self.weight(weight_eOK)
         dx_NK = dy_NO.new_empty(dy_NO.shape[0], weight_eOK.shape[2])
         for expert, mine in ranges:
             dx_NK[mine] = product_with_rows_of(weights[expert], dy.expert(expert, mine), dy_NO.dtype)
-        return dx_NK
+        return dx_NK, dy
+
+    @property
+    def weight_gradients(self) -> bool:
+        """Whether these are in fp8 too."""
+        return self.experts[0].weight_gradients
 
     def memory(self) -> list[Tensor]:
         """What the cast weights hold."""

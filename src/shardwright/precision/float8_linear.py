@@ -1,7 +1,8 @@
 """The fp8 products of one linear layer, and what it remembers for them: its cast weight, and past amaxes.
 
 A layer makes one `Float8Linear` and calls `forward_product` and `input_gradient` in its forward and backward; at each
-update of the weights `end_step` is called for all layers together. For the weight gradient the layer keeps x as it is.
+update of the weights `end_step` is called for all layers together. For the weight gradient the layer keeps x as it is,
+or where that product is in fp8 too (float8_gradient.py) as it was cast.
 
 Where the tp axis cuts a matrix, scales that are shared across the cut need the largest amax of all shards, or results
 would depend on tp. A layer is cut along its outputs (column-parallel: W and dy are) or along its inputs (row-parallel:
@@ -44,8 +45,12 @@ class CastWeight:
 class Float8Linear:
     """What one linear layer remembers for its fp8 products. Made by `make_float8_state`."""
 
-    def __init__(self, recipe: Float8Recipe, cut: CutDim, reduce_max: ReduceMax, history: int, margin: int) -> None:
+    def __init__(
+        self, recipe: Float8Recipe, cut: CutDim, reduce_max: ReduceMax, history: int, margin: int,
+        weight_gradients: bool = False,
+    ) -> None:  # fmt: skip
         self.recipe = recipe
+        self.weight_gradients = weight_gradients
         self.num_weight_casts = 0
         # Which weights these are: whoever changes them changes this. `end_step` counts it up.
         self.weight_version = 0
@@ -168,26 +173,40 @@ def scales_over_cut(shared: Tensor, own: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def make_float8_state(
-    recipe: RecipeName, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank, history: int = 16, margin: int = 0
-) -> Float8Linear:
+    recipe: RecipeName, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank, history: int = 16, margin: int = 0,
+    weight_gradients: bool = False,
+) -> Float8Linear:  # fmt: skip
     """The state of one linear layer.
 
     `cut` says along which dim the tp axis cuts the weight, and `reduce_max` reduces over that axis. `history` and
-    `margin` matter to "delayed" alone. ValueError if the recipe is unknown or the history has no length.
+    `margin` matter to "delayed" alone; `weight_gradients` are in fp8 too. ValueError if the recipe is unknown or the
+    history has no length.
     """
     if recipe not in RECIPES:
         raise ValueError(f"there is no fp8 recipe {recipe!r}; use one of {', '.join(RECIPES)}")
-    return Float8Linear(RECIPES[recipe], cut, reduce_max, history, margin=margin)
+    return Float8Linear(RECIPES[recipe], cut, reduce_max, history, margin=margin, weight_gradients=weight_gradients)
 
 
 def forward_product(state: Float8Linear, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     """x W^T in fp8: [T, K] and [N, K] to [T, N], in the dtype of x. `weight_NK` is read where its version is new."""
-    return product(state.activation(x_TK), state.weight(weight_NK).rows, x_TK.dtype)
+    return forward_and_cast(state, x_TK, weight_NK)[0]
+
+
+def forward_and_cast(state: Float8Linear, x_TK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Quantised]:
+    """x W^T in fp8, and x in fp8."""
+    x = state.activation(x_TK)
+    return product(x, state.weight(weight_NK).rows, x_TK.dtype), x
 
 
 def input_gradient(state: Float8Linear, dy_TN: Tensor, weight_NK: Tensor) -> Tensor:
     """dy W in fp8: [T, N] and [N, K] to [T, K], in the dtype of dy."""
-    return product_with_rows_of(state.weight(weight_NK), state.gradient(dy_TN), dy_TN.dtype)
+    return input_gradient_and_cast(state, dy_TN, weight_NK)[0]
+
+
+def input_gradient_and_cast(state: Float8Linear, dy_TN: Tensor, weight_NK: Tensor) -> tuple[Tensor, Quantised]:
+    """dy W in fp8, and dy in fp8."""
+    dy = state.gradient(dy_TN)
+    return product_with_rows_of(state.weight(weight_NK), dy, dy_TN.dtype), dy
 
 
 def product_with_rows_of(weight: CastWeight, dy: Quantised, out_dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.precision.float8 import E4M3, Quantised, expanded, transposed
+from shardwright.precision.float8 import E4M3, Quantised, spread, transposed
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
 
 _SIGN_AND_E4M3_AS_BF16 = -0x8000 | 0x07F0
@@ -23,7 +23,7 @@ def product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
     """a b^T: [M, C] and [N, C] to [M, N], summed in float32 and rounded once to `out_dtype`."""
     if a.values.is_meta:  # a dry run, which stands for a device that needs memory for the result alone
         return a.values.new_empty((a.values.shape[0], b.values.shape[0]), dtype=out_dtype)
-    multiply = scaled_product if has_scaled_product(a, b) else emulated_product
+    multiply = scaled_product if has_scaled_product(a, b, out_dtype) else emulated_product
     return multiply(a, b, out_dtype)
 
 
@@ -51,8 +51,10 @@ def _inside(out_dtype: torch.dtype) -> torch.dtype:
 
 def dequantise(matrix: Quantised, dtype: torch.dtype) -> Tensor:
     """What a matrix stands for, exactly, in float32 or bf16."""
-    scales = expanded(matrix.scales, matrix.granularity, matrix.values.shape)
-    return _widened(matrix.values, dtype).mul_(scales)
+    wide = _widened(matrix.values, dtype)
+    spread_out, scales = spread(wide, matrix.scales, matrix.granularity)
+    spread_out.mul_(scales)
+    return wide
 
 
 def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:

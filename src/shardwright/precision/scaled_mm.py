@@ -26,7 +26,7 @@ _TYPES: dict[Granularity, ScalingType] = {
 _LEAST_CAPABILITY = {"tensor": (8, 9), "row": (9, 0), "tile": (9, 0)}  # of the first operand
 
 
-def has_scaled_product(a: Quantised, b: Quantised) -> bool:
+def has_scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether the device has this product for operands of these shapes, granularities and dtypes."""
     if a.values.device.type != "cuda" or torch.version.hip is not None:
         return False
@@ -34,6 +34,8 @@ def has_scaled_product(a: Quantised, b: Quantised) -> bool:
     if capability < _LEAST_CAPABILITY[a.granularity]:
         return False
     if a.granularity == "tile" and (capability[0] != 9 or _cuda_version() < (12, 9)):
+        return False
+    if a.granularity == "row" and out_dtype == torch.float32 and (capability[0] != 9 or _cuda_version() < (12, 9)):
         return False
     (num_a_rows, num_columns), num_b_rows = a.values.shape, b.values.shape[0]
     both_wide = a.values.dtype == b.values.dtype == E5M2
@@ -99,4 +101,6 @@ def _scales_of_second(b: Quantised) -> Tensor:
     if b.granularity == "block":
         # [N / 128, C / 128], the second padded to a multiple of 4 and given first, without moving anything.
         return functional.pad(b.scales, (0, -b.scales.shape[1] % 4)).t()
+    if b.granularity == "tile":  # [N, C / 128], of which the rows must be next to each other in memory
+        return b.scales.t().contiguous().t()
     return b.scales.t() if b.granularity == "row" else b.scales

@@ -241,8 +241,9 @@ def _float8_state(job: JobSpec, axis: Axis, cut: CutDim) -> Float8Linear:
     precision, reduce_max = job.precision, partial(all_reduce_max, axis=axis)
     assert precision.float8 != "none"
     return make_float8_state(
-        precision.float8, "none" if axis.size == 1 else cut, reduce_max, history=precision.float8_history
-    )
+        precision.float8, "none" if axis.size == 1 else cut, reduce_max, history=precision.float8_history,
+        weight_gradients=precision.float8_weight_gradients,
+    )  # fmt: skip
 
 
 def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStage]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shardwright.parallel.tensor.cast_input import CastExpertRows
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.tensor.recomputed_input import (
@@ -23,6 +24,7 @@ from shardwright.parallel.tensor.recomputed_input import (
     values_and_recipe,
 )
 from shardwright.precision.float8_experts import Float8Experts
+from shardwright.precision.float8_gradient import OperandScales, tensor_scale
 
 _KERNEL_ALIGNMENT_BYTES = 16  # of a row; the kernel refuses others
 
@@ -64,10 +66,14 @@ def _is_aligned(matrices_eAB: Tensor) -> bool:
     return all(size * matrices_eAB.element_size() % _KERNEL_ALIGNMENT_BYTES == 0 for size in (a, b))
 
 
-def _input_gradient(weight: PlacedParameter, dy_NO: Tensor, counts_e: Tensor, kind: str) -> Tensor:
+def _input_gradient(
+    weight: PlacedParameter, dy_NO: Tensor, counts_e: Tensor, kind: str
+) -> tuple[Tensor, Tensor | None]:
+    """dy W, and the scales of dy, if each expert's rows have one."""
     if weight.float8 is None:
-        return grouped_product(dy_NO, weight.flatten(1, -2), counts_e, kind)
-    return _states(weight).input_gradient(dy_NO, weight.flatten(1, -2), row_ranges(counts_e))
+        return grouped_product(dy_NO, weight.flatten(1, -2), counts_e, kind), None
+    dx_NH, cast = _states(weight).input_gradient(dy_NO, weight.flatten(1, -2), row_ranges(counts_e))
+    return dx_NH, tensor_scale(cast.of)
 
 
 def _states(weight: PlacedParameter) -> Float8Experts:
@@ -88,12 +94,17 @@ class _GroupedProduct(torch.autograd.Function):
         deferred: DeferredGradients,
         kind: str,
     ) -> Tensor:
-        keep_input(ctx, x_NH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.counts_e, ctx.deferred, ctx.kind = weight, counts_e, deferred, kind
-        if weight.float8 is not None:
-            return _states(weight).forward_product(x_NH, weight.flatten(1, -2), row_ranges(counts_e))
-        return grouped_product(x_NH, weight.flatten(1, -2).transpose(1, 2), counts_e, kind)
+        ctx.scales_e = None
+        if weight.float8 is None:
+            keep_input(ctx, x_NH, recipe)
+            return grouped_product(x_NH, weight.flatten(1, -2).transpose(1, 2), counts_e, kind)
+        states, ranges = _states(weight), row_ranges(counts_e)
+        y_NO, cast = states.forward_product(x_NH, weight.flatten(1, -2), ranges)
+        ctx.scales_e = tensor_scale(cast.of)
+        keep_input(ctx, x_NH, recipe, CastExpertRows(cast, ranges, x_NH.dtype) if states.weight_gradients else None)
+        return y_NO
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
@@ -102,6 +113,7 @@ class _GroupedProduct(torch.autograd.Function):
         weight: PlacedParameter = ctx.weight
         counts_e: Tensor = ctx.counts_e
         kind: str = ctx.kind
-        dx_NH = _input_gradient(weight, dy_NO, counts_e, kind)
-        ctx.deferred.now_or_later(lambda: weight.add_products(dy_NO, x_NH, row_ranges(counts_e), kind))
+        dx_NH, of_dy = _input_gradient(weight, dy_NO, counts_e, kind)
+        scales = OperandScales(of_dy, ctx.scales_e)
+        ctx.deferred.now_or_later(lambda: weight.add_products(dy_NO, x_NH, row_ranges(counts_e), kind, scales=scales))
         return dx_NH, None, None, None, None, None

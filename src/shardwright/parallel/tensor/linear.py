@@ -26,6 +26,7 @@ from shardwright.parallel.comm.collectives import (
     start_reduce_scatter,
 )
 from shardwright.parallel.comm.regions import reduce_from, scatter_to
+from shardwright.parallel.tensor.cast_input import CastMatrix, own_part
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whole
 from shardwright.parallel.tensor.recomputed_input import (
@@ -35,7 +36,9 @@ from shardwright.parallel.tensor.recomputed_input import (
     kept_input,
     values_and_recipe,
 )
-from shardwright.precision.float8_linear import Float8Linear, forward_product, input_gradient
+from shardwright.precision.float8 import Quantised
+from shardwright.precision.float8_gradient import OperandScales, tensor_scale
+from shardwright.precision.float8_linear import Float8Linear, forward_and_cast, input_gradient_and_cast
 from shardwright.sharding.sequence import Ranges, held_ranges, share_of
 
 
@@ -91,32 +94,40 @@ class ColumnLinear(nn.Module):
 
     The weight's full shape is (*out_shape, in_features); `dim` is the dim of out_shape that is cut. Several
     matrices that share their input (query, key and value; gate and up) are one weight, one product and one
-    collective. The result is [S, B, N / tp], N = product of out_shape.
+    collective. The result is [S, B, N / tp], N = product of out_shape. `owns_input`: nobody else keeps the input.
     """
 
-    def __init__(self, in_features: int, out_shape: tuple[int, ...], dim: int, cut: LayerSharding, std: float) -> None:
+    def __init__(
+        self, in_features: int, out_shape: tuple[int, ...], dim: int, cut: LayerSharding, std: float,
+        owns_input: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.cut = cut
+        self.cut, self.owns_input = cut, owns_input
         self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std=std)
 
     def forward(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to [S, B, N / tp]."""
-        return _ColumnProduct.apply(*values_and_recipe(x_sBH), self.weight, self.cut)
+        return _ColumnProduct.apply(*values_and_recipe(x_sBH), self.weight, self.cut, self.owns_input)
 
 
 class RowLinear(nn.Module):
-    """x W^T of which each tp rank holds its share of the inputs; the partial products are summed over tp."""
+    """x W^T of which each tp rank holds its share of the inputs; the partial products are summed over tp.
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, cut: LayerSharding, std: float) -> None:
+    `owns_input`: nobody else keeps the input.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, cut: LayerSharding, std: float, owns_input: bool = True
+    ) -> None:
         super().__init__()
-        self.cut = cut
+        self.cut, self.owns_input = cut, owns_input
         self.weight = sharded((out_features, in_features), 1, cut.tp, "normal", std=std)
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
         self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
 
     def forward(self, x_SBH: ProductInput) -> Tensor:
         """[S, B, H / tp] to [s, B, N]."""
-        partial_SBN = local_product(x_SBH, self.weight, self.cut)
+        partial_SBN = local_product(x_SBH, self.weight, self.cut, self.owns_input)
         leave = scatter_to if self.cut.shards_sequence else reduce_from
         y_sBN = leave(partial_SBN, self.cut.tp)
         return y_sBN if self.bias is None else y_sBN + self.bias
@@ -142,25 +153,33 @@ class ReplicatedLinear(nn.Module):
         return local_product(x_SBH, self.weight, self.cut)
 
 
-def local_product(x_SBH: ProductInput, weight: PlacedParameter, cut: LayerSharding) -> Tensor:
+def local_product(x_SBH: ProductInput, weight: PlacedParameter, cut: LayerSharding, owns_input: bool = False) -> Tensor:
     """x W^T of this rank's tokens with its part of a matrix, [S, B, N]. Moves nothing, forward or backward."""
-    return _LocalProduct.apply(*values_and_recipe(x_SBH), weight, cut)
+    return _LocalProduct.apply(*values_and_recipe(x_SBH), weight, cut, owns_input)
 
 
-def product(x_SBH: Tensor, weight: PlacedParameter) -> Tensor:
-    """x W^T, in fp8 if the weight's products are."""
+def product(x_SBH: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised | None]:
+    """x W^T, in fp8 if the weight's products are; and x in fp8, if the weight's gradient is to be made of that."""
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
-        return functional.linear(x_SBH, weight_NH)
-    return forward_product(_state(weight), x_SBH.flatten(0, 1), weight_NH).unflatten(0, x_SBH.shape[:2])
+        return functional.linear(x_SBH, weight_NH), None
+    state = _state(weight)
+    y_TN, cast = forward_and_cast(state, x_SBH.flatten(0, 1), weight_NH)
+    return y_TN.unflatten(0, x_SBH.shape[:2]), cast if state.weight_gradients else None
 
 
-def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> Tensor:
-    """dy W, in fp8 if the weight's products are."""
+def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> tuple[Tensor, Tensor | None]:
+    """dy W, in fp8 if the weight's products are; and the scale of dy, if it has one."""
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
-        return dy_SBN @ weight_NH
-    return input_gradient(_state(weight), dy_SBN.flatten(0, 1), weight_NH).unflatten(0, dy_SBN.shape[:2])
+        return dy_SBN @ weight_NH, None
+    dx_TH, cast = input_gradient_and_cast(_state(weight), dy_SBN.flatten(0, 1), weight_NH)
+    return dx_TH.unflatten(0, dy_SBN.shape[:2]), tensor_scale(cast)
+
+
+def scale_of_input(cast: Quantised | None) -> Tensor | None:
+    """The scale of a product's input, if it has one."""
+    return None if cast is None else tensor_scale(cast)
 
 
 def _state(weight: PlacedParameter) -> Float8Linear:
@@ -178,25 +197,37 @@ class _ColumnProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_sBH: Tensor, recipe: InputRecipe | None, weight: PlacedParameter, cut: LayerSharding
+        ctx: Any,
+        x_sBH: Tensor,
+        recipe: InputRecipe | None,
+        weight: PlacedParameter,
+        cut: LayerSharding,
+        owns_input: bool,
     ) -> Tensor:
-        keep_input(ctx, x_sBH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.cut = weight, cut
         x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
-        return product(x_SBH, weight)
+        y_SBN, cast = product(x_SBH, weight)
+        ctx.scale = scale_of_input(cast)
+        parts = cut.tp.size if cut.shards_sequence else 1
+        own = CastMatrix(own_part(cast, parts, cut.tp.index), x_sBH) if cast is not None and owns_input else None
+        keep_input(ctx, x_sBH, recipe, own)
+        return y_SBN
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         (dy_SBN,) = grads
         x_sBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         cut: LayerSharding = ctx.cut
         x_SBH, gathered = start_gather_again(x_sBH, cut)
-        dx_sBH, reduced = start_sum(input_gradient_of(dy_SBN, weight), x_sBH, cut)
-        add_weight_gradient(weight, dy_SBN, x_SBH, gathered, cut=cut)
+        dx_SBH, scale = input_gradient_of(dy_SBN, weight)
+        dx_sBH, reduced = start_sum(dx_SBH, x_sBH, cut)
+        del dx_SBH
+        scales = OperandScales(scale, ctx.scale)
+        add_weight_gradient(weight, dy_SBN, x_SBH, gathered, scales=scales, cut=cut)
         reduced.wait()
-        return dx_sBH, None, None, None
+        return dx_sBH, None, None, None, None
 
 
 # The backward of column-parallel products, piece by piece; column_products.py has the same for several at once.
@@ -223,14 +254,15 @@ def start_sum(dx_SBH: Tensor, x_sBH: Tensor, cut: LayerSharding) -> tuple[Tensor
 
 
 def add_weight_gradient(
-    weight: PlacedParameter, dy_SBN: Tensor, x_SBH: Tensor, gathered: Pending | None, cut: LayerSharding
-) -> None:
+    weight: PlacedParameter, dy_SBN: Tensor, x_SBH: Tensor, gathered: Pending | None, scales: OperandScales,
+    cut: LayerSharding,
+) -> None:  # fmt: skip
     """Add dy^T x to the weight's gradient, now or with the weight gradients that are put off, when x is there."""
 
     def add() -> None:
         if gathered is not None:
             gathered.wait()
-        weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1), cut.tp.kind)
+        weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1), cut.tp.kind, scales=scales)
 
     cut.deferred.now_or_later(add)
 
@@ -242,17 +274,25 @@ class _LocalProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_SBH: Tensor, recipe: InputRecipe | None, weight: PlacedParameter, cut: LayerSharding
+        ctx: Any,
+        x_SBH: Tensor,
+        recipe: InputRecipe | None,
+        weight: PlacedParameter,
+        cut: LayerSharding,
+        owns_input: bool,
     ) -> Tensor:
-        keep_input(ctx, x_SBH, recipe)
         ctx.weight, ctx.cut = weight, cut
-        return product(x_SBH, weight)
+        y_SBN, cast = product(x_SBH, weight)
+        ctx.scale = scale_of_input(cast)
+        keep_input(ctx, x_SBH, recipe, CastMatrix(cast, x_SBH) if cast is not None and owns_input else None)
+        return y_SBN
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         (dy_SBN,) = grads
         x_SBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
-        dx_SBH = input_gradient_of(dy_SBN, weight)
-        add_weight_gradient(weight, dy_SBN, x_SBH, None, cut=ctx.cut)
-        return dx_SBH, None, None, None
+        dx_SBH, scale = input_gradient_of(dy_SBN, weight)
+        scales = OperandScales(scale, ctx.scale)
+        add_weight_gradient(weight, dy_SBN, x_SBH, None, scales=scales, cut=ctx.cut)
+        return dx_SBH, None, None, None, None

@@ -1,7 +1,7 @@
 """A parameter knows its place: its name, its full shape, and the box of it that this rank holds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.precision.float8 import Ranges
 from shardwright.precision.float8_experts import Float8Experts
+from shardwright.precision.float8_gradient import OperandScales, gradient_blocks
 from shardwright.precision.float8_linear import Float8Linear
 from shardwright.sharding.gradient_blocks import rows_at_once
 from shardwright.sharding.parameter_shard import ParameterShard
+
+_NO_SCALES = OperandScales()
 
 
 class GradientHome(Protocol):
@@ -68,24 +72,38 @@ class PlacedParameter(nn.Parameter):
             into.copy_(gradient.view_as(into))
         self._added()
 
-    def add_product(self, dy_TN: Tensor, x_TH: Tensor, kind: str, is_last: bool = True) -> None:
+    def add_product(
+        self, dy_TN: Tensor, x_TH: Tensor, kind: str, is_last: bool = True, scales: OperandScales = _NO_SCALES
+    ) -> None:
         """Add dy^T x, the gradient of a linear layer's weight, with the kernels of a kind of device; N is all dims but
-        the last. Of a microbatch that comes in parts only the last one completes it."""
-        add_product(self._open().view(-1, self.shape[-1]), dy_TN, x_TH, self.has_gradient, kind=kind)
+        the last. Of a microbatch that comes in parts only the last one completes it. In fp8 `scales` are those that the
+        operands had in the layer's other products."""
+        self._multiply(self._open().view(-1, self.shape[-1]), dy_TN, x_TH, kind, scales=scales)
         self._added(is_last)
 
-    def add_products(self, dy_NO: Tensor, x_NH: Tensor, ranges: Sequence[tuple[int, slice]], kind: str) -> None:
+    def add_products(
+        self, dy_NO: Tensor, x_NH: Tensor, ranges: Ranges, kind: str, scales: OperandScales = _NO_SCALES
+    ) -> None:
         """Add dy^T x of some rows to the matrix of each expert, for a weight of shape [experts, ..., H].
 
-        `ranges` are the experts that have rows, and which. Without any a gradient is 0.
+        `ranges` are the experts that have rows, and which. Without any a gradient is 0. In fp8 `scales` are those of
+        each expert.
         """
         into_eOH = self._open().flatten(1, -2)
         if not self.has_gradient:
             for expert in set(range(len(into_eOH))).difference(expert for expert, _ in ranges):
                 into_eOH[expert].zero_()
         for expert, rows in ranges:
-            add_product(into_eOH[expert], dy_NO[rows], x_NH[rows], self.has_gradient, kind=kind)
+            own = OperandScales(*(None if of is None else of[expert] for of in scales))
+            self._multiply(into_eOH[expert], dy_NO[rows], x_NH[rows], kind, scales=own)
         self._added()
+
+    def _multiply(self, into_NH: Tensor, dy_TN: Tensor, x_TH: Tensor, kind: str, scales: OperandScales) -> None:
+        if self.float8 is None or not self.float8.weight_gradients:
+            add_product(into_NH, dy_TN, x_TH, self.has_gradient, kind=kind)
+            return
+        for rows, block in gradient_blocks(self.float8.recipe, dy_TN, x_TH, scales):
+            into_NH[rows].add_(block) if self.has_gradient else into_NH[rows].copy_(block)
 
     def add_rows(self, rows_T: Tensor, dy_TH: Tensor) -> None:
         """Add each row of dy to one row, the gradient of a table that was looked up."""
