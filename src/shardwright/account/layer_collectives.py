@@ -18,6 +18,7 @@ from shardwright.account.moe_activations import tokens_sent
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import Matrix, shape_of
 from shardwright.config.plan import ep_ranks_of_node
+from shardwright.config.precision import FLOAT8_TILE
 from shardwright.config.software import software_of
 from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
 from shardwright.sharding.loss_chunks import num_loss_chunks
@@ -237,12 +238,12 @@ def _hops(rank: _Rank) -> tuple[_Hop, ...]:
 def _dispatched(rank: _Rank) -> Iterator[CollectiveCalls]:
     """Tokens to their experts, with the weight of each choice; node-aware, the experts and weights of all their choices
     go with them to the node."""
-    moe, row_bytes = rank.job.model.moe, rank.share.element * rank.job.model.hidden
+    moe = rank.job.model.moe
     first, *inside = _hops(rank)
     if inside and moe.gate == "expert-choice":  # ranks agree on the most choices of a token
         yield CollectiveCalls("all_reduce", "ep", 1, INT64)
     for hop in (first, *inside):
-        yield from (*hop.counts(), *hop.there(row_bytes))
+        yield from (*hop.counts(), *_rows_there(rank, hop))
     if inside:
         yield from (*first.there(FLOAT32 * moe.num_chosen), *first.there(INT32 * moe.num_chosen))
     yield from (inside or [first])[-1].there(FLOAT32)
@@ -266,7 +267,16 @@ def _returned(rank: _Rank) -> Iterator[CollectiveCalls]:
 def _returned_back(rank: _Rank) -> Iterator[CollectiveCalls]:
     """Gradients of what experts made."""
     for hop in _hops(rank):
-        yield from hop.there(rank.share.element * rank.job.model.hidden)
+        yield from _rows_there(rank, hop)
+
+
+def _rows_there(rank: _Rank, hop: _Hop) -> Iterator[CollectiveCalls]:
+    """Rows on their way to experts, in fp8 with a scale for each tile besides."""
+    hidden = rank.job.model.hidden
+    if not rank.job.precision.float8_dispatch:
+        yield from hop.there(rank.share.element * hidden)
+        return
+    yield from (*hop.there(hidden), *hop.there(FLOAT32 * -(-hidden // FLOAT8_TILE)))
 
 
 # Scales of fp8.

@@ -47,6 +47,11 @@ class PrecisionSpec(Spec):
         description="Weight gradients of these products are computed in fp8 too, and the layers keep their inputs in "
         "fp8 where nothing else keeps them.",
     )
+    float8_dispatch: bool = Field(
+        False,
+        description="Tokens travel to their experts in fp8 with a scale for each 128 numbers, and so do gradients in "
+        "the backward; what comes back is in the numbers of compute.",
+    )
     float8_history: Annotated[int, Field(gt=0, le=largest.HISTORY)] = Field(
         16, description="delayed: steps whose largest values the scales are taken from."
     )

@@ -101,7 +101,8 @@ class MixtureOfExperts(nn.Module):
             experts_TK = all_gather(routing.experts_TK, parts) if gathers else routing.experts_TK
             routing = replace(routing, experts_TK=experts_TK, weights_TK=enter(routing.weights_TK, parts))
         y_TH = through_experts(
-            x_TH, routing, partial(self.experts, policy=policy), num_experts=self.num_experts, ep=self.cut.ep
-        )
+            x_TH, routing, partial(self.experts, policy=policy), num_experts=self.num_experts, ep=self.cut.ep,
+            in_float8=self.cut.float8_dispatch,
+        )  # fmt: skip
         leave = scatter_to if gathers else reduce_from
         return leave(y_TH, parts).view(s, B, -1)

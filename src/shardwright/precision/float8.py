@@ -112,17 +112,6 @@ def cast_groups(x_RC: Tensor, ranges: Ranges, dtype: torch.dtype, scales_g: Tens
     return values_RC
 
 
-def along_columns(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype, scales: Tensor | None) -> Quantised:
-    """The transpose [C, R] in fp8 with scales along its own rows; or of a tensor's scale, which is given then. R is
-    filled up with zeros to a whole number of tiles, as kernels want the dim that a product contracts."""
-    missing = 0 if x_RC.device.type == "cpu" else -x_RC.shape[0] % TILE
-    x_CR = x_RC.t().contiguous() if not missing else functional.pad(x_RC.t(), (0, missing))
-    if granularity == "tensor":
-        assert scales is not None, "a scale of a tensor is the same in each direction"
-        return cast(x_CR, granularity, dtype, scales)
-    return quantise(x_CR, granularity, dtype)
-
-
 def transposed(matrix: Quantised) -> Quantised:
     """The transpose, with its own rows contiguous. Only where one scale serves both directions."""
     assert matrix.granularity in ("tensor", "block"), f"a scale a {matrix.granularity} is for one direction"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shardwright.precision.float8 import E4M3, Quantised, Ranges, amaxes, cast_groups, quantise
+from shardwright.precision.float8 import E4M3, Granularity, Quantised, Ranges, amaxes, cast_groups, quantise
 from shardwright.precision.float8_linear import CastWeight, Float8Linear, product_with_rows_of, scales_over_cut
-from shardwright.precision.float8_product import dequantise, product
+from shardwright.precision.float8_product import product
 from shardwright.precision.scaled_mm import has_scaled_grouped_product, scaled_grouped_product
 
 
@@ -30,14 +30,12 @@ class CastRows:
         scales = self.of.scales[number] if self.of.granularity == "tensor" else self.of.scales[rows]
         return Quantised(self.of.values[rows], scales, self.of.granularity)
 
-    def widened(self, ranges: Ranges, dtype: torch.dtype) -> Tensor:
-        """What the rows stand for."""
-        if self.of.granularity != "tensor":
-            return dequantise(self.of, dtype)
-        found = self.of.values.new_empty(self.of.values.shape, dtype=dtype)
-        for number, rows in ranges:
-            found[rows] = dequantise(self.expert(number, rows), dtype)
-        return found
+
+def cast_rows_as_before(x_NK: Tensor, granularity: Granularity, ranges: Ranges, scales_e: Tensor | None) -> CastRows:
+    """Rows as they were cast in the forward, with the scales that experts had then, if they had one each."""
+    if scales_e is None:
+        return CastRows(quantise(x_NK, granularity, E4M3))
+    return CastRows(Quantised(cast_groups(x_NK, ranges, E4M3, scales_e), scales_e, granularity))
 
 
 class Float8Experts:

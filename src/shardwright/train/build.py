@@ -262,6 +262,7 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
             mesh.expert_tp,
             sequence_parallel=plan.sequence_parallel,
             cp_method=plan.cp_method,
+            float8_dispatch=job.precision.float8_dispatch,
         )
         made = DecoderStage(job.model, span, cut, policies, host=host, loss_positions=loss_positions(job))
         stages[stage] = made.prepare(mesh.device, NUMBERS[job.precision.compute])

@@ -1,53 +1,41 @@
 """A product's input in fp8, kept in place of 16 bits where the weight's gradient is computed from fp8 as well.
 
-What is kept is what the forward multiplied with. In the backward it is widened, which rounds nothing, and then treated
-as any input: gathered over tp where the sequence is sharded, put off with the weight's gradient, cast along tokens.
+What is kept is what the forward multiplied with. Where somebody else keeps the input anyway, or it is made again, it is
+cast in the backward as it was then.
 """
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
-from shardwright.precision.float8 import Quantised, Ranges
-from shardwright.precision.float8_experts import CastRows
-from shardwright.precision.float8_product import dequantise
+from shardwright.parallel.tensor.recomputed_input import InputRecipe, keep_input, kept_input
+from shardwright.precision.float8 import Granularity, Quantised
+from shardwright.precision.float8_gradient import cast_as_before, tensor_scale
 
 
-class CastMatrix:
-    """An input [S, B, H], or this rank's part of it, as the matrix [S x B, H]."""
-
-    def __init__(self, cast: Quantised, like: Tensor) -> None:
-        self._cast: Quantised | None = cast
-        self._granularity, self._shape, self._dtype = cast.granularity, like.shape, like.dtype
-
-    def kept(self) -> tuple[Tensor, ...]:
-        """Values and scales. Called once."""
-        cast, self._cast = self._cast, None
-        assert cast is not None, "an input is kept once"
-        return cast.values, cast.scales
-
-    def widen(self, kept: tuple[Tensor, ...]) -> Tensor:
-        """The input in its shape and dtype."""
-        values, scales = kept
-        return dequantise(Quantised(values, scales, self._granularity), self._dtype).view(self._shape)
+def keep_input_or_cast(
+    ctx: Any, x: Tensor, recipe: InputRecipe | None, cast: Quantised | None, owns_input: bool
+) -> None:
+    """Remember `x`, or how to make it, or what it is in fp8 if that is given and nobody else keeps x."""
+    ctx.granularity = None if cast is None else cast.granularity
+    ctx.scale = tensor_scale(cast)
+    ctx.keeps_cast = cast is not None and recipe is None and owns_input
+    ctx.shape = x.shape
+    if ctx.keeps_cast:
+        assert cast is not None
+        ctx.recipe = None
+        ctx.save_for_backward(cast.values, cast.scales)
+    else:
+        keep_input(ctx, x, recipe)
 
 
-class CastExpertRows:
-    """Rows of experts [N, H]."""
-
-    def __init__(self, cast: CastRows, ranges: Ranges, dtype: torch.dtype) -> None:
-        self._cast: CastRows | None = cast
-        self._granularity, self._ranges, self._dtype = cast.of.granularity, ranges, dtype
-
-    def kept(self) -> tuple[Tensor, ...]:
-        """Values and scales. Called once."""
-        cast, self._cast = self._cast, None
-        assert cast is not None, "an input is kept once"
-        return cast.of.values, cast.of.scales
-
-    def widen(self, kept: tuple[Tensor, ...]) -> Tensor:
-        """The rows in their dtype."""
-        values, scales = kept
-        return CastRows(Quantised(values, scales, self._granularity)).widened(self._ranges, self._dtype)
+def kept_cast(ctx: Any) -> Quantised:
+    """The input in fp8, as the matrix [tokens, inputs], in the backward of that function."""
+    granularity: Granularity = ctx.granularity
+    if ctx.keeps_cast:
+        values, scales = ctx.saved_tensors
+        return Quantised(values, scales, granularity)
+    return cast_as_before(kept_input(ctx).flatten(0, -2), granularity, ctx.scale)
 
 
 def own_part(whole: Quantised, size: int, index: int) -> Quantised:

@@ -10,7 +10,7 @@ sharded, and equals S elsewhere.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,19 @@ from shardwright.parallel.comm.collectives import (
     start_reduce_scatter,
 )
 from shardwright.parallel.comm.regions import reduce_from, scatter_to
-from shardwright.parallel.tensor.cast_input import CastMatrix, own_part
+from shardwright.parallel.tensor.cast_input import keep_input_or_cast, kept_cast, own_part
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whole
 from shardwright.parallel.tensor.recomputed_input import (
     InputRecipe,
     ProductInput,
-    keep_input,
     kept_input,
     values_and_recipe,
 )
-from shardwright.precision.float8 import Quantised
-from shardwright.precision.float8_gradient import OperandScales, tensor_scale
+from shardwright.precision.float8 import Granularity, Quantised
+from shardwright.precision.float8_gradient import cast_as_before
 from shardwright.precision.float8_linear import Float8Linear, forward_and_cast, input_gradient_and_cast
+from shardwright.precision.float8_product import dequantise
 from shardwright.sharding.sequence import Ranges, held_ranges, share_of
 
 
@@ -48,7 +48,7 @@ class LayerSharding:
     and where weight gradients wait if the schedule puts them off.
 
     Ranks of `cp` each hold a part of every sequence, the one that `cp_method` of attention asks for; those of `ep`
-    different experts, and those of `expert_tp` share the matrices of each expert.
+    different experts, and those of `expert_tp` share the matrices of each expert; rows travel to experts in fp8 or not.
     """
 
     tp: Axis
@@ -58,6 +58,7 @@ class LayerSharding:
     sequence_parallel: bool = False
     deferred: DeferredGradients = field(default_factory=DeferredGradients)
     cp_method: ContextMethod = "ring"
+    float8_dispatch: bool = False
 
     @classmethod
     def of_tp(cls, tp: Axis, sequence_parallel: bool = False) -> "LayerSharding":
@@ -168,18 +169,14 @@ def product(x_SBH: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised |
     return y_TN.unflatten(0, x_SBH.shape[:2]), cast if state.weight_gradients else None
 
 
-def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> tuple[Tensor, Tensor | None]:
-    """dy W, in fp8 if the weight's products are; and the scale of dy, if it has one."""
+def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised | None]:
+    """dy W, in fp8 if the weight's products are; and dy in fp8, if the weight's gradient is to be made of that."""
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
         return dy_SBN @ weight_NH, None
-    dx_TH, cast = input_gradient_and_cast(_state(weight), dy_SBN.flatten(0, 1), weight_NH)
-    return dx_TH.unflatten(0, dy_SBN.shape[:2]), tensor_scale(cast)
-
-
-def scale_of_input(cast: Quantised | None) -> Tensor | None:
-    """The scale of a product's input, if it has one."""
-    return None if cast is None else tensor_scale(cast)
+    state = _state(weight)
+    dx_TH, cast = input_gradient_and_cast(state, dy_SBN.flatten(0, 1), weight_NH)
+    return dx_TH.unflatten(0, dy_SBN.shape[:2]), cast if state.weight_gradients else None
 
 
 def _state(weight: PlacedParameter) -> Float8Linear:
@@ -208,26 +205,35 @@ class _ColumnProduct(torch.autograd.Function):
         ctx.weight, ctx.cut = weight, cut
         x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
         y_SBN, cast = product(x_SBH, weight)
-        ctx.scale = scale_of_input(cast)
-        parts = cut.tp.size if cut.shards_sequence else 1
-        own = CastMatrix(own_part(cast, parts, cut.tp.index), x_sBH) if cast is not None and owns_input else None
-        keep_input(ctx, x_sBH, recipe, own)
+        own = own_part(cast, cut.tp.size, cut.tp.index) if cast is not None and cut.shards_sequence else cast
+        keep_input_or_cast(ctx, x_sBH, recipe, own, owns_input=owns_input)
         return y_SBN
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         (dy_SBN,) = grads
-        x_sBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         cut: LayerSharding = ctx.cut
-        x_SBH, gathered = start_gather_again(x_sBH, cut)
-        dx_SBH, scale = input_gradient_of(dy_SBN, weight)
-        dx_sBH, reduced = start_sum(dx_SBH, x_sBH, cut)
+        shape: torch.Size = ctx.shape
+        operand, gathered = _input_again(ctx, cut, dy_SBN.dtype)
+        dx_SBH, of_dy = input_gradient_of(dy_SBN, weight)
+        dx_sBH, reduced = start_sum(dx_SBH, shape, cut)
         del dx_SBH
-        scales = OperandScales(scale, ctx.scale)
-        add_weight_gradient(weight, dy_SBN, x_SBH, gathered, scales=scales, cut=cut)
+        add_weight_gradient(weight, dy_SBN if of_dy is None else of_dy, operand, gathered, cut=cut)
         reduced.wait()
         return dx_sBH, None, None, None, None
+
+
+def _input_again(ctx: Any, cut: LayerSharding, dtype: torch.dtype) -> tuple["Operand", Pending | None]:
+    """The input of a column-parallel product in its backward, once what is pending is over: gathered where the sequence
+    is sharded, as what it stands for, and cast as in the forward then."""
+    if ctx.granularity is None:
+        return start_gather_again(kept_input(ctx), cut)
+    if not cut.shards_sequence:
+        return kept_cast(ctx), None
+    x_sBH = dequantise(kept_cast(ctx), dtype).view(ctx.shape) if ctx.keeps_cast else kept_input(ctx)
+    x_SBH, gathered = start_gather_again(x_sBH, cut)
+    return ToBeCast(x_SBH, ctx.granularity, ctx.scale), gathered
 
 
 # The backward of column-parallel products, piece by piece; column_products.py has the same for several at once.
@@ -243,26 +249,43 @@ def start_gather_again(x_sBH: Tensor, cut: LayerSharding) -> tuple[Tensor, Pendi
     return x_SBH, start_all_gather(x_SBH, x_sBH, tp)
 
 
-def start_sum(dx_SBH: Tensor, x_sBH: Tensor, cut: LayerSharding) -> tuple[Tensor, Pending]:
+def start_sum(dx_SBH: Tensor, shape: torch.Size, cut: LayerSharding) -> tuple[Tensor, Pending]:
     """The ranks' parts of an input gradient, summed in the shape of x once what is pending is over: an all-reduce, or
     where the sequence is sharded a reduce-scatter."""
     tp = cut.tp
     if not cut.shards_sequence:
         return dx_SBH, start_all_reduce(dx_SBH, tp)
-    dx_sBH = torch.empty_like(x_sBH)
+    dx_sBH = dx_SBH.new_empty(shape)
     return dx_sBH, start_reduce_scatter(dx_sBH, dx_SBH, tp)
 
 
+class ToBeCast(NamedTuple):
+    """An input that is still on its way, and how it was cast in the forward."""
+
+    x_SBH: Tensor
+    granularity: Granularity
+    scale: Tensor | None
+
+
+Operand = Tensor | Quantised | ToBeCast
+
+
 def add_weight_gradient(
-    weight: PlacedParameter, dy_SBN: Tensor, x_SBH: Tensor, gathered: Pending | None, scales: OperandScales,
-    cut: LayerSharding,
-) -> None:  # fmt: skip
-    """Add dy^T x to the weight's gradient, now or with the weight gradients that are put off, when x is there."""
+    weight: PlacedParameter, dy: Tensor | Quantised, x: Operand, gathered: Pending | None, cut: LayerSharding
+) -> None:
+    """Add dy^T x to the weight's gradient, now or with the weight gradients that are put off, when x is there. Either
+    both are in fp8 or to be so, or neither."""
 
     def add() -> None:
         if gathered is not None:
             gathered.wait()
-        weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1), cut.tp.kind, scales=scales)
+        if isinstance(dy, Tensor):
+            assert isinstance(x, Tensor)
+            weight.add_product(dy.flatten(0, 1), x.flatten(0, 1), cut.tp.kind)
+            return
+        assert not isinstance(x, Tensor)
+        cast = x if isinstance(x, Quantised) else cast_as_before(x.x_SBH.flatten(0, 1), x.granularity, x.scale)
+        weight.add_float8_product(dy, cast)
 
     cut.deferred.now_or_later(add)
 
@@ -283,16 +306,14 @@ class _LocalProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.weight, ctx.cut = weight, cut
         y_SBN, cast = product(x_SBH, weight)
-        ctx.scale = scale_of_input(cast)
-        keep_input(ctx, x_SBH, recipe, CastMatrix(cast, x_SBH) if cast is not None and owns_input else None)
+        keep_input_or_cast(ctx, x_SBH, recipe, cast, owns_input=owns_input)
         return y_SBN
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         (dy_SBN,) = grads
-        x_SBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
-        dx_SBH, scale = input_gradient_of(dy_SBN, weight)
-        scales = OperandScales(scale, ctx.scale)
-        add_weight_gradient(weight, dy_SBN, x_SBH, None, scales=scales, cut=ctx.cut)
+        x = kept_input(ctx) if ctx.granularity is None else kept_cast(ctx)
+        dx_SBH, of_dy = input_gradient_of(dy_SBN, weight)
+        add_weight_gradient(weight, dy_SBN if of_dy is None else of_dy, x, None, cut=ctx.cut)
         return dx_SBH, None, None, None, None

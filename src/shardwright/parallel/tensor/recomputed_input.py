@@ -1,4 +1,4 @@
-"""How a matrix product gets its input back in the backward: it was kept, as it was or in fp8, or it is made again.
+"""How a matrix product gets its input back in the backward: it was kept, or it is made again.
 
 A product needs its input for the weight's gradient. Where that input is the result of a region that is recomputed,
 keeping it would give away most of what recomputation saves. Then the input comes with a recipe, the product keeps what
@@ -35,30 +35,14 @@ def values_and_recipe(x: ProductInput) -> tuple[Tensor, InputRecipe | None]:
     return x if isinstance(x, Remade) else (x, None)
 
 
-class CastInput(Protocol):
-    """A product's input in fp8, which may be kept in its place."""
-
-    def kept(self) -> tuple[Tensor, ...]:
-        """What the product's autograd node must keep."""
-
-    def widen(self, kept: tuple[Tensor, ...]) -> Tensor:
-        """What the input stands for in fp8, from what was kept."""
-
-
-def keep_input(ctx: Any, x: Tensor, recipe: InputRecipe | None, cast: CastInput | None = None) -> None:
-    """Remember `x`, or how to make it, or what it is in fp8 where given, in the forward of an autograd function."""
-    ctx.recipe, ctx.cast = recipe, cast if recipe is None else None
-    if recipe is not None:
-        ctx.save_for_backward(*recipe.keep())
-    else:
-        ctx.save_for_backward(*((x,) if cast is None else cast.kept()))
+def keep_input(ctx: Any, x: Tensor, recipe: InputRecipe | None) -> None:
+    """Remember `x`, or how to make it, in the forward of an autograd function."""
+    ctx.recipe = recipe
+    ctx.save_for_backward(*((x,) if recipe is None else recipe.keep()))
 
 
 def kept_input(ctx: Any) -> Tensor:
     """What `keep_input` remembered, in the backward of that function."""
     kept: tuple[Tensor, ...] = ctx.saved_tensors
     recipe: InputRecipe | None = ctx.recipe
-    cast: CastInput | None = ctx.cast
-    if cast is not None:
-        return cast.widen(kept)
     return kept[0] if recipe is None else recipe.make(kept)
