@@ -1,7 +1,8 @@
 """What expert parallel sends for given choices, rank by rank and by kind of link: written once more, for tests.
 
-A row travels for each choice of a token, there and back, forward and backward (parallel/expert/dispatch.py). The bytes
-are linear in the choices: with counts of a run they are exact, and with mean counts they are the mean.
+A row travels for each choice of a token, there and back, forward and backward (parallel/expert/dispatch.py); there with
+the choice's weight, and back in the backward with its gradient. The bytes are linear in the choices: with counts of a
+run they are exact, and with mean counts they are the mean.
 """
 
 from collections.abc import Sequence
@@ -53,22 +54,31 @@ class ExpertRanks:
 Counts = Sequence[Sequence[float]]
 
 
-def sent_direct(counts: Counts, ranks: ExpertRanks, row_bytes: int, is_backward: bool = False) -> list[Sent]:
+def sent_direct(
+    counts: Counts, ranks: ExpertRanks, row_bytes: int, is_backward: bool = False, there_bytes: int = 0
+) -> list[Sent]:
     """What each rank sends in one forward or backward pass of one layer, dispatch and combine together.
 
-    `counts[r][e]` are the tokens of rank r that chose expert e, `row_bytes` are those of a token's hidden state.
+    `counts[r][e]` are the tokens of rank r that chose expert e, `row_bytes` are those of a token's hidden state, and
+    `there_bytes` on its way to an expert, if that is another number.
     """
     rows = [[0.0] * ranks.num_ranks for _ in range(ranks.num_ranks)]  # [from][to]
     for source, of_rank in enumerate(counts):
         for expert, num_rows in enumerate(of_rank):
             rows[source][ranks.rank_of(expert)] += num_rows
     told = 0 if is_backward else COUNT_BYTES * ranks.num_experts // ranks.num_ranks
-    return _sent(rows, ranks, there_bytes=row_bytes, back_bytes=row_bytes, told_bytes=told)
+    there, back = _both_ways(there_bytes or row_bytes, row_bytes, is_backward)
+    return _sent(rows, ranks, there_bytes=there, back_bytes=back, told_bytes=told)
+
+
+def _both_ways(there_bytes: int, back_bytes: int, is_backward: bool) -> tuple[int, int]:
+    return there_bytes + WEIGHT_BYTES * (not is_backward), back_bytes + WEIGHT_BYTES * is_backward
 
 
 def sent_node_aware(
-    counts: Counts, copies: Counts, ranks: ExpertRanks, row_bytes: int, top_k: int, is_backward: bool = False
-) -> list[Sent]:
+    counts: Counts, copies: Counts, ranks: ExpertRanks, row_bytes: int, top_k: int, is_backward: bool = False,
+    there_bytes: int = 0,
+) -> list[Sent]:  # fmt: skip
     """The same where tokens travel node-aware. `copies[r][n]` are the tokens of rank r that chose on node n.
 
     Between nodes a token's choices travel along and their weights; in the backward the weights' gradients return.
@@ -85,9 +95,10 @@ def sent_node_aware(
             inside[ranks.node_of(home) * per_node + source % per_node][home] += num_rows
     beside = 0 if is_backward else top_k * (CHOICE_BYTES + WEIGHT_BYTES)
     returned = top_k * WEIGHT_BYTES if is_backward else 0
-    sent = _sent(inside, ranks, row_bytes, row_bytes, told_bytes=0)
+    there_bytes = there_bytes or row_bytes
+    sent = _sent(inside, ranks, *_both_ways(there_bytes, row_bytes, is_backward), told_bytes=0)
     sent = [
-        a + b for a, b in zip(sent, _sent(between, ranks, row_bytes + beside, row_bytes + returned, 0), strict=True)
+        a + b for a, b in zip(sent, _sent(between, ranks, there_bytes + beside, row_bytes + returned, 0), strict=True)
     ]
     if is_backward:
         return sent

@@ -26,6 +26,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "one-sample": {"microbatch_size": 1},
     "wide": {"microbatch_size": 3, "model": {"hidden": 64, "sequence": 24, "head_dim": 6}},
     "bf16": {"precision": {"compute": "bf16"}},
+    "tiles": {"precision": {"compute": "bf16", "float8": "blockwise", "float8_weight_gradients": True}},
+    "rows": {"precision": {"compute": "bf16", "float8": "rowwise", "float8_weight_gradients": True}},
+    "tensors": {"precision": {"compute": "bf16", "float8": "tensorwise", "float8_weight_gradients": True}},
 }
 POLICIES: dict[str, list[str]] = {
     "none": [], "norm": ["norm"], "attention": ["attention"], "activation": ["activation"],

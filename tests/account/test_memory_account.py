@@ -151,6 +151,9 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "delayed": ({}, {"float8": "delayed"}),
     "rowwise-tp2": ({"tp": 2, "zero": 2}, {"float8": "rowwise"}),
     "blockwise-pp2": ({"pp": 2, "zero": 1}, {"float8": "blockwise"}),
+    "experts-blockwise": ({"ep": 2, "zero": 1}, {"float8": "blockwise"}),
+    "experts-rowwise": ({"ep": 2, "tp": 2, "zero": 2}, {"float8": "rowwise"}),
+    "experts-delayed": ({"ep": 2}, {"float8": "delayed"}),
     "int8": ({"compress": "int8", "compress_least": 100}, {}),
     "int8-zero2": ({"compress": "int8", "compress_least": 100, "zero": 2, "bucket_mib": 0.01}, {}),
     "powersgd": ({"compress": "powersgd", "compress_rank": 2, "compress_least": 100, "zero": 1}, {}),
@@ -162,7 +165,7 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 def test_what_stays_beside_the_state(name: str) -> None:
     """Casts of weights to fp8, and what compression keeps of its errors."""
     plan, precision = KEPT[name]
-    kind = "latent" if name == "rowwise-tp2" else "llama"
+    kind = "latent" if name == "rowwise-tp2" else "deepseek" if name.startswith("experts") else "llama"
     job = with_precision(small_job(kind, **({"dp": 2, "batch": 4, "compress_least": 10**6} | plan)), **precision)
     for rank, (measured, _) in enumerate(run_on_mesh(job, account_of_steps, job)):
         place = MeshShape.of(job.plan).coordinates(rank)

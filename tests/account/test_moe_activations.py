@@ -72,6 +72,16 @@ def test_in_bf16(kind: str) -> None:
     check(job.model_copy(update={"precision": PrecisionSpec(compute="bf16")}), frozenset())
 
 
+@pytest.mark.parametrize("policy", [[], ["activation"], ["norm", "attention", "up", "activation"]])
+@pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "delayed"])
+@pytest.mark.parametrize("kind", ["qwen-moe", "deepseek"])
+def test_in_fp8(kind: str, recipe: Any, policy: list[str]) -> None:
+    how: dict[str, Any] = {"recompute": "selective", "recompute_operators": policy} if policy else {}
+    job = small_job(kind, microbatch_size=2, **how)
+    precision = PrecisionSpec(compute="bf16", float8=recipe, float8_weight_gradients=True)
+    check(job.model_copy(update={"precision": precision}), frozenset(policy))
+
+
 PLANS: dict[str, dict[str, Any]] = {
     "ep2": {"dp": 2, "ep": 2},
     "tp2": {"tp": 2},

@@ -8,11 +8,9 @@ import pytest
 
 from shardwright.cli.checked_job import load, load_to_run
 from shardwright.config import catalog
-from shardwright.config.base import PlanError
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
-from shardwright.config.runtime_support import runtime_limits
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
@@ -133,11 +131,6 @@ def test_the_often_told_plan_of_100_billion_does_not_fit() -> None:
     assert state > 4 * device_of(job.cluster.device).memory_gib * 2**30
 
 
-def test_what_the_runtime_lacks_is_refused_by_what_runs_alone() -> None:
-    job = load("deepseek-v3", ())
-    (limit,) = runtime_limits(job)
-    with pytest.raises(PlanError) as refusal:
-        load_to_run("deepseek-v3", ())
-    assert refusal.value.faults == [limit] and "; use " in limit
-    assert runtime_limits(load_to_run("deepseek-v3", ("precision.float8=none",))) == []
-    assert runtime_limits(load_to_run("llama3-405b-16k", ("precision.float8=rowwise",))) == []
+@pytest.mark.parametrize("name", PRICED)
+def test_this_runtime_takes_them(name: str) -> None:
+    load_to_run(name, ())

@@ -64,6 +64,8 @@ def draw(seed: int, number: int) -> Fields:
         fields["run"] |= {"profile_steps": rng.choice([0, 1, 3]), "profile_first_step": rng.choice([1, 2])}
     if rng.random() < 0.3:
         fields["checkpoint"] = _checkpoint(rng) | fields.get("checkpoint", {})
+    if "moe" in fields["model"] and rng.random() < 0.3:
+        fields["precision"]["float8_dispatch"] = True
     if rng.random() < 0.15:
         fields["precision"]["moments"] = "bf16"
         if rng.random() < 0.05:  # refused
@@ -325,4 +327,5 @@ def _precision(rng: random.Random) -> Fields:
         precision["float8"] = rng.choice(["delayed", "tensorwise", "rowwise", "blockwise"])
         if precision["float8"] == "delayed":
             precision["float8_history"] = rng.choice([1, 2, 16])
+        precision["float8_weight_gradients"] = rng.random() < 0.4
     return precision

@@ -40,6 +40,8 @@ def told_by_values(job: JobSpec) -> frozenset[str]:
     if not job.model.moe.experts:
         return frozenset()
     by_choice = {"all_to_all_v ep"}
+    if job.precision.float8 == "rowwise" and job.plan.expert_tp_size > 1:
+        by_choice |= {"all_reduce tp"}  # a scale for each row
     if job.model.moe.gate == "expert-choice" and job.plan.expert_tp_size > 1:
         by_choice |= {f"{kind} tp" for kind in ("all_gather", "reduce_scatter", "all_reduce")}
     return frozenset(by_choice)

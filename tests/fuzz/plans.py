@@ -38,7 +38,6 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import ASYNCHRONOUS, PlanSpec
-from shardwright.config.runtime_support import runtime_limits
 from shardwright.measure.rounding import HALF_UNIT, LEEWAY, moved_weights
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
@@ -83,7 +82,7 @@ class Outcome:
 def accepted(fields: Fields) -> JobSpec:
     """The job that a command would run. Raises PlanError if it would refuse."""
     job = make_job(fields)
-    if faults := plan_faults(job) + runtime_limits(job):
+    if faults := plan_faults(job):
         raise PlanError("job", faults)
     return meet_budget(job)
 

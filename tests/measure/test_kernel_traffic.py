@@ -131,6 +131,9 @@ def test_experts(fields: tuple[str, ...], experts: int, choices: int) -> None:
     both = zip(OWN.dispatch or (), OWN.combine or (), strict=True)
     for passes, of_rows in zip((False, True), map(sum, both), strict=True):
         assert moved(kernels, passes, *carried) / rows == pytest.approx(of_rows, rel=0.08)
+    inner = choices * 512 * 320
+    weighed = by_element(fields, inner, "model/weighed_activation.py")
+    assert [number - 2 for number in weighed] == pytest.approx(OWN.activation, rel=0.03)
     logits = 512 * experts
     assert moved(kernels, False, *kinds) / logits == pytest.approx(OWN.router[0] + OWN.choices[0] * choices, rel=0.1)
     casts = [moved(kernels, passes, "model/float32_linear.py") / STREAM for passes in (False, True)]

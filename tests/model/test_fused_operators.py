@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.model import activation, fused_softmax, rotary
+from shardwright.model import activation, fused_softmax, rotary, weighed_activation
 
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
 T, V = 6, 37
@@ -52,19 +52,39 @@ def _gradient(dtype: torch.dtype, generator: torch.Generator) -> tuple[Any, ...]
 CASES = {
     **{
         f"gate {name}": Case(
-            activation._gate_in_turn, activation._gate_at_once,
+            activation.gate_in_turn, activation._gate_at_once,
             lambda dtype, g, name=name: (_draw(g, dtype, 5, 2, 16), name, torch.empty(5, 2, 8, dtype=dtype)), 4,
         )
         for name in ("silu", "gelu", "gelu-tanh")
     },
     **{
         f"gate backward {name}": Case(
-            activation._gate_backward_in_turn, activation._gate_backward_at_once,
+            activation.gate_backward_in_turn, activation._gate_backward_at_once,
             lambda dtype, g, name=name: (
                 _draw(g, dtype, 5, 2, 8), _draw(g, dtype, 5, 2, 16), name, torch.empty(5, 2, 16, dtype=dtype)
             ), 8,
         )
         for name in ("silu", "gelu", "gelu-tanh")
+    },
+    **{
+        f"weigh{', gated' * gated}": Case(
+            weighed_activation._weigh_in_turn, weighed_activation._weigh_at_once,
+            lambda dtype, g, gated=gated: (
+                _draw(g, dtype, T, 8 * (1 + gated)), torch.rand(T, 1, generator=g), "silu", gated,
+                torch.empty(T, 8, dtype=dtype),
+            ), 6,
+        )
+        for gated in (False, True)
+    },
+    **{
+        f"weigh backward{', gated' * gated}": Case(
+            weighed_activation._weigh_backward_in_turn, weighed_activation._weigh_backward_at_once,
+            lambda dtype, g, gated=gated: (
+                _draw(g, dtype, T, 8), _draw(g, dtype, T, 8 * (1 + gated)), torch.rand(T, 1, generator=g), "gelu",
+                gated, torch.empty(T, 1), torch.empty(T, 8 * (1 + gated), dtype=dtype),
+            ), 10,
+        )
+        for gated in (False, True)
     },
     "turn": Case(rotary._turn_in_turn, rotary._turn_at_once, _turned(interleaved=False, is_view=False), 4),
     "turn into a view": Case(rotary._turn_in_turn, rotary._turn_at_once, _turned(interleaved=True, is_view=True), 4),

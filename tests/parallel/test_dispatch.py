@@ -18,6 +18,8 @@ from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.expert.dispatch import Routing, through_experts
+from shardwright.precision.float8 import E4M3, quantise
+from shardwright.precision.float8_product import dequantise
 
 HIDDEN = 16
 
@@ -45,18 +47,18 @@ def made_up(num_tokens: int, num_choices: int, num_experts: int, skew: float, se
     }
 
 
-def outcome(case: dict[str, torch.Tensor], ep: Axis) -> dict[str, torch.Tensor]:
+def outcome(case: dict[str, torch.Tensor], ep: Axis, in_float8: bool = False) -> dict[str, torch.Tensor]:
     """Output and gradients of this rank's tokens and experts."""
     num_experts = case["matrices"].shape[0]
     mine = case["matrices"].chunk(ep.size)[ep.index].clone().requires_grad_()
     x, weights = (case[name].chunk(ep.size)[ep.index].clone().requires_grad_() for name in ("x", "weights"))
     routing = Routing(case["experts"].chunk(ep.size)[ep.index], weights)
 
-    def compute(x_NH: torch.Tensor, counts_e: torch.Tensor) -> torch.Tensor:
+    def compute(x_NH: torch.Tensor, weight_N1: torch.Tensor, counts_e: torch.Tensor) -> torch.Tensor:
         rows = x_NH.split(counts_e.tolist())
-        return torch.cat([torch.relu(part @ matrix) for part, matrix in zip(rows, mine, strict=True)])
+        return weight_N1 * torch.cat([torch.relu(part @ matrix) for part, matrix in zip(rows, mine, strict=True)])
 
-    out = through_experts(x, routing, compute, num_experts, ep)
+    out = through_experts(x, routing, compute, num_experts, ep, in_float8=in_float8)
     out.backward(case["dout"].chunk(ep.size)[ep.index])
     parts = {"out": out.detach(), "dx": x.grad, "dweights": weights.grad, "dmatrices": mine.grad}
     return {name: part.clone() for name, part in parts.items()}
@@ -86,43 +88,59 @@ def test_one_rank_equals_loops(num_tokens: int, num_choices: int, num_experts: i
         torch.testing.assert_close(mine[name], expected, rtol=1e-5, atol=1e-6)
 
 
-def _on_ranks(mesh: Mesh, cases: list[Any]) -> list[Any]:
+@settings(max_examples=30)
+@given(st.integers(1, 12), st.integers(1, 3), st.integers(3, 6), st.integers(0, 99))
+def test_fp8_rounds_what_goes_to_experts(num_tokens: int, num_choices: int, num_experts: int, seed: int) -> None:
+    """All follows from tokens and output gradients that were cast first: the expert's work is as it was."""
+    case = made_up(num_tokens, num_choices, num_experts, 0.1, seed)
+    rounded = {
+        name: dequantise(quantise(case[name], "tile", E4M3), torch.float32) if name in ("x", "dout") else of
+        for name, of in case.items()
+    }
+    mine, expected = outcome(case, alone(), in_float8=True), outcome(rounded, alone())
+    for name, of in expected.items():
+        assert torch.equal(mine[name], of), name
+
+
+def _on_ranks(mesh: Mesh, cases: list[Any], in_float8: bool) -> list[Any]:
     """Each case both ways, with the account of each."""
     assert mesh.ep.by_node is not None
     results = []
     for case in cases:
         for ep in (replace(mesh.ep, by_node=None), mesh.ep):
             mesh.ledger.clear()
-            results.append((outcome(case, ep), mesh.ledger.table(), mesh.ledger.by_link()))
+            results.append((outcome(case, ep, in_float8), mesh.ledger.table(), mesh.ledger.by_link()))
     return results
 
 
-def test_ranks_equal_one_rank_and_send_what_is_predicted() -> None:
+@pytest.mark.parametrize("in_float8", [False, True])
+def test_ranks_equal_one_rank_and_send_what_is_predicted(in_float8: bool) -> None:
     """Even and skewed choices, up to one where all go to the first rank; more experts than ranks, and as many.
 
     Direct, all is equal bit for bit, and node-aware but for the order of additions.
     """
     cases = [made_up(24, 3, 8, skew, seed) for seed, skew in enumerate([0.0, 0.2, 9.0])] + [made_up(24, 1, 4, 0.3)]
-    by_rank = run_on_mesh(on_nodes(small_job("mixtral", dp=4, ep=4), 2), _on_ranks, cases)
+    by_rank = run_on_mesh(on_nodes(small_job("mixtral", dp=4, ep=4), 2), _on_ranks, cases, in_float8)
+    there = HIDDEN + 4 if in_float8 else 4 * HIDDEN  # one scale
     for number, case in enumerate(cases):
         direct, node_aware = ([results[2 * number + way] for results in by_rank] for way in range(2))
-        for name, whole in outcome(case, alone()).items():
+        for name, whole in outcome(case, alone(), in_float8).items():
             assert torch.equal(torch.cat([results[0][name] for results in direct]), whole), (number, name)
             torch.testing.assert_close(torch.cat([results[0][name] for results in node_aware]), whole)
         num_experts, top_k = case["matrices"].shape[0], case["experts"].shape[1]
         ranks = ExpertRanks(num_experts, num_ranks=4, ranks_per_node=2)
         counts, copies = count_choices(case["experts"].tolist(), ranks)
-        backward = sent_direct(counts, ranks, 4 * HIDDEN, is_backward=True)
+        backward = sent_direct(counts, ranks, 4 * HIDDEN, is_backward=True, there_bytes=there)
         for rank, (_, table, links) in enumerate(direct):
-            assert sent(links) == sent_direct(counts, ranks, 4 * HIDDEN)[rank] + backward[rank]
-            rows_bytes = 2 * (backward[rank].inside_bytes + backward[rank].between_bytes)
+            assert sent(links) == sent_direct(counts, ranks, 4 * HIDDEN, there_bytes=there)[rank] + backward[rank]
+            told = 3 * 8 * num_experts // 4  # to three others
             assert table == {
                 "all_to_all ep": {"count": 1, "bytes": 8 * num_experts},
-                "all_to_all_v ep": {"count": 4, "bytes": rows_bytes},
+                "all_to_all_v ep": {"count": 8 if in_float8 else 6, "bytes": sum(links.values()) - told},
             }
         for rank, (_, _, links) in enumerate(node_aware):
             passes = [
-                sent_node_aware(counts, copies, ranks, 4 * HIDDEN, top_k, is_backward)[rank]
+                sent_node_aware(counts, copies, ranks, 4 * HIDDEN, top_k, is_backward, there_bytes=there)[rank]
                 for is_backward in (False, True)
             ]
             assert sent(links) == passes[0] + passes[1]

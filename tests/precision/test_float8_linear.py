@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from float8_reference import random, rounding_bound, scale_for, scales_by_element
 from shardwright.precision.amax_history import AmaxHistory
-from shardwright.precision.float8 import E4M3, E5M2
+from shardwright.precision.float8 import E4M3, E5M2, Quantised, transposed
 from shardwright.precision.float8_linear import (
+    CastWeight,
     CutDim,
     Float8Linear,
     ReduceMax,
@@ -52,12 +53,16 @@ def test_errors_of_products_are_those_of_the_casts(name: RecipeName, wide: torch
         assert np.linalg.norm(error) > 1e-3 * np.linalg.norm(exact)  # it is fp8
 
 
+def columns_of(weight: CastWeight) -> Quantised:
+    return weight.columns or transposed(weight.rows)
+
+
 def test_gradients_have_the_wider_range_unless_tiles_do_without() -> None:
     found = {}
     for name in NAMES:
         state = make_float8_state(name)
         weight = state.weight(random(16, 32))
-        operands = state.activation(random(4, 32)), weight.rows, weight.columns, state.gradient(random(4, 16))
+        operands = state.activation(random(4, 32)), weight.rows, columns_of(weight), state.gradient(random(4, 16))
         found[name] = [operand.values.dtype for operand in operands]
     hybrid = [E4M3, E4M3, E4M3, E5M2]
     assert found == {"tensorwise": hybrid, "delayed": hybrid, "rowwise": hybrid, "blockwise": [E4M3] * 4}
@@ -154,7 +159,7 @@ def test_shards_are_cast_as_the_whole(name: RecipeName, cut: CutDim) -> None:
             x, w, dy = xs[i], ws[i], dys[i]
             if reduce_max is not None:
                 x, w, dy = shard(x, dims["x"], index), shard(w, dims["w"], index), shard(dy, dims["dy"], index)
-            operands = [state.activation(x), state.weight(w).rows, state.weight(w).columns, state.gradient(dy)]
+            operands = [state.activation(x), state.weight(w).rows, columns_of(state.weight(w)), state.gradient(dy)]
             steps.append([dequantise(operand, torch.float32) for operand in operands])
             end_step([state], reduce_max) if reduce_max is not None else end_step([state])
         return steps

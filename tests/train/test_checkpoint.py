@@ -87,6 +87,9 @@ ALIKE = {
     "experts with a bias": job_with("deepseek", dp=2, ep=2),
     "correlation": job_with("correlation", dp=2, ep=2, zero=1),
     "fp8, delayed": job_with(dp=2, sections={"precision": {"compute": "bf16", "float8": "delayed"}}),
+    "fp8 experts, delayed": job_with(
+        "mixtral", dp=2, ep=2, sections={"precision": {"compute": "bf16", "float8": "delayed"}}
+    ),
     "fp16": job_with(dp=2, zero=1, sections=FP16),
     "PowerSGD": job_with(dp=2, compress="powersgd", compress_rank=2, compress_least=1),
     "top-k": job_with(dp=2, zero=1, compress="topk", compress_share=0.1, compress_least=1),

@@ -14,6 +14,7 @@ from shardwright.measure.verdict import Record
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import plan_faults
 from shardwright.train.build import build
+from shardwright.train.checkpoint.replica_state import held_boxes
 
 SIXTEEN: dict[str, dict[str, Any]] = {
     "bf16": {"compute": "bf16"},
@@ -22,6 +23,10 @@ SIXTEEN: dict[str, dict[str, Any]] = {
 }
 EIGHT: dict[str, dict[str, Any]] = {
     name: {"compute": "bf16", "float8": name} for name in ("delayed", "tensorwise", "rowwise", "blockwise")
+}
+EIGHT |= {
+    f"{name}, weight gradients too": EIGHT[name] | {"float8_weight_gradients": True}
+    for name in ("delayed", "rowwise", "blockwise")
 }
 EVERY = SIXTEEN | EIGHT
 
@@ -84,7 +89,10 @@ def test_every_copy_of_a_layer_remembers_the_same(plan: dict[str, Any]) -> None:
             assert mine[name]["past"][0] == pytest.approx(expected[name]["past"][0], rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["bf16", "delayed", "tensorwise", "rowwise"])
+@pytest.mark.parametrize(
+    "name",
+    ["bf16", "delayed", "tensorwise", "rowwise", "delayed, weight gradients too", "rowwise, weight gradients too"],
+)
 def test_tensor_parallel_differs_by_rounding_alone(name: str) -> None:
     """Scales are shared over the cut, so what is rounded is the same; sums over tp are rounded to 16 bits."""
     one = train(job_in(EVERY[name]), 2)[0]
@@ -92,6 +100,47 @@ def test_tensor_parallel_differs_by_rounding_alone(name: str) -> None:
         cut = train(job_in(EVERY[name], **plan), 2)[0]
         for step, other in zip(one.steps, cut.steps, strict=True):
             assert other.loss == pytest.approx(step.loss, rel=1e-3)
+
+
+EXPERT_PLANS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "ep": {"dp": 2, "ep": 2},
+    "experts cut": {"tp": 2, "sequence_parallel": True, "dp": 2, "ep": 2},
+    "computed again": {"recompute": "selective", "recompute_operators": ["up", "activation"]},
+    "waiting": {"pp": 2, "schedule": "zb-h1", "zero": 1},
+}
+
+
+@pytest.mark.parametrize("plan", EXPERT_PLANS)
+@pytest.mark.parametrize("name", EIGHT)
+def test_experts_follow_float32(name: str, plan: str) -> None:
+    """Their products are in fp8 too, which alone tells from a run where only other products are."""
+    exact = train(job_in({}, "mixtral", batch=4), 2)[0]
+    rounded = train(job_in(EIGHT[name], "mixtral", batch=4, **EXPERT_PLANS[plan]), 2)[0]
+    for step, other in zip(exact.steps, rounded.steps, strict=True):
+        assert other.loss == pytest.approx(step.loss, rel=2e-2)
+    assert any(step.loss != other.loss for step, other in zip(exact.steps, rounded.steps, strict=True))
+
+
+def expert_amaxes(mesh: Mesh, job: JobSpec) -> dict[str, Any]:
+    """What the experts of this rank remember after two steps, by name."""
+    replica = build(job, mesh)
+    train_steps(replica, mesh, job, 2)
+    held = {box.name: box.values.tolist() for box in held_boxes(replica, mesh)}
+    return {name: past for name, past in held.items() if name.startswith("float8") and ".experts." in name}
+
+
+def test_each_expert_has_its_past_under_its_number() -> None:
+    """Of half of the samples on each rank the largest, as of all of them on one."""
+    (one,) = run_on_mesh(alone := job_in(EIGHT["delayed"], "mixtral"), expert_amaxes, alone)
+    ranks = run_on_mesh(job := job_in(EIGHT["delayed"], "mixtral", dp=2, ep=2, zero=1), expert_amaxes, job)
+    assert not set(ranks[0]) & set(ranks[1])
+    assert len(one) == 2 * 2 * 4 * 3  # layers, matrices, experts, operands
+    found = ranks[0] | ranks[1]
+    assert set(found) == set(one)
+    for name, (_, first, *_) in one.items():
+        if name.endswith("weight"):  # of the first step: the same weights
+            assert found[name][1] == first
 
 
 def test_overflowing_steps_are_left_out_on_all_ranks_alike() -> None:

@@ -78,12 +78,13 @@ def run_layer(mesh: Mesh, job: JobSpec, number: int) -> tuple[Sent, int]:
     torch.manual_seed(mesh.rank // job.plan.tp)
     x = stage.empty_hidden(job.plan.microbatch_size).normal_().requires_grad_()
     run = stage.forward_pass(Microbatch(1, 0, 0))
-    sent, rows = Sent(), []
-    plan_dispatch = expert.plan_dispatch
+    sent, rows, widths = Sent(), [], []
+    plan_dispatch, start = expert.plan_dispatch, expert.start_all_to_all_v
 
     def noted(_: Ledger, kind: str, axis: str, num_bytes: int, __: Any) -> None:
         if kind == "all_to_all_v":  # of which the ledger has what goes to others
-            sent["all_to_all", axis] += rows[-1] * job.model.hidden * x.element_size()
+            if widths[-1] > 1:  # the list leaves the weights of choices out
+                sent["all_to_all", axis] += rows[-1] * job.model.hidden * x.element_size()
         elif num_bytes >= ROUTER_BYTES * job.tokens_within * job.plan.microbatch_size:
             sent["ring" if kind == "exchange" else kind, axis] += num_bytes
 
@@ -92,9 +93,14 @@ def run_layer(mesh: Mesh, job: JobSpec, number: int) -> tuple[Sent, int]:
         rows.append(sum(trip.num_sent))
         return trip
 
+    def noted_start(out: Any, *args: Any, **named: Any) -> Any:
+        widths.append(out.shape[1])
+        return start(out, *args, **named)
+
     with pytest.MonkeyPatch.context() as patch, Flops() as flops:
         patch.setattr(Ledger, "record", noted)
         patch.setattr(expert, "plan_dispatch", noted_plan)
+        patch.setattr(expert, "start_all_to_all_v", noted_start)
         stage.layers[str(number)](x, run).sum().backward()
     return sent, flops.total
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.account.attention_activations import attention_of
+from shardwright.account.cast_inputs import cast_inputs
 from shardwright.account.kept_tensors import (
     BOOL,
     INT32,
@@ -69,16 +70,17 @@ class Layer:
         """
         if LAYER in policy:
             whole = sum(self.chains, ())
-            return self._made_bytes(whole if self.has_experts else whole[:-1])
+            return self._made_bytes(whole if self.has_experts else whole[:-1], {whole[0].takes})
         sizes, behind = [0], set(self.kept(policy)) - set(_kept_names(self.attention, policy))
         for chain in self.chains:
             gone = sum(self.sizes[name] for name in behind) if chain is self.attention else 0
-            sizes += [self._made_bytes(run) - gone for run in _runs(chain, policy) if run[0].name in policy]
+            again = [run for run in _runs(chain, policy) if run[0].name in policy]
+            sizes += [self._made_bytes(run, set(_inputs(run))) - gone for run in again]
         return most(*sizes)
 
-    def _made_bytes(self, region: Chain) -> Bytes:
+    def _made_bytes(self, region: Chain, inputs: set[str]) -> Bytes:
         made = {name for operator in region for name in operator.keeps} | {region[-1].gives}
-        return sum(self.sizes[name] for name in made - {region[0].takes})
+        return sum(self.sizes[name] for name in made - inputs)
 
     def working_bytes(self, policy: Policy) -> Bytes:
         """The most that an operator needs in its backward beside what the layer kept and made again, less what is free
@@ -99,7 +101,7 @@ def _kept_names(chain: Chain, policy: Policy) -> dict[str, None]:
     follows_region = False
     for region in _runs(chain, policy):
         if region[0].name in policy:
-            names[region[0].takes] = None
+            names |= dict.fromkeys(_inputs(region))
             follows_region = True
             continue
         for operator in region:
@@ -107,6 +109,11 @@ def _kept_names(chain: Chain, policy: Policy) -> dict[str, None]:
             names |= {} if follows_region else dict.fromkeys(operator.keeps)
             follows_region = False
     return names
+
+
+def _inputs(region: Chain) -> tuple[str, ...]:
+    """What a region takes from outside of itself."""
+    return (region[0].takes, *(name for operator in region for name in operator.beside))
 
 
 def _runs(chain: Chain, policy: Policy) -> Iterator[Chain]:
@@ -137,9 +144,12 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     sizes = share.sizes(operators) | {"biased up": share["up"]}
     sizes["mlp statistics"] = share.statistics(share.tensors.tokens_here)
     keeps = {"norm": ("middle", "mlp statistics")} | ({"activation": ("biased up",)} if job.model.bias else {})
-    needs = OperatorNeeds(job, share)
+    up, down = share.tensors.shape.mlp_matrices
+    own_inputs = {"up": ("mlp normal", up.inner), "down": ("inner", down.inner_on(job.plan.tp))}
+    cast, in_place = cast_inputs(job, share, own_inputs)
+    sizes, needs = sizes | cast, OperatorNeeds(job, share)
     of_all = (*needs.of_mlp(), *needs.of_attention(tuple(sizes)))
-    return Layer(attention_sizes | sizes, attention, kept_chain(operators, keeps), needs=of_all)
+    return Layer(attention_sizes | sizes, attention, kept_chain(operators, keeps | in_place), needs=of_all)
 
 
 def documents_kept(job: JobSpec) -> dict[str, Bytes]:

@@ -30,6 +30,7 @@ class KeptTensors:
     """A part of a layer, which runs again as a whole or not: the tensors it takes, keeps for its backward and gives.
 
     `waits` are those that its weight gradients are made from, and so stay from I to W where the backward is split.
+    `beside` are tensors from outside the chain that it takes too, of those that it keeps.
     """
 
     name: str
@@ -37,19 +38,25 @@ class KeptTensors:
     keeps: tuple[str, ...]
     gives: str
     waits: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 Chain = tuple[KeptTensors, ...]
 
 
-def kept_chain(operators: Iterable[LayerOperator], keeps: Mapping[str, tuple[str, ...]]) -> Chain:
-    """The parts of a chain of operators. Each keeps what it takes, if `keeps` does not name other tensors; weight
-    gradients are made from what products take, and from the gradients of what they give."""
+def kept_chain(
+    operators: Iterable[LayerOperator],
+    keeps: Mapping[str, tuple[str, ...]],
+    beside: Mapping[str, tuple[str, ...]] | None = None,
+) -> Chain:
+    """The parts of a chain of operators. Each keeps what it takes, if `keeps` does not name other tensors, and what it
+    takes `beside` that; weight gradients are made from what products take, and from the gradients of what they give."""
     chain = []
     for part, some in by_part(operators):
         waits = dict.fromkeys(name for o in some for product in o.products for name in (product.takes, product.gives))
-        kept = keeps.get(part, (some[0].takes,))
-        chain.append(KeptTensors(part, some[0].takes, kept, some[-1].gives, tuple(waits)))
+        also = (beside or {}).get(part, ())
+        kept = (*keeps.get(part, (some[0].takes,)), *also)
+        chain.append(KeptTensors(part, some[0].takes, kept, some[-1].gives, tuple(waits), beside=also))
     return tuple(chain)
 
 

@@ -18,6 +18,7 @@ from shardwright.account.moe_activations import tokens_sent
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import Matrix, shape_of
 from shardwright.config.plan import ep_ranks_of_node
+from shardwright.config.precision import FLOAT8_TILE
 from shardwright.config.software import software_of
 from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
 from shardwright.sharding.loss_chunks import num_loss_chunks
@@ -128,7 +129,7 @@ def _forward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCal
         yield from _AHEAD[o.name](rank)
     for matrix in _float8_matrices(rank, o, kind):
         if matrix.is_row_parallel:
-            yield from _largest(rank)
+            yield from _largest(rank, matrix)
 
 
 def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
@@ -136,7 +137,7 @@ def _backward(rank: _Rank, o: LayerOperator, kind: str) -> Iterator[CollectiveCa
         yield from _BACK[o.name](rank)
     for matrix in _float8_matrices(rank, o, kind):
         if not matrix.is_row_parallel:
-            yield from _largest(rank)
+            yield from _largest(rank, matrix)
 
 
 # The loss.
@@ -235,20 +236,23 @@ def _hops(rank: _Rank) -> tuple[_Hop, ...]:
 
 
 def _dispatched(rank: _Rank) -> Iterator[CollectiveCalls]:
-    """Tokens to their experts; node-aware, the experts and weights of their choices go with them to the node."""
-    moe, row_bytes = rank.job.model.moe, rank.share.element * rank.job.model.hidden
+    """Tokens to their experts, with the weight of each choice; node-aware, the experts and weights of all their choices
+    go with them to the node."""
+    moe = rank.job.model.moe
     first, *inside = _hops(rank)
     if inside and moe.gate == "expert-choice":  # ranks agree on the most choices of a token
         yield CollectiveCalls("all_reduce", "ep", 1, INT64)
     for hop in (first, *inside):
-        yield from (*hop.counts(), *hop.there(row_bytes))
+        yield from (*hop.counts(), *_rows_there(rank, hop))
     if inside:
         yield from (*first.there(FLOAT32 * moe.num_chosen), *first.there(INT32 * moe.num_chosen))
+    yield from (inside or [first])[-1].there(FLOAT32)
 
 
 def _dispatched_back(rank: _Rank) -> Iterator[CollectiveCalls]:
-    """Gradients of what was dispatched."""
+    """Gradients of what was dispatched, and of the weights."""
     first, *inside = _hops(rank)
+    yield from (inside or [first])[-1].back(FLOAT32)
     yield from _returned(rank)
     if inside:
         yield from first.back(FLOAT32 * rank.job.model.moe.num_chosen)
@@ -263,7 +267,16 @@ def _returned(rank: _Rank) -> Iterator[CollectiveCalls]:
 def _returned_back(rank: _Rank) -> Iterator[CollectiveCalls]:
     """Gradients of what experts made."""
     for hop in _hops(rank):
-        yield from hop.there(rank.share.element * rank.job.model.hidden)
+        yield from _rows_there(rank, hop)
+
+
+def _rows_there(rank: _Rank, hop: _Hop) -> Iterator[CollectiveCalls]:
+    """Rows on their way to experts, in fp8 with a scale for each tile besides."""
+    hidden = rank.job.model.hidden
+    if not rank.job.precision.float8_dispatch:
+        yield from hop.there(rank.share.element * hidden)
+        return
+    yield from (*hop.there(hidden), *hop.there(FLOAT32 * -(-hidden // FLOAT8_TILE)))
 
 
 # Scales of fp8.
@@ -272,18 +285,24 @@ def _returned_back(rank: _Rank) -> Iterator[CollectiveCalls]:
 def _float8_matrices(rank: _Rank, o: LayerOperator, kind: str) -> list[Matrix]:
     """The matrices of an operator whose products are in fp8 with scales that ranks of tp find together, each step
     anew."""
-    is_found = rank.job.precision.float8 in ("tensorwise", "rowwise") and rank.job.plan.tp > 1
-    return _cut_matrices(o) if is_found and kind in LAYERS else []
+    plan = rank.job.plan
+    if rank.job.precision.float8 not in ("tensorwise", "rowwise") or kind not in LAYERS:
+        return []
+    return [m for m in _cut_matrices(o) if (plan.expert_tp_size if m.experts else plan.tp) > 1]
 
 
 def _cut_matrices(o: LayerOperator) -> list[Matrix]:
-    """The matrices of an operator whose products may be in fp8: those that tp cuts, but experts'."""
-    return [p.matrix for p in o.products if p.matrix.cut is not None and not p.matrix.experts]
+    """The matrices of an operator whose products may be in fp8: those that tp may cut."""
+    return [p.matrix for p in o.products if p.matrix.cut is not None]
 
 
-def _largest(rank: _Rank) -> Iterator[CollectiveCalls]:
-    """The largest value of the operand of a product that tp cuts: of all of it, or of each token's row."""
+def _largest(rank: _Rank, matrix: Matrix) -> Iterator[CollectiveCalls]:
+    """The largest value of the operand of a product that tp cuts: of all of it, of experts each one's, or of each
+    token's row."""
     numbers = rank.tokens if rank.job.precision.float8 == "rowwise" else 1
+    if matrix.experts:
+        by_row = rank.job.precision.float8 == "rowwise"
+        numbers = _hops(rank)[-1].arrived if by_row else matrix.experts // rank.job.plan.ep
     yield CollectiveCalls("all_reduce", "tp", 1, FLOAT32 * numbers)
 
 
@@ -294,13 +313,15 @@ def cast_collectives(job: JobSpec, kind: str) -> Collectives:
     for matrix in (m for o in piece_operators(shape_of(job.model), kind) for m in _float8_matrices(rank, o, kind)):
         rows = matrix.columns if matrix.is_row_parallel else matrix.inner
         numbers = rows if job.precision.float8 == "rowwise" else 1
-        found.append(CollectiveCalls("all_reduce", "tp", 1, FLOAT32 * numbers))
+        each = max(1, matrix.experts // job.plan.ep)
+        found.append(CollectiveCalls("all_reduce", "tp", each, each * FLOAT32 * numbers))
     return tuple(found)
 
 
-def num_float8_matrices(job: JobSpec, kind: str) -> int:
-    """Matrices of a layer whose products are in fp8, where any are."""
-    return sum(len(_cut_matrices(o)) for o in piece_operators(shape_of(job.model), kind))
+def num_float8_matrices(job: JobSpec, kind: str, of_experts: bool = False) -> int:
+    """Matrices of a layer whose products are in fp8, where any are, on one rank: that all tokens meet, or experts'."""
+    matrices = [m for o in piece_operators(shape_of(job.model), kind) for m in _cut_matrices(o)]
+    return sum(max(1, m.experts // job.plan.ep) for m in matrices if bool(m.experts) == of_experts)
 
 
 _Overlay = dict[str, Callable[[_Rank], Iterator[CollectiveCalls]]]

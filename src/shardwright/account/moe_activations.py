@@ -9,6 +9,7 @@ the rank, N rows that arrive, H hidden, F inner width of an expert on this rank.
 
 from dataclasses import dataclass
 
+from shardwright.account.cast_inputs import cast_inputs
 from shardwright.account.kept_tensors import FLOAT32, INT64, Bytes, Chain, Share, kept_chain
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
@@ -51,10 +52,8 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
     sizes = share.sizes((*routed, *shared)) | _router_sizes(moe, share, plan.microbatch_size, rows.choices)
     sizes |= {
         "mlp statistics": share.statistics(here),
-        "weights": FLOAT32 * choices,
+        "arrived weights": FLOAT32 * rows.arrived,
         "trip": INT64 * (2 * choices + (rows.arrived if is_moved else 0)),
-        # A last row of zeros is that of dropped choices.
-        "returned": share["rows to send"] + share.element * job.model.hidden,
     }
     if shared:
         sizes |= {
@@ -66,11 +65,21 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
         "norm before experts": ("middle", "mlp statistics"),
         "router": ("mlp normal", *_router_keeps(moe)),
         "dispatch": ("trip",),
-        "combine": ("returned", "weights"),
+        "combine": (),
         "gate": ("mlp normal", "shared output", "shared gate"),
     }
     biased = {"activation": ("biased shared up",)} if job.model.bias else {}
-    return sizes, kept_chain(routed, keeps), kept_chain(shared, keeps | biased)
+    weighed = {"activation": ("arrived weights",)}  # model/weighed_activation.py
+    up, down = share.tensors.shape.routed_matrices
+    own_inputs = {"up": ("dispatched", up.inner), "down": ("expert inner", down.inner_on(plan.expert_tp_size))}
+    cast, in_place = cast_inputs(job, share, own_inputs, num_groups=moe.experts // plan.ep)
+    sizes |= cast
+    chain = kept_chain(routed, keeps | in_place, weighed)
+    if not shared:
+        return sizes, chain, ()
+    own_inputs = {"down": ("shared inner", share.tensors.shape.shared_matrices[1].inner_on(plan.tp))}
+    cast, in_place = cast_inputs(job, share, own_inputs)
+    return sizes | cast, chain, kept_chain(shared, keeps | biased | in_place)
 
 
 def _router_sizes(moe: MoeSpec, share: Share, batch: Bytes, choices: int) -> dict[str, Bytes]:

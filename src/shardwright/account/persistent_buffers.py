@@ -1,7 +1,8 @@
 """What a rank keeps from step to step beside its state: weights cast to fp8, and what compression lost.
 
-Casts are kept for both products, so an element takes 2 bytes, and each scale 4 (precision/float8_linear.py). Errors are
-float32, of the elements that a method compresses (parallel/compress/).
+An element of a cast takes one byte, or two where a scale is for one direction of the matrix and each product has a cast
+of its own, and each scale 4 (precision/float8_linear.py). Errors are float32, of the elements that a method compresses
+(parallel/compress/).
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,9 @@ from shardwright.sharding.parameter_shard import ParameterShard
 
 _FLOAT = 4
 # The layers that have fp8 products.
-_LINEAR = ("attention.qkv", "attention.q_up", "attention.kv_up", "attention.out", "mlp.up", "mlp.down")
+_LINEAR = {f"attention.{name}" for name in ("qkv", "q_up", "kv_up", "out")} | {
+    f"{name}.{of}" for name in ("mlp", "moe.shared", "moe.experts") for of in ("up", "down")
+}
 
 
 def kept_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
@@ -40,9 +43,12 @@ def cast_bytes(job: JobSpec, held: Mapping[int, StageState]) -> int:
 def _cast_bytes(place: ParameterShard, recipe: str) -> int:
     if place.name.removesuffix(".weight").split(".", 2)[-1] not in _LINEAR:
         return 0
-    rows, columns = place.num_elements // place.shape[-1], place.shape[-1]
+    num_matrices = place.shape[0] if place.is_expert else 1
+    columns = place.shape[-1]
+    rows = place.num_elements // (num_matrices * columns)
     by_recipe = {"rowwise": rows + columns, "blockwise": -(-rows // FLOAT8_TILE) * -(-columns // FLOAT8_TILE)}
-    return 2 * place.num_elements + _FLOAT * by_recipe.get(recipe, 1)
+    num_casts = 2 if recipe == "rowwise" else 1
+    return num_casts * place.num_elements + _FLOAT * num_matrices * by_recipe.get(recipe, 1)
 
 
 def _error_bytes(job: JobSpec, unit: UnitState) -> int:

@@ -30,7 +30,7 @@ from shardwright.config.plan import layer_policies, split_evenly
 from shardwright.schedule.action import RECV, SEND, Kind
 from shardwright.schedule.message_sizes import message_bytes
 from shardwright.schedule.schedule import Program
-from shardwright.sharding.groups import COPIES, DP, EP, PP, REPLICAS, SHARDS, TP, WORLD, axis_groups, ends
+from shardwright.sharding.groups import COPIES, DP, EP, ETP, PP, REPLICAS, SHARDS, TP, WORLD, axis_groups, ends
 from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.router_totals import size_of_totals
 from shardwright.sharding.stage_parameters import model_parameters
@@ -198,8 +198,9 @@ def _end_of_step(job: JobSpec, program: Program, pp_rank: int) -> Iterator[Phase
     num_steps = program.num_microbatches // job.num_microbatches
     world = [_parameters(job) * _NUMBER, *_routing(job)] if drains else []  # the norm of all gradients
     sums = [(axis_groups(plan, WORLD), num_bytes) for num_bytes in world]
-    if drains and (scales := _past_scales(job, stages)):
-        sums += [(axis_groups(plan, kind), scales) for kind in (TP, SHARDS[False], COPIES[False])]
+    for is_expert, cut in ((False, TP), (True, ETP)):
+        if drains and (scales := _past_scales(job, stages, is_expert)):
+            sums += [(axis_groups(plan, kind), scales) for kind in (cut, SHARDS[is_expert], COPIES[is_expert])]
     if job.data.separate_documents and (drains or program.num_stages - 1 in stages):
         sums += [(axis_groups(plan, DP), _NUMBER)] * num_steps  # how many targets have a loss
     sums += [(axis_groups(plan, kind), _NUMBER) for kind in (PP, REPLICAS[False])] * num_steps  # the loss
@@ -219,13 +220,14 @@ def _routing(job: JobSpec) -> list[int]:
     return [_NUMBER * len(layers) * size_of_totals(job.model.moe)] if layers else []
 
 
-def _past_scales(job: JobSpec, stages: Collection[int]) -> int:
-    """Bytes of the largest values of a step that delayed scales of the next ones come from, three of each matrix."""
+def _past_scales(job: JobSpec, stages: Collection[int], is_expert: bool) -> int:
+    """Bytes of the largest values of a step that delayed scales of the next ones come from, three of each matrix, of
+    those that all tokens meet or of experts'."""
     if job.precision.float8 != "delayed":
         return 0
     counts = job.plan.stage_layers(job.model.layers)
     layers = [n for stage in stages for n in range(sum(counts[:stage]), sum(counts[: stage + 1]))]
-    return 3 * _FLOAT32 * sum(num_float8_matrices(job, _layer_kind(job, n)) for n in layers)
+    return 3 * _FLOAT32 * sum(num_float8_matrices(job, _layer_kind(job, n), is_expert) for n in layers)
 
 
 def _layer_kind(job: JobSpec, layer: int) -> str:

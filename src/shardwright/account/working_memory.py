@@ -13,6 +13,7 @@ one rank.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from shardwright.account.cast_inputs import IN_FLOAT8
 from shardwright.account.kept_tensors import FLOAT32, Bytes, Share, most
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import Matrix
@@ -29,8 +30,14 @@ class BackwardNeed:
 
 
 def most_needed(needs: Iterable[BackwardNeed], kept: Mapping[str, Bytes]) -> Bytes:
-    """The most that one of them adds to what was kept, by tensor, less what of that is free by then; 0 at least."""
-    return most(0, *(need.num_bytes - sum(kept[name] for name in need.free if name in kept) for need in needs))
+    """The most that one of them adds to what was kept, by tensor, less what of that is free by then, in whatever
+    numbers it was kept; 0 at least."""
+
+    def free_bytes(need: BackwardNeed) -> Bytes:
+        names = (of for name in need.free for of in (name, IN_FLOAT8.format(name)))
+        return sum(kept[name] for name in dict.fromkeys(names) if name in kept)
+
+    return most(0, *(need.num_bytes - free_bytes(need) for need in needs))
 
 
 @dataclass(frozen=True)
@@ -91,14 +98,14 @@ class OperatorNeeds:
         share, shape, tp = self.share, self.share.tensors.shape, self.job.plan.expert_tp_size
         up, down = shape.routed_matrices
         sent, rows, inner = share["rows to send"], share["dispatched"], share["expert inner"]
-        exact, beside = FLOAT32 * share.tensors["rows to send"], self.stream + self.whole
-        yield BackwardNeed(beside + sent + exact + (sent if share.element < FLOAT32 else 0))
-        free: tuple[str, ...] = ("returned", "weights", "plain weights")
-        yield BackwardNeed(beside + 2 * rows + sent, free)
-        yield BackwardNeed(beside + rows + inner + self._weight(down, tp), free)
-        free = (*free, "expert inner")
-        yield BackwardNeed(beside + self._activation(inner), free)
-        free = (*free, "expert up")
+        beside = self.stream + self.whole
+        yield BackwardNeed(beside + 2 * rows + sent)
+        yield BackwardNeed(beside + rows + inner + self._weight(down, tp))
+        free: tuple[str, ...] = ("expert inner",)
+        # Beside its gradient the activation, then both times the weights: once in float32, once as it is.
+        yield BackwardNeed(beside + 2 * inner + FLOAT32 * share.tensors["expert inner"], free)
+        yield BackwardNeed(beside + 2 * inner + self._activation(inner), free)
+        free = (*free, "expert up", "arrived weights")
         yield BackwardNeed(beside + inner * shape.gates + rows + self._weight(up, tp), free)
         free = (*free, "dispatched")
         yield BackwardNeed(beside + 2 * rows + sent + 2 * FLOAT32 * share.tensors.whole, free)

@@ -58,19 +58,18 @@ def _under_best_plan(job: str, spec: "JobSpec", as_json: bool) -> "JobSpec":
 
 
 def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
-    """The job, checked, for a command that executes it: PlanError also where this runtime can't."""
+    """The job, checked with the plans that it falls back to, for a command that executes it."""
     from shardwright.config.base import PlanError
-    from shardwright.config.runtime_support import runtime_limits
 
     spec = load(job, overrides)
-    limits = runtime_limits(spec)
+    faults = []
     for number in range(len(spec.plan.fallback)):
         try:
             planned(job, spec.model_copy(update={"plan": spec.plan.fallback_plan(number)}))
         except PlanError as error:
-            limits += [f"plan.fallback[{number}]: {fault}" for fault in error.faults]
-    if limits:
-        raise PlanError(f"job {job}", limits)
+            faults += [f"plan.fallback[{number}]: {fault}" for fault in error.faults]
+    if faults:
+        raise PlanError(f"job {job}", faults)
     return spec
 
 

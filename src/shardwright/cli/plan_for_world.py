@@ -43,7 +43,6 @@ def for_world(spec: "JobSpec", world: int) -> "tuple[JobSpec, str]":
 def _recommended(spec: "JobSpec", world: int) -> "JobSpec | None":
     """The job under the planner's choice; None where nothing is known of its devices, or no plan fits them."""
     from shardwright.config.base import PlanError
-    from shardwright.config.runtime_support import runtime_limits
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.recommendation import plans_of
     from shardwright.planner.scaling import at_size, size_faults
@@ -57,7 +56,7 @@ def _recommended(spec: "JobSpec", world: int) -> "JobSpec | None":
         found = plans_of(at, Constraints(), shipped()).recommendation
     except (KeyError, PlanError):  # of a device that nothing is known of, or that is too few for the model
         return None
-    if found is None or found.plan.job.batch != spec.batch or runtime_limits(found.plan.job):
+    if found is None or found.plan.job.batch != spec.batch:
         return None
     return found.plan.job
 

@@ -42,6 +42,16 @@ class PrecisionSpec(Spec):
     float8: Literal["none", "delayed", "tensorwise", "rowwise", "blockwise"] = Field(
         "none", description="Recipe by which the products of linear layers are computed in fp8."
     )
+    float8_weight_gradients: bool = Field(
+        False,
+        description="Weight gradients of these products are computed in fp8 too, and the layers keep their inputs in "
+        "fp8 where nothing else keeps them.",
+    )
+    float8_dispatch: bool = Field(
+        False,
+        description="Tokens travel to their experts in fp8 with a scale for each 128 numbers, and so do gradients in "
+        "the backward; what comes back is in the numbers of compute.",
+    )
     float8_history: Annotated[int, Field(gt=0, le=largest.HISTORY)] = Field(
         16, description="delayed: steps whose largest values the scales are taken from."
     )

@@ -94,6 +94,11 @@ class SoftwareSpec(Spec):
     float8_weight_gradients: bool = Field(
         True, description="Products of weight gradients are in fp8 too; if not, in 16 bits."
     )
+    float8_gradient: Number = Field(
+        0.0,
+        description="Casts along tokens for weight gradients in fp8, where they are kernels of their own, by element "
+        "of a product's input and of the gradient of what it gives.",
+    )
     kernels: Bytes = Field((25.0, 45.0), description="Kernels that one layer launches.")
     layer_norm_kernels: Bytes | None = Field(
         None, description="The same with LayerNorms, biases and no gate, if it is not as many."

@@ -62,14 +62,18 @@ def device_of(name: str) -> DeviceSpec:
 
 
 def software_under(run: Run) -> SoftwareSpec:
-    """The software of a run as its plan has it: in which numbers gradients and moments are, how tokens cross."""
+    """The software of a run as its plan has it: in which numbers gradients, moments and rows to experts are, how tokens
+    cross."""
     cut = run.cut
     numbers = (cut.precision, cut.gradient_bytes, cut.reduce_bytes, cut.moment_bytes)
-    return _software_with(run.software, numbers, cut.dispatch == "node-aware")
+    in_float8 = (cut.float8_weight_gradients, cut.float8_dispatch)
+    return _software_with(run.software, numbers, in_float8, cut.dispatch == "node-aware")
 
 
 @lru_cache(maxsize=64)
-def _software_with(name: str, numbers: tuple[str, int, int, int], is_node_aware: bool) -> SoftwareSpec:
+def _software_with(
+    name: str, numbers: tuple[str, int, int, int], in_float8: tuple[bool, bool], is_node_aware: bool
+) -> SoftwareSpec:
     software = software_of(name)
     precision, gradient_bytes, reduce_bytes, moment_bytes = numbers
     usual = software.bf16_gradient_bytes if precision == "bf16" else 0
@@ -78,6 +82,8 @@ def _software_with(name: str, numbers: tuple[str, int, int, int], is_node_aware:
             "gradient_bytes": gradient_bytes or usual or software.gradient_bytes,
             "reduce_bytes": reduce_bytes or usual or software.reduce_bytes,
             "moment_bytes": moment_bytes or software.moment_bytes,
+            "float8_weight_gradients": software.float8_weight_gradients or in_float8[0],
+            "dispatch_bytes": 1 if in_float8[1] else software.dispatch_bytes,
             "expert_dedupe": software.expert_dedupe or is_node_aware,
         }
     )

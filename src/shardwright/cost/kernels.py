@@ -116,6 +116,9 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
             cast = rates.cast if software.float8_fused else 1.0
             forward = forward + cast * software.float8[0] * p.batch * p.rows * p.inner / rates.memory
             input_grad = input_grad + cast * software.float8[1] * p.batch * p.rows * p.columns / rates.memory
+            if software.float8_weight_gradients:
+                elements = p.batch * p.rows * (p.inner + p.columns)
+                weight_grad = weight_grad + software.float8_gradient * elements / rates.memory
     if operator.scores:
         forward = forward + scores_s(rates, operator.scores, False)
         input_grad = input_grad + scores_s(rates, operator.scores, True)

@@ -216,8 +216,9 @@ def held_buffers(run: Run, ranks: PipelineRanks, held: Array) -> Numbers:
     of_three = of_three + gradient * np.where(by_run, stages + more, np.minimum(arriving, stage))
     found = np.where(cut.zero == 3, of_three, np.where(cut.zero == 2, of_two, 0.0))
     found = np.where(cut.replicas > 1, found, 0.0)
-    if cut.precision == "fp8":  # weights are kept in fp8, for both products
-        found = found + 2 * np.where(cut.zero < 3, held - tables, stage)
+    if cut.precision == "fp8":  # weights are kept in fp8, for both products where a scale is for one direction
+        num_casts = 2 if _job_of(run).precision.float8 == "rowwise" else 1
+        found = found + num_casts * np.where(cut.zero < 3, held - tables, stage)
     if cut.compress in KEEPS_ERROR:
         found = found + _FLOAT * held * (cut.replicas > 1)
     return found

@@ -48,47 +48,72 @@ class _GatedActivation(torch.autograd.Function):
         return gradient_SBF2, None
 
 
-def _gate_in_turn(fused_SBF2: Tensor, name: ActivationName, y_SBF: Tensor) -> None:
+def gate_in_turn(fused_SBF2: Tensor, name: ActivationName, y_SBF: Tensor) -> None:
+    """Put act(gate) x up into `y_SBF`, with the kernels that torch has."""
     gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
-    if name == "silu":
-        torch.ops.aten.silu.out(gate_SBF, out=y_SBF)
-    else:
-        torch.ops.aten.gelu.out(gate_SBF, approximate=_approximation(name), out=y_SBF)
+    activate_in_turn(gate_SBF, name, y_SBF)
     y_SBF.mul_(up_SBF)
 
 
-def _gate_at_once(fused_SBF2: Tensor, name: ActivationName, y_SBF: Tensor) -> None:
-    gate_SBF, up_SBF = fused_SBF2.float().chunk(2, dim=-1)
-    y_SBF.copy_(activate(gate_SBF, name) * up_SBF)
+def activate_in_turn(x: Tensor, name: ActivationName, y: Tensor) -> None:
+    """Put the activation into `y`, with the kernel that torch has."""
+    if name == "silu":
+        torch.ops.aten.silu.out(x, out=y)
+    else:
+        torch.ops.aten.gelu.out(x, approximate=_approximation(name), out=y)
 
 
-def _gate_backward_in_turn(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationName, gradient_SBF2: Tensor) -> None:
+def gate_backward_in_turn(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationName, gradient_SBF2: Tensor) -> None:
+    """Put the gradient of [gate | up] into `gradient_SBF2`, with the kernels that torch has."""
     gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
     dgate_SBF, dup_SBF = gradient_SBF2.chunk(2, dim=-1)
     torch.mul(dy_SBF, activate(gate_SBF, name), out=dup_SBF)
-    dactivated_SBF = dy_SBF * up_SBF
+    activate_backward_in_turn(dy_SBF * up_SBF, gate_SBF, name, dgate_SBF)
+
+
+def activate_backward_in_turn(dy: Tensor, x: Tensor, name: ActivationName, dx: Tensor) -> None:
+    """Put the gradient of the activation's input into `dx`, with the kernel that torch has."""
     if name == "silu":
-        torch.ops.aten.silu_backward.grad_input(dactivated_SBF, gate_SBF, grad_input=dgate_SBF)
+        torch.ops.aten.silu_backward.grad_input(dy, x, grad_input=dx)
     else:
-        torch.ops.aten.gelu_backward.grad_input(
-            dactivated_SBF, gate_SBF, approximate=_approximation(name), grad_input=dgate_SBF
-        )
+        torch.ops.aten.gelu_backward.grad_input(dy, x, approximate=_approximation(name), grad_input=dx)
+
+
+# In float32, for the compiler: what is rounded is the result alone.
+
+
+def exact_gate(fused_SBF2: Tensor, name: ActivationName) -> Tensor:
+    """act(gate) x up, in the numbers of `fused_SBF2`."""
+    gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
+    return activate(gate_SBF, name) * up_SBF
+
+
+def exact_gate_backward(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationName) -> Tensor:
+    """The gradient of [gate | up], in the numbers of both."""
+    gate_SBF, up_SBF = fused_SBF2.chunk(2, dim=-1)
+    dgate_SBF = exact_activate_backward(dy_SBF * up_SBF, gate_SBF, name)
+    return torch.cat((dgate_SBF, dy_SBF * activate(gate_SBF, name)), dim=-1)
+
+
+def exact_activate_backward(dy: Tensor, x: Tensor, name: ActivationName) -> Tensor:
+    """The gradient of the activation's input, in the numbers of both."""
+    if name == "silu":
+        return torch.ops.aten.silu_backward(dy, x)
+    return torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(name))
+
+
+def _gate_at_once(fused_SBF2: Tensor, name: ActivationName, y_SBF: Tensor) -> None:
+    y_SBF.copy_(exact_gate(fused_SBF2.float(), name))
 
 
 def _gate_backward_at_once(dy_SBF: Tensor, fused_SBF2: Tensor, name: ActivationName, gradient_SBF2: Tensor) -> None:
-    gate_SBF, up_SBF = fused_SBF2.float().chunk(2, dim=-1)
-    dy = dy_SBF.float()
-    if name == "silu":
-        dgate_SBF = torch.ops.aten.silu_backward(dy * up_SBF, gate_SBF)
-    else:
-        dgate_SBF = torch.ops.aten.gelu_backward(dy * up_SBF, gate_SBF, approximate=_approximation(name))
-    gradient_SBF2.copy_(torch.cat((dgate_SBF, dy * activate(gate_SBF, name)), dim=-1))
+    gradient_SBF2.copy_(exact_gate_backward(dy_SBF.float(), fused_SBF2.float(), name))
 
 
-_gate = fused_operator("gate(Tensor fused, str name, Tensor(a!) y) -> ()", _gate_in_turn, _gate_at_once)
+_gate = fused_operator("gate(Tensor fused, str name, Tensor(a!) y) -> ()", gate_in_turn, _gate_at_once)
 _gate_backward = fused_operator(
     "gate_backward(Tensor dy, Tensor fused, str name, Tensor(a!) gradient) -> ()",
-    _gate_backward_in_turn,
+    gate_backward_in_turn,
     _gate_backward_at_once,
 )
 

@@ -40,7 +40,8 @@ class Attention(nn.Module):
         self.qkv = ColumnLinear(spec.hidden, groups, 0, cut, std=spec.init_std)
         self.qkv_bias = sharded(groups, 0, cut.tp, "zeros") if spec.bias else None
         std = residual_std(spec.init_std, spec.layers)
-        self.out = RowLinear(spec.heads * self.head_dim, spec.hidden, spec.bias, cut, std=std)
+        # Attention's backward keeps what it gave.
+        self.out = RowLinear(spec.heads * self.head_dim, spec.hidden, spec.bias, cut, std=std, owns_input=False)
         # What is added to the keys of all positions alike adds the same number to all scores of a query, and softmax
         # cancels it: a bias that no rotary follows, of the product if no norm follows either, or of the norm.
         is_turned = spec.positions == "rotary"

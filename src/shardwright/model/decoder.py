@@ -114,7 +114,7 @@ class Block(nn.Module):
 
         if self.mlp is None:
             return run_again(whole, x_sBH, run.convoy)
-        (x_sBH,), inner_SBF = forget(before_down, x_sBH, run.convoy)
+        (x_sBH,), inner_SBF = forget(before_down, x_sBH, convoy=run.convoy)
         return x_sBH + self.mlp_dropout(self.mlp.down(inner_SBF), run)
 
 

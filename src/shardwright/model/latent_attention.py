@@ -54,7 +54,7 @@ class LatentAttention(nn.Module):
         made = (heads, latent.nope_dim + latent.value_dim)
         self.kv_up = ColumnLinear(latent.kv_rank, made, 0, cut, std=spec.init_std)
         std = residual_std(spec.init_std, spec.layers)
-        self.out = RowLinear(heads * latent.value_dim, spec.hidden, False, cut, std=std)
+        self.out = RowLinear(heads * latent.value_dim, spec.hidden, False, cut, std=std, owns_input=False)
 
     def project(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to latents, [s, B, L]; without low-rank queries to queries and latents, [S, B, N x D + L]."""

@@ -20,14 +20,14 @@ class MLP(nn.Module):
     [gate | up], [S, B, 2 F], if gated; `activate`; and `down`, [S, B, F] to [s, B, H].
     """
 
-    def __init__(self, spec: ModelSpec, cut: LayerSharding, width: int = 0) -> None:
-        """`width` is that inside the MLP, if it is not the model's."""
+    def __init__(self, spec: ModelSpec, cut: LayerSharding, width: int = 0, owns_input: bool = True) -> None:
+        """`width` is that inside the MLP, if it is not the model's. `owns_input`: nobody else keeps the input."""
         super().__init__()
         width = width or spec.ffn_size
         self.gated = spec.gated_mlp
         self.activation = spec.activation
         inner = (2, width) if self.gated else (1, width)
-        self.up = ColumnLinear(spec.hidden, inner, 1, cut, std=spec.init_std)
+        self.up = ColumnLinear(spec.hidden, inner, 1, cut, std=spec.init_std, owns_input=owns_input)
         self.up_bias = sharded(inner, 1, cut.tp, "zeros") if spec.bias else None
         self.down = RowLinear(width, spec.hidden, spec.bias, cut, std=residual_std(spec.init_std, spec.layers))
 

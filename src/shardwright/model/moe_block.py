@@ -13,16 +13,17 @@ on this rank, N rows of tokens at the experts of this rank, e experts of this ra
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
 from shardwright.config.recompute_policy import Policy
-from shardwright.model.activation import activate, activate_gated
 from shardwright.model.float32_linear import exact_product
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.mlp import MLP
 from shardwright.model.router import Router
+from shardwright.model.weighed_activation import weighed_activation
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.regions import copy_to, gather_from, reduce_from, scatter_to
 from shardwright.parallel.expert.dispatch import Routing, through_experts
@@ -47,17 +48,20 @@ class Experts(nn.Module):
         std = residual_std(spec.init_std, spec.layers)
         self.down = expert_matrix((count, spec.hidden, width), 2, cut.ep, cut.expert_tp, std=std)
 
-    def forward(self, x_NH: Tensor, counts_e: Tensor, policy: Policy) -> Tensor:
-        """[N, H], sorted by expert, to [N, H]: with expert_tp this rank's part of a sum."""
+    def forward(self, x_NH: Tensor, weight_N1: Tensor, counts_e: Tensor, policy: Policy) -> Tensor:
+        """[N, H], sorted by expert, to [N, H], each row times its weight: with expert_tp this rank's part of a sum.
+
+        y = W_down (weight x act) is weight x W_down act, and the weight's gradient is made of what is there anyway.
+        """
 
         def product(weight: PlacedParameter) -> Callable[[ProductInput], Tensor]:
             return lambda x: grouped_linear(x, weight, counts_e, self.cut.deferred, kind=self.cut.ep.kind)
 
         up = Chain(x_NH, policy).product("up", product(self.up))
-        return up.then("activation", self._activate).into(product(self.down))
+        return up.then("activation", self._activate, weight_N1).into(product(self.down))
 
-    def _activate(self, up_NF: Tensor) -> Tensor:
-        return activate_gated(up_NF, self.activation) if self.gated else activate(up_NF, self.activation)
+    def _activate(self, up_NF: Tensor, weight_N1: Tensor) -> Tensor:
+        return weighed_activation(up_NF, weight_N1, self.activation, self.gated)
 
 
 class MixtureOfExperts(nn.Module):
@@ -69,7 +73,8 @@ class MixtureOfExperts(nn.Module):
         self.router = Router(spec, layer, cut)
         self.experts = Experts(spec, cut)
         shared = spec.moe.shared_size(spec.ffn_size)
-        self.shared = MLP(spec, cut, shared) if shared else None
+        # The router keeps their input too.
+        self.shared = MLP(spec, cut, shared, owns_input=False) if shared else None
         has_gate = spec.moe.shared_gate
         self.shared_gate = whole((1, spec.hidden), "normal", spec.init_std, cut.summed_over) if has_gate else None
 
@@ -96,7 +101,8 @@ class MixtureOfExperts(nn.Module):
             experts_TK = all_gather(routing.experts_TK, parts) if gathers else routing.experts_TK
             routing = replace(routing, experts_TK=experts_TK, weights_TK=enter(routing.weights_TK, parts))
         y_TH = through_experts(
-            x_TH, routing, lambda x_NH, counts_e: self.experts(x_NH, counts_e, policy), self.num_experts, ep=self.cut.ep
-        )
+            x_TH, routing, partial(self.experts, policy=policy), num_experts=self.num_experts, ep=self.cut.ep,
+            in_float8=self.cut.float8_dispatch,
+        )  # fmt: skip
         leave = scatter_to if gathers else reduce_from
         return leave(y_TH, parts).view(s, B, -1)

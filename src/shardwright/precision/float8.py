@@ -15,7 +15,7 @@ Shape suffixes: R rows, C columns (the dim that a product contracts), r and c ar
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,11 +30,15 @@ Granularity = Literal["tensor", "row", "tile", "block"]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 
+# Which rows the groups of a matrix have: neighbours, in the order of the groups. One without rows is left out.
+Ranges = Sequence[tuple[int, slice]]
+
 # Below this an amax counts as this: the reciprocal of a scale must be finite, and a matrix of zeros has a scale too.
 _SMALLEST_AMAX = 2.0**-100
-# Elements that are worked on at a time on a CPU. All at once is 3 to 7 times slower for a matrix of 4096 x 4096, whose
-# temporaries are fetched from the system each time; fewer are up to 15% slower for the calls that they cost.
-_CHUNK_ELEMENTS = 1 << 18
+# Elements that are worked on at a time: on a device, so that what is made meanwhile is small. On a CPU all at once is 3
+# to 7 times slower for a matrix of 4096 x 4096, whose temporaries are fetched from the system each time; fewer are up
+# to 15% slower for the calls that they cost.
+_CHUNK_ELEMENTS, _CPU_CHUNK_ELEMENTS = 1 << 24, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ def amaxes(x_RC: Tensor, granularity: Granularity) -> Tensor:
         return torch.maximum(-low, high).float()
     if granularity == "tensor":
         return torch.zeros((), device=x_RC.device)
+    if not x_RC.shape[0]:
+        return _no_scales(x_RC, granularity)
     return torch.cat([_amaxes_of_chunk(x_RC[rows].float(), granularity) for rows in _chunks(x_RC)])
 
 
@@ -74,14 +80,14 @@ def quantise(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype) -> Quan
     Scales smaller than the matrix are found and used while a part of it is in the cache: for rows 20% faster than
     `amaxes` and then `cast`, for tiles 10%.
     """
-    if granularity == "tensor":
+    if granularity == "tensor" or not x_RC.shape[0]:
         return cast(x_RC, granularity, dtype, scales_for(amaxes(x_RC, granularity), dtype))
     values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
     scales = []
     for rows in _chunks(x_RC):
         chunk = x_RC[rows].float()
         scales.append(scales_for(_amaxes_of_chunk(chunk, granularity), dtype))
-        _store(values_RC[rows], chunk, expanded(scales[-1], granularity, chunk.shape))
+        _store(values_RC[rows], chunk, scales[-1], granularity)
     return Quantised(values_RC, torch.cat(scales), granularity)
 
 
@@ -92,9 +98,18 @@ def cast(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype, scales: Ten
     """
     values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
     for rows in _chunks(x_RC):
-        chunk = x_RC[rows].float()
-        _store(values_RC[rows], chunk, expanded(_rows_of(scales, granularity, rows), granularity, chunk.shape))
+        _store(values_RC[rows], x_RC[rows].float(), _rows_of(scales, granularity, rows), granularity)
     return Quantised(values_RC, scales, granularity)
+
+
+def cast_groups(x_RC: Tensor, ranges: Ranges, dtype: torch.dtype, scales_g: Tensor) -> Tensor:
+    """The values of a matrix some of whose rows have a scale together, [R, C]: group g has those that `ranges` says."""
+    values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
+    for group, of_group in ranges:
+        x, values = x_RC[of_group], values_RC[of_group]
+        for rows in _chunks(x):
+            _store(values[rows], x[rows].float(), scales_g[group], "tensor")
+    return values_RC
 
 
 def transposed(matrix: Quantised) -> Quantised:
@@ -102,6 +117,18 @@ def transposed(matrix: Quantised) -> Quantised:
     assert matrix.granularity in ("tensor", "block"), f"a scale a {matrix.granularity} is for one direction"
     bytes_CR = matrix.values.view(torch.uint8).t().contiguous()
     return Quantised(bytes_CR.view(matrix.values.dtype), matrix.scales.t(), matrix.granularity)
+
+
+def spread(x_RC: Tensor, scales: Tensor, granularity: Granularity) -> tuple[Tensor, Tensor]:
+    """A matrix and its scales in shapes that can be multiplied: views, where the matrix is of whole tiles or blocks."""
+    if granularity in ("tensor", "row"):
+        return x_RC, scales
+    num_rows, num_columns = x_RC.shape
+    if granularity == "tile" and num_columns % TILE == 0 and x_RC.is_contiguous():
+        return x_RC.view(num_rows, -1, TILE), scales[:, :, None]
+    if num_columns % TILE == num_rows % TILE == 0 and granularity == "block" and x_RC.is_contiguous():
+        return x_RC.view(num_rows // TILE, TILE, -1, TILE), scales[:, None, :, None]
+    return x_RC, expanded(scales, granularity, x_RC.shape)
 
 
 def expanded(scales: Tensor, granularity: Granularity, shape: torch.Size) -> Tensor:
@@ -124,10 +151,16 @@ def _amaxes_of_chunk(x_RC: Tensor, granularity: Granularity) -> Tensor:
     return padded.abs().view(-1, high, padded.shape[1] // TILE, TILE).amax((1, 3))
 
 
-def _store(values: Tensor, x_RC: Tensor, scales: Tensor) -> None:
+def _no_scales(x_RC: Tensor, granularity: Granularity) -> Tensor:
+    wide = 1 if granularity == "row" else math.ceil(x_RC.shape[1] / TILE)
+    return torch.zeros(0, wide, device=x_RC.device)
+
+
+def _store(values: Tensor, x_RC: Tensor, scales: Tensor, granularity: Granularity) -> None:
     # The cast itself saturates on some devices and gives nan or infinity on others.
     largest = LARGEST[values.dtype]
-    values.copy_((x_RC * scales.reciprocal()).clamp_(-largest, largest))
+    x, spread_scales = spread(x_RC, scales, granularity)
+    values.copy_((x * spread_scales.reciprocal()).clamp_(-largest, largest).view(values.shape))
 
 
 def _rows_of(scales: Tensor, granularity: Granularity, rows: slice) -> Tensor:
@@ -138,11 +171,9 @@ def _rows_of(scales: Tensor, granularity: Granularity, rows: slice) -> Tensor:
 
 
 def _chunks(x_RC: Tensor) -> Iterator[slice]:
-    """Rows that are worked on together: what stays in the cache of a CPU; all of them elsewhere. Whole blocks."""
+    """Rows that are worked on together: on a CPU what stays in its cache. Whole blocks."""
     num_rows, num_columns = x_RC.shape
-    step = num_rows
-    if x_RC.device.type == "cpu":
-        step = _CHUNK_ELEMENTS // max(1, num_columns)
-        step = max(TILE, step // TILE * TILE)
+    elements = _CPU_CHUNK_ELEMENTS if x_RC.device.type == "cpu" else _CHUNK_ELEMENTS
+    step = max(TILE, elements // max(1, num_columns) // TILE * TILE)
     for first in range(0, num_rows, max(1, step)):
         yield slice(first, min(first + step, num_rows))

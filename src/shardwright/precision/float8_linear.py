@@ -1,7 +1,8 @@
 """The fp8 products of one linear layer, and what it remembers for them: its cast weight, and past amaxes.
 
 A layer makes one `Float8Linear` and calls `forward_product` and `input_gradient` in its forward and backward; at each
-update of the weights `end_step` is called for all layers together. For the weight gradient the layer keeps x as it is.
+update of the weights `end_step` is called for all layers together. For the weight gradient the layer keeps x as it is,
+or where that product is in fp8 too (float8_gradient.py) as it was cast.
 
 Where the tp axis cuts a matrix, scales that are shared across the cut need the largest amax of all shards, or results
 would depend on tp. A layer is cut along its outputs (column-parallel: W and dy are) or along its inputs (row-parallel:
@@ -19,8 +20,8 @@ import torch
 from torch import Tensor
 
 from shardwright.precision.amax_history import AmaxHistory
-from shardwright.precision.float8 import E4M3, Granularity, Quantised, amaxes, cast, quantise, scales_for, transposed
-from shardwright.precision.float8_product import product
+from shardwright.precision.float8 import E4M3, Granularity, Quantised, amaxes, cast, quantise, scales_for
+from shardwright.precision.float8_product import plain_product, product
 from shardwright.precision.float8_recipe import RECIPES, Float8Recipe, RecipeName
 
 CutDim = Literal["none", "outputs", "inputs"]
@@ -34,26 +35,31 @@ def on_one_rank(amax: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CastWeight:
-    """A weight in fp8, for both products. `rows` is W [N, K], `columns` is W^T [K, N]: 2 bytes an element."""
+    """A weight in fp8, for both products. `rows` is W [N, K]; `columns` is W^T [K, N] where a scale is for one
+    direction alone, so that it is another cast, of another byte an element."""
 
     rows: Quantised
-    columns: Quantised
+    columns: Quantised | None
 
 
 class Float8Linear:
     """What one linear layer remembers for its fp8 products. Made by `make_float8_state`."""
 
-    def __init__(self, recipe: Float8Recipe, cut: CutDim, reduce_max: ReduceMax, history: int, margin: int) -> None:
+    def __init__(
+        self, recipe: Float8Recipe, cut: CutDim, reduce_max: ReduceMax, history: int, margin: int,
+        weight_gradients: bool = False,
+    ) -> None:  # fmt: skip
         self.recipe = recipe
+        self.weight_gradients = weight_gradients
         self.num_weight_casts = 0
         # Which weights these are: whoever changes them changes this. `end_step` counts it up.
         self.weight_version = 0
         self._weight: CastWeight | None = None
         self._cast_version = 0
         self._weight_amax: Tensor | None = None
-        self._cut = cut
-        self._reduce_max = reduce_max
-        self._histories = {
+        self.cut = cut
+        self.reduce_max = reduce_max
+        self.histories = {
             "x": AmaxHistory(history, margin, E4M3),
             "weight": AmaxHistory(history, margin, E4M3),
             "dy": AmaxHistory(history, margin, recipe.gradient_dtype),
@@ -68,115 +74,146 @@ class Float8Linear:
             self.num_weight_casts += 1
         return self._weight
 
+    def hold(self, weight: CastWeight) -> None:
+        """Keep this as the cast of the weight's version: the same numbers in other memory."""
+        self._weight = weight
+
     def activation(self, x_TK: Tensor) -> Quantised:
         """The input [T, K] in fp8."""
-        return self._cast("x", x_TK, E4M3, self._cut == "inputs")
+        return self._cast("x", x_TK, E4M3, self.cut == "inputs")
 
     def gradient(self, dy_TN: Tensor) -> Quantised:
         """The output gradient [T, N] in fp8."""
-        return self._cast("dy", dy_TN, self.recipe.gradient_dtype, self._cut == "outputs")
+        return self._cast("dy", dy_TN, self.recipe.gradient_dtype, self.cut == "outputs")
 
     def memory(self) -> list[Tensor]:
         """What the cast weight holds, if there is one."""
         casts = [] if self._weight is None else [self._weight.rows, self._weight.columns]
-        return [tensor for cast in casts for tensor in (cast.values, cast.scales)]
+        return [tensor for cast in casts if cast is not None for tensor in (cast.values, cast.scales)]
 
     def drop_weight(self) -> None:
         """Let the cast weight go, with the weight that it was cast from."""
         self._weight = None
 
+    def weight_changed(self) -> None:
+        """There are other values in the weight: cast it anew at the next use."""
+        self.weight_version += 1
+
     def forget_now(self) -> None:
         """What was computed since the last step was an evaluation, and is no guide to the next training step."""
-        for history in self._histories.values():
+        for history in self.histories.values():
             history.forget_now()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights; empty where scales don't depend on the past."""
         if not self.recipe.delayed:
             return {}
-        return {name: history.state_dict() for name, history in self._histories.items()}
+        return {name: history.state_dict() for name, history in self.histories.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, whose weights are other ones."""
         self.weight_version += 1
         if self.recipe.delayed:
-            for name, history in self._histories.items():
+            for name, history in self.histories.items():
                 history.load_state_dict(state[name])
 
     def amaxes_now(self) -> list[Tensor | None]:
         """Amaxes of the step under way: of x, weight and dy. None for what was not cast."""
         # Not by way of the weight's history: the cast may have been for an evaluation before this step.
         weight_amax = self._weight_amax if self._cast_version == self.weight_version else None
-        return [self._histories["x"].now, weight_amax, self._histories["dy"].now]
+        return [self.histories["x"].now, weight_amax, self.histories["dy"].now]
 
     def end_step(self, step_amaxes: Sequence[float]) -> None:
         """The weights were updated. `step_amaxes` are those of x, weight and dy over all ranks; none if not delayed."""
         self.weight_version += 1
         if self.recipe.delayed:
-            for history, amax in zip(self._histories.values(), step_amaxes, strict=True):
+            for history, amax in zip(self.histories.values(), step_amaxes, strict=True):
                 history.end_step(amax)
 
     def _cast_weight(self, weight_NK: Tensor) -> CastWeight:
         if self.recipe.weight == "row":
             # A scale a row is for one direction only: the transpose is another cast.
-            rows = self._quantise(weight_NK, "row", E4M3, self._cut == "inputs")
-            columns = self._quantise(weight_NK.t().contiguous(), "row", E4M3, self._cut == "outputs")
+            rows = self.quantise(weight_NK, "row", E4M3, self.cut == "inputs")
+            columns = self.quantise(weight_NK.t().contiguous(), "row", E4M3, self.cut == "outputs")
             return CastWeight(rows, columns)
         if self.recipe.delayed:
-            rows, self._weight_amax = self._cast_delayed("weight", weight_NK, E4M3, self._cut != "none")
+            rows, self._weight_amax = self._cast_delayed("weight", weight_NK, E4M3, self.cut != "none")
         else:
-            rows = self._quantise(weight_NK, self.recipe.weight, E4M3, self._cut != "none")
-        return CastWeight(rows, transposed(rows))
+            rows = self.quantise(weight_NK, self.recipe.weight, E4M3, self.cut != "none")
+        return CastWeight(rows, None)
 
     def _cast(self, name: str, x: Tensor, dtype: torch.dtype, is_cut: bool) -> Quantised:
         if not self.recipe.delayed:
-            return self._quantise(x, self.recipe.activation, dtype, is_cut)
+            return self.quantise(x, self.recipe.activation, dtype, is_cut)
         quantised, amax = self._cast_delayed(name, x, dtype, is_cut)
-        self._histories[name].see(amax)
+        self.histories[name].see(amax)
         return quantised
 
     def _cast_delayed(self, name: str, x: Tensor, dtype: torch.dtype, is_cut: bool) -> tuple[Quantised, Tensor]:
         # Two passes over x. One, chunk by chunk, was not faster: finding the amax is an eighth of a cast.
         amax = amaxes(x, "tensor")
-        scale = self._histories[name].scale
+        scale = self.histories[name].scale
         if scale is None:
-            shared = self._reduce_max(amax.clone()) if is_cut else amax
-            return cast(x, "tensor", dtype, _scales_over_cut(shared, amax, dtype)), amax
+            shared = self.reduce_max(amax.clone()) if is_cut else amax
+            return cast(x, "tensor", dtype, scales_over_cut(shared, amax, dtype)), amax
         return cast(x, "tensor", dtype, scale + amax * 0.0), amax
 
-    def _quantise(self, x: Tensor, granularity: Granularity, dtype: torch.dtype, is_cut: bool) -> Quantised:
+    def quantise(self, x: Tensor, granularity: Granularity, dtype: torch.dtype, is_cut: bool) -> Quantised:
+        """Cast with scales from the matrix itself and, if it is cut, from the other parts of it."""
         if not is_cut or granularity in ("tile", "block"):
             return quantise(x, granularity, dtype)
         amax = amaxes(x, granularity)
-        return cast(x, granularity, dtype, _scales_over_cut(self._reduce_max(amax.clone()), amax, dtype))
+        return cast(x, granularity, dtype, scales_over_cut(self.reduce_max(amax.clone()), amax, dtype))
 
 
-def _scales_over_cut(shared: Tensor, own: Tensor, dtype: torch.dtype) -> Tensor:
+def scales_over_cut(shared: Tensor, own: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales from the largest values over all parts of a matrix; nan where its own part is not finite."""
     # A maximum over ranks may lose a nan, and scales must be nan wherever the matrix is not finite.
     return scales_for(shared, dtype) + own * 0.0
 
 
 def make_float8_state(
-    recipe: RecipeName, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank, history: int = 16, margin: int = 0
-) -> Float8Linear:
+    recipe: RecipeName, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank, history: int = 16, margin: int = 0,
+    weight_gradients: bool = False,
+) -> Float8Linear:  # fmt: skip
     """The state of one linear layer.
 
     `cut` says along which dim the tp axis cuts the weight, and `reduce_max` reduces over that axis. `history` and
-    `margin` matter to "delayed" alone. ValueError if the recipe is unknown or the history has no length.
+    `margin` matter to "delayed" alone; `weight_gradients` are in fp8 too. ValueError if the recipe is unknown or the
+    history has no length.
     """
     if recipe not in RECIPES:
         raise ValueError(f"there is no fp8 recipe {recipe!r}; use one of {', '.join(RECIPES)}")
-    return Float8Linear(RECIPES[recipe], cut, reduce_max, history, margin=margin)
+    return Float8Linear(RECIPES[recipe], cut, reduce_max, history, margin=margin, weight_gradients=weight_gradients)
 
 
 def forward_product(state: Float8Linear, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     """x W^T in fp8: [T, K] and [N, K] to [T, N], in the dtype of x. `weight_NK` is read where its version is new."""
-    return product(state.activation(x_TK), state.weight(weight_NK).rows, x_TK.dtype)
+    return forward_and_cast(state, x_TK, weight_NK)[0]
+
+
+def forward_and_cast(state: Float8Linear, x_TK: Tensor, weight_NK: Tensor) -> tuple[Tensor, Quantised]:
+    """x W^T in fp8, and x in fp8."""
+    x = state.activation(x_TK)
+    return product(x, state.weight(weight_NK).rows, x_TK.dtype), x
 
 
 def input_gradient(state: Float8Linear, dy_TN: Tensor, weight_NK: Tensor) -> Tensor:
     """dy W in fp8: [T, N] and [N, K] to [T, K], in the dtype of dy."""
-    return product(state.gradient(dy_TN), state.weight(weight_NK).columns, dy_TN.dtype)
+    return input_gradient_and_cast(state, dy_TN, weight_NK)[0]
+
+
+def input_gradient_and_cast(state: Float8Linear, dy_TN: Tensor, weight_NK: Tensor) -> tuple[Tensor, Quantised]:
+    """dy W in fp8, and dy in fp8."""
+    dy = state.gradient(dy_TN)
+    return product_with_rows_of(state.weight(weight_NK), dy, dy_TN.dtype), dy
+
+
+def product_with_rows_of(weight: CastWeight, dy: Quantised, out_dtype: torch.dtype) -> Tensor:
+    """dy W: [T, N] to [T, K]."""
+    if weight.columns is None:
+        return plain_product(dy, weight.rows, out_dtype)
+    return product(dy, weight.columns, out_dtype)
 
 
 def end_step(states: Sequence[Float8Linear], reduce_max: ReduceMax = on_one_rank) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.precision.float8 import E4M3, Quantised, expanded
+from shardwright.precision.float8 import E4M3, Quantised, spread, transposed
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
 
 _SIGN_AND_E4M3_AS_BF16 = -0x8000 | 0x07F0
@@ -21,8 +21,19 @@ _BIAS_OF_BF16_OVER_E4M3 = 127 - 7
 
 def product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
     """a b^T: [M, C] and [N, C] to [M, N], summed in float32 and rounded once to `out_dtype`."""
-    multiply = scaled_product if has_scaled_product(a, b) else emulated_product
+    if a.values.is_meta:  # a dry run, which stands for a device that needs memory for the result alone
+        return a.values.new_empty((a.values.shape[0], b.values.shape[0]), dtype=out_dtype)
+    multiply = scaled_product if has_scaled_product(a, b, out_dtype) else emulated_product
     return multiply(a, b, out_dtype)
+
+
+def plain_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
+    """a b: [M, C] and [C, N] to [M, N], where one scale of b serves both directions. Devices want b transposed first,
+    which is a pass over its bytes; the emulation does not."""
+    if a.values.device.type != "cpu":
+        return product(a, transposed(b), out_dtype)
+    inside = _inside(out_dtype)
+    return (dequantise(a, inside) @ dequantise(b, inside)).to(out_dtype)
 
 
 def emulated_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
@@ -30,14 +41,20 @@ def emulated_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tens
 
     In bf16 where the result is to be bf16: that product sums in float32 too, and is the fastest one that a CPU has.
     """
-    inside = torch.bfloat16 if out_dtype == torch.bfloat16 else torch.float32
+    inside = _inside(out_dtype)
     return functional.linear(dequantise(a, inside), dequantise(b, inside)).to(out_dtype)
+
+
+def _inside(out_dtype: torch.dtype) -> torch.dtype:
+    return torch.bfloat16 if out_dtype == torch.bfloat16 else torch.float32
 
 
 def dequantise(matrix: Quantised, dtype: torch.dtype) -> Tensor:
     """What a matrix stands for, exactly, in float32 or bf16."""
-    scales = expanded(matrix.scales, matrix.granularity, matrix.values.shape)
-    return _widened(matrix.values, dtype).mul_(scales)
+    wide = _widened(matrix.values, dtype)
+    spread_out, scales = spread(wide, matrix.scales, matrix.granularity)
+    spread_out.mul_(scales)
+    return wide
 
 
 def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,6 @@
 """The recipes of fp8 training: what shares a scale, and where the scale comes from.
 
-The products y = x W^T and dx = dy W are in fp8; the weight gradient dy^T x is not, since errors in it add up in the
-weights. x and W are e4m3.
+The products y = x W^T and dx = dy W are in fp8, and where it is asked for the weight gradient dy^T x. x and W are e4m3.
 """
 
 from dataclasses import dataclass

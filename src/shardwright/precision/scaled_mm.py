@@ -8,12 +8,14 @@ of an EPYC with AVX512-BF16, 1024 cubed, casts included), so there it isn't used
 Shape suffixes: M and N rows of the operands, C the dim that is contracted.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import ScalingType, scaled_mm
 
-from shardwright.precision.float8 import E5M2, Granularity, Quantised
+from shardwright.precision.float8 import E4M3, E5M2, Granularity, Quantised, Ranges
 
 _TYPES: dict[Granularity, ScalingType] = {
     "tensor": ScalingType.TensorWise,
@@ -24,7 +26,7 @@ _TYPES: dict[Granularity, ScalingType] = {
 _LEAST_CAPABILITY = {"tensor": (8, 9), "row": (9, 0), "tile": (9, 0)}  # of the first operand
 
 
-def has_scaled_product(a: Quantised, b: Quantised) -> bool:
+def has_scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether the device has this product for operands of these shapes, granularities and dtypes."""
     if a.values.device.type != "cuda" or torch.version.hip is not None:
         return False
@@ -32,6 +34,8 @@ def has_scaled_product(a: Quantised, b: Quantised) -> bool:
     if capability < _LEAST_CAPABILITY[a.granularity]:
         return False
     if a.granularity == "tile" and (capability[0] != 9 or _cuda_version() < (12, 9)):
+        return False
+    if a.granularity == "row" and out_dtype == torch.float32 and (capability[0] != 9 or _cuda_version() < (12, 9)):
         return False
     (num_a_rows, num_columns), num_b_rows = a.values.shape, b.values.shape[0]
     both_wide = a.values.dtype == b.values.dtype == E5M2
@@ -45,6 +49,42 @@ def scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor
     """
     scales = _scales_of_first(a), _TYPES[a.granularity], _scales_of_second(b), _TYPES[b.granularity]
     return scaled_mm(a.values, b.values.t(), *scales, output_dtype=out_dtype, use_fast_accum=False)
+
+
+def has_scaled_grouped_product(a: Quantised, weights: Sequence[Quantised], out_dtype: torch.dtype) -> bool:
+    """Whether the device has one kernel for rows that each have one of several matrices [N, C].
+
+    What torch 2.11 to 2.13 admit: e4m3 on both sides with a scale a row, in 16 bits on Hopper (of ours; elsewhere tiles
+    of 32, which are not).
+    """
+    if a.values.device.type != "cuda" or torch.version.hip is not None or a.granularity != "row":
+        return False
+    num_b_rows, num_columns = weights[0].values.shape
+    is_narrow = a.values.dtype == weights[0].values.dtype == E4M3 and weights[0].granularity == "row"
+    is_whole = a.values.shape[0] > 0 and num_columns % 16 == 0 and num_b_rows % 16 == 0
+    is_hopper = torch.cuda.get_device_capability(a.values.device) == (9, 0)
+    return is_narrow and is_whole and is_hopper and out_dtype == torch.bfloat16
+
+
+def scaled_grouped_product(a: Quantised, weights: Sequence[Quantised], ranges: Ranges) -> Tensor:
+    """Each row of a [R, C] times the transpose of the matrix of its group, [R, N]. The matrices lie side by side."""
+    values = weights[0].values
+    size = (len(weights), *values.shape)
+    beside_gNC = values.as_strided(size, (values.numel(), values.shape[1], 1))
+    scales_gN = torch.stack([of.scales.flatten() for of in weights])
+    ends, stop = [], 0
+    stops = {group: rows.stop for group, rows in ranges}
+    for group in range(len(weights)):
+        stop = stops.get(group, stop)
+        ends.append(stop)
+    ends_g = torch.tensor(ends, dtype=torch.int32).to(values.device, non_blocking=True)
+    by_row = ScalingType.RowWise
+    multiply = functional.scaled_grouped_mm  # type: ignore[attr-defined]  # torch has no stub of it
+    found: Tensor = multiply(
+        a.values, beside_gNC.transpose(1, 2), a.scales.flatten(), by_row, scales_gN, by_row, offs=ends_g,
+        output_dtype=torch.bfloat16, use_fast_accum=False,
+    )  # fmt: skip
+    return found
 
 
 def _cuda_version() -> tuple[int, ...]:
@@ -61,4 +101,6 @@ def _scales_of_second(b: Quantised) -> Tensor:
     if b.granularity == "block":
         # [N / 128, C / 128], the second padded to a multiple of 4 and given first, without moving anything.
         return functional.pad(b.scales, (0, -b.scales.shape[1] % 4)).t()
+    if b.granularity == "tile":  # [N, C / 128], of which the rows must be next to each other in memory
+        return b.scales.t().contiguous().t()
     return b.scales.t() if b.granularity == "row" else b.scales

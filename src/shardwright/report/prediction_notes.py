@@ -8,7 +8,6 @@ import math
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
-from shardwright.config.runtime_support import runtime_limits
 from shardwright.config.usual_links import usual_link_notes
 from shardwright.sharding.stage_parameters import model_parameters
 
@@ -17,11 +16,9 @@ _ABOUT = 0.05
 
 
 def job_notes(job: JobSpec) -> list[str]:
-    """Sentences: told numbers that contradict the others, each with its arithmetic and what would give them; and what
-    keeps this runtime from running the job."""
-    limits = [f"this runtime can't run it: {limit}" for limit in runtime_limits(job)]
+    """Sentences: told numbers that contradict the others, each with its arithmetic and what would give them."""
     links = usual_link_notes(job.cluster, job.plan.world)
-    return [*_parameter_notes(job.model), *_device_notes(job), *links, *limits]
+    return [*_parameter_notes(job.model), *_device_notes(job), *links]
 
 
 def _parameter_notes(model: ModelSpec) -> list[str]:

@@ -1,6 +1,6 @@
 """From a plan to what one rank runs: its stages, their gradients, the programs and the optimizer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +11,7 @@ from torch import Tensor
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import layer_policies
 from shardwright.model.decoder import DecoderStage, stage_span
+from shardwright.model.moe_block import Experts
 from shardwright.parallel.comm.collectives import Axis, all_reduce_max
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.process_groups import Connect, Mesh, make_mesh
@@ -26,6 +27,7 @@ from shardwright.parallel.zero.master_weights import MakeOptimizer
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.parallel.zero.weight_stash import WeightStash
+from shardwright.precision.float8_experts import Float8Experts
 from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, make_float8_state
 from shardwright.precision.loss_scale import LossScale
 from shardwright.schedule.action import Kind
@@ -44,11 +46,20 @@ NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 @dataclass(frozen=True)
+class Float8Layers:
+    """What the linear layers of a rank with fp8 products remember for them, and the largest over all ranks that work on
+    the same layers."""
+
+    states: list[Float8Linear]
+    reduce_max: ReduceMax
+
+
+@dataclass(frozen=True)
 class Replica:
     """One rank's part of a job, ready to run.
 
-    `weight_stashes` is empty unless the program needs several versions of the weights. `float8_states` are what the
-    linear layers with fp8 products remember for them.
+    `weight_stashes` is empty unless the program needs several versions of the weights. `float8` has the layers that all
+    tokens meet, and the experts, which other ranks share.
     """
 
     stages: dict[int, DecoderStage]
@@ -60,9 +71,13 @@ class Replica:
     gradient_norm: GradientNorm
     tied: TiedEmbedding
     loss_scale: LossScale | None
-    float8_states: list[Float8Linear]
-    float8_reduce_max: ReduceMax
+    float8: tuple[Float8Layers, Float8Layers]
     pool: TensorPool
+
+    @property
+    def float8_states(self) -> list[Float8Linear]:
+        """What all linear layers with fp8 products remember."""
+        return [state for layers in self.float8 for state in layers.states]
 
     def memory(self) -> RankMemory:
         """What this rank has allocated, by kind, after the first update; activations are not in it."""
@@ -127,7 +142,6 @@ def build(
     pool = tensor_pool(mesh.device)
     shards, reductions = {}, Reductions()
     of_job = partial(make_adamw, job.optimizer, moments=NUMBERS[job.precision.moments])
-    float8_states: list[Float8Linear] = []
     for stage, module in stages.items():
         regions = {
             name: [p for p in held if p is not tied.head or not tied.are_both_here]
@@ -148,7 +162,6 @@ def build(
         )
         shards[stage].make_optimizers(make_optimizer or of_job)
         module.through = shards[stage].through
-        float8_states += _use_float8(job, module, mesh.tp)
     if tied.table is not None and tied.head is not None:
         unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
         tied.share_memory(unit)
@@ -169,8 +182,7 @@ def build(
         loss_scale=LossScale(job.precision.loss_scale, job.precision.loss_scale_growth_steps)
         if job.precision.scales_loss
         else None,
-        float8_states=float8_states,
-        float8_reduce_max=partial(_max_over_holders, mesh=mesh),
+        float8=_use_float8(job, stages, mesh),
         pool=pool,
     )
 
@@ -189,25 +201,49 @@ def _gradient_norm(
     return GradientNorm(counted, num_parameters, mesh)
 
 
-def _max_over_holders(amaxes: Tensor, mesh: Mesh) -> Tensor:
-    """The largest over all ranks that work on this rank's stages: its tp line, and every copy of each."""
-    for axis in (mesh.tp, mesh.replicas.shards[0], mesh.replicas.copies):
+def _max_over_holders(amaxes: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """The largest over all ranks that work on the same layers."""
+    for axis in axes:
         amaxes = all_reduce_max(amaxes, axis)
     return amaxes
 
 
-def _use_float8(job: JobSpec, stage: DecoderStage, tp: Axis) -> list[Float8Linear]:
-    """Let the linear layers of the blocks compute in fp8; not embeddings, head and norms, nor attention itself."""
-    recipe, states = job.precision.float8, list[Float8Linear]()
-    if recipe == "none":
-        return states
-    for module in stage.layers.modules():
+def _use_float8(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> tuple[Float8Layers, Float8Layers]:
+    """Let the linear layers of the blocks compute in fp8, those that all tokens meet and those of experts; not
+    embeddings, head, routers and norms, nor attention itself."""
+    dense: list[Float8Linear] = []
+    experts: list[Float8Linear] = []
+    for module in (module for stage in stages.values() for module in stage.layers.modules()):
+        if job.precision.float8 == "none":
+            break
         if isinstance(module, ColumnLinear | RowLinear):
-            cut: CutDim = "none" if tp.size == 1 else "outputs" if isinstance(module, ColumnLinear) else "inputs"
-            reduce_max = partial(all_reduce_max, axis=tp)
-            module.weight.float8 = make_float8_state(recipe, cut, reduce_max, history=job.precision.float8_history)
-            states.append(module.weight.float8)
-    return states
+            state = _float8_state(job, mesh.tp, "outputs" if isinstance(module, ColumnLinear) else "inputs")
+            module.weight.float8 = state
+            dense.append(state)
+        if isinstance(module, Experts):
+            cuts: tuple[tuple[PlacedParameter, CutDim], ...] = ((module.up, "outputs"), (module.down, "inputs"))
+            for weight, cut in cuts:
+                of_each = [_float8_state(job, mesh.expert_tp, cut) for _ in range(weight.shape[0])]
+                weight.float8 = Float8Experts(of_each)
+                experts += of_each
+    of_all, of_experts = mesh.replicas, mesh.expert_replicas
+    holders = (mesh.tp, of_all.shards[0], of_all.copies), (mesh.expert_tp, of_experts.shards[0], of_experts.copies)
+    found = (
+        Float8Layers(states, partial(_max_over_holders, axes=axes))
+        for states, axes in zip((dense, experts), holders, strict=True)
+    )
+    of_tokens, of_rows = found
+    return of_tokens, of_rows
+
+
+def _float8_state(job: JobSpec, axis: Axis, cut: CutDim) -> Float8Linear:
+    """That of one matrix, which `axis` cuts."""
+    precision, reduce_max = job.precision, partial(all_reduce_max, axis=axis)
+    assert precision.float8 != "none"
+    return make_float8_state(
+        precision.float8, "none" if axis.size == 1 else cut, reduce_max, history=precision.float8_history,
+        weight_gradients=precision.float8_weight_gradients,
+    )  # fmt: skip
 
 
 def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStage]:
@@ -226,6 +262,7 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
             mesh.expert_tp,
             sequence_parallel=plan.sequence_parallel,
             cp_method=plan.cp_method,
+            float8_dispatch=job.precision.float8_dispatch,
         )
         made = DecoderStage(job.model, span, cut, policies, host=host, loss_positions=loss_positions(job))
         stages[stage] = made.prepare(mesh.device, NUMBERS[job.precision.compute])

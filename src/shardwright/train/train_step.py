@@ -98,8 +98,9 @@ def train_step(
             clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
             for shards in replica.shards.values():
                 shards.update(clipped / scale, rate)
-        # With delayed scaling this moves all-reduces of 3 numbers a layer over tp and dp.
-        end_step(replica.float8_states, replica.float8_reduce_max)
+        # With delayed scaling this moves all-reduces of 3 numbers a layer over tp and dp, and so of experts.
+        for layers in replica.float8:
+            end_step(layers.states, layers.reduce_max)
 
     run_step(job, replica, mesh, step, tokens_BS, share=share, update=update)
     routing = end_routing_step(job, replica.stages, mesh, skipped)

@@ -8,6 +8,7 @@ from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.checks.check_checkpoint import checkpoint_faults
 from shardwright.config.checks.check_context import context_faults
 from shardwright.config.checks.check_experts import expert_faults
+from shardwright.config.checks.check_float8 import float8_faults
 from shardwright.config.checks.check_health import health_faults
 from shardwright.config.checks.check_moments import moment_faults
 from shardwright.config.checks.check_parts import part_faults
@@ -58,6 +59,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *part_faults(job),
         *_optimizer_faults(job),
         *moment_faults(job),
+        *float8_faults(job),
         *_compress_faults(job),
         *health_faults(job),
         *checkpoint_faults(job),

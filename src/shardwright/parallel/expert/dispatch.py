@@ -1,8 +1,9 @@
 """Expert parallel: how tokens travel to their experts and back. Lepikhin et al. 2021 (arXiv 2006.16668, section 3.2).
 
 A gate has chosen experts for each token (`Routing`); experts live on the ranks of the ep axis, a block of them each.
-One row travels for each choice: there with the token, back with what the expert made of it. Both ways are an
-all-to-all whose shares are as uneven as the choices, and each is the backward of the other.
+One row travels for each choice: there with the token and the choice's weight, back with what the expert made of it,
+weight included. Both ways are an all-to-all whose shares are as uneven as the choices, and each is the backward of the
+other. Experts know the weights so that nothing of what comes back need be kept for their gradient.
 
 Rows are in order of expert, then of the rank they come from, then of token. An expert thus sees its tokens in the
 same order whatever the size of the axis.
@@ -12,6 +13,9 @@ Node-aware, a token crosses the slow link between two nodes once, however many o
 choices and their weights, and from there to its experts over the fast links of the node. On the way back what they
 made of it is added up inside the node first, and one sum crosses the slow link. In 16 bits that sum is rounded once
 more than in direct dispatch.
+
+On their way to experts rows may be in fp8, tokens and in the backward gradients (section 3.3.3 there): each token is
+cast once, with a scale for each 128 of its numbers, and widened where it arrives. What comes back is as it was made.
 
 Shape suffixes: T tokens of this rank, K choices of a token, H hidden, E experts, e experts of this rank, P ranks of
 the axis, R rows that leave this rank, N rows that arrive, M copies of tokens that arrive at this node through it.
@@ -27,11 +31,13 @@ from torch.nn import functional
 
 from shardwright.parallel.comm.collectives import Axis, NodeAxes, all_reduce_max, start_all_to_all, start_all_to_all_v
 from shardwright.parallel.expert.counting import count_each
+from shardwright.precision.float8 import E4M3, Quantised, quantise
+from shardwright.precision.float8_product import dequantise
 from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
 
-# What the experts of this rank make of the rows that came, [N, H] to [N, H]. The second argument says how many rows
-# each of them has, [e], int64 in host memory; the rows are sorted by expert.
-Compute = Callable[[Tensor, Tensor], Tensor]
+# What the experts of this rank make of the rows that came, [N, H] to [N, H], each times its weight, [N, 1] in float32.
+# The last argument says how many rows each of them has, [e], int64 in host memory; the rows are sorted by expert.
+Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -127,20 +133,25 @@ def _expected_dispatch(row_TK: Tensor, num_rows: int, counts_E: Tensor, ep: Axis
     )
 
 
-def through_experts(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, ep: Axis) -> Tensor:
+def through_experts(
+    x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, ep: Axis, in_float8: bool = False
+) -> Tensor:
     """Sum over the choices of a token of weight x what the expert makes of it: [T, H] to [T, H].
 
     `num_experts` are those of all ranks of the axis. Every rank calls `compute`, be it with no rows. Tokens travel
-    node-aware if the axis knows its nodes.
+    node-aware if the axis knows its nodes, and there `in_float8`.
     """
     if ep.by_node is not None:
-        return _through_nodes(x_TH, routing, compute, num_experts, nodes=ep.by_node)
+        return _through_nodes(x_TH, routing, compute, num_experts, nodes=ep.by_node, in_float8=in_float8)
     planned = plan_dispatch(routing.experts_TK, num_experts, ep, routing.expected)
-    x_NH = _Dispatch.apply(x_TH, planned, ep)
-    return _Combine.apply(compute(x_NH, planned.counts_e), routing.weights_TK, planned, ep)
+    x_NH = _Dispatch.apply(x_TH, planned, ep, in_float8)
+    weight_N1 = _DispatchWeights.apply(routing.weights_TK, planned, ep)
+    return _Combine.apply(compute(x_NH, weight_N1, planned.counts_e), planned, ep, in_float8)
 
 
-def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, nodes: NodeAxes) -> Tensor:
+def _through_nodes(
+    x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, nodes: NodeAxes, in_float8: bool
+) -> Tensor:
     """Between the nodes each of them is as an expert whose work is to send tokens through the experts that it has."""
     routing = routing.as_wide_as_on(nodes.between)  # choices and weights travel by rows of one width
     num_local = num_experts // nodes.between.size
@@ -153,13 +164,13 @@ def _through_nodes(x_TH: Tensor, routing: Routing, compute: Compute, num_experts
     expert_RK = routing.experts_TK.index_select(0, token_R)
     is_there_RK = node_TK.index_select(0, token_R) == node_R[:, None]
     local_RK = torch.where(is_there_RK, expert_RK - node_R[:, None] * num_local, -1)
-    x_MH = _Dispatch.apply(x_TH, planned, nodes.between)
+    x_MH = _Dispatch.apply(x_TH, planned, nodes.between, in_float8)
     # All weights travel: those of choices elsewhere are not used there, and their gradient from there is 0.
-    weights_MK = _Dispatch.apply(routing.weights_TK, planned, nodes.between)
+    weights_MK = _Dispatch.apply(routing.weights_TK, planned, nodes.between, False)
     local_MK = _dispatch(local_RK.int(), planned, nodes.between).long()
     arrived = Routing(local_MK, weights_MK, expected=rows_inside(local_MK.shape[0], num_choices, num_nodes))
-    y_MH = through_experts(x_MH, arrived, compute, num_local, ep=nodes.inside)
-    return _Combine.apply(y_MH, None, planned, nodes.between)
+    y_MH = through_experts(x_MH, arrived, compute, num_local, ep=nodes.inside, in_float8=in_float8)
+    return _Combine.apply(y_MH, planned, nodes.between, in_float8)
 
 
 def each_once(node_TK: Tensor) -> Tensor:
@@ -177,6 +188,17 @@ def _dispatch(x_RH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
     return x_NH if planned.arriving_N is None else x_NH.index_select(0, planned.arriving_N)
 
 
+def _dispatch_tokens(x_TH: Tensor, planned: DispatchPlan, ep: Axis, in_float8: bool) -> Tensor:
+    """A row of each choice to its expert: [T, H] to [N, H]. In fp8 they are rounded alike where they do not travel."""
+    tokens_R = planned.tokens
+    if not in_float8:
+        return _dispatch(x_TH.index_select(0, tokens_R), planned, ep)
+    cast = quantise(x_TH, "tile", E4M3)
+    values_NH = _dispatch(cast.values.view(torch.uint8).index_select(0, tokens_R), planned, ep)
+    scales_Nh = _dispatch(cast.scales.index_select(0, tokens_R), planned, ep)
+    return dequantise(Quantised(values_NH.view(E4M3), scales_Nh, "tile"), x_TH.dtype)
+
+
 def _combine(y_NH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
     """Rows back from their experts: [N, H] to [R + 1, H]. The last row is 0: that of choices without an expert."""
     num_rows = sum(planned.num_sent)
@@ -188,13 +210,11 @@ def _combine(y_NH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
     return y_RH
 
 
-def _sum_choices(y_RH: Tensor, row_TK: Tensor, weights_TK: Tensor | None) -> Tensor:
+def _sum_choices(y_RH: Tensor, row_TK: Tensor) -> Tensor:
     """Each token's sum over its choices in their order, [T, H], added up in float32."""
     total_TH: Tensor | None = None
-    for k, row_T in enumerate(row_TK.unbind(1)):
+    for row_T in row_TK.unbind(1):
         term_TH = y_RH.index_select(0, row_T).float()
-        if weights_TK is not None:
-            term_TH.mul_(weights_TK[:, k : k + 1])
         total_TH = term_TH if total_TH is None else total_TH.add_(term_TH)
     assert total_TH is not None, "a token chooses at least once"
     return total_TH.to(y_RH.dtype)
@@ -204,38 +224,41 @@ class _Dispatch(torch.autograd.Function):
     """Forward: an all-to-all of one row for each choice. Backward: the gradients of these rows come back."""
 
     @staticmethod
-    def forward(ctx: Any, x_TH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
+    def forward(ctx: Any, x_TH: Tensor, planned: DispatchPlan, ep: Axis, in_float8: bool) -> Tensor:
         ctx.planned, ctx.ep = planned, ep
-        return _dispatch(x_TH.index_select(0, planned.tokens), planned, ep)
+        return _dispatch_tokens(x_TH, planned, ep, in_float8)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        planned: DispatchPlan = ctx.planned
+        return _sum_choices(_combine(grads[0], planned, ctx.ep), planned.row_TK), None, None, None
+
+
+class _DispatchWeights(torch.autograd.Function):
+    """Forward: an all-to-all of the weight of each choice, [T, K] to [N, 1]. Backward: their gradients come back; that
+    of a choice without an expert is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, weights_TK: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
+        ctx.planned, ctx.ep = planned, ep
+        return _dispatch(weights_TK.reshape(-1, 1).index_select(0, planned.choice_R), planned, ep)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         planned: DispatchPlan = ctx.planned
-        return _sum_choices(_combine(grads[0], planned, ctx.ep), planned.row_TK, None), None, None
+        dweight_R1 = _combine(grads[0], planned, ctx.ep)
+        return dweight_R1.index_select(0, planned.row_TK.flatten()).view(planned.row_TK.shape), None, None
 
 
 class _Combine(torch.autograd.Function):
-    """Forward: the experts' rows come back, and are added up with their weights, if there are any. Then the rows are
-    kept for the gradient of the weights. Backward: an all-to-all of the gradients of the rows, as in a dispatch."""
+    """Forward: the experts' rows come back, and are added up. Backward: an all-to-all of the gradients of the rows, as
+    in a dispatch. Keeps nothing but where rows go."""
 
     @staticmethod
-    def forward(ctx: Any, y_NH: Tensor, weights_TK: Tensor | None, planned: DispatchPlan, ep: Axis) -> Tensor:
-        y_RH = _combine(y_NH, planned, ep)
-        ctx.planned, ctx.ep = planned, ep
-        ctx.save_for_backward(*(() if weights_TK is None else (y_RH, weights_TK)))
-        return _sum_choices(y_RH, planned.row_TK, weights_TK)
+    def forward(ctx: Any, y_NH: Tensor, planned: DispatchPlan, ep: Axis, in_float8: bool) -> Tensor:
+        ctx.planned, ctx.ep, ctx.in_float8 = planned, ep, in_float8
+        return _sum_choices(_combine(y_NH, planned, ep), planned.row_TK)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        (dout_TH,) = grads
-        planned: DispatchPlan = ctx.planned
-        ep: Axis = ctx.ep
-        dy_RH = dout_TH.index_select(0, planned.tokens)
-        if not ctx.saved_tensors:
-            return _dispatch(dy_RH, planned, ep), None, None, None
-        y_RH, weights_TK = ctx.saved_tensors
-        weight_R = weights_TK.flatten().index_select(0, planned.choice_R)
-        dy_NH = _dispatch((dy_RH * weight_R[:, None]).to(y_RH.dtype), planned, ep)
-        dout_TH = dout_TH.float()
-        dweights_KT = [(y_RH.index_select(0, row_T) * dout_TH).sum(1) for row_T in planned.row_TK.unbind(1)]
-        return dy_NH, torch.stack(dweights_KT, dim=1), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _dispatch_tokens(grads[0], ctx.planned, ctx.ep, ctx.in_float8), None, None, None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shardwright.parallel.tensor.cast_input import keep_input_or_cast, kept_cast
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.tensor.recomputed_input import (
@@ -22,6 +23,7 @@ from shardwright.parallel.tensor.recomputed_input import (
     kept_input,
     values_and_recipe,
 )
+from shardwright.precision.float8_experts import CastRows, Float8Experts, cast_rows_as_before
 
 _KERNEL_ALIGNMENT_BYTES = 16  # of a row; the kernel refuses others
 
@@ -63,6 +65,11 @@ def _is_aligned(matrices_eAB: Tensor) -> bool:
     return all(size * matrices_eAB.element_size() % _KERNEL_ALIGNMENT_BYTES == 0 for size in (a, b))
 
 
+def _states(weight: PlacedParameter) -> Float8Experts:
+    assert isinstance(weight.float8, Float8Experts), f"{weight.place.name} is of several experts"
+    return weight.float8
+
+
 class _GroupedProduct(torch.autograd.Function):
     """Moves nothing. Keeps x, or what makes it again; the weight's gradient goes straight to where it adds up."""
 
@@ -76,18 +83,41 @@ class _GroupedProduct(torch.autograd.Function):
         deferred: DeferredGradients,
         kind: str,
     ) -> Tensor:
-        keep_input(ctx, x_NH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.counts_e, ctx.deferred, ctx.kind = weight, counts_e, deferred, kind
-        return grouped_product(x_NH, weight.flatten(1, -2).transpose(1, 2), counts_e, kind)
+        if weight.float8 is None:
+            ctx.granularity = None
+            keep_input(ctx, x_NH, recipe)
+            return grouped_product(x_NH, weight.flatten(1, -2).transpose(1, 2), counts_e, kind)
+        states = _states(weight)
+        y_NO, cast = states.forward_product(x_NH, weight.flatten(1, -2), row_ranges(counts_e))
+        keep_input_or_cast(ctx, x_NH, recipe, cast.of if states.weight_gradients else None, owns_input=True)
+        return y_NO
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         dy_NO = grads[0].contiguous()
-        x_NH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         counts_e: Tensor = ctx.counts_e
-        dx_NH = grouped_product(dy_NO, weight.flatten(1, -2), counts_e, ctx.kind)
         kind: str = ctx.kind
+        if ctx.granularity is not None:
+            return _in_float8(ctx, dy_NO, weight, counts_e), None, None, None, None, None
+        x_NH = kept_input(ctx)
+        if weight.float8 is None:
+            dx_NH = grouped_product(dy_NO, weight.flatten(1, -2), counts_e, kind)
+        else:
+            dx_NH, _ = _states(weight).input_gradient(dy_NO, weight.flatten(1, -2), row_ranges(counts_e))
         ctx.deferred.now_or_later(lambda: weight.add_products(dy_NO, x_NH, row_ranges(counts_e), kind))
         return dx_NH, None, None, None, None, None
+
+
+def _in_float8(ctx: Any, dy_NO: Tensor, weight: PlacedParameter, counts_e: Tensor) -> Tensor:
+    """The backward where weight gradients are in fp8 too: what waits for them is in fp8."""
+    ranges = row_ranges(counts_e)
+    if ctx.keeps_cast:
+        x = CastRows(kept_cast(ctx))
+    else:
+        x = cast_rows_as_before(kept_input(ctx), ctx.granularity, ranges, ctx.scale)
+    dx_NH, dy = _states(weight).input_gradient(dy_NO, weight.flatten(1, -2), ranges)
+    ctx.deferred.now_or_later(lambda: weight.add_float8_products(dy, x, ranges))
+    return dx_NH

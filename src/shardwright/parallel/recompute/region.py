@@ -14,7 +14,8 @@ The same operators run in the same order, so that every gradient has the same bi
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,46 +24,51 @@ from shardwright.parallel.recompute.offload import Convoy
 from shardwright.parallel.tensor.recomputed_input import ProductInput, Remade
 
 Results = tuple[Tensor, ...]
+Run = Callable[..., Results]  # of a region's inputs
 
 
 class Region:
-    """One region of one microbatch: the recipe of its last result. Used for one forward and one backward."""
+    """One region of one microbatch: the recipe of its last result. Used for one forward and one backward.
 
-    def __init__(self, again: Callable[[Tensor], Results], x: Tensor, convoy: Convoy | None = None) -> None:
-        self._again: Callable[[Tensor], Results] | None = again
-        self._input: Tensor | None = x
+    It is a function of all tensors that need a gradient, `inputs`: one that a function closes over would get none.
+    """
+
+    def __init__(self, again: Run, inputs: tuple[Tensor, ...], convoy: Convoy | None = None) -> None:
+        self._again: Run | None = again
+        self._inputs: tuple[Tensor, ...] | None = inputs
         self._convoy = convoy
-        self._number = -1
-        self._leaf: Tensor | None = None
+        self._numbers: list[int] = []
+        self._leaves: tuple[Tensor, ...] = ()
         self._made: Results = ()
 
     def keep(self) -> Results:
-        """The region's input, for the product that follows the region to keep; nothing, if it is sent away."""
-        x, self._input = self._input, None
-        assert x is not None, "a region has one product that follows it"
+        """The region's inputs, for the product that follows the region to keep; nothing, if they are sent away."""
+        inputs, self._inputs = self._inputs, None
+        assert inputs is not None, "a region has one product that follows it"
         if self._convoy is None:
-            return (x,)
-        self._number = self._convoy.send(x)
+            return inputs
+        self._numbers = [self._convoy.send(x) for x in inputs]
         return ()
 
     def make(self, kept: Results) -> Tensor:
         """Run the region again. Returns its last result."""
         again, self._again = self._again, None
         assert again is not None, "a region is recomputed once"
-        x = kept[0] if self._convoy is None else self._convoy.bring(self._number)
-        self._leaf = x.detach().requires_grad_()
+        inputs = kept if self._convoy is None else [self._convoy.bring(number) for number in self._numbers]
+        self._leaves = tuple(x.detach().requires_grad_() for x in inputs)
         with torch.enable_grad():
-            self._made = again(self._leaf)
+            self._made = again(*self._leaves)
         return self._made[-1].detach()
 
-    def pass_back(self, grads: Results) -> Tensor:
-        """From the gradients of the results to that of the input. Gradients of parameters are added up on the way."""
-        made, leaf = self._made, self._leaf
-        self._made, self._leaf = (), None
-        assert leaf is not None, "the product that follows a region runs backward before it"
+    def pass_back(self, grads: Results) -> Results:
+        """From the gradients of the results to those of the inputs. Gradients of parameters are added up on the way."""
+        made, leaves = self._made, self._leaves
+        self._made, self._leaves = (), ()
+        assert leaves, "the product that follows a region runs backward before it"
         torch.autograd.backward(made, grads)
-        assert leaf.grad is not None, "the results of a region depend on its input"
-        return leaf.grad
+        found = tuple(leaf.grad for leaf in leaves if leaf.grad is not None)
+        assert len(found) == len(leaves), "the results of a region depend on its inputs"
+        return found
 
 
 class _Forget(torch.autograd.Function):
@@ -73,22 +79,22 @@ class _Forget(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, region: Region, run: Callable[[Tensor], Results], x: Tensor) -> Results:
+    def forward(ctx: Any, region: Region, run: Run, *inputs: Tensor) -> Results:
         ctx.region = region
-        return run(x)
+        return run(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
-        return None, None, ctx.region.pass_back(grads)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *ctx.region.pass_back(grads)
 
 
-def forget(run: Callable[[Tensor], Results], x: Tensor, convoy: Convoy | None = None) -> tuple[Results, Remade]:
-    """Run a region and keep its input alone, or send that away with `convoy`.
+def forget(run: Run, *inputs: Tensor, convoy: Convoy | None = None) -> tuple[Results, Remade]:
+    """Run a region and keep its inputs alone, or send them away with `convoy`.
 
     Returns all of its results but the last, and the last one, which must go into a matrix product and nowhere else.
     """
-    region = Region(run, x, convoy)
-    *others, last = _Forget.apply(region, run, x)
+    region = Region(run, inputs, convoy)
+    *others, last = _Forget.apply(region, run, *inputs)
     return tuple(others), Remade(last, region)
 
 
@@ -103,41 +109,44 @@ class _Again(torch.autograd.Function):
         return run(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         ctx.region.make(ctx.saved_tensors)
-        return None, None, ctx.region.pass_back(grads)
+        return None, None, *ctx.region.pass_back(grads)
 
 
 def run_again(run: Callable[[Tensor], Tensor], x: Tensor, convoy: Convoy | None = None) -> Tensor:
     """Run a region that does not end before a product, and keep its input alone, or send that away with `convoy`. Its
     last operators are computed twice too."""
-    return _Again.apply(Region(lambda x: (run(x),), x, convoy), run, x)
+    return _Again.apply(Region(lambda x: (run(x),), (x,), convoy), run, x)
 
 
 class Chain:
     """Operators one after the other, of which those named in `recomputed` are computed again: neighbours as one region.
 
     `then` takes an operator, `product` one that is a matrix product: a region must end before one of those. The last
-    product is `into`'s, and gives the chain's result.
+    product is `into`'s, and gives the chain's result. An operator may take other tensors `beside` what came before it,
+    from outside the chain, which a region keeps as it does its input.
     """
 
     def __init__(self, x: Tensor, recomputed: frozenset[str]) -> None:
         self._x, self._recomputed = x, recomputed
-        self._region: list[Callable[[Tensor], Tensor]] = []  # what is to be forgotten, and was not run yet
+        self._region: list[_Step] = []  # what is to be forgotten, and was not run yet
+        self._beside: list[Tensor] = []  # what its operators take besides
 
-    def then(self, name: str, operator: Callable[[Tensor], Tensor]) -> "Chain":
+    def then(self, name: str, operator: Callable[..., Tensor], *beside: Tensor) -> "Chain":
         """Take an operator that is no matrix product. Returns itself."""
         if name in self._recomputed:
-            self._region.append(operator)
+            self._region.append(_Step(operator, len(beside)))
+            self._beside += beside
         else:
             assert not self._region, f"a region ends before a matrix product, not before {name!r}"
-            self._x = operator(self._x)
+            self._x = operator(self._x, *beside)
         return self
 
     def product(self, name: str, operator: Callable[[ProductInput], Tensor]) -> "Chain":
         """Take a matrix product. Returns itself."""
         if name in self._recomputed:
-            self._region.append(operator)
+            self._region.append(_Step(operator, 0))
         else:
             self._x = self.into(operator)
         return self
@@ -146,12 +155,20 @@ class Chain:
         """The result of a matrix product that is kept, of all that came before."""
         if not self._region:
             return operator(self._x)
-        region, self._region = self._region, []
-        _, x = forget(partial(_one_after_the_other, region), self._x)
+        region, beside, self._region, self._beside = self._region, self._beside, [], []
+        _, x = forget(partial(_one_after_the_other, region), self._x, *beside)
         return operator(x)
 
 
-def _one_after_the_other(operators: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Results:
-    for operator in operators:
-        x = operator(x)
+class _Step(NamedTuple):
+    """An operator of a chain, and how many tensors it takes besides."""
+
+    operator: Callable[..., Tensor]
+    num_beside: int
+
+
+def _one_after_the_other(steps: Sequence[_Step], x: Tensor, *beside: Tensor) -> Results:
+    others = iter(beside)
+    for step in steps:
+        x = step.operator(x, *islice(others, step.num_beside))
     return (x,)

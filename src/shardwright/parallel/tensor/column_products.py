@@ -17,6 +17,7 @@ from torch import Tensor
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.tensor.linear import (
     LayerSharding,
+    ToBeCast,
     add_weight_gradient,
     input_gradient_of,
     product,
@@ -31,6 +32,8 @@ from shardwright.parallel.tensor.recomputed_input import (
     kept_input,
     values_and_recipe,
 )
+from shardwright.precision.float8 import Quantised
+from shardwright.precision.float8_gradient import tensor_scale
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,13 @@ class _ColumnProducts(torch.autograd.Function):
         keep_input(ctx, x_sBH, recipe)
         ctx.parts, ctx.cut = parts, cut
         x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
-        ranges = [x_SBH[..., part.start : part.stop] for part in parts]
-        return tuple(
-            x_SBR.clone(memory_format=torch.contiguous_format) if part.weight is None else product(x_SBR, part.weight)
-            for part, x_SBR in zip(parts, ranges, strict=True)
-        )
+        found = []
+        for part in parts:
+            x_SBR = x_SBH[..., part.start : part.stop]
+            copied = x_SBR.clone(memory_format=torch.contiguous_format) if part.weight is None else None
+            found.append((copied, None) if part.weight is None else product(x_SBR, part.weight))
+        ctx.casts = [None if cast is None else (cast.granularity, tensor_scale(cast)) for _, cast in found]
+        return tuple(y for y, _ in found if y is not None)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -78,13 +83,17 @@ class _ColumnProducts(torch.autograd.Function):
         cut: LayerSharding = ctx.cut
         x_SBH, gathered = start_gather_again(x_sBH, cut)
         dx_SBH = torch.zeros_like(x_SBH)
+        gradients: list[Tensor | Quantised] = []
         for part, dy_SBN in zip(ctx.parts, grads, strict=True):
-            dx_SBH[..., part.start : part.stop] += (
-                dy_SBN if part.weight is None else input_gradient_of(dy_SBN, part.weight)
-            )
-        dx_sBH, reduced = start_sum(dx_SBH, x_sBH, cut)
-        for part, dy_SBN in zip(ctx.parts, grads, strict=True):
+            of_part = (dy_SBN, None) if part.weight is None else input_gradient_of(dy_SBN, part.weight)
+            dx_SBH[..., part.start : part.stop] += of_part[0]
+            gradients.append(dy_SBN if of_part[1] is None else of_part[1])
+            del of_part
+        dx_sBH, reduced = start_sum(dx_SBH, x_sBH.shape, cut)
+        for part, dy, how in zip(ctx.parts, gradients, ctx.casts, strict=True):
             if part.weight is not None:
-                add_weight_gradient(part.weight, dy_SBN, x_SBH[..., part.start : part.stop], gathered, cut=cut)
+                x_SBR = x_SBH[..., part.start : part.stop]
+                x = x_SBR if how is None else ToBeCast(x_SBR, *how)
+                add_weight_gradient(part.weight, dy, x, gathered, cut=cut)
         reduced.wait()
         return dx_sBH, None, None, None

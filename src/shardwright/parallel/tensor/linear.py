@@ -10,7 +10,7 @@ sharded, and equals S elsewhere.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +26,19 @@ from shardwright.parallel.comm.collectives import (
     start_reduce_scatter,
 )
 from shardwright.parallel.comm.regions import reduce_from, scatter_to
+from shardwright.parallel.tensor.cast_input import keep_input_or_cast, kept_cast, own_part
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whole
 from shardwright.parallel.tensor.recomputed_input import (
     InputRecipe,
     ProductInput,
-    keep_input,
     kept_input,
     values_and_recipe,
 )
-from shardwright.precision.float8_linear import forward_product, input_gradient
+from shardwright.precision.float8 import Granularity, Quantised
+from shardwright.precision.float8_gradient import cast_as_before
+from shardwright.precision.float8_linear import Float8Linear, forward_and_cast, input_gradient_and_cast
+from shardwright.precision.float8_product import dequantise
 from shardwright.sharding.sequence import Ranges, held_ranges, share_of
 
 
@@ -45,7 +48,7 @@ class LayerSharding:
     and where weight gradients wait if the schedule puts them off.
 
     Ranks of `cp` each hold a part of every sequence, the one that `cp_method` of attention asks for; those of `ep`
-    different experts, and those of `expert_tp` share the matrices of each expert.
+    different experts, and those of `expert_tp` share the matrices of each expert; rows travel to experts in fp8 or not.
     """
 
     tp: Axis
@@ -55,6 +58,7 @@ class LayerSharding:
     sequence_parallel: bool = False
     deferred: DeferredGradients = field(default_factory=DeferredGradients)
     cp_method: ContextMethod = "ring"
+    float8_dispatch: bool = False
 
     @classmethod
     def of_tp(cls, tp: Axis, sequence_parallel: bool = False) -> "LayerSharding":
@@ -91,32 +95,40 @@ class ColumnLinear(nn.Module):
 
     The weight's full shape is (*out_shape, in_features); `dim` is the dim of out_shape that is cut. Several
     matrices that share their input (query, key and value; gate and up) are one weight, one product and one
-    collective. The result is [S, B, N / tp], N = product of out_shape.
+    collective. The result is [S, B, N / tp], N = product of out_shape. `owns_input`: nobody else keeps the input.
     """
 
-    def __init__(self, in_features: int, out_shape: tuple[int, ...], dim: int, cut: LayerSharding, std: float) -> None:
+    def __init__(
+        self, in_features: int, out_shape: tuple[int, ...], dim: int, cut: LayerSharding, std: float,
+        owns_input: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.cut = cut
+        self.cut, self.owns_input = cut, owns_input
         self.weight = sharded((*out_shape, in_features), dim, cut.tp, "normal", std=std)
 
     def forward(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to [S, B, N / tp]."""
-        return _ColumnProduct.apply(*values_and_recipe(x_sBH), self.weight, self.cut)
+        return _ColumnProduct.apply(*values_and_recipe(x_sBH), self.weight, self.cut, self.owns_input)
 
 
 class RowLinear(nn.Module):
-    """x W^T of which each tp rank holds its share of the inputs; the partial products are summed over tp."""
+    """x W^T of which each tp rank holds its share of the inputs; the partial products are summed over tp.
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, cut: LayerSharding, std: float) -> None:
+    `owns_input`: nobody else keeps the input.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, cut: LayerSharding, std: float, owns_input: bool = True
+    ) -> None:
         super().__init__()
-        self.cut = cut
+        self.cut, self.owns_input = cut, owns_input
         self.weight = sharded((out_features, in_features), 1, cut.tp, "normal", std=std)
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens alone.
         self.bias = whole((out_features,), "zeros", summed_over=cut.summed_over) if bias else None
 
     def forward(self, x_SBH: ProductInput) -> Tensor:
         """[S, B, H / tp] to [s, B, N]."""
-        partial_SBN = local_product(x_SBH, self.weight, self.cut)
+        partial_SBN = local_product(x_SBH, self.weight, self.cut, self.owns_input)
         leave = scatter_to if self.cut.shards_sequence else reduce_from
         y_sBN = leave(partial_SBN, self.cut.tp)
         return y_sBN if self.bias is None else y_sBN + self.bias
@@ -142,25 +154,34 @@ class ReplicatedLinear(nn.Module):
         return local_product(x_SBH, self.weight, self.cut)
 
 
-def local_product(x_SBH: ProductInput, weight: PlacedParameter, cut: LayerSharding) -> Tensor:
+def local_product(x_SBH: ProductInput, weight: PlacedParameter, cut: LayerSharding, owns_input: bool = False) -> Tensor:
     """x W^T of this rank's tokens with its part of a matrix, [S, B, N]. Moves nothing, forward or backward."""
-    return _LocalProduct.apply(*values_and_recipe(x_SBH), weight, cut)
+    return _LocalProduct.apply(*values_and_recipe(x_SBH), weight, cut, owns_input)
 
 
-def product(x_SBH: Tensor, weight: PlacedParameter) -> Tensor:
-    """x W^T, in fp8 if the weight's products are."""
+def product(x_SBH: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised | None]:
+    """x W^T, in fp8 if the weight's products are; and x in fp8, if the weight's gradient is to be made of that."""
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
-        return functional.linear(x_SBH, weight_NH)
-    return forward_product(weight.float8, x_SBH.flatten(0, 1), weight_NH).unflatten(0, x_SBH.shape[:2])
+        return functional.linear(x_SBH, weight_NH), None
+    state = _state(weight)
+    y_TN, cast = forward_and_cast(state, x_SBH.flatten(0, 1), weight_NH)
+    return y_TN.unflatten(0, x_SBH.shape[:2]), cast if state.weight_gradients else None
 
 
-def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> Tensor:
-    """dy W, in fp8 if the weight's products are."""
+def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised | None]:
+    """dy W, in fp8 if the weight's products are; and dy in fp8, if the weight's gradient is to be made of that."""
     weight_NH = weight.view(-1, weight.shape[-1])
     if weight.float8 is None:
-        return dy_SBN @ weight_NH
-    return input_gradient(weight.float8, dy_SBN.flatten(0, 1), weight_NH).unflatten(0, dy_SBN.shape[:2])
+        return dy_SBN @ weight_NH, None
+    state = _state(weight)
+    dx_TH, cast = input_gradient_and_cast(state, dy_SBN.flatten(0, 1), weight_NH)
+    return dx_TH.unflatten(0, dy_SBN.shape[:2]), cast if state.weight_gradients else None
+
+
+def _state(weight: PlacedParameter) -> Float8Linear:
+    assert isinstance(weight.float8, Float8Linear), f"{weight.place.name} is one matrix"
+    return weight.float8
 
 
 class _ColumnProduct(torch.autograd.Function):
@@ -173,25 +194,46 @@ class _ColumnProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_sBH: Tensor, recipe: InputRecipe | None, weight: PlacedParameter, cut: LayerSharding
+        ctx: Any,
+        x_sBH: Tensor,
+        recipe: InputRecipe | None,
+        weight: PlacedParameter,
+        cut: LayerSharding,
+        owns_input: bool,
     ) -> Tensor:
-        keep_input(ctx, x_sBH, recipe)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
         ctx.weight, ctx.cut = weight, cut
         x_SBH = all_gather(x_sBH, cut.tp) if cut.shards_sequence else x_sBH
-        return product(x_SBH, weight)
+        y_SBN, cast = product(x_SBH, weight)
+        own = own_part(cast, cut.tp.size, cut.tp.index) if cast is not None and cut.shards_sequence else cast
+        keep_input_or_cast(ctx, x_sBH, recipe, own, owns_input=owns_input)
+        return y_SBN
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         (dy_SBN,) = grads
-        x_sBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
         cut: LayerSharding = ctx.cut
-        x_SBH, gathered = start_gather_again(x_sBH, cut)
-        dx_sBH, reduced = start_sum(input_gradient_of(dy_SBN, weight), x_sBH, cut)
-        add_weight_gradient(weight, dy_SBN, x_SBH, gathered, cut=cut)
+        shape: torch.Size = ctx.shape
+        operand, gathered = _input_again(ctx, cut, dy_SBN.dtype)
+        dx_SBH, of_dy = input_gradient_of(dy_SBN, weight)
+        dx_sBH, reduced = start_sum(dx_SBH, shape, cut)
+        del dx_SBH
+        add_weight_gradient(weight, dy_SBN if of_dy is None else of_dy, operand, gathered, cut=cut)
         reduced.wait()
-        return dx_sBH, None, None, None
+        return dx_sBH, None, None, None, None
+
+
+def _input_again(ctx: Any, cut: LayerSharding, dtype: torch.dtype) -> tuple["Operand", Pending | None]:
+    """The input of a column-parallel product in its backward, once what is pending is over: gathered where the sequence
+    is sharded, as what it stands for, and cast as in the forward then."""
+    if ctx.granularity is None:
+        return start_gather_again(kept_input(ctx), cut)
+    if not cut.shards_sequence:
+        return kept_cast(ctx), None
+    x_sBH = dequantise(kept_cast(ctx), dtype).view(ctx.shape) if ctx.keeps_cast else kept_input(ctx)
+    x_SBH, gathered = start_gather_again(x_sBH, cut)
+    return ToBeCast(x_SBH, ctx.granularity, ctx.scale), gathered
 
 
 # The backward of column-parallel products, piece by piece; column_products.py has the same for several at once.
@@ -207,25 +249,43 @@ def start_gather_again(x_sBH: Tensor, cut: LayerSharding) -> tuple[Tensor, Pendi
     return x_SBH, start_all_gather(x_SBH, x_sBH, tp)
 
 
-def start_sum(dx_SBH: Tensor, x_sBH: Tensor, cut: LayerSharding) -> tuple[Tensor, Pending]:
+def start_sum(dx_SBH: Tensor, shape: torch.Size, cut: LayerSharding) -> tuple[Tensor, Pending]:
     """The ranks' parts of an input gradient, summed in the shape of x once what is pending is over: an all-reduce, or
     where the sequence is sharded a reduce-scatter."""
     tp = cut.tp
     if not cut.shards_sequence:
         return dx_SBH, start_all_reduce(dx_SBH, tp)
-    dx_sBH = torch.empty_like(x_sBH)
+    dx_sBH = dx_SBH.new_empty(shape)
     return dx_sBH, start_reduce_scatter(dx_sBH, dx_SBH, tp)
 
 
+class ToBeCast(NamedTuple):
+    """An input that is still on its way, and how it was cast in the forward."""
+
+    x_SBH: Tensor
+    granularity: Granularity
+    scale: Tensor | None
+
+
+Operand = Tensor | Quantised | ToBeCast
+
+
 def add_weight_gradient(
-    weight: PlacedParameter, dy_SBN: Tensor, x_SBH: Tensor, gathered: Pending | None, cut: LayerSharding
+    weight: PlacedParameter, dy: Tensor | Quantised, x: Operand, gathered: Pending | None, cut: LayerSharding
 ) -> None:
-    """Add dy^T x to the weight's gradient, now or with the weight gradients that are put off, when x is there."""
+    """Add dy^T x to the weight's gradient, now or with the weight gradients that are put off, when x is there. Either
+    both are in fp8 or to be so, or neither."""
 
     def add() -> None:
         if gathered is not None:
             gathered.wait()
-        weight.add_product(dy_SBN.flatten(0, 1), x_SBH.flatten(0, 1), cut.tp.kind)
+        if isinstance(dy, Tensor):
+            assert isinstance(x, Tensor)
+            weight.add_product(dy.flatten(0, 1), x.flatten(0, 1), cut.tp.kind)
+            return
+        assert not isinstance(x, Tensor)
+        cast = x if isinstance(x, Quantised) else cast_as_before(x.x_SBH.flatten(0, 1), x.granularity, x.scale)
+        weight.add_float8_product(dy, cast)
 
     cut.deferred.now_or_later(add)
 
@@ -237,17 +297,23 @@ class _LocalProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_SBH: Tensor, recipe: InputRecipe | None, weight: PlacedParameter, cut: LayerSharding
+        ctx: Any,
+        x_SBH: Tensor,
+        recipe: InputRecipe | None,
+        weight: PlacedParameter,
+        cut: LayerSharding,
+        owns_input: bool,
     ) -> Tensor:
-        keep_input(ctx, x_SBH, recipe)
         ctx.weight, ctx.cut = weight, cut
-        return product(x_SBH, weight)
+        y_SBN, cast = product(x_SBH, weight)
+        keep_input_or_cast(ctx, x_SBH, recipe, cast, owns_input=owns_input)
+        return y_SBN
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         (dy_SBN,) = grads
-        x_SBH = kept_input(ctx)
         weight: PlacedParameter = ctx.weight
-        dx_SBH = input_gradient_of(dy_SBN, weight)
-        add_weight_gradient(weight, dy_SBN, x_SBH, None, cut=ctx.cut)
-        return dx_SBH, None, None, None
+        x = kept_input(ctx) if ctx.granularity is None else kept_cast(ctx)
+        dx_SBH, of_dy = input_gradient_of(dy_SBN, weight)
+        add_weight_gradient(weight, dy_SBN if of_dy is None else of_dy, x, None, cut=ctx.cut)
+        return dx_SBH, None, None, None, None

@@ -1,7 +1,7 @@
 """A parameter knows its place: its name, its full shape, and the box of it that this rank holds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
+from shardwright.precision.float8 import Quantised, Ranges
+from shardwright.precision.float8_experts import CastRows, Float8Experts
+from shardwright.precision.float8_gradient import gradient_blocks
 from shardwright.precision.float8_linear import Float8Linear
 from shardwright.sharding.gradient_blocks import rows_at_once
 from shardwright.sharding.parameter_shard import ParameterShard
@@ -41,7 +44,7 @@ class PlacedParameter(nn.Parameter):
     place: ParameterShard
     home: GradientHome | None
     deferred: DeferredGradients | None
-    float8: Float8Linear | None
+    float8: Float8Linear | Float8Experts | None
     gradient: Tensor | None
     has_gradient: bool
 
@@ -73,18 +76,35 @@ class PlacedParameter(nn.Parameter):
         add_product(self._open().view(-1, self.shape[-1]), dy_TN, x_TH, self.has_gradient, kind=kind)
         self._added(is_last)
 
-    def add_products(self, dy_NO: Tensor, x_NH: Tensor, ranges: Sequence[tuple[int, slice]], kind: str) -> None:
+    def add_float8_product(self, dy_TN: Quantised, x_TH: Quantised) -> None:
+        """Add dy^T x of operands in fp8, block by block of rows."""
+        add_blocks(self._open().view(-1, self.shape[-1]), gradient_blocks(dy_TN, x_TH), self.has_gradient)
+        self._added()
+
+    def add_products(self, dy_NO: Tensor, x_NH: Tensor, ranges: Ranges, kind: str) -> None:
         """Add dy^T x of some rows to the matrix of each expert, for a weight of shape [experts, ..., H].
 
         `ranges` are the experts that have rows, and which. Without any a gradient is 0.
         """
+        into_eOH = self._open_experts(ranges)
+        for expert, rows in ranges:
+            add_product(into_eOH[expert], dy_NO[rows], x_NH[rows], self.has_gradient, kind=kind)
+        self._added()
+
+    def add_float8_products(self, dy_NO: CastRows, x_NH: CastRows, ranges: Ranges) -> None:
+        """The same of operands in fp8."""
+        into_eOH = self._open_experts(ranges)
+        for expert, rows in ranges:
+            blocks = gradient_blocks(dy_NO.expert(expert, rows), x_NH.expert(expert, rows))
+            add_blocks(into_eOH[expert], blocks, self.has_gradient)
+        self._added()
+
+    def _open_experts(self, ranges: Ranges) -> Tensor:
         into_eOH = self._open().flatten(1, -2)
         if not self.has_gradient:
             for expert in set(range(len(into_eOH))).difference(expert for expert, _ in ranges):
                 into_eOH[expert].zero_()
-        for expert, rows in ranges:
-            add_product(into_eOH[expert], dy_NO[rows], x_NH[rows], self.has_gradient, kind=kind)
-        self._added()
+        return into_eOH
 
     def add_rows(self, rows_T: Tensor, dy_TH: Tensor) -> None:
         """Add each row of dy to one row, the gradient of a table that was looked up."""
@@ -122,6 +142,12 @@ def add_product(into_NH: Tensor, dy_TN: Tensor, x_TH: Tensor, has_sum: bool, kin
         num_rows = rows_at_once(x_TH.shape[1], x_TH.element_size())
         for into_RH, dy_RT in zip(into_NH.split(num_rows), dy_NT.split(num_rows), strict=True):
             into_RH.add_(dy_RT @ x_TH) if has_sum else into_RH.copy_(dy_RT @ x_TH)
+
+
+def add_blocks(into_NH: Tensor, blocks: Iterable[tuple[slice, Tensor]], has_sum: bool) -> None:
+    """Add blocks of rows to a sum, or put them where there is none yet."""
+    for rows, block in blocks:
+        into_NH[rows].add_(block) if has_sum else into_NH[rows].copy_(block)
 
 
 def _take_over(parameter: Tensor) -> None:

@@ -236,7 +236,7 @@ class FlatUnit(UnitEvents[Tensor]):
         self._show()
         for parameter in self.parameters:
             if parameter.float8 is not None:
-                parameter.float8.weight_version += 1  # cast anew: only one version's cast is kept
+                parameter.float8.weight_changed()  # cast anew: only one version's cast is kept
 
     def write_to(self, values: Tensor) -> None:
         """Let the next update leave its result in this version."""

@@ -4,6 +4,7 @@
     exp_avg.NAME, exp_avg_sq.NAME          in the numbers that it keeps them in: what it remembers of a parameter
     router.LAYER.bias_E, ...               what a layer's router remembers
     float8.NAME.x, .weight, .dy            past amaxes of a layer with fp8 products: the largest, then each
+    float8.NAME.EXPERT.x, ...              those of an expert, by its number
     compression.KIND.NAME                  what compressed gradients lost (compression_state.py)
 
 Every element is written by one rank. Replicas hold the same, so each writes its part of the rows.
@@ -62,9 +63,10 @@ def held_boxes(replica: Replica, mesh: Mesh) -> list[HeldBox]:
     """Copies, in host memory, of what this rank writes. On CUDA they are there once the stream has come so far."""
     boxes = [box for held in _written_rows(replica, mesh) for box in _boxes_of(held)]
     for stage, shards in replica.shards.items():
+        named = _histories(shards, mesh)
         if _speaks_for(shards, mesh):
-            named = _small_tensors(replica, stage, shards)
-            boxes += [_whole_box(name, values) for name, values in named.items()]
+            named |= _routers(replica, stage)
+        boxes += [_whole_box(name, values) for name, values in named.items()]
     return boxes + list(held_compression(replica, mesh))
 
 
@@ -111,7 +113,7 @@ def take_up(replica: Replica, optimizer_steps: int, shapes: Mapping[str, tuple[i
             unit.masters.set_num_steps(optimizer_steps, states)
             unit.take_up()
     for state in replica.float8_states:
-        state.weight_version += 1
+        state.weight_changed()
 
 
 def optimizer_steps(replica: Replica) -> int:
@@ -188,20 +190,29 @@ def _routers(replica: Replica, stage: int) -> dict[str, Tensor]:
     }
 
 
-def _float8(shards: ShardedStage) -> dict[str, Float8Linear]:
-    """The layers with fp8 products that remember something, by the name of their weight."""
-    parameters = [parameter for unit in shards.units for parameter in unit.parameters]
-    return {p.place.name: p.float8 for p in parameters if p.float8 is not None and p.float8.recipe.delayed}
+def _float8(parameter: PlacedParameter) -> dict[str, Float8Linear]:
+    """The layers with fp8 products that remember something of a weight's, by its name, and that of its experts."""
+    state, place = parameter.float8, parameter.place
+    if state is None or not state.recipe.delayed:
+        return {}
+    if isinstance(state, Float8Linear):
+        return {place.name: state}
+    first, _ = place.box[0]
+    return {f"{place.name}.{first + number}": of for number, of in enumerate(state.experts)}
 
 
-def _small_tensors(replica: Replica, stage: int, shards: ShardedStage) -> dict[str, Tensor]:
-    """Routers' memory, and fp8 histories."""
-    histories = {
-        f"float8.{name}.{of}": torch.tensor([history["largest"], *history["past"]], dtype=torch.float32)
-        for name, state in _float8(shards).items()
-        for of, history in state.state_dict().items()
-    }
-    return _routers(replica, stage) | histories
+def _histories(shards: ShardedStage, mesh: Mesh) -> dict[str, Tensor]:
+    """The fp8 histories that this rank writes: it is the first of those that hold the layer."""
+    found = {}
+    for unit in shards.units:
+        axes = unit.sharding.shards, unit.sharding.copies
+        cut = mesh.expert_tp if unit.parameters[0].place.is_expert else mesh.tp
+        for parameter in unit.parameters if not any(axis.index for axis in (*axes, cut)) else ():
+            for name, state in _float8(parameter).items():
+                for of, history in state.state_dict().items():
+                    numbers = [history["largest"], *history["past"]]
+                    found[f"float8.{name}.{of}"] = torch.tensor(numbers, dtype=torch.float32)
+    return found
 
 
 def _set(into: Tensor, values: Tensor) -> None:
@@ -216,7 +227,8 @@ def _wanted_small(
         for name, values in _routers(replica, stage).items()
         if name in shapes  # else it begins anew: another gate remembers other things
     ]
-    for name, state in _float8(shards).items():
+    parameters = [parameter for unit in shards.units for parameter in unit.parameters]
+    for name, state in (item for parameter in parameters for item in _float8(parameter).items()):
         names = {of: f"float8.{name}.{of}" for of in state.state_dict()}
         if not all(full in shapes for full in names.values()):
             continue

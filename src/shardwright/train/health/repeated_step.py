@@ -57,7 +57,7 @@ def compute_beside(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens
             router.take_seen()
     for state in replica.float8_states:
         state.forget_now()
-        state.weight_version += 1  # the step casts its weights itself, and moves what that moves
+        state.weight_changed()  # the step casts its weights itself, and moves what that moves
 
 
 class GradientHashes:

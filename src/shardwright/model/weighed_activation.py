@@ -1,0 +1,93 @@
+"""The activation inside an expert, times the weight that a token's choice of the expert has.
+
+The weight could meet what the expert gives, but then that would be kept for the weight's gradient: a whole row of
+hidden width for each choice. Here that gradient is the row's sum of activation x its gradient, and the activation is
+computed again in the backward from what is kept for its own gradient anyway. On CUDA each way is one kernel.
+
+Shape suffixes: N rows of tokens at the experts of this rank, F inner width of an expert on this rank, U width of what
+goes in: F, or 2 F of gate and up.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.model.activation import (
+    ActivationName,
+    activate,
+    activate_backward_in_turn,
+    activate_in_turn,
+    exact_activate_backward,
+    exact_gate,
+    exact_gate_backward,
+    gate_backward_in_turn,
+    gate_in_turn,
+)
+from shardwright.model.fused_operator import fused_operator
+
+
+def weighed_activation(up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool) -> Tensor:
+    """weight x act(up), or weight x act(gate) x up of [gate | up] if `gated`, [N, F] in the dtype of `up_NU`. The
+    weights are float32, and so is the product with them until it is rounded."""
+    return _WeighedActivation.apply(up_NU, weight_N1, name, gated)
+
+
+class _WeighedActivation(torch.autograd.Function):
+    """Forward: the activation times the weight; keeps what goes in. Backward: computes the activation again, for the
+    weight's gradient and its own."""
+
+    @staticmethod
+    def forward(ctx: Any, up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool) -> Tensor:
+        ctx.save_for_backward(up_NU, weight_N1)
+        ctx.name, ctx.gated = name, gated
+        y_NF = up_NU.new_empty(len(up_NU), up_NU.shape[1] // (2 if gated else 1))
+        _weigh(up_NU, weight_N1, name, gated, y_NF)
+        return y_NF
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        up_NU, weight_N1 = ctx.saved_tensors
+        dup_NU, dweight_N1 = torch.empty_like(up_NU), torch.empty_like(weight_N1)
+        _weigh_backward(grads[0], up_NU, weight_N1, ctx.name, ctx.gated, dweight_N1, dup_NU)
+        return dup_NU, dweight_N1, None, None
+
+
+def _weigh_in_turn(up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool, y_NF: Tensor) -> None:
+    (gate_in_turn if gated else activate_in_turn)(up_NU, name, y_NF)
+    y_NF.mul_(weight_N1)
+
+
+def _weigh_at_once(up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool, y_NF: Tensor) -> None:
+    y_NF.copy_((exact_gate if gated else activate)(up_NU.float(), name) * weight_N1)
+
+
+def _weigh_backward_in_turn(
+    dy_NF: Tensor, up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool, dweight_N1: Tensor,
+    dup_NU: Tensor,
+) -> None:  # fmt: skip
+    activated_NF = torch.empty_like(dy_NF)
+    (gate_in_turn if gated else activate_in_turn)(up_NU, name, activated_NF)
+    torch.sum(dy_NF.to(torch.float32, copy=True).mul_(activated_NF), 1, keepdim=True, out=dweight_N1)
+    torch.mul(dy_NF, weight_N1, out=activated_NF)
+    (gate_backward_in_turn if gated else activate_backward_in_turn)(activated_NF, up_NU, name, dup_NU)
+
+
+def _weigh_backward_at_once(
+    dy_NF: Tensor, up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool, dweight_N1: Tensor,
+    dup_NU: Tensor,
+) -> None:  # fmt: skip
+    dy, up = dy_NF.float(), up_NU.float()
+    dweight_N1.copy_(((exact_gate if gated else activate)(up, name) * dy).sum(1, keepdim=True))
+    dup_NU.copy_((exact_gate_backward if gated else exact_activate_backward)(dy * weight_N1, up, name))
+
+
+_weigh = fused_operator(
+    "weigh(Tensor up, Tensor weight, str name, bool gated, Tensor(a!) y) -> ()", _weigh_in_turn, _weigh_at_once
+)
+_weigh_backward = fused_operator(
+    "weigh_backward(Tensor dy, Tensor up, Tensor weight, str name, bool gated, Tensor(a!) dweight, Tensor(b!) dup) "
+    "-> ()",
+    _weigh_backward_in_turn,
+    _weigh_backward_at_once,
+)
