@@ -90,8 +90,11 @@ class PlainDecoder:
         """`weights` are full tensors by name, float64; they are trained in place."""
         self.job, self.spec, self.weights = job, job.model, weights
         moe = self.spec.moe
-        layers = moe.layers_with_experts(self.spec.layers) if moe.experts else []
-        self.memories = {layer: Memory.of(moe) for layer in layers}
+        further = [f"mtp.{k}.block" for k in range(self.spec.mtp_layers)]
+        layers = [f"layers.{layer}" for layer in range(self.spec.layers)]
+        with_experts = [name for layer, name in enumerate(layers) if moe.has_experts(layer)]
+        with_experts += further if moe.has_experts(self.spec.layers - 1) else []
+        self.memories = {name: Memory.of(moe) for name in with_experts}
         drawn = {place.name for place in model_parameters(self.spec) if place.init == "normal"}
         optimizer = job.optimizer
         self.optimizer = torch.optim.AdamW(
@@ -109,8 +112,9 @@ class PlainDecoder:
     def step(self, step: int, tokens_BT: Tensor) -> tuple[float, float]:
         """Train on a global batch, [B, S + 1]. Returns its loss and the norm of its gradient."""
         self.optimizer.zero_grad()
-        total, pressure, num_microbatches = self._losses(tokens_BT, step)
-        ((total + pressure) / num_microbatches).backward()
+        total, further, pressure, num_microbatches = self._losses(tokens_BT, step)
+        weight = self.spec.mtp_weight / max(1, self.spec.mtp_layers)
+        ((total + weight * sum(further) + pressure) / num_microbatches).backward()
         gradients = [w.grad for w in self.weights.values() if w.grad is not None]
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
         clip = self.job.optimizer.clip_grad_norm
@@ -122,26 +126,37 @@ class PlainDecoder:
         self.optimizer.step()
         for memory in self.memories.values():
             memory.learn(self.spec.moe)
+        self.further_losses = [float(one.detach()) / num_microbatches for one in further]
         return float(total.detach()) / num_microbatches, norm
 
     def evaluate(self, tokens_BT: Tensor) -> float:
         """The mean loss of a global batch."""
         with torch.no_grad():
-            total, _, num_microbatches = self._losses(tokens_BT, None)
+            total, _, _, num_microbatches = self._losses(tokens_BT, None)
         return float(total) / num_microbatches
 
-    def _losses(self, tokens_BT: Tensor, step: int | None) -> tuple[Tensor, Tensor, int]:
-        """Sums over microbatches of their mean losses and of what keeps experts even; and how many there are."""
+    def _losses(self, tokens_BT: Tensor, step: int | None) -> tuple[Tensor, list[Tensor], Tensor, int]:
+        """Sums over microbatches of their mean losses, of those of further tokens, and of what keeps experts even; and
+        how many there are."""
         size = self.job.plan.microbatch_size
-        total = pressure = torch.zeros((), dtype=torch.float64)
-        counted = 1.0
-        if self.job.data.separate_documents:
-            counted = float((tokens_BT[:, 1:] >= 0).double().mean()) or 1.0
+        pressure = torch.zeros((), dtype=torch.float64)
+        totals = [pressure] * (1 + self.spec.mtp_layers)
+        counted = [float(self._counts(tokens_BT, k).double().mean()) or 1.0 for k in range(len(totals))]
         for first in range(0, len(tokens_BT), size):
             place = None if step is None else ParameterShard(self.job.run.seed, step, first)
-            loss, added = self._microbatch(tokens_BT[first : first + size], place)
-            total, pressure = total + loss / counted, pressure + added
-        return total, pressure, len(tokens_BT) // size
+            losses, added = self._microbatch(tokens_BT[first : first + size], place)
+            totals = [total + loss / share for total, loss, share in zip(totals, losses, counted, strict=False)]
+            pressure = pressure + added
+        return totals[0], totals[1:], pressure, len(tokens_BT) // size
+
+    def _counts(self, tokens_BT: Tensor, k: int) -> Tensor:
+        """Of each position, whether the token k + 1 further is there, and in its document, [B, S]."""
+        B, S = len(tokens_BT), self.spec.sequence
+        numbers = (tokens_BT < 0).long().cumsum(1)
+        found = torch.zeros(B, S, dtype=torch.bool)
+        for i in range(S - k):
+            found[:, i] = numbers[:, i] == numbers[:, i + k + 1] if self.job.data.separate_documents else True
+        return found
 
     def _rate(self, step: int) -> float:
         o = self.job.optimizer
@@ -153,8 +168,9 @@ class PlainDecoder:
 
     # The model.
 
-    def _microbatch(self, tokens_BT: Tensor, place: ParameterShard | None) -> tuple[Tensor, Tensor]:
-        """The mean over all targets of the losses of those that count, and the losses of the routers."""
+    def _microbatch(self, tokens_BT: Tensor, place: ParameterShard | None) -> tuple[list[Tensor], Tensor]:
+        """The mean over all positions of the losses of those that count, of the next token and in training of those
+        further; and the losses of the routers."""
         spec = self.spec
         ids_BT = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT)
         documents_BT = (tokens_BT < 0).long().cumsum(1)
@@ -170,23 +186,44 @@ class PlainDecoder:
             sees_BSS = sees_BSS & (numbers_BS[:, :, None] == numbers_BS[:, None, :])
         pressure = torch.zeros((), dtype=torch.float64)
         for layer in range(spec.layers):
-            name = f"layers.{layer}"
-            normal = self._norm(x_BSH, f"{name}.attention_norm")
-            attend = self._latent_attention if spec.is_latent else self._attention
-            x_BSH = x_BSH + self._dropped(attend(normal, f"{name}.attention", sees_BSS), f"{name}.attention", place)
-            normal = self._norm(x_BSH, f"{name}.mlp_norm")
-            if spec.moe.has_experts(layer):
-                y_BSH, added = self._experts(normal, layer, place)
-                pressure = pressure + added
-            else:
-                y_BSH = self._mlp(normal, f"{name}.mlp")
-            x_BSH = x_BSH + self._dropped(y_BSH, f"{name}.mlp", place)
-        head = table if spec.tied_embeddings else self.weights["head.weight"]
-        logits_BSV = self._norm(x_BSH, "norm") @ head.t()
-        losses_BS = functional.cross_entropy(logits_BSV.transpose(1, 2), ids_BT[:, 1:], reduction="none")
-        if separate:
-            losses_BS = losses_BS * (documents_BT[:, 1:] == documents_BT[:, :-1])
-        return losses_BS.mean(), pressure
+            x_BSH, added = self._block(x_BSH, f"layers.{layer}", sees_BSS, place)
+            pressure = pressure + added
+        losses = [self._loss(self._norm(x_BSH, "norm"), tokens_BT, 0)]
+        for k in range(1, 1 + spec.mtp_layers) if place is not None else ():
+            name = f"mtp.{k - 1}"
+            further_BS = torch.zeros_like(ids_BT[:, 1:])  # what stands behind the end is seen by nobody that counts
+            further_BS[:, : spec.sequence + 1 - k] = ids_BT[:, k:]
+            embedded = self._norm(table[further_BS], f"{name}.embedding_norm")
+            joined = torch.cat((embedded, self._norm(x_BSH, f"{name}.hidden_norm")), dim=-1)
+            x_BSH = joined @ self.weights[f"{name}.project.weight"].t()
+            x_BSH, added = self._block(x_BSH, f"{name}.block", sees_BSS, place)
+            pressure = pressure + added
+            losses.append(self._loss(self._norm(x_BSH, f"{name}.norm"), tokens_BT, k))
+        return losses, pressure
+
+    def _block(
+        self, x_BSH: Tensor, name: str, sees_BSS: Tensor, place: ParameterShard | None
+    ) -> tuple[Tensor, Tensor]:
+        """A transformer block, and the losses of its router."""
+        normal = self._norm(x_BSH, f"{name}.attention_norm")
+        attend = self._latent_attention if self.spec.is_latent else self._attention
+        x_BSH = x_BSH + self._dropped(attend(normal, f"{name}.attention", sees_BSS), f"{name}.attention", place)
+        normal, added = self._norm(x_BSH, f"{name}.mlp_norm"), torch.zeros((), dtype=torch.float64)
+        if name in self.memories:
+            y_BSH, added = self._experts(normal, name, place)
+        else:
+            y_BSH = self._mlp(normal, f"{name}.mlp")
+        return x_BSH + self._dropped(y_BSH, f"{name}.mlp", place), added
+
+    def _loss(self, normal_BSH: Tensor, tokens_BT: Tensor, k: int) -> Tensor:
+        """The mean over all positions of the losses of tokens k + 1 further, where these count."""
+        head = self.weights["embedding.weight" if self.spec.tied_embeddings else "head.weight"]
+        logits_BSV, counts_BS = normal_BSH @ head.t(), self._counts(tokens_BT, k)
+        ids_BT, S = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT), self.spec.sequence
+        losses_BS = functional.cross_entropy(
+            logits_BSV[:, : S - k].transpose(1, 2), ids_BT[:, 1 + k :], reduction="none"
+        )
+        return (losses_BS * counts_BS[:, : S - k]).sum() / counts_BS.numel()
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self.weights[f"{name}.weight"]
@@ -271,17 +308,17 @@ class PlainDecoder:
         gate, rest = up.chunk(2, dim=-1)
         return function(gate) * rest
 
-    def _experts(self, x_BSH: Tensor, layer: int, place: ParameterShard | None) -> tuple[Tensor, Tensor]:
+    def _experts(self, x_BSH: Tensor, block: str, place: ParameterShard | None) -> tuple[Tensor, Tensor]:
         """What the experts make of a microbatch, and the losses of their router."""
-        moe, name = self.spec.moe, f"layers.{layer}.moe"
+        moe, name = self.spec.moe, f"{block}.moe"
         B, S, H = x_BSH.shape
         x_TH = x_BSH.transpose(0, 1).reshape(-1, H)  # in order of position, as experts fill
         logits_TE = x_TH @ self.weights[f"{name}.router.weight"].t()
-        memory, rows = self.memories[layer], logits_TE.tolist()
+        memory, rows = self.memories[block], logits_TE.tolist()
         draws = None
         if moe.gate == "gshard" and place is not None:
             numbers = (torch.arange(S)[:, None] + (place.first_sample + torch.arange(B)) * S).flatten()
-            key = stream_key(place.seed, place.step, f"second expert layers.{layer}")
+            key = stream_key(place.seed, place.step, f"second expert {block}")
             draws = uniform(numbers, key).tolist()
         routed = moe_reference.route(moe, rows, memory.bias, memory.together, draws)
         seated = moe_reference.with_room(moe, rows, routed)

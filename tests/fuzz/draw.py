@@ -186,6 +186,8 @@ def _model(rng: random.Random, plan: Fields) -> Fields:
     }
     if rng.random() < 0.2:
         model["dropout"] = rng.choice([0.1, 0.5])
+    if rng.random() < 0.25:
+        model |= {"mtp_layers": rng.choice([1, 1, 1, 2, 3]), "mtp_weight": rng.choice([0.3, 1.0])}
     if model["positions"] == "rotary" and rng.random() < 0.2:
         model["rotary_base"] = rng.choice([10.0, 500.0])
         model["yarn"] = {"factor": 4.0, "trained_sequence": 8, "fast": 2.0, "slow": rng.choice([0.25, 1.0])}

@@ -50,7 +50,7 @@ def plain_trace(job: JobSpec) -> Trace:
     steps = []
     for step in range(STEPS):
         loss, norm = model.step(step, tokens_of(job, step))
-        steps.append(StepResult(loss, norm, 0.0))
+        steps.append(StepResult(loss, norm, 0.0, mtp_losses=tuple(model.further_losses)))
     evaluated = model.evaluate(tokens_of(job, STEPS))
     return Trace(steps, evaluated, [(place, weights[place.name].detach()) for place in places])
 

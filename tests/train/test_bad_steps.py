@@ -102,7 +102,7 @@ def state_of(replica: Replica, mesh: Mesh) -> State:
 def faults(plot: Plot, seen: Seen) -> Iterator[None]:
     """While this lasts, spans go as the plot has it."""
     visits: Counter[int] = Counter()
-    span_of, mean_loss = trainer.train_span, train_step.mean_loss
+    span_of, mean_losses = trainer.train_span, train_step.mean_losses
     is_high = [False]
 
     def span(
@@ -130,15 +130,15 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
             unit.take_up()
         return results
 
-    def loss_of(*args: Any) -> float:
-        return mean_loss(*args) * (10.0 if is_high[0] else 1.0)
+    def losses_of(*args: Any) -> list[float]:
+        return [loss * (10.0 if is_high[0] else 1.0) for loss in mean_losses(*args)]
 
     def told(log: MetricsLog, text: str) -> None:
         seen.lines.append(text)
 
     with (
         patch.object(trainer, "train_span", span), patch.object(MetricsLog, "say", told),
-        patch.object(train_step, "mean_loss", loss_of), patch.object(async_step, "mean_loss", loss_of),
+        patch.object(train_step, "mean_losses", losses_of), patch.object(async_step, "mean_losses", losses_of),
     ):  # fmt: skip
         yield
 

@@ -13,7 +13,7 @@ from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_gr
 from shardwright.sharding.flat_buffer import FlatLayout
 from shardwright.sharding.groups import COPIES, SHARDS, axis_groups, zero_stage
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.stage_parameters import stage_parameters
+from shardwright.sharding.stage_parameters import last_uses, stage_parameters
 
 UnitKey = tuple[int, int]  # (stage, number of the unit in it)
 
@@ -52,7 +52,7 @@ class StageState:
     """The units of one stage on one rank.
 
     `regions` lists the places of each region in the order of the layers, `units_in` the units whose values it needs;
-    `own_gradient` elements are those of a tied head's gradient, where the table is on the same rank.
+    `own_gradient` elements are those of the last stage's use of the table, where the table is on the same rank.
     """
 
     stage: int
@@ -86,14 +86,16 @@ def rank_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) 
     """What a pipeline rank holds, by stage, on one rank of its tensor-parallel group."""
     stages = program.placement.stages_of(pp_rank)
     replicas = {is_expert: replicas_of(job.plan, is_expert) for is_expert in (False, True)}
-    # A tied table and head on one rank are one memory, with two gradients.
-    shares = job.model.tied_embeddings and {0, program.num_stages - 1} <= set(stages)
+    # Two uses of a table on one rank are one memory, with two gradients.
+    last_stage = program.num_stages - 1
+    shares = job.model.shares_table and {0, last_stage} <= set(stages)
     held = {stage: _stage_state(job, stage, replicas, tp_index, shares) for stage in stages}
-    if shares:
-        table = held[0].unit_of["embedding.weight"]
-        last = held[program.num_stages - 1]
-        units_in = last.units_in | {"head": (*last.units_in["head"], table)}
-        held[last.stage] = replace(last, units_in=units_in)
+    if job.model.shares_table and last_stage in held:
+        last = held[last_stage]
+        table = (held[0] if shares else last).unit_of["embedding.weight"]
+        more = {region: (*last.units_in[region], table) for region in last_uses(job.model)}
+        units_in = {region: tuple(dict.fromkeys(units)) for region, units in (last.units_in | more).items()}
+        held[last_stage] = replace(last, units_in=units_in)
     return held
 
 
@@ -103,10 +105,11 @@ def _stage_state(
     regions = stage_parameters(job.model, job.plan, stage, tp_index)
     own_gradient = 0
     if shares_table and "head" in regions:
-        own_gradient = regions["head"][-1].num_elements
-        regions["head"] = regions["head"][:-1]
-    tied = [place for held in regions.values() for place in held if place.name == "embedding.weight"]
-    late = tied if job.model.tied_embeddings else []
+        first_use = last_uses(job.model)[0]
+        (table,) = (place for place in regions[first_use] if place.is_tied)
+        own_gradient = table.num_elements
+        regions[first_use].remove(table)
+    late = [place for held in regions.values() for place in held if place.is_tied]
     most = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
     units = []
     for group in unit_groups(regions, late, lambda p: replicas[p.is_expert].zero == 3, most, lambda place: place):

@@ -13,6 +13,9 @@ from shardwright.config.moe import MoeSpec
 from shardwright.config.yarn import YarnSpec
 
 
+MOST_MTP = 4  # modules of multi-token prediction
+
+
 class ModelSpec(Spec):
     """Shape of a decoder. The defaults of `kind` fields are Llama's; see catalog/models for GPT's."""
 
@@ -52,6 +55,14 @@ class ModelSpec(Spec):
         0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
     )
     moe: MoeSpec = Field(MoeSpec(), description="Experts in place of the MLP.")
+    mtp_layers: Annotated[int, Field(ge=0, le=MOST_MTP)] = Field(
+        0,
+        description="Modules of multi-token prediction behind the last layer, for training: each has a layer like the "
+        "last one and predicts one token further. 0 means none.",
+    )
+    mtp_weight: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.3, description="Weight of the mean of the losses of multi-token prediction, beside the main loss."
+    )
     told_parameters_b: Annotated[float, Field(ge=0, le=largest.PARAMETERS / 1e9)] = Field(
         0.0,
         description="Parameters that the model is said to have, in 1e9; predictions note where the other fields do not "
@@ -94,6 +105,25 @@ class ModelSpec(Spec):
         return self.yarn.temperature / math.sqrt(self.query_width)
 
     @property
+    def shares_table(self) -> bool:
+        """Whether the last stage uses the table of embeddings too: for the head, or to look further tokens up."""
+        return self.tied_embeddings or self.mtp_layers > 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Transformer blocks, with those of multi-token prediction, whose numbers follow on those of the layers."""
+        return self.layers + self.mtp_layers
+
+    @property
+    def blocks_with_experts(self) -> list[int]:
+        """The numbers of the blocks that have experts."""
+        return [number for number in range(self.num_blocks) if self.has_experts(number)]
+
+    def has_experts(self, block: int) -> bool:
+        """Whether a block has experts. Those of multi-token prediction are like the last layer."""
+        return self.moe.has_experts(min(block, self.layers - 1))
+
+    @property
     def ffn_size(self) -> int:
         """Width inside the MLP with the default filled in."""
         return self.ffn or 4 * self.hidden
@@ -101,12 +131,27 @@ class ModelSpec(Spec):
     def faults(self) -> list[str]:
         """What contradicts itself within the model alone."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
-        faults += self.moe.faults(self.layers)
+        faults += [*self.moe.faults(self.layers), *self._mtp_faults()]
         if self.yarn != YarnSpec() and self.positions != "rotary":
             faults.append(
                 f'model.yarn scales rotary positions, and model.positions is "{self.positions}"; leave it out'
             )
         return faults
+
+    def _mtp_faults(self) -> list[str]:
+        """Modules of multi-token prediction that have nothing to predict, or none that a weight is for."""
+        if not self.mtp_layers and self.mtp_weight != ModelSpec.model_fields["mtp_weight"].default:
+            return [
+                f"model.mtp_weight is {self.mtp_weight:g}, and model.mtp_layers is 0, so nothing predicts further "
+                "tokens; leave it out, or set model.mtp_layers = 1"
+            ]
+        if self.mtp_layers >= self.sequence:
+            return [
+                f"model.mtp_layers {self.mtp_layers} predicts tokens {self.mtp_layers + 1} further, and of a sequence "
+                f"of {self.sequence} none has one ({self.sequence} + 1 tokens); use at most "
+                f"{self.sequence - 1} model.mtp_layers, or a longer model.sequence"
+            ]
+        return []
 
     def _latent_faults(self) -> list[str]:
         """Fields of ordinary attention that latent attention has no place for."""

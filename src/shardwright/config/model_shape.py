@@ -98,7 +98,8 @@ class LatentShape:
 class ModelShape:
     """Shape of a decoder. Layers are of two kinds: "dense" has one MLP for all tokens, "experts" a mixture.
 
-    `layer_norm` says that norms are LayerNorms, `bias` that attention and MLPs have biases, and `head_norms` that
+    `mtp` modules behind the last layer predict further tokens: a block like the last layer each, behind a projection of
+    hidden states and embeddings. `layer_norm` says that norms are LayerNorms, `bias` that attention and MLPs have biases, and `head_norms` that
     queries and keys are normalised. Rows of measurements don't say these.
     """
 
@@ -118,6 +119,7 @@ class ModelShape:
     layer_norm: bool = False
     bias: bool = False
     head_norms: bool = False
+    mtp: int = 0
 
     @property
     def query_width(self) -> int:
@@ -192,6 +194,11 @@ class ModelShape:
         router = Matrix("router", (self.mixture.num,), self.hidden)
         return (router, Matrix("shared_gate", (1,), self.hidden)) if self.mixture.shared_gate else (router,)
 
+    @cached_property
+    def further_matrix(self) -> Matrix:
+        """The weight that joins an embedding and hidden states before a block that predicts a further token."""
+        return Matrix("project", (self.hidden,), 2 * self.hidden)
+
     def matrices(self, kind: str) -> tuple[Matrix, ...]:
         """All weight matrices of a layer of a kind."""
         if kind == "dense" or self.experts is None:
@@ -212,9 +219,9 @@ class ModelShape:
     # What follows from it.
 
     def is_dense(self, layer: int) -> bool:
-        """Whether a layer has one MLP for all tokens."""
+        """Whether a layer has one MLP for all tokens. Those that predict further tokens are like the last one."""
         of = self.experts
-        return of is None or not is_routed(layer, of.dense_layers, of.every)
+        return of is None or not is_routed(min(layer, self.layers - 1), of.dense_layers, of.every)
 
     @cached_property
     def num_dense(self) -> int:
@@ -251,17 +258,25 @@ class ModelShape:
     def parameters(self) -> int:
         """All elements of the model, as `kind_parameters` counts them; those that run are counted one by one
         (sharding/stage_parameters.py)."""
-        layers = self._of_layers(range(self.layers), {kind: sum(self.kind_parameters(kind)) for kind in self._elements})
+        of_kind = {kind: sum(self.kind_parameters(kind)) for kind in self._elements}
+        layers = self._of_layers(range(self.layers + self.mtp), of_kind) + self.mtp * self.further_parameters
         positions = self.sequence * self.hidden if self.learned_positions else 0
         return layers + self.num_tables * self.table_elements + self.hidden + positions
 
+    @property
+    def further_parameters(self) -> int:
+        """Elements of what predicts a further token, besides its block: the projection and three norms."""
+        return self.further_matrix.num_elements + 3 * self.hidden
+
     @cached_property
     def matrix_parameters(self) -> int:
-        """Elements of the matrices that each token is multiplied with: all layers and the head, no lookups.
+        """Elements of the matrices that each token is multiplied with: all layers and the head, no lookups; of what
+        predicts further tokens a block, the projection and the head once more each.
 
         Of experts those that a token chooses, which is their average where experts choose tokens.
         """
-        return self._of_layers(range(self.layers), self._met) + self.table_elements
+        blocks = self._of_layers(range(self.layers + self.mtp), self._met)
+        return blocks + self.mtp * self.further_matrix.num_elements + (1 + self.mtp) * self.table_elements
 
     @property
     def _attended(self) -> int:
@@ -276,11 +291,12 @@ class ModelShape:
         of it; recomputation is not.
         """
         share = 0.5 if causal else 1.0
-        return 6.0 * self.matrix_parameters + 6.0 * self.layers * self._attended * self.sequence * share
+        blocks = self.layers + self.mtp
+        return 6.0 * self.matrix_parameters + 6.0 * blocks * self._attended * self.sequence * share
 
     def stage_flops(self, layers: Sequence[int], sequences: int) -> tuple[float, ...]:
         """Forward FLOPs by stage, of a microbatch of `sequences`; stage s holds `layers[s]`, the last one also the
-        head.
+        head and what predicts further tokens.
 
         2 a matrix element and token, and those of attention's scores and sums of values over the full sequence. The
         backward is twice the forward: once for the input gradients and once for the weights'. All stages together are
@@ -289,9 +305,11 @@ class ModelShape:
         scores = 2 * self._attended * self.sequence
         found, first = list[float](), 0
         for stage, count in enumerate(layers):
-            matrices = self._of_layers(range(first, first + count), self._met)
-            head = self.table_elements if stage == len(layers) - 1 else 0
-            found.append(float(sequences * self.sequence * (2 * (matrices + head) + count * scores)))
+            more = self.mtp if stage == len(layers) - 1 else 0
+            matrices = self._of_layers(range(first, first + count + more), self._met)
+            ends = (1 + more) * self.table_elements + more * self.further_matrix.num_elements
+            head = ends if stage == len(layers) - 1 else 0
+            found.append(float(sequences * self.sequence * (2 * (matrices + head) + (count + more) * scores)))
             first += count
         return tuple(found)
 
@@ -311,5 +329,5 @@ def shape_of(model: ModelSpec) -> ModelShape:
         experts=experts if moe.experts else None,
         latent=LatentShape(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
         if model.is_latent else None,
-        layer_norm=model.norm == "layernorm", bias=model.bias, head_norms=model.qk_norm,
+        layer_norm=model.norm == "layernorm", bias=model.bias, head_norms=model.qk_norm, mtp=model.mtp_layers,
     )  # fmt: skip

@@ -320,11 +320,13 @@ def ep_ranks_of_node(plan: PlanSpec, ranks_per_node: int) -> int:
     return int(of_stage // etp)
 
 
-def layer_policies(plan: PlanSpec, layers: int) -> list[Policy]:
-    """What each layer of the model recomputes. A budget must have been met before (account/recompute_budget.py)."""
+def layer_policies(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[Policy]:
+    """What each layer of the model recomputes, and behind them the blocks of multi-token prediction, which do as the
+    last layer. A budget must have been met before (account/recompute_budget.py)."""
     assert plan.recompute != "budget", "a budget is not yet a choice of what to recompute"
-    if plan.recompute == "layers":
-        return [frozenset(names) for names in plan.recompute_layers]
     by_name = {"full": WHOLE_LAYER, "selective": frozenset(plan.recompute_operators)}
     policy = by_name.get(plan.recompute, KEEP_ALL)
-    return [policy if layer % plan.recompute_every == 0 else KEEP_ALL for layer in range(layers)]
+    found = [policy if layer % plan.recompute_every == 0 else KEEP_ALL for layer in range(layers)]
+    if plan.recompute == "layers":
+        found = [frozenset(names) for names in plan.recompute_layers]
+    return found + found[-1:] * mtp_layers

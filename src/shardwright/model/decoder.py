@@ -10,29 +10,27 @@ S / cp, or that / tp under sequence parallel.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import PlanSpec, split_evenly
-from shardwright.config.recompute_policy import KEEP_ALL, LAYER, Policy
-from shardwright.model.attention import Attention
+from shardwright.config.recompute_policy import KEEP_ALL, Policy
+from shardwright.model.block import Block
 from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
 from shardwright.model.forward_pass import ForwardPass
-from shardwright.model.latent_attention import LatentAttention
-from shardwright.model.loss import Targets, microbatch_loss
-from shardwright.model.mlp import MLP
-from shardwright.model.moe_block import MixtureOfExperts
+from shardwright.model.loss import Targets, joined_losses, microbatch_loss
+from shardwright.model.mtp import FurtherToken, further_ids, skipped_targets
 from shardwright.model.norm import Norm
 from shardwright.model.positions import pick, positions_tensor
 from shardwright.model.rotary import rotary_angles
 from shardwright.model.router_state import RouterState
-from shardwright.parallel.context.document_mask import counts
+from shardwright.parallel.context.document_mask import follows
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool
-from shardwright.parallel.recompute.region import Chain, forget, run_again
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.initial_values import materialise
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
@@ -58,68 +56,19 @@ def stage_span(plan: PlanSpec, layers: int, stage: int) -> StageSpan:
     return StageSpan(stage, start, start + counts[stage], stage == 0, is_last=stage == len(counts) - 1)
 
 
-class Block(nn.Module):
-    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
+class Passage(Protocol):
+    """Computes a region of a stage, given its name; ZeRO has the region's parameters there meanwhile."""
 
-    `policy` says what it computes again in the backward instead of keeping it (config/recompute_policy.py).
-    """
-
-    def __init__(self, spec: ModelSpec, layer: int, cut: LayerSharding, policy: Policy = KEEP_ALL) -> None:
-        super().__init__()
-        self.policy = policy
-        self.attention_norm = Norm(spec, cut)
-        self.attention = LatentAttention(spec, cut) if spec.is_latent else Attention(spec, cut)
-        self.attention_dropout = Dropout(spec, f"layers.{layer}.attention", cut)
-        self.mlp_norm = Norm(spec, cut)
-        self.mlp = None if spec.moe.has_experts(layer) else MLP(spec, cut)
-        self.moe = MixtureOfExperts(spec, layer, cut) if spec.moe.has_experts(layer) else None
-        self.mlp_dropout = Dropout(spec, f"layers.{layer}.mlp", cut)
-
-    def forward(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
-        """[s, B, H] to [s, B, H]."""
-        if LAYER in self.policy:
-            return self._forward_forgotten(x_sBH, run)
-        x_sBH = x_sBH + self._attention(x_sBH, run, self.policy)
-        return x_sBH + self._mlp(x_sBH, run, self.policy)
-
-    def _attention(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
-        """attention(norm(x)), whose operators are called one by one: some may be computed again."""
-        attention = self.attention
-        qkv = Chain(x_sBH, policy).then("norm", self.attention_norm).product("qkv", attention.project)
-        attended = qkv.then("attention", partial(attention.attend, run=run))
-        return self.attention_dropout(attended.into(attention.out), run)
-
-    def _mlp(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
-        """mlp(norm(x)), or moe(norm(x))."""
-        if self.moe is not None:
-            return self.mlp_dropout(self.moe(self.mlp_norm(x_sBH), run, policy), run)
-        assert self.mlp is not None
-        return self.mlp_dropout(self.mlp.after(Chain(x_sBH, policy).then("norm", self.mlp_norm)), run)
-
-    def _forward_forgotten(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
-        """The block where only its input is kept. All of it is computed again but the down product, which
-        takes part; a block with experts ends with a sum, and is computed again to its end."""
-
-        def halfway(x_sBH: Tensor) -> Tensor:
-            return x_sBH + self._attention(x_sBH, run, KEEP_ALL)
-
-        def whole(x_sBH: Tensor) -> Tensor:
-            x_sBH = halfway(x_sBH)
-            return x_sBH + self._mlp(x_sBH, run, KEEP_ALL)
-
-        def before_down(x_sBH: Tensor) -> tuple[Tensor, Tensor]:
-            x_sBH = halfway(x_sBH)
-            assert self.mlp is not None
-            return x_sBH, self.mlp.activate(self.mlp.up(self.mlp_norm(x_sBH)))
-
-        if self.mlp is None:
-            return run_again(whole, x_sBH, run.convoy)
-        (x_sBH,), inner_SBF = forget(before_down, x_sBH, convoy=run.convoy)
-        return x_sBH + self.mlp_dropout(self.mlp.down(inner_SBF), run)
+    def __call__(self, region: str, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
+        """What the function gives."""
 
 
-# Computes a region of a stage, given its name; ZeRO has the region's parameters there meanwhile.
-Passage = Callable[[str, Callable[[Tensor], Tensor], Tensor], Tensor]
+def _as_it_is(region: str, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
+    return function(*x)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 class DecoderStage(nn.Module):
@@ -135,7 +84,7 @@ class DecoderStage(nn.Module):
         super().__init__()
         self.spec, self.span, self.cut, self.host = spec, span, cut, host
         self.loss_positions = loss_positions or spec.sequence
-        self.through: Passage = lambda region, function, x: function(x)
+        self.through: Passage = _as_it_is
         self.angles: tuple[Tensor, Tensor] | None = None
         self.held = cut.held(spec.sequence)
         learned = spec.positions == "learned"
@@ -146,7 +95,12 @@ class DecoderStage(nn.Module):
         self.layers = nn.ModuleDict({str(i): Block(spec, i, cut, policies.get(i, KEEP_ALL)) for i in numbers})
         self.norm = Norm(spec, cut) if span.is_last else None
         self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, cut, std=spec.init_std) if span.is_last else None
-        for use in (self.embedding, self.head) if spec.tied_embeddings else ():
+        further = range(spec.layers, spec.num_blocks) if span.is_last else ()
+        self.further_table = Embedding(spec, cut) if further and not spec.tied_embeddings else None
+        self.mtp = nn.ModuleList(FurtherToken(spec, i, cut, policies.get(i, KEEP_ALL)) for i in further)
+        self.further = [module for module in self.mtp if isinstance(module, FurtherToken)]
+        tables = self.embedding, self.further_table, self.head if spec.tied_embeddings else None
+        for use in tables if spec.shares_table else ():
             if use is not None:
                 # The same tensor by name: it starts from the same values wherever the last stage is.
                 use.weight.place = replace(use.weight.place, name="embedding.weight", is_tied=True)
@@ -166,11 +120,12 @@ class DecoderStage(nn.Module):
 
     def routers(self) -> dict[int, RouterState]:
         """What the routers of this stage remember, by layer."""
-        return {
-            int(name): layer.moe.router.state
-            for name, layer in self.layers.items()
-            if isinstance(layer, Block) and layer.moe is not None
-        }
+        return {number: block.moe.router.state for number, block in self.blocks().items() if block.moe is not None}
+
+    def blocks(self) -> dict[int, Block]:
+        """All blocks by their number: the layers, and those of multi-token prediction behind the last."""
+        found = {int(name): layer for name, layer in self.layers.items() if isinstance(layer, Block)}
+        return found | {self.spec.layers + index: module.block for index, module in enumerate(self.further)}
 
     def _place_buffers(self, device: torch.device) -> None:
         for state in self.routers().values():
@@ -184,7 +139,10 @@ class DecoderStage(nn.Module):
         """What is computed one after the other, by the name that `through` is told, with its parameters."""
         parts: dict[str, list[nn.Module | None]] = {"embedding": [self.embedding, self.positions]}
         parts |= {name: [layer] for name, layer in self.layers.items()}
-        parts["head"] = [self.norm, self.head]
+        for index, module in enumerate(self.further):
+            table = self.further_table if index == 0 else None
+            parts[str(self.spec.layers + index)] = [table, *module.before_head()]
+        parts["head"] = [self.norm, self.head, *(module.norm for module in self.further)]
         return {
             name: [p for module in modules if module is not None for p in placed_parameters(module).values()]
             for name, modules in parts.items()
@@ -227,7 +185,8 @@ class DecoderStage(nn.Module):
         """From tokens [B, S] (first stage) or hidden states [s, B, H], to hidden states or the loss of each token.
 
         The last stage gives the mean loss of this rank's tokens, which is there once the backward has run, if
-        `targets_BS` are given, else the hidden states before the head. `microbatch` says which samples these are, where
+        `targets_BS` are given, else the hidden states before the head. Where it trains and predicts further tokens it
+        gives a vector: this loss, and those of one token further after the other. `microbatch` says which samples these are, where
         they are trained on.
         `documents_BT`, where documents are separate, are the documents' numbers of all T = S + 1 tokens: none sees
         another, and the loss is 0 where a target begins one.
@@ -239,9 +198,26 @@ class DecoderStage(nn.Module):
             # The pipeline holds a stage's input for its gradient: sending that away would free nothing.
             is_held = index == 0 and not self.span.is_first
             x = self.through(name, partial(layer, run=replace(run, convoy=None) if is_held else run), x)
-        if self.norm is not None:
-            x = self.through("head", partial(self._finish, targets_BS, documents_BT), x)
-        return x
+        if self.norm is None:
+            return x
+        trains = targets_BS is not None and torch.is_grad_enabled()
+        hidden = [x]
+        for index, module in enumerate(self.further):
+            # Where nothing is trained its values pass by, as those of every region.
+            function = partial(self._further, module, targets_BS, run) if trains else _unchanged
+            hidden.append(self.through(str(self.spec.layers + index), function, hidden[-1]))
+        finish = partial(self._finish, targets_BS, documents_BT)
+        return self.through("head", finish, *(hidden if trains else hidden[:1]))
+
+    @property
+    def shared_table(self) -> PlacedParameter:
+        """The table of embeddings as the last stage has it."""
+        source = self.further_table if self.further_table is not None else self.head
+        assert source is not None, "only the last stage shares the first one's table"
+        return source.weight
+
+    def _further(self, module: FurtherToken, targets_BS: Tensor, run: ForwardPass, x_sBH: Tensor) -> Tensor:
+        return module(x_sBH, targets_BS, self.shared_table, replace(run, convoy=None))
 
     def _embed(self, run: ForwardPass, tokens_BS: Tensor) -> Tensor:
         assert self.embedding is not None
@@ -250,22 +226,38 @@ class DecoderStage(nn.Module):
             x_sBH = self.positions(x_sBH, positions_tensor(self.held, x_sBH.device))
         return self.embedding_dropout(x_sBH, run)
 
-    def _finish(self, targets_BS: Tensor | None, documents_BT: Tensor | None, x_sBH: Tensor) -> Tensor:
+    def _finish(
+        self, targets_BS: Tensor | None, documents_BT: Tensor | None, x_sBH: Tensor, *further_sBH: Tensor
+    ) -> Tensor:
         assert self.norm is not None
         x_sBH = self.norm(x_sBH)
         if targets_BS is None:
             return x_sBH
-        counts_BS = None if documents_BT is None else counts(documents_BT)
-        return self.microbatch_loss(x_sBH, targets_BS, counts_BS)
+        skipped_BS = None if documents_BT is None else ~follows(documents_BT, 1)
+        if not further_sBH:
+            return self.microbatch_loss(x_sBH, targets_BS, skipped_BS)
+        memory = torch.zeros(1 + len(further_sBH), device=x_sBH.device)
+        losses = [self.microbatch_loss(x_sBH, targets_BS, skipped_BS, memory[0])]
+        # Backwards go from the last to the first: the main loss completes the head's gradient.
+        for module, y_sBH in zip(self.further, further_sBH, strict=True):
+            ids_BS = further_ids(targets_BS, module.distance)
+            skipped_BS = skipped_targets(targets_BS, documents_BT, module.distance)
+            into = memory[module.distance]
+            losses.append(self.microbatch_loss(module.norm(y_sBH), ids_BS, skipped_BS, into, completes=False))
+        return joined_losses(losses, memory)
 
-    def microbatch_loss(self, x_sBH: Tensor, targets_BS: Tensor, counts_BS: Tensor | None = None) -> Tensor:
-        """The mean cross entropy of this rank's tokens from the hidden states before the head; targets that do not
-        count have 0."""
+    def microbatch_loss(
+        self, x_sBH: Tensor, targets_BS: Tensor, skipped_BS: Tensor | None = None, into: Tensor | None = None,
+        completes: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """The mean cross entropy of this rank's tokens from the hidden states before the head; skipped targets have 0.
+        `into` and `completes` as in model/loss.py."""
         assert self.head is not None, "only the last stage has a head"
         first_row, _ = split_evenly(self.spec.vocab, self.cut.tp.size, self.cut.tp.index)
         rows_T = pick(targets_BS, self.held).t().flatten() - first_row
-        skipped_T = None if counts_BS is None else ~pick(counts_BS, self.held).t().flatten()
-        return microbatch_loss(x_sBH, self.head.weight, Targets(rows_T, skipped_T, self.loss_positions), self.cut)
+        skipped_T = None if skipped_BS is None else pick(skipped_BS, self.held).t().flatten()
+        targets = Targets(rows_T, skipped_T, self.loss_positions, completes=completes)
+        return microbatch_loss(x_sBH, self.head.weight, targets, self.cut, into)
 
     def logits(self, x_sBH: Tensor) -> Tensor:
         """This rank's rows of the logits, [S, B, V]."""

@@ -23,20 +23,25 @@ class Embedding(nn.Module):
 
     def __init__(self, spec: ModelSpec, cut: LayerSharding) -> None:
         super().__init__()
-        self.cut = cut
-        self.first_row, self.end_row = split_evenly(spec.vocab, cut.tp.size, cut.tp.index)
+        self.cut, self.vocab = cut, spec.vocab
         self.weight = sharded((spec.vocab, spec.hidden), 0, cut.tp, "normal", std=spec.init_std)
 
     def forward(self, tokens_SB: Tensor) -> Tensor:
         """[S, B] to [s, B, H]."""
-        if self.cut.tp.size == 1:
-            return _Lookup.apply(tokens_SB, self.weight)
-        rows_SB = tokens_SB - self.first_row
-        elsewhere_SB = (tokens_SB < self.first_row) | (tokens_SB >= self.end_row)
-        x_SBH = _Lookup.apply(rows_SB.masked_fill(elsewhere_SB, 0), self.weight)
-        x_SBH = x_SBH.masked_fill(elsewhere_SB[..., None], 0.0)
-        leave = scatter_to if self.cut.shards_sequence else reduce_from
-        return leave(x_SBH, self.cut.tp)
+        return look_up(tokens_SB, self.weight, self.vocab, self.cut)
+
+
+def look_up(tokens_SB: Tensor, weight: PlacedParameter, vocab: int, cut: LayerSharding) -> Tensor:
+    """The rows of a table of `vocab` tokens, of which this rank has its share: [S, B] to [s, B, H]."""
+    if cut.tp.size == 1:
+        return _Lookup.apply(tokens_SB, weight)
+    first_row, end_row = split_evenly(vocab, cut.tp.size, cut.tp.index)
+    rows_SB = tokens_SB - first_row
+    elsewhere_SB = (tokens_SB < first_row) | (tokens_SB >= end_row)
+    x_SBH = _Lookup.apply(rows_SB.masked_fill(elsewhere_SB, 0), weight)
+    x_SBH = x_SBH.masked_fill(elsewhere_SB[..., None], 0.0)
+    leave = scatter_to if cut.shards_sequence else reduce_from
+    return leave(x_SBH, cut.tp)
 
 
 class _Lookup(torch.autograd.Function):

@@ -11,7 +11,7 @@ Shape suffixes: s positions between the layers, of this rank (under sequence par
 H hidden, T tokens, of a microbatch or of a chunk, V = rows of the vocabulary on this rank.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,24 +34,46 @@ from shardwright.parallel.tensor.parameter import PlacedParameter
 @dataclass(frozen=True)
 class Targets:
     """What should follow a microbatch's tokens, position by position: rows [T] of the vocabulary, counted from this
-    rank's first, and where not all of them have a loss, which have none. A chunk is so many `positions` of s."""
+    rank's first, and where not all of them have a loss, which have none. A chunk is so many `positions` of s. The loss
+    `completes` the head's gradient if its backward is the last that adds to it."""
 
     rows_T: Tensor
     skipped_T: Tensor | None
     positions: int
+    completes: bool = True
 
 
-def microbatch_loss(x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding) -> Tensor:
+def microbatch_loss(
+    x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding, into: Tensor | None = None
+) -> Tensor:
     """The mean cross entropy of this rank's tokens, a float32 number; a target without a loss counts as 0.
 
-    With gradients the number is 0 until the backward has run, which writes it.
+    With gradients the number is 0 until the backward has run, which writes it, `into` this memory if some is given.
     """
     if torch.is_grad_enabled():
-        return _HeadLoss.apply(x_sBH, weight_VH, targets, cut)
+        into = torch.zeros((), device=x_sBH.device) if into is None else into
+        return _HeadLoss.apply(x_sBH, weight_VH, (targets, into), cut)
     total = torch.zeros((), device=x_sBH.device)
     for chunk in _chunks(x_sBH, targets, cut):
         total += _Softmax.of(chunk, weight_VH, cut.tp).loss
     return total.div_(len(targets.rows_T))
+
+
+def joined_losses(parts: Sequence[Tensor], memory: Tensor) -> Tensor:
+    """Losses, which lie in this memory, as one vector."""
+    return _Joined.apply((memory,), *parts)
+
+
+class _Joined(torch.autograd.Function):
+    """Forward: shows the memory that the losses' backwards will write to. Backward: to each its own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, memory: tuple[Tensor], *parts: Tensor) -> Tensor:
+        return memory[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *grads[0].unbind()
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -64,13 +86,15 @@ class _HeadLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_sBH: Tensor, weight_VH: PlacedParameter, targets: Targets, cut: LayerSharding) -> Tensor:
+    def forward(
+        ctx: Any, x_sBH: Tensor, weight_VH: PlacedParameter, asked: tuple[Targets, Tensor], cut: LayerSharding
+    ) -> Tensor:
+        targets, loss = asked
         ctx.save_for_backward(x_sBH, targets.rows_T, targets.skipped_T)
         # Not a saved tensor: the weight may be let go after the forward, and gathered again into other memory.
-        ctx.weight, ctx.positions, ctx.cut = weight_VH, targets.positions, cut
-        loss = torch.zeros((), device=x_sBH.device)
-        ctx.loss = loss.detach()  # another name for its memory, by which the backward writes
-        return loss
+        ctx.weight, ctx.positions, ctx.completes, ctx.cut = weight_VH, targets.positions, targets.completes, cut
+        ctx.loss = loss  # by which the backward writes to the memory that is given away
+        return loss.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -85,7 +109,7 @@ class _HeadLoss(torch.autograd.Function):
             dlogits_TV = softmax.gradient(grads[0] / len(rows_T), x_sBH.dtype)
             del softmax  # the gradient is in its memory, or in 16 bits
             summed = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, cut)
-            weight_VH.add_product(dlogits_TV, chunk.x_TH, cut.tp.kind, is_last=chunk.end == len(x_sBH))
+            weight_VH.add_product(dlogits_TV, chunk.x_TH, cut.tp.kind, is_last=ctx.completes and chunk.end == len(x_sBH))
             summed.wait()
         ctx.loss.copy_(total.div_(len(rows_T)))
         return dx_sBH, None, None, None

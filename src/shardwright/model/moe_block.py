@@ -67,10 +67,10 @@ class Experts(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Router, experts, and shared experts if there are any."""
 
-    def __init__(self, spec: ModelSpec, layer: int, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, block: str, cut: LayerSharding) -> None:
         super().__init__()
         self.cut, self.num_experts = cut, spec.moe.experts
-        self.router = Router(spec, layer, cut)
+        self.router = Router(spec, block, cut)
         self.experts = Experts(spec, cut)
         shared = spec.moe.shared_size(spec.ffn_size)
         # The router keeps their input too.

@@ -32,9 +32,9 @@ from shardwright.parallel.tensor.parameter import whole
 class Router(nn.Module):
     """`state` is what it remembers; the weight is [E, H]."""
 
-    def __init__(self, spec: ModelSpec, layer: int, cut: LayerSharding) -> None:
+    def __init__(self, spec: ModelSpec, block: str, cut: LayerSharding) -> None:
         super().__init__()
-        self.spec, self.cut, self.layer, self.sequence = spec.moe, cut, layer, spec.sequence
+        self.spec, self.cut, self.block, self.sequence = spec.moe, cut, block, spec.sequence
         self.gate = make_gate(spec.moe)
         self.state = RouterState(spec.moe)
         self.weight = whole((spec.moe.experts, spec.hidden), "normal", spec.init_std, summed_over=cut.summed_over)
@@ -100,7 +100,7 @@ class Router(nn.Module):
             first = run.microbatch.first_sample
             samples_B = torch.arange(first, first + batch, device=positions_s.device)
             rows_T = (positions_s[:, None] + samples_B * self.sequence).flatten()
-            key = stream_key(run.microbatch.seed, run.microbatch.step, f"second expert layers.{self.layer}")
+            key = stream_key(run.microbatch.seed, run.microbatch.step, f"second expert {self.block}")
             draws_T = uniform(rows_T, key)
         return Known(self.state.bias_E, self.state.together_EE, draws_T)
 

@@ -49,8 +49,9 @@ def job_sizes(job: JobSpec, placement: StagePlacement, tp_index: int = 0) -> Siz
         [place for places in stage_parameters(model, plan, stage, tp_index).values() for place in places]
         for stage in range(plan.num_stages)
     ]
-    if model.tied_embeddings and placement.holders[0][0] == placement.holders[0][-1]:
-        held[-1].pop()  # one memory for both uses, whose gradients are summed before they travel
+    if model.shares_table and placement.holders[0][0] == placement.holders[0][-1]:
+        # One memory for both uses, whose gradients are summed before they travel.
+        held[-1].remove(next(place for place in reversed(held[-1]) if place.name == "embedding.weight"))
     # What a single replica holds for itself, such as an expert that no other rank has, is neither summed nor gathered.
     shared = {is_expert: num_replicas(plan, is_expert) > 1 for is_expert in (False, True)}
     elements = [sum(place.num_elements for place in places if shared[place.is_expert]) for places in held]

@@ -44,9 +44,9 @@ class ParameterShard:
 
     @property
     def is_put_off(self) -> bool:
-        """Whether a backward that is split leaves its gradient for W: those of layers. The embedding's is no product,
-        and the head's is made with the loss."""
-        return self.name.startswith("layers.")
+        """Whether a backward that is split leaves its gradient for W: those of layers, and of what stands before the
+        head for further tokens. The embedding's is no product, and the head's is made with the loss."""
+        return self.name.startswith(("layers.", "mtp."))
 
     @property
     def mean_elements(self) -> float:

@@ -18,7 +18,8 @@ Regions = dict[str, list[ParameterShard]]  # what is computed one after the othe
 def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int = 0, ep_index: int = 0) -> Regions:
     """The parameters of one stage on one tensor-parallel rank, by region: "embedding", "0", "1", ..., "head".
 
-    A tied table is listed at both of its uses. Of experts a rank has those of its place on the ep axis.
+    What predicts further tokens stands before the head, under the numbers of its blocks. A table that the last stage
+    uses too is listed at both of its uses. Of experts a rank has those of its place on the ep axis.
     """
     counts = plan.stage_layers(model.layers)
     first = sum(counts[:stage])
@@ -29,8 +30,16 @@ def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int
     for layer in range(first, first + counts[stage]):
         regions[str(layer)] = cut.layer(layer)
     if stage == len(counts) - 1:
+        for number in range(model.layers, model.num_blocks):
+            regions[str(number)] = cut.further(number)
         regions["head"] = cut.head()
     return regions
+
+
+def last_uses(model: ModelSpec) -> list[str]:
+    """The regions of the last stage that use the table of embeddings. The parameters of the first one list it."""
+    further = [str(number) for number in range(model.layers, model.num_blocks)]
+    return ["head", *further] if model.tied_embeddings else further
 
 
 def model_parameters(model: ModelSpec) -> list[ParameterShard]:
@@ -50,6 +59,12 @@ def num_active_parameters(model: ModelSpec) -> int:
     idle = model.moe.experts - model.moe.num_chosen
     experts = [place for place in model_parameters(model) if place.is_expert]
     return total - sum(place.num_elements // model.moe.experts * idle for place in experts)
+
+
+def block_name(model: ModelSpec, number: int) -> str:
+    """What parameters and random numbers of a block are called by: layers, and behind them those that predict further
+    tokens."""
+    return f"layers.{number}" if number < model.layers else f"mtp.{number - model.layers}.block"
 
 
 def residual_std(std: float, layers: int) -> float:
@@ -75,8 +90,21 @@ class _Cut:
             found.append(self._whole("positions.weight", shape, "normal", model.init_std))
         return found
 
+    def further(self, number: int) -> list[ParameterShard]:
+        """A module that predicts a further token, but for its norm before the head. The first lists the table."""
+        model, name = self.model, f"mtp.{number - self.model.layers}"
+        lists_table = number == model.layers and not model.tied_embeddings
+        matrix = self.shape.further_matrix
+        return [
+            *([self._vocabulary("embedding.weight")] if lists_table else []),
+            *self._norm(f"{name}.hidden_norm"),
+            *self._norm(f"{name}.embedding_norm"),
+            self._weight(f"{name}.{matrix.name}.weight", matrix),
+            *self.layer(number),
+        ]
+
     def layer(self, number: int) -> list[ParameterShard]:
-        model, name = self.model, f"layers.{number}"
+        model, name = self.model, block_name(self.model, number)
         attention = (self._latent_attention if model.is_latent else self._attention)(f"{name}.attention")
         is_dense, mlp = self.shape.is_dense(number), self.shape.mlp_matrices
         inner = self._pair(f"{name}.mlp", *mlp) if is_dense else self._experts(f"{name}.moe")
@@ -127,12 +155,13 @@ class _Cut:
     def head(self) -> list[ParameterShard]:
         model = self.model
         name = "embedding.weight" if model.tied_embeddings else "head.weight"
-        return [*self._norm("norm"), self._vocabulary(name)]
+        further = (place for index in range(model.mtp_layers) for place in self._norm(f"mtp.{index}.norm"))
+        return [*self._norm("norm"), self._vocabulary(name), *further]
 
     def _vocabulary(self, name: str) -> ParameterShard:
         model = self.model
         place = self._sharded(name, (model.vocab, model.hidden), 0, model.init_std)
-        return replace(place, is_tied=model.tied_embeddings)
+        return replace(place, is_tied=model.shares_table and name == "embedding.weight")
 
     def _pair(self, name: str, enter: Matrix, leave: Matrix) -> list[ParameterShard]:
         """A column-parallel matrix and the row-parallel one after it, with their biases."""

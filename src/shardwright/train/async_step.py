@@ -16,7 +16,14 @@ from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
 from shardwright.train.build import Replica
 from shardwright.train.optimizer import learning_rate
-from shardwright.train.train_step import StepResult, counted_share, mean_loss, microbatches, numbered
+from shardwright.train.train_step import (
+    StepResult,
+    counted_shares,
+    loss_factors,
+    mean_losses,
+    microbatches,
+    numbered,
+)
 
 
 class MicrobatchStream:
@@ -65,19 +72,24 @@ def train_stream(
     for shards in replica.shards.values():
         shards.zero()
     stream = MicrobatchStream(job, batch_of)
-    shares: dict[int, float] = {}
+    found: dict[int, tuple[float, ...]] = {}
 
-    def share(batch: int) -> float:
+    def shares(batch: int) -> tuple[float, ...]:
         # Asked for by the ranks of the last stage alone, and in the same order on all of them.
-        if batch not in shares:
-            shares[batch] = counted_share(job, mesh, torch.cat(stream.of_batch(batch)))
-        return shares[batch]
+        if batch not in found:
+            found[batch] = counted_shares(job, mesh, torch.cat(stream.of_batch(batch)))
+        return found[batch]
 
     samples = numbered(job, mesh, first_step, num_batches, loss_factor=mean)
-    losses = replica.executor.run(program, stream, update, samples, lambda i: mean / share(i // per_batch))
+    def factors(microbatch: int) -> tuple[float, ...]:
+        return loss_factors(job, mean, shares(microbatch // per_batch))
+
+    losses = replica.executor.run(program, stream, update, samples, factors)
     results = []
     for batch in range(num_batches):
-        mine = {i: losses[i] / share(batch) for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses}
+        numbers = [i for i in range(batch * per_batch, (batch + 1) * per_batch) if i in losses]
+        mine = {i: losses[i] / losses[i].new_tensor(shares(batch)) for i in numbers}
         step = first_step + batch
-        results.append(StepResult(mean_loss(mine, job, mesh), None, learning_rate(job.optimizer, step)))
+        loss, *further = mean_losses(mine, job, mesh, (1.0,) * (1 + job.model.mtp_layers))
+        results.append(StepResult(loss, None, learning_rate(job.optimizer, step), mtp_losses=tuple(further)))
     return results

@@ -38,7 +38,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.groups import ends, zero_stage
 from shardwright.sharding.loss_chunks import loss_positions
 from shardwright.sharding.memory_account import RankMemory
-from shardwright.sharding.stage_parameters import stage_parameters
+from shardwright.sharding.stage_parameters import last_uses, stage_parameters
 from shardwright.sharding.zero_events import Reductions
 from shardwright.train.optimizer import GradientNorm, make_adamw
 
@@ -121,7 +121,7 @@ def job_mesh(
         device,
         job.run.timeout_s,
         watch=watch,
-        ends=ends(job.plan, program.placement) if job.model.tied_embeddings else None,
+        ends=ends(job.plan, program.placement) if job.model.shares_table else None,
         side_by_side=pairs,
         ranks_per_node=job.cluster.devices_per_node,
         kind=kind,
@@ -144,10 +144,10 @@ def build(
     of_job = partial(make_adamw, job.optimizer, moments=NUMBERS[job.precision.moments])
     for stage, module in stages.items():
         regions = {
-            name: [p for p in held if p is not tied.head or not tied.are_both_here]
+            name: [p for p in held if p is not tied.last or not tied.are_both_here]
             for name, held in module.regions().items()
         }
-        late = [p for held in regions.values() for p in held if p is tied.table or p is tied.head]
+        late = [p for held in regions.values() for p in held if p is tied.table or p is tied.last]
         sharding, of_experts = _shardings(job, mesh, stage, program.num_stages)
         shards[stage] = ShardedStage(
             regions,
@@ -162,10 +162,15 @@ def build(
         )
         shards[stage].make_optimizers(make_optimizer or of_job)
         module.through = shards[stage].through
-    if tied.table is not None and tied.head is not None:
+    if tied.table is not None and tied.last is not None:
         unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
         tied.share_memory(unit)
-        shards[program.num_stages - 1].also_uses("head", unit)
+        for region in last_uses(job.model):
+            shards[program.num_stages - 1].also_uses(region, unit)
+    elif tied.last is not None:
+        last = shards[program.num_stages - 1]
+        for region in last_uses(job.model)[1:]:
+            last.also_uses(region, last.unit_of(tied.last))
     is_stashed = program.weights != "current"
     weight_stashes = {stage: WeightStash(held) for stage, held in shards.items()} if is_stashed else {}
     return Replica(
@@ -192,12 +197,12 @@ def _gradient_norm(
 ) -> GradientNorm:
     """The norm of the model's gradient, in which a tied tensor is counted once, as the table."""
     counted = {
-        stage: (shards[stage], [p for p in placed_parameters(module).values() if p is not tied.head])
+        stage: (shards[stage], [p for p in placed_parameters(module).values() if p is not tied.last])
         for stage, module in stages.items()
     }
     of_stages = [stage_parameters(job.model, job.plan, stage) for stage in range(job.plan.num_stages)]
     num_parameters = [sum(map(len, regions.values())) for regions in of_stages]
-    num_parameters[-1] -= job.model.tied_embeddings
+    num_parameters[-1] -= job.model.shares_table
     return GradientNorm(counted, num_parameters, mesh)
 
 
@@ -213,7 +218,8 @@ def _use_float8(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> tu
     embeddings, head, routers and norms, nor attention itself."""
     dense: list[Float8Linear] = []
     experts: list[Float8Linear] = []
-    for module in (module for stage in stages.values() for module in stage.layers.modules()):
+    blocks = (block for stage in stages.values() for block in stage.blocks().values())
+    for module in (module for block in blocks for module in block.modules()):
         if job.precision.float8 == "none":
             break
         if isinstance(module, ColumnLinear | RowLinear):
@@ -249,7 +255,7 @@ def _float8_state(job: JobSpec, axis: Axis, cut: CutDim) -> Float8Linear:
 def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStage]:
     """The stages that this rank holds, whose parameters have no memory yet."""
     plan = job.plan
-    policies = dict(enumerate(layer_policies(plan, job.model.layers)))
+    policies = dict(enumerate(layer_policies(plan, job.model.layers, job.model.mtp_layers)))
     host = HostPool(mesh.device) if plan.offload_activations else None
     stages = {}
     for stage in program.placement.stages_of(mesh.pp.index):
@@ -286,8 +292,8 @@ def _shardings(job: JobSpec, mesh: Mesh, stage: int, num_stages: int) -> tuple[S
 
 def _tied(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> TiedEmbedding:
     table: PlacedParameter | None = None
-    head: PlacedParameter | None = None
-    for module in stages.values() if job.model.tied_embeddings else ():
+    last: PlacedParameter | None = None
+    for module in stages.values() if job.model.shares_table else ():
         table = module.embedding.weight if module.embedding is not None else table
-        head = module.head.weight if module.head is not None else head
-    return TiedEmbedding(table, head, mesh.ends)
+        last = module.shared_table if module.head is not None else last
+    return TiedEmbedding(table, last, mesh.ends)

@@ -76,7 +76,7 @@ def end_routing_step(
     Moves one all-reduce over the world, of a few numbers for each layer and expert.
     """
     spec = job.model.moe
-    layers = spec.layers_with_experts(job.model.layers)
+    layers = job.model.blocks_with_experts
     if not layers:
         return ()
     states = [(layers.index(n), state) for stage in stages.values() for n, state in stage.routers().items()]

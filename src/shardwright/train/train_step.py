@@ -1,7 +1,7 @@
 """One training step and one evaluation of a rank's part of a job."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.context.document_mask import share_that_counts
+from shardwright.parallel.context.document_mask import shares_that_count
 from shardwright.parallel.pipeline.microbatch import Microbatch
 from shardwright.precision.float8_linear import end_step
 from shardwright.schedule.action import Action
@@ -24,7 +24,8 @@ from shardwright.train.router_update import LayerRouting, end_routing_step
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch that have one.
+    """What a step gave, the same on every rank. `loss` is the mean over all tokens of the global batch that have one,
+    and `mtp_losses` are those of further tokens.
 
     There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`: it leaves the
     weights as they are, because its gradients overflowed or its `decision` says so. `loss_scale` is None where the loss
@@ -38,6 +39,7 @@ class StepResult:
     skipped: bool = False
     routing: tuple[LayerRouting, ...] = field(default=(), compare=False)
     decision: Decision = field(default=ALL_IS_WELL, compare=False)
+    mtp_losses: tuple[float, ...] = ()
 
 
 def refuse_asynchronous(job: JobSpec, what: str) -> None:
@@ -78,16 +80,16 @@ def train_step(
     rate = learning_rate(optimizer_spec, step)
     scaling = replica.loss_scale
     scale = scaling.value if scaling is not None else 1.0
-    share = counted_share(job, mesh, tokens_BS)
-    loss, norm, skipped, decision = 0.0, 0.0, False, ALL_IS_WELL
+    shares = counted_shares(job, mesh, tokens_BS)
+    losses, norm, skipped, decision = [0.0], 0.0, False, ALL_IS_WELL
 
     def update(_: Action) -> None:
-        nonlocal loss, norm, skipped, decision
+        nonlocal losses, norm, skipped, decision
         replica.finish_gradients()
         norm = replica.gradient_norm() / scale
         # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers.
-        loss = mean_loss(replica.executor.losses, job, mesh) / share
-        decision = judge(step, loss, norm)
+        losses = mean_losses(replica.executor.losses, job, mesh, shares)
+        decision = judge(step, losses[0], norm)
         skipped = decision.course is not Course.GO_ON
         if scaling is not None:
             # The norm is of all gradients of all ranks: they agree on whether one of them is not a number.
@@ -102,19 +104,20 @@ def train_step(
         for layers in replica.float8:
             end_step(layers.states, layers.reduce_max)
 
-    run_step(job, replica, mesh, step, tokens_BS, share=share, update=update)
+    run_step(job, replica, mesh, step, tokens_BS, shares=shares, update=update)
     routing = end_routing_step(job, replica.stages, mesh, skipped)
     told_scale = scale if scaling is not None else None
     return StepResult(
-        loss, None if skipped else norm, rate, told_scale, skipped=skipped, routing=routing, decision=decision
-    )
+        losses[0], None if skipped else norm, rate, told_scale, skipped=skipped, routing=routing, decision=decision,
+        mtp_losses=tuple(losses[1:]),
+    )  # fmt: skip
 
 
 def run_step(
-    job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, share: float,
+    job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, shares: Sequence[float],
     update: Callable[[Action], None],
 ) -> None:  # fmt: skip
-    """Forward and backward of a step, and at its end `update`. `share` of the targets have a loss."""
+    """Forward and backward of a step, and at its end `update`. `shares` of the positions have a target that counts."""
     scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0
     for shards in replica.shards.values():
         shards.zero()
@@ -122,13 +125,25 @@ def run_step(
     mean = 1.0 / (job.num_microbatches * job.plan.replicas)
     tokens = microbatches(tokens_BS, job.plan.microbatch_size)
     samples = numbered(job, mesh, step, loss_factor=mean * scale)
-    replica.executor.run(replica.program, tokens, update, samples, lambda _: mean * scale / share)
+    factors = loss_factors(job, mean * scale, shares)
+    replica.executor.run(replica.program, tokens, update, samples, lambda _: factors)
 
 
-def counted_share(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> float:
-    """Which share of the targets of a global batch has a loss, from this replica's part. All of them, if documents are
-    not separate."""
-    return share_that_counts(tokens_BS, mesh.dp) if job.data.separate_documents else 1.0
+def loss_factors(job: JobSpec, mean: float, shares: Sequence[float]) -> tuple[float, ...]:
+    """What gradients of a microbatch's losses are multiplied with: `mean` of those that count, and of further tokens
+    the share of model.mtp_weight that each has."""
+    model = job.model
+    weights = 1.0, *([model.mtp_weight / model.mtp_layers] * model.mtp_layers if model.mtp_layers else ())
+    return tuple(weight * mean / share for weight, share in zip(weights, shares, strict=True))
+
+
+def counted_shares(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> tuple[float, ...]:
+    """Which shares of the positions of a global batch have a next token with a loss, and tokens further than that, from
+    this replica's part."""
+    model = job.model
+    if job.data.separate_documents:
+        return shares_that_count(tokens_BS, mesh.dp, model.mtp_layers)
+    return tuple((model.sequence - distance) / model.sequence for distance in range(1 + model.mtp_layers))
 
 
 def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float:
@@ -136,14 +151,17 @@ def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> f
     losses = replica.executor.run(replica.evaluation, microbatches(tokens_BS, job.plan.microbatch_size))
     for state in replica.float8_states:
         state.forget_now()
-    return mean_loss(losses, job, mesh) / counted_share(job, mesh, tokens_BS)
+    return mean_losses(losses, job, mesh, counted_shares(job, mesh, tokens_BS)[:1])[0]
 
 
-def mean_loss(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh) -> float:
-    """The mean over microbatches and replicas, on every rank. Ranks without the last stage give no losses."""
-    total = torch.zeros((), dtype=torch.float64, device=mesh.device)
+def mean_losses(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh, shares: Sequence[float]) -> list[float]:
+    """The means over microbatches and replicas, on every rank, of the positions that count: so large `shares` of all.
+    Ranks without the last stage give no losses."""
+    totals = torch.zeros(len(shares), dtype=torch.float64, device=mesh.device)
     for i in sorted(losses):
-        total += losses[i]
-    all_reduce(total, mesh.pp)
-    all_reduce(total, mesh.dp_cp)
-    return mesh.to_host(total) / (job.num_microbatches * job.plan.replicas)
+        totals += losses[i]
+    all_reduce(totals, mesh.pp)
+    all_reduce(totals, mesh.dp_cp)
+    count = job.num_microbatches * job.plan.replicas
+    numbers = [1.0] * len(shares) if totals.is_meta else mesh.numbers(totals)
+    return [number / count / share for number, share in zip(numbers, shares, strict=True)]

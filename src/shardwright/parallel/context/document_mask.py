@@ -22,21 +22,24 @@ def document_numbers(tokens_BS: Tensor) -> Tensor:
     return (tokens_BS < 0).cumsum(dim=1, dtype=torch.int32)
 
 
-def counts(documents_BS: Tensor) -> Tensor:
-    """Whether the loss of each target counts, [B, S] of the numbers of S + 1 tokens.
+def follows(documents_BT: Tensor, distance: int) -> Tensor:
+    """Whether the token so much further is in the same document, of each that has one: its loss counts.
 
     The first token of a document has nothing before it that it could be told from.
     """
-    return documents_BS[:, 1:] == documents_BS[:, :-1]
+    return documents_BT[:, distance:] == documents_BT[:, :-distance]
 
 
-def share_that_counts(tokens_BS: Tensor, replicas: Axis) -> float:
-    """Which share of all targets counts, over the samples of all replicas. One all-reduce of a number.
+def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int) -> tuple[float, ...]:
+    """Which share of all positions has a next token that counts, over the samples of all replicas, and so which has one
+    of each distance further. One all-reduce of these numbers.
 
-    Losses of targets that do not count are 0. Means over all targets, divided by this, are means over those that do,
-    however those lie over ranks and microbatches. If none counts it is 1.
+    Losses of targets that do not count are 0. Means over all positions, divided by this, are means over those that
+    count, however those lie over ranks and microbatches. If none counts it is 1.
     """
-    targets_BS = tokens_BS[:, 1:]
-    total = all_reduce((targets_BS >= 0).sum(), replicas)
-    counted = 0 if total.is_meta else int(total)  # in a dry run nothing has a value
-    return counted / (targets_BS.numel() * replicas.size) if counted else 1.0
+    documents_BT = document_numbers(tokens_BT)
+    mine = torch.stack([follows(documents_BT, distance + 1).sum() for distance in range(1 + num_further)])
+    totals = all_reduce(mine, replicas)
+    counted = [0] * (1 + num_further) if totals.is_meta else totals.tolist()  # in a dry run nothing has a value
+    num_positions = tokens_BT[:, 1:].numel() * replicas.size
+    return tuple(count / num_positions if count else 1.0 for count in counted)

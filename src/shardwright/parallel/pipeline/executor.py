@@ -84,7 +84,7 @@ class _Run:
     tokens: MicrobatchTokens
     versions: dict[Key, int]
     microbatches: Sequence[Microbatch] | None
-    loss_factor: Callable[[int], float]
+    loss_factors: Callable[[int], Sequence[float]]
     outputs: dict[Key, Tensor] = field(default_factory=dict)  # forward done, not yet sent on
     inputs: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
     gradients: dict[Key, tuple[Tensor, Pending | None]] = field(default_factory=dict)
@@ -137,17 +137,17 @@ class PipelineExecutor:
 
     def run(
         self, program: Program, tokens: MicrobatchTokens, update: Callable[[Action], None] | None = None,
-        microbatches: Sequence[Microbatch] | None = None, loss_factor: Callable[[int], float] = lambda _: 1.0,
+        microbatches: Sequence[Microbatch] | None = None, loss_factors: Callable[[int], Sequence[float]] = lambda _: (1.0,),
     ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
 
         `microbatches` says which samples those are; without it nothing is dropped out. Gradients are those of the
-        losses times `loss_factor` of the microbatch.
+        losses times the `loss_factors` of the microbatch: of its loss, and of those of further tokens.
 
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
         stashed = program.weights != "current" and program.trains
-        run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factor=loss_factor)
+        run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factors=loss_factors)
         row = self.row = program.ranks[self._mesh.pp.index]
         self.losses = run.losses
         for stage, weight_stash in self._weight_stashes.items() if stashed else ():
@@ -285,7 +285,8 @@ class PipelineExecutor:
         stage, i = key
         self._load_weights(key, run)
         if stage == run.program.num_stages - 1:
-            gradient = torch.full((), run.loss_factor(i), device=self._mesh.device)
+            first, *further = (torch.full((), of, device=self._mesh.device) for of in run.loss_factors(i))
+            gradient = torch.stack((first, *further)) if further else first
         else:
             gradient, arrival = run.gradients.pop(key)
             if arrival is not None:

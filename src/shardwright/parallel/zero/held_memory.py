@@ -22,7 +22,7 @@ def held_storages(
     """The storages that stay from step to step, by kind: "host", "parameters", "gradients", "optimizer", and what is
     "kept" beside the state. Each is of the first kind that it serves; `versions` are older values of parameters."""
     units = [unit for held in shards.values() for unit in held.units]
-    own = tied.head.gradient if tied.are_both_here and tied.head is not None else None
+    own = tied.last.gradient if tied.are_both_here and tied.last is not None else None
     in_host = [unit.value_shard for unit in units if unit.sharding.host_values]
     tensors = {
         "host": [*in_host, *(tensor for unit in units for tensor in unit.masters.memory(on_host=True))],

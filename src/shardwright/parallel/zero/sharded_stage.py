@@ -83,30 +83,30 @@ class ShardedStage(StageEvents[FlatUnit]):
         for unit in self.units:
             unit.masters.make_optimizer(make)
 
-    def through(self, region: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def through(self, region: str, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
         """Compute one region, with its values there when they are needed: now, and in the backward."""
         if not self.is_gathered(region):
-            return function(x)
+            return function(*x)
         self.begin_forward(region)
-        has_backward = torch.is_grad_enabled() and x.requires_grad
+        has_backward = torch.is_grad_enabled() and x[0].requires_grad
         if has_backward:
-            x = _OnTheWayBack.apply(x, partial(self.end_backward, region))
-        y = function(x)
+            x = _OnTheWayBack.apply(partial(self.end_backward, region), *x)
+        y = function(*x)
         if has_backward:
-            y = _OnTheWayBack.apply(y, partial(self.begin_backward, region))
+            (y,) = _OnTheWayBack.apply(partial(self.begin_backward, region), y)
         self.end_forward(region, has_backward)
         return y
 
 
 class _OnTheWayBack(torch.autograd.Function):
-    """Forward: nothing. Backward: `then` is called when the gradient passes here, and may gather or let go."""
+    """Forward: nothing. Backward: `then` is called when all gradients pass here, and may gather or let go."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, then: Callable[[], None]) -> Tensor:
+    def forward(ctx: Any, then: Callable[[], None], *x: Tensor) -> tuple[Tensor, ...]:
         ctx.then = then
-        return x.view_as(x)
+        return tuple(of.view_as(of) for of in x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         ctx.then()
-        return grads[0], None
+        return None, *grads

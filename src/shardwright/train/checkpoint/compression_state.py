@@ -38,7 +38,7 @@ def held_compression(replica: Replica, mesh: Mesh) -> Iterator[HeldBox]:
     """Copies, in host memory, of what this rank writes of it."""
     for unit, compressor in _compressed_units(replica):
         for parameter, span in _error_spans(unit, compressor):
-            if parameter is replica.tied.head or not is_first_of_line(parameter, mesh):
+            if parameter is replica.tied.last or not is_first_of_line(parameter, mesh):
                 continue
             number, index = _replicas(unit.sharding, span.kind)
             full_shape = (number, *parameter.place.full_shape)
@@ -48,7 +48,7 @@ def held_compression(replica: Replica, mesh: Mesh) -> Iterator[HeldBox]:
                 yield HeldBox(_name(span.kind, parameter), full_shape, box, values.view(1, *part.shape[:-1]))
         if unit.sharding.shards.index == unit.sharding.copies.index == 0:
             for parameter, query_MR in zip(_matrices(unit, compressor), compressor.method.warm_starts(), strict=False):
-                is_written = parameter is not replica.tied.head and is_first_of_line(parameter, mesh)
+                is_written = parameter is not replica.tied.last and is_first_of_line(parameter, mesh)
                 if query_MR is not None and is_written:
                     columns, rank = parameter.place.box[-1], query_MR.shape[1]
                     full_shape, box = (parameter.place.full_shape[-1], rank), (columns, (0, rank))

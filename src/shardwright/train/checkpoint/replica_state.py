@@ -148,7 +148,7 @@ def _written_rows(replica: Replica, mesh: Mesh) -> Iterator[_HeldRows]:
     for held in _rows_here(replica):
         sharding, parameter = held.unit.sharding, held.parameter
         # The head of a tied embedding on another rank than its table is a copy of that.
-        if parameter is replica.tied.head or not is_first_of_line(parameter, mesh):
+        if parameter is replica.tied.last or not is_first_of_line(parameter, mesh):
             continue
         number, index = sharding.copies.size, sharding.copies.index
         if not sharding.zero:

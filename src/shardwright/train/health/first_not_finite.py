@@ -90,7 +90,7 @@ def _by_losses(ranks: list[int], mesh: Mesh) -> str:
 
 
 def _has_bad_loss(replica: Replica) -> int:
-    return int(any(not math.isfinite(float(loss)) for loss in replica.executor.losses.values()))
+    return int(any(not bool(loss.isfinite().all()) for loss in replica.executor.losses.values()))
 
 
 def _gathered(number: int, mesh: Mesh) -> list[int]:

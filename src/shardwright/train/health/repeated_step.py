@@ -24,7 +24,7 @@ from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.schedule.action import Action
 from shardwright.train.build import Replica
 from shardwright.train.health.content_hash import content_hash
-from shardwright.train.train_step import counted_share, run_step
+from shardwright.train.train_step import counted_shares, run_step
 
 Look = Callable[[FlatUnit, Tensor], None]  # sees a unit and its own gradients, before they are summed
 
@@ -51,7 +51,7 @@ def compute_beside(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens
     def forget(_: Action) -> None:
         replica.finish_gradients()
 
-    run_step(job, replica, mesh, step, tokens_BS, share=counted_share(job, mesh, tokens_BS), update=forget)
+    run_step(job, replica, mesh, step, tokens_BS, shares=counted_shares(job, mesh, tokens_BS), update=forget)
     for stage in replica.stages.values():
         for router in stage.routers().values():
             router.take_seen()

@@ -1,0 +1,73 @@
+"""Multi-token prediction: modules behind the last layer that each predict one token further.
+
+DeepSeek-V3 (arXiv 2412.19437, section 2.2). Module k takes the hidden states h of the one before, of the last layer
+before its final norm for k = 1, and the embeddings e of the tokens k further: P [norm(e) ; norm(h)], then a block like
+the last layer, then a norm of its own and the head of the model. What that says of position i is held against token
+i + k + 1. The embedding comes first in the product, as in the released weights and what runs them; the paper's equation
+21 has them the other way round.
+
+The last k positions of a sequence have no such target. What module k sees there in place of a token is id 0: no
+position before them sees it.
+
+Shape suffixes: S sequence, s tokens of this rank between layers, B batch, H hidden, T = S + 1.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardwright.config.model import ModelSpec
+from shardwright.config.recompute_policy import Policy
+from shardwright.model.block import Block
+from shardwright.model.embedding import look_up
+from shardwright.model.forward_pass import ForwardPass
+from shardwright.model.norm import Norm
+from shardwright.model.positions import pick
+from shardwright.parallel.context.document_mask import follows
+from shardwright.parallel.tensor.linear import LayerSharding, ReplicatedLinear
+from shardwright.parallel.tensor.parameter import PlacedParameter
+
+
+class FurtherToken(nn.Module):
+    """One module of multi-token prediction. `norm` is what stands before the head.
+
+    The projection is whole on every rank of tp: each computes the tokens that it has between the layers.
+    """
+
+    def __init__(self, spec: ModelSpec, number: int, cut: LayerSharding, policy: Policy) -> None:
+        """`number` is that of its block, behind the layers of the model."""
+        super().__init__()
+        self.spec, self.cut = spec, cut
+        self.distance = number - spec.layers + 1
+        self.hidden_norm = Norm(spec, cut)
+        self.embedding_norm = Norm(spec, cut)
+        self.project = ReplicatedLinear(2 * spec.hidden, spec.hidden, cut, spec.init_std)
+        self.block = Block(spec, number, cut, policy)
+        self.norm = Norm(spec, cut)
+
+    def before_head(self) -> list[nn.Module]:
+        """What is computed before the head, in order."""
+        return [self.hidden_norm, self.embedding_norm, self.project, self.block]
+
+    def forward(self, x_sBH: Tensor, targets_BS: Tensor, table: PlacedParameter, run: ForwardPass) -> Tensor:
+        """[s, B, H] to [s, B, H]. `targets_BS` are the tokens one further, `table` their embeddings."""
+        ids_BS = further_ids(targets_BS, self.distance - 1)
+        e_sBH = look_up(pick(ids_BS, self.cut.held(self.spec.sequence)).t(), table, self.spec.vocab, self.cut)
+        hidden_sBH = self.hidden_norm(x_sBH)
+        joined = torch.cat((self.embedding_norm(e_sBH), hidden_sBH), dim=-1)
+        return self.block(self.project(joined), run)
+
+
+def further_ids(ids_BS: Tensor, distance: int) -> Tensor:
+    """The ids so many positions further, and 0 where there are none: [B, S] itself if the distance is 0."""
+    return functional.pad(ids_BS[:, distance:], (0, distance)) if distance else ids_BS
+
+
+def skipped_targets(ids_BS: Tensor, documents_BT: Tensor | None, distance: int) -> Tensor:
+    """Where the target `distance` further than the next token has no loss, [B, S]: it is not in the sequence, or in
+    another document than what is before it."""
+    if documents_BT is not None:
+        return functional.pad(~follows(documents_BT, distance + 1), (0, distance), value=True)
+    skipped_BS = torch.zeros_like(ids_BS, dtype=torch.bool)
+    skipped_BS[:, ids_BS.shape[1] - distance :] = True
+    return skipped_BS
