@@ -70,6 +70,13 @@ EXPERTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+# Kinds that predict further tokens, which tests of that add.
+FURTHER: dict[str, dict[str, Any]] = {
+    "llama-mtp": KINDS["llama"] | {"mtp_layers": 1},
+    "gpt-tied-mtp": KINDS["gpt-tied"] | {"mtp_layers": 2},
+    "deepseek-mtp": EXPERTS["deepseek"] | {"mtp_layers": 1},
+}
+
 
 def small_job(kind: str = "llama", batch: int = 0, layers: int = 0, **plan: Any) -> JobSpec:
     """A model of some thousand parameters, whose vocabulary does not divide by 2 or 4.
@@ -80,7 +87,7 @@ def small_job(kind: str = "llama", batch: int = 0, layers: int = 0, **plan: Any)
     batch = batch or (4 if plan.get("tp", 1) > 1 else 8)
     layers = layers or sum(plan.get("layout", ())) or len(plan.get("recompute_layers", ()))
     layers = layers or max(2, PlanSpec(**plan).num_stages)
-    kinds = KINDS | ATTENTIONS | EXPERTS
+    kinds = KINDS | ATTENTIONS | EXPERTS | FURTHER
     model = {"layers": layers, "hidden": 32, "heads": 8, "vocab": 61, "sequence": 16} | kinds[kind]
     return make_job(
         {

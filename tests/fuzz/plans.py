@@ -174,6 +174,8 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
     num_exact = STEPS if not is_lossy else 0 if job.plan.schedule in ASYNCHRONOUS else 1
     for i in range(num_exact):
         scalar(f"loss of step {i}", lambda t, i=i: t.steps[i].loss)  # type: ignore[misc]
+        for k in range(job.model.mtp_layers):
+            scalar(f"loss {k + 2} further of step {i}", lambda t, i=i, k=k: t.steps[i].mtp_losses[k])  # type: ignore[misc]
     if not is_lossy:
         for i in range(STEPS):
             scalar(f"gradient norm of step {i}", lambda t, i=i: t.steps[i].grad_norm)  # type: ignore[misc]

@@ -40,7 +40,7 @@ def axis(size: int, index: int, name: str = "tp") -> Axis:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS])
+@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS, "llama-mtp", "gpt-tied-mtp"])
 def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
     job = small_job(kind, **PLANS[plan])
     for stage in range(job.plan.num_stages):
@@ -57,7 +57,7 @@ def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
 @pytest.mark.parametrize(
     "plan", [{}, {"dp": 4, "ep": 2, "tp": 2}, {"tp": 2, "sequence_parallel": True, "ep": 2, "expert_tp": 1}]
 )
-@pytest.mark.parametrize("kind", EXPERTS)
+@pytest.mark.parametrize("kind", [*EXPERTS, "deepseek-mtp"])
 def test_places_of_experts(kind: str, plan: dict[str, Any]) -> None:
     job = small_job(kind, **plan)
     for tp_index, ep_index in itertools.product(range(job.plan.tp), range(job.plan.ep)):

@@ -90,15 +90,15 @@ class _Rank:
 
 
 def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[OperatorCollectives, ...]:
-    """What the operators of a piece send, "dense" or "experts" (a layer), "embedding" or "head", of one microbatch on a
-    rank with this place on its ep line."""
+    """What the operators of a piece send, "dense" or "experts" (a layer), "embedding", "head" or "mtp", of one
+    microbatch on a rank with this place on its ep line."""
     rank = _Rank(job, ep_index)
     return tuple(
         OperatorCollectives(
             o,
             (*_listed(rank, o.forward), *_forward(rank, o.of, kind)),
             tuple(_counts(rank)) if o.name == "router" else (),
-            (*_listed(rank, o.backward, num_loss_chunks(job) if kind == "head" else 1), *_backward(rank, o.of, kind)),
+            (*_listed(rank, o.backward, num_loss_chunks(job) if o.of.part == "head" else 1), *_backward(rank, o.of, kind)),
         )
         for o in _chain(job, kind)
     )

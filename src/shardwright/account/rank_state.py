@@ -3,7 +3,7 @@
 Units, their order and their padding come from sharding/buckets.py, which the runtime builds its own by.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwright.config.job import JobSpec
@@ -53,6 +53,8 @@ class StageState:
 
     `regions` lists the places of each region in the order of the layers, `units_in` the units whose values it needs;
     `own_gradient` elements are those of the last stage's use of the table, where the table is on the same rank.
+    `further` are the regions of further tokens. Parameters that `added_before` names get a part of their gradient in a
+    region before those that the region lists.
     """
 
     stage: int
@@ -60,6 +62,8 @@ class StageState:
     regions: dict[str, tuple[ParameterShard, ...]]
     units_in: dict[str, tuple[UnitKey, ...]]
     own_gradient: int
+    further: tuple[str, ...] = ()
+    added_before: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def unit_of(self) -> dict[str, UnitKey]:
@@ -110,6 +114,8 @@ def _stage_state(
         own_gradient = table.num_elements
         regions[first_use].remove(table)
     late = [place for held in regions.values() for place in held if place.is_tied]
+    numbers = map(str, range(job.model.layers, job.model.num_blocks))
+    further = tuple(region for region in numbers if region in regions)
     most = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
     units = []
     for group in unit_groups(regions, late, lambda p: replicas[p.is_expert].zero == 3, most, lambda place: place):
@@ -126,4 +132,17 @@ def _stage_state(
             for region, places in regions.items()
         },
         own_gradient=own_gradient,
+        further=further,
+        added_before=_added_before(job, regions, further),
     )
+
+
+def _added_before(
+    job: JobSpec, regions: dict[str, list[ParameterShard]], further: tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
+    """Of losses of further tokens, which come before the main one: the head's gradient, and the table's."""
+    if not further:
+        return {}
+    tables = [place.name for place in regions[further[0]] if place.is_tied]
+    head = [place.name for place in regions["head"] if place.name in ("head.weight", "embedding.weight")]
+    return dict.fromkeys(further[1:], tuple(tables)) | {"head": tuple(head)}

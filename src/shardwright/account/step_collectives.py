@@ -125,17 +125,23 @@ def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind,
     for part in (part for action in program.ranks[pp_rank] for part in action.computes()):
         of_stages[part.stage][part.kind] += 1
     plan = job.plan
-    names = [policy_name(policy) for policy in layer_policies(plan, job.model.layers)]
+    model = job.model
+    names = [policy_name(policy) for policy in layer_policies(plan, model.layers, model.mtp_layers)]
     if plan.recompute == "stage":
-        names = ["stage"] * job.model.layers
-    layers, found = plan.stage_layers(job.model.layers), dict[PieceKind, PassCounts]()
+        names = ["stage"] * model.num_blocks
+    layers, found = plan.stage_layers(model.layers), dict[PieceKind, PassCounts]()
     for stage, runs in of_stages.items():
         first = sum(layers[:stage])
         pieces = [("embedding", "none")] * (stage == 0) + [("head", "none")] * (stage == len(layers) - 1)
         pieces += [(_layer_kind(job, n), names[n]) for n in range(first, first + layers[stage])]
         counts = PassCounts(runs[Kind.FORWARD], runs[Kind.RECOMPUTE], runs[Kind.BACKWARD] + runs[Kind.INPUT_GRAD])
-        for piece in pieces:
-            found[piece] = found.get(piece, PassCounts(0, 0, 0)) + counts
+        of_pieces = [(piece, counts) for piece in pieces]
+        if stage == len(layers) - 1 and program.trains:  # further tokens are for passes that keep a graph
+            once = PassCounts(counts.forwards - counts.repeated, counts.repeated, counts.backwards)
+            for number in range(model.layers, model.num_blocks):
+                of_pieces += [((_layer_kind(job, number), names[number]), once), (("mtp", "none"), once)]
+        for piece, of in of_pieces:
+            found[piece] = found.get(piece, PassCounts(0, 0, 0)) + of
     return found
 
 
@@ -182,9 +188,9 @@ def _of_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int) -> It
 
 
 def _tied_table(job: JobSpec, program: Program, pp_rank: int, tp_index: int) -> Iterator[PhaseCalls]:
-    """The two gradients of a tied table, if its uses are on two ranks."""
+    """The two gradients of a table that the last stage uses too, if its uses are on two ranks."""
     stages, last = program.placement.stages_of(pp_rank), program.num_stages - 1
-    if not job.model.tied_embeddings or (0 in stages) == (last in stages):
+    if not job.model.shares_table or (0 in stages) == (last in stages):
         return
     first, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
     num_bytes = job.precision.gradient_bytes * (end - first) * job.model.hidden
@@ -201,9 +207,10 @@ def _end_of_step(job: JobSpec, program: Program, pp_rank: int) -> Iterator[Phase
     for is_expert, cut in ((False, TP), (True, ETP)):
         if drains and (scales := _past_scales(job, stages, is_expert)):
             sums += [(axis_groups(plan, kind), scales) for kind in (cut, SHARDS[is_expert], COPIES[is_expert])]
+    losses = _NUMBER * (1 + job.model.mtp_layers)
     if job.data.separate_documents and (drains or program.num_stages - 1 in stages):
-        sums += [(axis_groups(plan, DP), _NUMBER)] * num_steps  # how many targets have a loss
-    sums += [(axis_groups(plan, kind), _NUMBER) for kind in (PP, REPLICAS[False])] * num_steps  # the loss
+        sums += [(axis_groups(plan, DP), losses)] * num_steps  # how many targets have a loss
+    sums += [(axis_groups(plan, kind), losses) for kind in (PP, REPLICAS[False])] * num_steps  # the losses
     for groups, num_bytes in sums:
         if groups.size > 1:
             yield PhaseCalls("end of step", "all_reduce", groups.axis, 1, num_bytes)
@@ -216,7 +223,7 @@ def _parameters(job: JobSpec) -> int:
 
 def _routing(job: JobSpec) -> list[int]:
     """Bytes of what all routers saw."""
-    layers = job.model.moe.layers_with_experts(job.model.layers)
+    layers = job.model.blocks_with_experts
     return [_NUMBER * len(layers) * size_of_totals(job.model.moe)] if layers else []
 
 
@@ -227,8 +234,9 @@ def _past_scales(job: JobSpec, stages: Collection[int], is_expert: bool) -> int:
         return 0
     counts = job.plan.stage_layers(job.model.layers)
     layers = [n for stage in stages for n in range(sum(counts[:stage]), sum(counts[: stage + 1]))]
+    layers += range(job.model.layers, job.model.num_blocks) if len(counts) - 1 in stages else ()
     return 3 * _FLOAT32 * sum(num_float8_matrices(job, _layer_kind(job, n), is_expert) for n in layers)
 
 
 def _layer_kind(job: JobSpec, layer: int) -> str:
-    return "experts" if job.model.moe.has_experts(layer) else "dense"
+    return "experts" if job.model.has_experts(layer) else "dense"

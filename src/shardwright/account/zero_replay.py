@@ -154,6 +154,7 @@ class _SizedStage(StageEvents[_SizedUnit]):
             region: [units[key] for key in state.units_in[region]] for region in state.regions if region.isdigit()
         }
         self._cast: dict[str, int] = {}
+        self._further = set(state.further)
         self._arrivals = {
             kind: {
                 region: [units[state.unit_of[place.name]] for place in _gradients_of(places, kind)]
@@ -161,10 +162,20 @@ class _SizedStage(StageEvents[_SizedUnit]):
             }
             for kind in (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
         }
+        self._added_before = {
+            kind: {
+                region: [units[state.unit_of[name]] for name in names if kind is not Kind.WEIGHT_GRAD]
+                for region, names in state.added_before.items()
+            }
+            for kind in self._arrivals
+        }
 
-    def casts(self) -> Iterator[str]:
-        """The layers whose values are others than they were in the pass before, as the next pass begins."""
+    def casts(self, keeps_graph: bool) -> Iterator[str]:
+        """The layers whose values are others than they were in the pass before, as the next pass begins; of further
+        tokens where that `keeps_graph`."""
         for region, units in self._layers.items():
+            if region in self._further and not keeps_graph:
+                continue
             version = sum(unit.version for unit in units)
             if self._cast.get(region) != version:
                 self._cast[region] = version
@@ -188,6 +199,8 @@ class _SizedStage(StageEvents[_SizedUnit]):
             needs_values = region in self._gathered and region != "embedding" and kind is not Kind.WEIGHT_GRAD
             if needs_values:
                 self.begin_backward(region)
+            for unit in self._added_before[kind].get(region, ()):
+                unit.open()
             for unit in arrivals:
                 unit.open()
                 self.gradient_arrived(unit)
@@ -248,7 +261,8 @@ class _Replay:
         if part.kind is not Kind.WEIGHT_GRAD and self.counts.job.precision.float8 != "none":
             if program.weights != "current":
                 self._stages[stage].show_versions()
-            self.counts.num_casts.update((stage, region) for region in self._stages[stage].casts())
+            keeps_graph = program.trains and not (again and part.kind is Kind.FORWARD)
+            self.counts.num_casts.update((stage, region) for region in self._stages[stage].casts(keeps_graph))
         match part.kind:
             case Kind.FORWARD:
                 if not again:  # else its input stays until then

@@ -212,6 +212,11 @@ class ModelShape:
         return self.vocab * self.hidden
 
     @property
+    def shares_table(self) -> bool:
+        """Whether the last stage uses the table of embeddings too, as the head or for further tokens."""
+        return self.tied or self.mtp > 0
+
+    @property
     def num_tables(self) -> int:
         """How many such tables there are: one where it is tied."""
         return 1 if self.tied else 2

@@ -1,4 +1,4 @@
-"""What stands before and after the layers: the embedding, the head and the loss.
+"""What stands before and after the layers: the embedding, the head and the loss, and what leads to further tokens.
 
 Letters and units are those of operators.py.
 """
@@ -15,6 +15,17 @@ def embed(c: Context, o: LayerOperator) -> Operator:
     """The lookup, and the sum over tp of a table cut by its vocabulary."""
     return Operator(
         o, (), None, 3 * c.whole, 3 * c.whole, *c.leaving, kernel="embedding", elements=c.whole / HALF
+    )  # fmt: skip
+
+
+def project(c: Context, o: LayerOperator) -> Operator:
+    """An embedding and hidden states are put side by side, which is kept, and each rank of tp makes the product for the
+    tokens that it has between the layers."""
+    (of,) = o.products
+    joined = c.bytes_of(o.takes)
+    return Operator(
+        o, (MatrixProduct.of(c.sizes.tokens_here, of.matrix, c.cut.tp),), None, 2 * joined, joined, kept=joined,
+        given=c.bytes_of(o.gives), keeps_input=True,
     )  # fmt: skip
 
 

@@ -153,19 +153,32 @@ def _product(name: str, part: str, matrix: Matrix, takes: str, gives: str) -> La
 @lru_cache(maxsize=64)
 def piece_operators(shape: ModelShape, kind: str) -> Operators:
     """The operators of a piece of the model: of a layer of a kind, "dense" or "experts", of the "embedding" or the
-    "head"."""
+    "head", or of "mtp": what predicts a further token, but for its block."""
     match kind:
         case "embedding":
             return (LayerOperator("embedding", "embedding", "tokens", "input"),)
         case "head":
+            return _head()
+        case "mtp":
             return (
-                LayerOperator("final norm", "final norm", "final input", "final normal"),
-                LayerOperator("head enter", "head", "final normal", "whole final normal"),
-                LayerOperator("head", "head", "whole final normal", "loss"),
+                LayerOperator("embedding", "embedding", "tokens", "embedded"),
+                LayerOperator("embedding norm", "before block", "embedded", "embedded"),
+                LayerOperator("hidden norm", "before block", "input", "input"),
+                _product("project", "before block", shape.further_matrix, "joined", "input"),
+                *_head(),
             )
     half = mlp_operators(shape) if kind == "dense" else routed_operators(shape) + shared_operators(shape)
     join = LayerOperator("attention join", "join", "attention output", "middle")
     return (*attention_operators(shape), join, *half, LayerOperator("mlp join", "join", half[-1].gives, "output"))
+
+
+def _head() -> Operators:
+    """A norm, the product with the vocabulary and the loss."""
+    return (
+        LayerOperator("final norm", "final norm", "final input", "final normal"),
+        LayerOperator("head enter", "head", "final normal", "whole final normal"),
+        LayerOperator("head", "head", "whole final normal", "loss"),
+    )
 
 
 def by_part(operators: Iterable[LayerOperator]) -> Iterator[tuple[str, Operators]]:

@@ -20,9 +20,10 @@ from shardwright.workload.query import PlanGrid
 
 Chain = tuple[Operator, ...]
 LAYERS = ("dense", "experts")  # kinds of pieces that are layers
+_BEFORE = ("embedding norm", "hidden norm")  # the block of a further token
 
 _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
-    **dict.fromkeys(("attention norm", "mlp norm", "norm before experts", "final norm"), op.norm),
+    **dict.fromkeys(("attention norm", "mlp norm", "norm before experts", "final norm", *_BEFORE), op.norm),
     **dict.fromkeys(("attention enter", "mlp enter", "shared enter"), op.enter),
     **dict.fromkeys(("attention leave", "mlp leave", "shared leave"), op.leave),
     **dict.fromkeys(("attention join", "mlp join"), op.join),
@@ -40,15 +41,18 @@ _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
     "shared gate": routed.weigh_shared,
     "experts leave": routed.total,
     "embedding": ends.embed,
+    "project": ends.project,
     "head enter": ends.enter_head,
     "head": ends.head,
 }
 
 
 def chains(shape: ModelShape, cut: PlanGrid, software: SoftwareSpec) -> dict[str, Chain]:
-    """The operators of each kind of piece: dense and expert layers, embedding, head."""
+    """The operators of each kind of piece: dense and expert layers, embedding, head, and what
+    predicts a further token."""
     c = Context(shape, cut, software)
     kinds = ("dense", *(("experts",) if shape.experts else ()), "embedding", "head")
+    kinds += ("mtp",) if shape.mtp else ()
     found = {kind: tuple(_COSTS[o.name](c, o) for o in piece_operators(shape, kind)) for kind in kinds}
     if cut.element_bytes == HALF:
         return found

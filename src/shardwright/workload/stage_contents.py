@@ -33,18 +33,19 @@ def _layer_kinds(shape: ModelShape, recompute: str, policies: tuple[str, ...]) -
 
 
 def layers_by_kind(shape: ModelShape, cut: PlanGrid) -> Mapping[LayerKind, int]:
-    """How many layers of the model are of each kind."""
-    return _layers_by_kind(layer_kinds(shape, cut))
+    """How many layers of the model are of each kind, with the blocks of further tokens, which are like the last."""
+    return _layers_by_kind(layer_kinds(shape, cut), shape.mtp)
 
 
 @lru_cache(maxsize=256)
-def _layers_by_kind(kinds: tuple[LayerKind, ...]) -> Mapping[LayerKind, int]:
-    return Counter(kinds)
+def _layers_by_kind(kinds: tuple[LayerKind, ...], mtp: int) -> Mapping[LayerKind, int]:
+    return Counter((*kinds, *kinds[-1:] * mtp))
 
 
 @dataclass(frozen=True)
 class StageContents:
-    """What one pipeline rank holds, through all its stages, of either direction: layers by kind, tables."""
+    """What one pipeline rank holds, through all its stages, of either direction: layers by kind, with those of further
+    tokens beside the head; tables."""
 
     rank: int
     layers: tuple[int, ...]
@@ -53,10 +54,11 @@ class StageContents:
 
 
 def held_by_rank(
-    kinds: tuple[Hashable, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...], is_vee: bool = False
-) -> list[StageContents]:
-    """All ranks of one pipeline; kinds of layers are in the order in which the model has them first. ValueError if
-    stages and layers do not go together."""
+    kinds: tuple[Hashable, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...], is_vee: bool = False,
+    mtp: int = 0,
+) -> list[StageContents]:  # fmt: skip
+    """All ranks of one pipeline; kinds of layers are in the order in which the model has them first. `mtp` more, like
+    the last one, stand beside the head. ValueError if stages and layers do not go together."""
     placement = vee(pp) if is_vee else placement_of(schedule, pp, virtual)
     stages = layout or tuple(even_stages(len(kinds), placement.num_stages))
     if len(stages) != placement.num_stages or sum(stages) != len(kinds):
@@ -65,11 +67,13 @@ def held_by_rank(
             f"stages of {schedule!r} on {pp} ranks with {len(kinds)} layers; give plan.layout one number for each "
             "stage, or leave it out"
         )
-    return _held(kinds, placement, stages)
+    return _held(kinds, placement, stages, mtp)
 
 
 @lru_cache(maxsize=4096)
-def _held(kinds: tuple[Hashable, ...], placement: StagePlacement, stages: tuple[int, ...]) -> list[StageContents]:
+def _held(
+    kinds: tuple[Hashable, ...], placement: StagePlacement, stages: tuple[int, ...], mtp: int
+) -> list[StageContents]:
     # Of each kind how many layers there are before a layer, in each stage, and on each rank: (kinds, ...).
     before = _before(kinds)
     in_stages = np.diff(before[:, [0, *accumulate(stages)]])
@@ -78,6 +82,7 @@ def _held(kinds: tuple[Hashable, ...], placement: StagePlacement, stages: tuple[
     for holders in placement.holders:
         counts += [np.bincount(holders, of_kind, num_ranks) for of_kind in in_stages]
     embeds, heads = placement.replicas(0), placement.replicas(len(stages) - 1)
+    counts[list(dict.fromkeys(kinds)).index(kinds[-1]), list(heads)] += mtp
     by_rank = enumerate(counts.T.astype(int).tolist())
     return [StageContents(rank, tuple(layers), int(rank in embeds), int(rank in heads)) for rank, layers in by_rank]
 
@@ -90,14 +95,14 @@ def _before(kinds: tuple[Hashable, ...]) -> Array:
 
 @lru_cache(maxsize=4096)
 def _first_of_each(
-    kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...], is_vee: bool
+    kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...], is_vee: bool, mtp: int
 ) -> list[StageContents]:
     """The first rank of a pipeline of each kind: no schedule lets a later one keep more microbatches.
 
     Whatever kinds layers have, it matters which are alike: `kinds` has a number for each layer.
     """
     firsts: dict[tuple[object, ...], StageContents] = {}
-    for held in held_by_rank(kinds, schedule, pp, virtual, layout, is_vee):
+    for held in held_by_rank(kinds, schedule, pp, virtual, layout, is_vee, mtp=mtp):
         firsts.setdefault((held.layers, held.embedding, held.head), held)
     return list(firsts.values())
 
@@ -143,11 +148,19 @@ class PipelineRanks:
         layers = tuple(of(count) for count in self.layers)
         return replace(self, rank=of(self.rank), layers=layers, embedding=of(self.embedding), head=of(self.head))
 
+    def num_tables(self, shape: ModelShape) -> Array:
+        """Tables of embeddings and heads that each rank holds: one tensor has one memory on a rank, and where further
+        tokens are predicted the last stage has the table of embeddings too."""
+        both = self.embedding * self.head
+        if shape.tied:
+            return self.embedding + self.head - both
+        return self.embedding + self.head + (self.head - both) * (shape.mtp > 0)
+
     def parameters(self, shape: ModelShape, cut: PlanGrid) -> tuple[Array, Array]:
         """(elements that all tokens use, elements of routed experts) that each rank holds."""
-        table = shape.table_elements
-        shared = self.embedding * self.head * int(shape.tied)  # one table for both uses
-        common = table * (self.embedding + self.head - shared)
+        common = shape.table_elements * self.num_tables(shape)
+        # Of further tokens the projection and the norms are whole on every rank of tp.
+        common = common + self.head * shape.mtp * shape.further_parameters * cut.tp
         routed = np.zeros_like(common)
         for (kind, _), count in zip(self.kinds, self.layers, strict=True):
             mine, theirs = shape.kind_parameters(kind)
@@ -163,8 +176,9 @@ def different_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
     found, which = distinct(columns)
     pipelines = [
         _first_of_each(
-            alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, pp, virtual, cut.layout, cut.is_vee
-        )
+            alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, pp, virtual, cut.layout, cut.is_vee,
+            shape.mtp,
+        )  # fmt: skip
         for pp, virtual, number in zip(*(column[found].tolist() for column in columns), strict=True)
     ]
     return PipelineRanks.of(kinds, pipelines, which)
@@ -173,5 +187,5 @@ def different_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
 def all_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
     """Every rank of one plan. `cut` is of arrays of one entry."""
     kinds = layer_kinds(shape, cut)
-    held = held_by_rank(kinds, cut.schedule, int(cut.pp[0]), int(cut.virtual[0]), cut.layout, cut.is_vee)
+    held = held_by_rank(kinds, cut.schedule, int(cut.pp[0]), int(cut.virtual[0]), cut.layout, cut.is_vee, mtp=shape.mtp)
     return PipelineRanks.of(kinds, [held], np.zeros(1, np.int64))

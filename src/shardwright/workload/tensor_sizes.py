@@ -72,12 +72,13 @@ def _heads_of(of: TensorSizes) -> Any:
 
 _STREAM = (
     "input", "attention normal", "attention output", "middle", "mlp normal", "mlp output", "output", "routed output",
-    "shared output", "gated output", "final input", "final normal",
+    "shared output", "gated output", "final input", "final normal", "embedded",
 )  # fmt: skip
 _WHOLE = ("attention normal", "middle", "mlp normal", "output", "shared output", "final normal")
 _ELEMENTS: dict[str, Callable[[TensorSizes], Any]] = {
     **dict.fromkeys(_STREAM, lambda of: of.stream),
     **{f"whole {name}": lambda of: of.whole for name in _WHOLE},
+    "joined": lambda of: 2 * of.stream,  # an embedding and hidden states side by side
     # Attention with grouped queries.
     "qkv": lambda of: of.tokens * of.columns(0),
     "query, key and value": _heads_of,
