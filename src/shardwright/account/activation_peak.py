@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.account.activations import (
-    Layer,
     documents_kept,
     embedding_kept,
     head_kept,
     head_working_bytes,
     layer_of,
 )
+from shardwright.account.further_tokens import further_layers
 from shardwright.account.kept_tensors import Bytes, Share
+from shardwright.account.layer_memory import LayerMemory
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import LAYER, Policy
@@ -90,28 +91,9 @@ def _counts(counter: Counter[int]) -> Counts:
 
 
 @dataclass(frozen=True)
-class LayerMemory:
-    """Bytes that a microbatch holds in a layer: from F to B; besides, in its turn of the backward; from I to W; and
-    what operators need in that turn, where that counts."""
-
-    policy: Policy
-    kept_bytes: Bytes
-    again_bytes: Bytes
-    deferred_bytes: Bytes
-    working_bytes: Bytes = 0
-
-    @classmethod
-    def of(cls, layer: Layer, policy: Policy, is_away: bool = False, works: bool = False) -> "LayerMemory":
-        """That of a layer with a policy. What it keeps is away in host memory, or there: its own in its turn of the
-        backward, and that of the layer whose turn is next. What operators need is counted where it `works`."""
-        kept, again = layer.kept_bytes(policy), layer.again_bytes(policy) + (2 * layer.kept_bytes(policy) * is_away)
-        working = layer.working_bytes(policy) if works else 0
-        return cls(policy, 0 if is_away else kept, again, layer.deferred_bytes(), working_bytes=working)
-
-
-@dataclass(frozen=True)
 class StageMemory:
-    """What one microbatch holds in a stage: in its layers, first to last, and in what stands before and after them."""
+    """What one microbatch holds in a stage: in its layers, first to last, behind them in what predicts further tokens,
+    and in what stands before and after them all."""
 
     layers: tuple[LayerMemory, ...]
     input_bytes: int = 0
@@ -169,7 +151,7 @@ def job_stages(
     while they run, if `works`."""
     counts = job.plan.stage_layers(job.model.layers)
     # A layer of each kind: with experts, and without.
-    kinds = {job.model.moe.has_experts(number): number for number in range(job.model.layers)}
+    kinds = {job.model.has_experts(number): number for number in range(job.model.layers)}
     layers = {has_experts: layer_of(job, number) for has_experts, number in kinds.items()}
     found = {}
     for stage in program.placement.stages_of(rank):
@@ -178,8 +160,10 @@ def job_stages(
         for index, policy in enumerate(policies[first : first + counts[stage]]):
             # A layer's input goes to the host; a stage's own input stays, for the pipeline holds it.
             is_away = job.plan.offload_activations and LAYER in policy and (stage == 0 or index > 0)
-            layer = layers[job.model.moe.has_experts(first + index)]
+            layer = layers[job.model.has_experts(first + index)]
             of_layers.append(LayerMemory.of(layer, policy, is_away, works))
+        if is_last and job.model.mtp_layers:
+            of_layers += further_layers(job, policies[-1], works)
         found[stage] = StageMemory(
             tuple(of_layers),
             input_bytes=Share.of(job)["input"] if stage else 0,

@@ -128,12 +128,12 @@ def _runs(chain: Chain, policy: Policy) -> Iterator[Chain]:
 
 
 def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
-    """A layer of a job, by its number in the model, on any rank, for one microbatch.
+    """A layer of a job, or a block of further tokens, by its number in the model, on any rank, for one microbatch.
 
     Layers are all alike, but for those with experts. There `rows` says how many the gate sends here, if that is known.
     """
     attention_sizes, attention = attention_of(job)
-    if job.model.moe.has_experts(layer):
+    if job.model.has_experts(layer):
         rows = rows or expected_rows(job)
         sizes, experts, shared = experts_of(job, rows)
         needs = OperatorNeeds(job, Share.of(job, rows.sent, rows.arrived))
@@ -185,11 +185,16 @@ def head_kept(job: JobSpec) -> dict[str, Bytes]:
     share = Share.of(job)
     tokens = share.tensors.tokens
     masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
+    statistics, normal = share.statistics(share.tensors.tokens_here), share["final normal"]
+    # Of further tokens each has a norm and a loss of its own, whose last targets never count. The inputs of all norms
+    # but one are kept before the blocks (account/further_tokens.py).
+    further = job.model.mtp_layers * (statistics + normal + (INT64 + BOOL) * tokens)
     return masked | {
         "final input": share["final input"],
-        "final statistics": share.statistics(share.tensors.tokens_here),
-        "final normal": share["final normal"],
+        "final statistics": statistics,
+        "final normal": normal,
         "targets": INT64 * tokens,
+        "further tokens": further,
     }
 
 

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
-from shardwright.account.activation_peak import LayerMemory, Moment, StageMemory, job_stages, moments, peak
+from shardwright.account.activation_peak import Moment, StageMemory, job_stages, moments, peak
 from shardwright.account.activations import Layer, layer_of
+from shardwright.account.layer_memory import LayerMemory
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.recompute_policy import NEEDS, OPERATORS, WHOLE_LAYER, Policy

@@ -125,6 +125,13 @@ class OperatorNeeds:
         yield BackwardNeed(self.stream + inputs + share.element * logits + shared + weight)
         yield BackwardNeed(self._norm(), ("targets", "targets that do not count", "final normal"))
 
+    def before_block(self) -> Bytes:
+        """What leads to a further token needs before its block: the gradients of the product's result and of what it
+        takes, whose halves two norms take on."""
+        matrix, stream = self.share.tensors.shape.further_matrix, self.stream
+        product = 3 * stream + self._weight(matrix, self.job.plan.tp)
+        return most(product, 2 * stream + self._norm())
+
     def _summed(self, matrix: Matrix, taken: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
         """A product whose parts tp ranks sum: the gradients of the sum, of what it takes, and of the weight."""
         return BackwardNeed(self.stream + self.whole + taken + self._weight(matrix, tp), free)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.account.activation_peak import LayerMemory
+from shardwright.account.layer_memory import LayerMemory
 from shardwright.account.activations import (
     documents_kept,
     embedding_kept,

@@ -52,7 +52,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *_fold_faults(job),
         *expert_faults(job),
         *_zero_faults(job),
-        *recompute_faults(job.plan, job.model.layers),
+        *recompute_faults(job.plan, job.model.layers, job.model.mtp_layers),
         *_batch_faults(job),
         *_cluster_faults(job),
         *topology_faults(job.cluster),

@@ -4,7 +4,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.recompute_policy import OPERATORS, policy_faults
 
 
-def recompute_faults(plan: PlanSpec, layers: int) -> list[str]:
+def recompute_faults(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[str]:
     """What contradicts itself among the fields about recomputation."""
     faults = []
     chosen = plan.recompute_operators
@@ -34,6 +34,11 @@ def recompute_faults(plan: PlanSpec, layers: int) -> list[str]:
         faults.append(
             f'plan.memory_limit_gib {plan.memory_limit_gib:g} is for plan.recompute = "budget", and that is '
             f'{plan.recompute!r}; use plan.recompute = "budget"'
+        )
+    if plan.recompute == "budget" and mtp_layers:
+        faults.append(
+            f'plan.recompute = "budget" weighs layers that are all alike, and behind them model.mtp_layers {mtp_layers} '
+            'keep more; use "full" or "selective", or name them in plan.recompute_layers'
         )
     if plan.recompute == "layers":
         if len(plan.recompute_layers) != layers:
