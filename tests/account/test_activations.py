@@ -9,6 +9,7 @@ from torch import Tensor
 from cases import ATTENTIONS, KINDS, LATENT, small_job
 from ranks import run_on_mesh
 from shardwright.account.activations import documents_kept, embedding_kept, head_kept, layer_of
+from shardwright.account.further_tokens import further_layers
 from shardwright.config.job import JobSpec
 from shardwright.config.latent import LatentSpec
 from shardwright.config.plan import layer_policies
@@ -139,9 +140,31 @@ def saved_by_stage(mesh: Mesh, job: JobSpec) -> int:
     if not job.data.separate_documents:
         return saved_bytes(lambda: stage(x, targets_BS, Microbatch(1, 0, 0)), [*constants(stage), tokens_BS])
     x = without_marks(x) if stage.span.is_first else x
+    ids_BS = None if targets_BS is None else without_marks(targets_BS)
     return saved_bytes(
-        lambda: stage(x, targets_BS, Microbatch(1, 0, 0), document_numbers(tokens_BS)), [*constants(stage), tokens_BS]
+        lambda: stage(x, ids_BS, Microbatch(1, 0, 0), document_numbers(tokens_BS)), [*constants(stage), tokens_BS]
     )
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["", "documents"])
+@pytest.mark.parametrize("kind", ["llama-mtp", "gpt-tied-mtp"])
+@pytest.mark.parametrize(
+    "plan", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"cp": 2}, {"pp": 2}],
+    ids=["one", "tp2", "tp2-sp", "cp2", "pp2"],
+)  # fmt: skip
+def test_what_predicts_further_tokens(kind: str, plan: dict[str, Any], separate: bool) -> None:
+    job = shaped(kind, "small", [], 2, **plan)
+    job = job.model_copy(update={"data": job.data.model_copy(update={"separate_documents": separate})})
+    further = sum(layer.kept_bytes for layer in further_layers(job, KEEP_ALL, works=False))
+    num_stages = job.plan.num_stages
+    for rank, measured in enumerate(run_on_mesh(job, saved_by_stage, job)):
+        stage = rank * num_stages // job.plan.world
+        kept = [documents_kept(job)]
+        kept += [embedding_kept(job)] if stage == 0 else []
+        kept += [head_kept(job)] if stage == num_stages - 1 else []
+        layers = job.model.layers // num_stages * layer_of(job).kept_bytes(KEEP_ALL)
+        layers += further if stage == num_stages - 1 else 0
+        assert measured == layers + sum(sum(tensors.values()) for tensors in kept)
 
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2", "tp2-sp"])
@@ -164,7 +187,7 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
     tokens_BS = torch.zeros(job.plan.microbatch_size, job.model.sequence + 1, dtype=torch.int64)
     loss = stage(tokens_BS[:, :-1], tokens_BS[:, 1:], Microbatch(1, 0, 0))
     with stage.deferred.keeping(0):
-        loss.backward()
+        loss.sum().backward()
     apart = {tensor.untyped_storage().data_ptr() for tensor in constants(stage)}
     storages = {}
     for work in stage.deferred._kept[0]:
@@ -177,10 +200,11 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2-sp"])
 @pytest.mark.parametrize("policy", ["none", "full"])
-@pytest.mark.parametrize("kind", ["llama", "gpt", *ATTENTIONS])
+@pytest.mark.parametrize("kind", ["llama", "gpt", "llama-mtp", "gpt-tied-mtp", *ATTENTIONS])
 def test_what_waits_for_its_weight_gradient(kind: str, policy: str, plan: dict[str, Any]) -> None:
     job = shaped(kind, "small", POLICIES[policy], **plan)
     layers = job.model.layers * layer_of(job).deferred_bytes()
+    layers += sum(layer.deferred_bytes for layer in further_layers(job, frozenset(POLICIES[policy]), works=False))
     assert run_on_mesh(job, deferred, job) == [layers] * job.plan.tp  # the head waits for nothing
 
 
