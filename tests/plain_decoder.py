@@ -201,9 +201,7 @@ class PlainDecoder:
             losses.append(self._loss(self._norm(x_BSH, f"{name}.norm"), tokens_BT, k))
         return losses, pressure
 
-    def _block(
-        self, x_BSH: Tensor, name: str, sees_BSS: Tensor, place: ParameterShard | None
-    ) -> tuple[Tensor, Tensor]:
+    def _block(self, x_BSH: Tensor, name: str, sees_BSS: Tensor, place: ParameterShard | None) -> tuple[Tensor, Tensor]:
         """A transformer block, and the losses of its router."""
         normal = self._norm(x_BSH, f"{name}.attention_norm")
         attend = self._latent_attention if self.spec.is_latent else self._attention

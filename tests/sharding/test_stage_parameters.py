@@ -106,20 +106,36 @@ ROUNDED = {  # billions, in all and for a token, as their papers say
 }  # fmt: skip
 
 
+def model_alone(name: str) -> ModelSpec:
+    """A model of the catalog without what predicts further tokens."""
+    return ModelSpec(**catalog.read("models", name) | {"mtp_layers": 0, "mtp_weight": 0.3})
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_models_have_their_published_size(name: str) -> None:
-    spec = ModelSpec(**catalog.read("models", name))
+    spec = model_alone(name)
     assert (num_parameters(spec), num_active_parameters(spec)) == PUBLISHED[name]
     assert len({place.name for place in model_parameters(spec)}) == len(model_parameters(spec))
 
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_models_with_experts_have_the_size_of_their_papers(name: str) -> None:
-    spec = ModelSpec(**catalog.read("models", name))
+    spec = model_alone(name)
     billions, active = ROUNDED[name]
     # GShard's 600 is rounded: 18 layers x 2048 experts x 2 x 1024 x 8192 are 618 already.
     assert num_parameters(spec) / 1e9 == pytest.approx(billions, rel=0.035 if name == "gshard-600b" else 0.007)
     assert active is None or num_active_parameters(spec) / 1e9 == pytest.approx(active, rel=0.02)
+
+
+def test_module_of_deepseek_has_its_published_size() -> None:
+    """11.5 billion parameters of its own, beside the embedding and the head that it shares with the model (README of
+    the released weights): a layer, three norms, and the projection of [7168, 2 x 7168]."""
+    spec = ModelSpec(**catalog.read("models", "deepseek-v3"))
+    places = {place.name: place.num_elements for place in model_parameters(spec)}
+    own = sum(size for name, size in places.items() if name.startswith("mtp."))
+    last = sum(size for name, size in places.items() if name.startswith("layers.60."))
+    assert own == last + 3 * 7168 + 7168 * 2 * 7168 == num_parameters(spec) - num_parameters(model_alone("deepseek-v3"))
+    assert own / 1e9 == pytest.approx(11.5, rel=0.01)
 
 
 @pytest.mark.parametrize("name", [name for name in catalog.names("models") if name.startswith("tiny-")])

@@ -98,7 +98,10 @@ def piece_collectives(job: JobSpec, kind: str, ep_index: int = 0) -> tuple[Opera
             o,
             (*_listed(rank, o.forward), *_forward(rank, o.of, kind)),
             tuple(_counts(rank)) if o.name == "router" else (),
-            (*_listed(rank, o.backward, num_loss_chunks(job) if o.of.part == "head" else 1), *_backward(rank, o.of, kind)),
+            (
+                *_listed(rank, o.backward, num_loss_chunks(job) if o.of.part == "head" else 1),
+                *_backward(rank, o.of, kind),
+            ),
         )
         for o in _chain(job, kind)
     )

@@ -26,8 +26,8 @@ from shardwright.sharding.stage_parameters import stage_parameters
 
 @dataclass(frozen=True)
 class RegionLayout:
-    """A piece of the model that is computed at once: "embedding", "layer", "layer with experts" or "head". `stage` is
-    that of the first such piece."""
+    """A piece of the model that is computed at once: "embedding", "layer", "layer with experts", "further token" or
+    "head". `stage` is that of the first such piece."""
 
     name: str
     stage: int
@@ -58,7 +58,9 @@ def layouts(job: JobSpec) -> list[RegionLayout]:
 def _kind(job: JobSpec, region: str) -> str:
     if not region.isdigit():
         return region
-    return "layer with experts" if job.model.moe.has_experts(int(region)) else "layer"
+    if int(region) >= job.model.layers:
+        return "further token"
+    return "layer with experts" if job.model.has_experts(int(region)) else "layer"
 
 
 # Parameters.
@@ -90,7 +92,8 @@ def _parameter(
         "optimizer": shards if of.zero else whole,
     }
     dims = _parameter_dims(place)
-    name = place.name.split(".", 2)[2] if place.name.startswith("layers.") else place.name
+    is_within = place.name.startswith(("layers.", "mtp."))
+    name = place.name.split(".", 2)[2] if is_within else place.name
     return TensorLayout(name, dims, place.full_shape, states)
 
 
@@ -103,7 +106,7 @@ def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
         "qkv": ("key heads", "queries + 2", "head", "hidden"), "qkv_bias": ("key heads", "queries + 2", "head"),
         "out": ("hidden", "heads"), "down": ("hidden", "inner"), "up_bias": ("gate, up", "inner"),
         "router": ("experts", "hidden"), "shared_gate": ("one", "hidden"), "q_up": ("heads", "head", "latent"),
-        "kv_up": ("heads", "key and value", "latent"),
+        "kv_up": ("heads", "key and value", "latent"), "project": ("hidden", "embedding and hidden"),
     }  # fmt: skip
     if place.is_expert:
         return ("experts", "gate, up", "inner", "hidden") if last == "up" else ("experts", "hidden", "inner")
@@ -127,8 +130,11 @@ def _activations(job: JobSpec, kind: str) -> Iterator[TensorLayout]:
         case "head":
             yield from of.head()
         case _:
+            is_further = kind == "further token"
+            yield from of.before_block() if is_further else ()
             yield from of.latent() if job.model.is_latent else of.attention()
-            yield from of.experts() if kind == "layer with experts" else of.mlp()
+            has_experts = job.model.has_experts(job.model.layers) if is_further else kind == "layer with experts"
+            yield from of.experts() if has_experts else of.mlp()
 
 
 @dataclass(frozen=True)
@@ -191,6 +197,13 @@ class _Activations:
     def embedding(self) -> Iterator[TensorLayout]:
         yield self._leaving("looked-up rows")
         yield self._stream("input")
+
+    def before_block(self) -> Iterator[TensorLayout]:
+        """What leads to a further token: model/mtp.py."""
+        yield self._leaving("looked-up rows")
+        yield self._stream("embedded")
+        joined = self._sizes(embedding_and_hidden=2 * self.job.model.hidden)
+        yield self._tensor("joined", joined, between=True)
 
     def attention(self) -> Iterator[TensorLayout]:
         """Grouped queries: model/attention.py."""

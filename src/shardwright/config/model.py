@@ -12,7 +12,6 @@ from shardwright.config.latent import LatentSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.config.yarn import YarnSpec
 
-
 MOST_MTP = 4  # modules of multi-token prediction
 
 

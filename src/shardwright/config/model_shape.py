@@ -99,8 +99,8 @@ class ModelShape:
     """Shape of a decoder. Layers are of two kinds: "dense" has one MLP for all tokens, "experts" a mixture.
 
     `mtp` modules behind the last layer predict further tokens: a block like the last layer each, behind a projection of
-    hidden states and embeddings. `layer_norm` says that norms are LayerNorms, `bias` that attention and MLPs have biases, and `head_norms` that
-    queries and keys are normalised. Rows of measurements don't say these.
+    hidden states and embeddings. `layer_norm` says that norms are LayerNorms, `bias` that attention and MLPs have
+    biases, and `head_norms` that queries and keys are normalised. Rows of measurements don't say these.
     """
 
     layers: int

@@ -128,7 +128,7 @@ class DataParallel:
         run, cut = self.run, self.run.cut
         size = self.software.reduce_bytes * run.shape.table_elements / cut.tp
         pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
-        return ring_s(self.rates, pair, size * (run.shape.tied & self.ranks.are_tables_apart), 2)
+        return ring_s(self.rates, pair, size * (run.shape.shares_table & self.ranks.are_tables_apart), 2)
 
     def _updated(self) -> Numbers:
         """Elements that a rank updates, by rank."""

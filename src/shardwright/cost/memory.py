@@ -7,7 +7,7 @@ allocator has given out at the peak; a process needs `overhead` more: the CUDA c
 is lost between blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -22,7 +22,7 @@ from shardwright.sharding.compression import KEEPS_ERROR
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
 from shardwright.workload.embedding_head import loss_bytes
-from shardwright.workload.layers import LAYERS, chains, kept_bytes, placeholder_elements, turn_bytes
+from shardwright.workload.layers import LAYERS, Chain, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.workload.memo import Memo, layer_columns, layer_words
 from shardwright.workload.operators import FLOAT32, Context
 from shardwright.workload.query import PlanGrid, Run
@@ -170,13 +170,19 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     what its backward needs besides; and placeholders of dense layers, of those with experts, and of both."""
     software = software_under(run)
     pieces, context = chains(run.shape, run.cut, software), Context(run.shape, run.cut, software)
-    values = [context.sizes["input"], loss_bytes(context), kept_bytes(pieces["head"], "none")]
+    values = [context.sizes["input"], loss_bytes(context), _kept_at_end(run, pieces)]
     for kind, policy in kinds:
         values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none"), turn_bytes(pieces[kind], policy)]
     layers = [pieces[kind] for kind in LAYERS if kind in pieces]
     for some in (layers[:1], layers[1:], layers):
         values.append(software.placeholder_bytes * placeholder_elements(some))
     return stacked_rows(values, len(run.cut.tp))
+
+
+def _kept_at_end(run: Run, pieces: Mapping[str, Chain]) -> Numbers:
+    """What the head keeps, and what predicts further tokens besides its blocks."""
+    kept = kept_bytes(pieces["head"], "none")
+    return kept + run.shape.mtp * kept_bytes(pieces["mtp"], "none") if run.shape.mtp else kept
 
 
 def _libraries(software: SoftwareSpec, ranks: PipelineRanks, placeholders: Sequence[Array]) -> Numbers:

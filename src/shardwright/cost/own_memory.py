@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.account.layer_memory import LayerMemory
 from shardwright.account.activations import (
     documents_kept,
     embedding_kept,
@@ -20,7 +19,9 @@ from shardwright.account.activations import (
     head_working_bytes,
     layer_of,
 )
+from shardwright.account.further_tokens import further_layers
 from shardwright.account.kept_tensors import Bytes, Share
+from shardwright.account.layer_memory import LayerMemory
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import sums_by_run
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
@@ -33,7 +34,7 @@ from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import LayerKind, PipelineRanks
 
 _FLOAT = 4
-_OF_LAYER, _OF_ENDS = 4, 5  # rows of a kind of layer, and of what is not of layers
+_OF_LAYER, _OF_ENDS = 4, 8  # rows of a kind of layer, and of what is not of layers
 # Policies of which a layer is asked at once, for a search has them all: a layer takes longer to make than to ask.
 _USUAL = ("none", "attention", "activation+norm", "activation+attention+norm+qkv+up", "full")
 _MESSAGES = 3  # of a pipeline on their way, or waiting
@@ -53,7 +54,8 @@ def _asked(policy: str) -> str:
 def account_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     """Bytes by plan, (values, plans): of each kind of layer what a microbatch keeps, makes again in its turn, leaves
     from I to W, and needs while it runs; then a stage's input, which is a message too, what the embedding keeps, what
-    every stage does, and of the head what it keeps and needs."""
+    every stage does, of the head what it keeps and needs, and of a module of further tokens what it keeps before its
+    block, leaves from I to W and needs there."""
     cut = run.cut.as_arrays()
     found = np.empty((_OF_LAYER * len(kinds) + _OF_ENDS, len(cut.tp)))
     # The account takes several sizes of a microbatch at once, unless the room of experts rounds them.
@@ -86,7 +88,7 @@ def _with_layers(job: JobSpec, cut: PlanGrid, index: int, microbatch: Array) -> 
 
 
 def _plan_rows(job: JobSpec, kinds: tuple[LayerKind, ...]) -> list[Bytes]:
-    numbers = {job.model.moe.has_experts(number): number for number in range(job.model.layers)}
+    numbers = {job.model.has_experts(number): number for number in range(job.model.layers)}
     layers = {has_experts: layer_of(job, number) for has_experts, number in numbers.items()}
     rows = []
     for kind, policy in kinds:
@@ -100,7 +102,21 @@ def _plan_rows(job: JobSpec, kinds: tuple[LayerKind, ...]) -> list[Bytes]:
         sum(documents_kept(job).values()),
         sum(head_kept(job).values()),
         head_working_bytes(job),
+        *_further_rows(job),
     ]
+
+
+def _further_rows(job: JobSpec) -> list[Bytes]:
+    """Of all modules of further tokens together what they keep besides their blocks and leave from I to W; and what the
+    first one's turn adds to that of its block."""
+    modules = list(further_layers(job, KEEP_ALL, works=False)) if job.model.mtp_layers else []
+    if not modules:
+        return [0, 0, 0]
+    layer = LayerMemory.of(layer_of(job, job.model.layers), KEEP_ALL)
+    kept, waits = (
+        sum(getattr(of, name) - getattr(layer, name) for of in modules) for name in ("kept_bytes", "deferred_bytes")
+    )
+    return [kept, waits, len(modules) * Share.of(job)["input"]]
 
 
 _NO_LAYER = LayerMemory(KEEP_ALL, 0, 0, 0)
@@ -119,9 +135,10 @@ def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Number
     cut = run.cut
     asked = _all_kinds(run, ranks.kinds)
     rows = memo.rows("account", run, (asked, *layer_words(cut)), layer_columns, partial(account_rows, kinds=asked))
-    stage_input, embedding, documents, head, head_works = rows[-_OF_ENDS:]
-    kept: Numbers = ranks.embedding * embedding + documents * cut.virtual
-    waits, turn, away, stage_again = 0.0 * kept, 0.0 * kept, 0.0 * kept, 0.0 * kept
+    stage_input, embedding, documents, head, head_works, further, further_waits, beside = rows[-_OF_ENDS:]
+    kept: Numbers = ranks.embedding * embedding + documents * cut.virtual + ranks.head * further
+    turn, away, stage_again = 0.0 * kept, 0.0 * kept, 0.0 * kept
+    waits = ranks.head * further_waits + turn
     for (kind, policy), count in zip(ranks.kinds, ranks.layers, strict=True):
         first = _OF_LAYER * asked.index((kind, _asked(policy)))
         mine, again, later, works = rows[first : first + _OF_LAYER]
@@ -146,7 +163,7 @@ def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Number
     )
     whole = np.maximum((kept - away) * alive * _unevenness(run), (kept - away) * split[0] + waits * split[1])
     activations = whole + stage_again + ranks.head * head
-    working = np.maximum(turn - ranks.head * head, ranks.head * head_works)
+    working = np.maximum(turn - ranks.head * (head - beside), ranks.head * head_works)
     return activations, np.maximum(0.0, working), away * alive, _MESSAGES * stage_input * (p > 1)
 
 
@@ -197,14 +214,16 @@ def held_buffers(run: Run, ranks: PipelineRanks, held: Array) -> Numbers:
     """
     cut = run.cut
     table = run.shape.table_elements / cut.tp
-    tables = table * (ranks.embedding + ranks.head - ranks.embedding * ranks.head * int(run.shape.tied))
+    tables = table * ranks.num_tables(run.shape)
     num_layers = np.maximum(1, sum(ranks.layers))
     layer = np.maximum(0.0, held - tables) / num_layers
     values, gradient = cut.element_bytes, cut.gradient_bytes or _FLOAT
-    stage = np.maximum(0.0, held - tables) / (cut.virtual * cut.num_copies) + np.minimum(tables, table)
+    # What predicts further tokens looks them up while the head is there, or on its way.
+    at_once = 2.0 if run.shape.mtp and not run.shape.tied else 1.0
+    largest = np.minimum(tables, table) * np.where(ranks.head > 0, at_once, 1.0)
+    stage = np.maximum(0.0, held - tables) / (cut.virtual * cut.num_copies) + largest
     stages, is_several = stage * cut.num_copies, cut.virtual > 1
     is_whole = cut.pp * cut.virtual == 1
-    largest = np.minimum(tables, table)
     # Of a single microbatch they are summed as they come.
     by_run = cut.by_schedule(lambda name, at: sums_by_run(name, cut.virtual[at], cut.reduce_each))
     by_run = (by_run * (cut.num_microbatches > 1)) > 0

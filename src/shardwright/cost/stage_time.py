@@ -378,6 +378,8 @@ class Costing:
         """
         shape, cut, rates, groups = self.run.shape, self.run.cut, self.rates, self.groups
         common, routed = shape.kind_parameters(kind) if kind in LAYERS else (shape.table_elements, 0)
+        if kind == "mtp":  # whole on every rank of tp
+            common = shape.further_parameters * cut.tp
         gather, scatter = 0.0, 0.0
         for elements, shard, copies in (
             (common / cut.tp, groups.shard, groups.copies),

@@ -61,8 +61,8 @@ class OperatorPass:
 
 @dataclass(frozen=True)
 class PiecePass:
-    """A piece: "dense" or "experts" (a layer), "embedding" or "head"; and what it recomputes. Gaps are seconds between
-    its kernels."""
+    """A piece: "dense" or "experts" (a layer), "embedding", "head" or "mtp"; and what it recomputes. Gaps are seconds
+    between its kernels."""
 
     kind: str
     policy: str
@@ -108,6 +108,8 @@ def rank_pieces(run: Run) -> list[dict[PieceKind, int]]:
     """How many pieces of each kind each pipeline rank computes, through all its stages."""
     ranks = all_ranks(run.shape, run.cut.as_arrays())
     ends = {("embedding", "none"): ranks.embedding, ("head", "none"): ranks.head}
+    if run.shape.mtp:
+        ends |= {("mtp", "none"): ranks.head * run.shape.mtp}
     counts = dict(zip(ranks.kinds, ranks.layers, strict=True)) | ends
     return [
         {kind: int(count[rank, 0]) for kind, count in counts.items() if count[rank, 0]}

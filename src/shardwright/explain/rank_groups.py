@@ -75,7 +75,7 @@ def groups_of_rank_0(job: JobSpec, placement: StagePlacement) -> list[RankGroup]
     plan = job.plan
     has_experts, copies = job.model.moe.experts > 0, axis_groups(plan, COPIES[False])
     found = [axis_groups(plan, kind) for kind in (TP, CP, *[EP] * has_experts, PP)]
-    found += [ends(plan, placement)] * job.model.tied_embeddings
+    found += [ends(plan, placement)] * job.model.shares_table
     found += [axis_groups(plan, SHARDS[False]), copies]
     found += [axis_groups(plan, REPLICAS[False])] * (copies.size > 1)  # else they are those of the shards
     found += [axis_groups(plan, DP)] * job.data.separate_documents

@@ -75,7 +75,7 @@ class Story:
 
 
 _MOST_TOLD = 8  # pipeline ranks
-_ORDER = ("embedding", "dense", "experts", "head")
+_ORDER = ("embedding", "dense", "experts", "mtp", "head")
 
 
 def tell(job: JobSpec) -> Story:

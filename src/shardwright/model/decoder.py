@@ -186,8 +186,8 @@ class DecoderStage(nn.Module):
 
         The last stage gives the mean loss of this rank's tokens, which is there once the backward has run, if
         `targets_BS` are given, else the hidden states before the head. Where it trains and predicts further tokens it
-        gives a vector: this loss, and those of one token further after the other. `microbatch` says which samples these are, where
-        they are trained on.
+        gives a vector: this loss, and those of one token further after the other. `microbatch` says which samples these
+        are, where they are trained on.
         `documents_BT`, where documents are separate, are the documents' numbers of all T = S + 1 tokens: none sees
         another, and the loss is 0 where a target begins one.
         """
@@ -204,7 +204,8 @@ class DecoderStage(nn.Module):
         hidden = [x]
         for index, module in enumerate(self.further):
             # Where nothing is trained its values pass by, as those of every region.
-            function = partial(self._further, module, targets_BS, run) if trains else _unchanged
+            further = partial(self._further, module, targets_BS, run) if targets_BS is not None and trains else None
+            function = further or _unchanged
             hidden.append(self.through(str(self.spec.layers + index), function, hidden[-1]))
         finish = partial(self._finish, targets_BS, documents_BT)
         return self.through("head", finish, *(hidden if trains else hidden[:1]))

@@ -109,7 +109,9 @@ class _HeadLoss(torch.autograd.Function):
             dlogits_TV = softmax.gradient(grads[0] / len(rows_T), x_sBH.dtype)
             del softmax  # the gradient is in its memory, or in 16 bits
             summed = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, cut)
-            weight_VH.add_product(dlogits_TV, chunk.x_TH, cut.tp.kind, is_last=ctx.completes and chunk.end == len(x_sBH))
+            weight_VH.add_product(
+                dlogits_TV, chunk.x_TH, cut.tp.kind, is_last=ctx.completes and chunk.end == len(x_sBH)
+            )
             summed.wait()
         ctx.loss.copy_(total.div_(len(rows_T)))
         return dx_sBH, None, None, None

@@ -119,7 +119,10 @@ def _asynchronous_faults(job: JobSpec) -> list[str]:
             f"schedule {schedule!r} updates each stage on its own, so there is no global gradient norm to clip, and "
             f"optimizer.clip_grad_norm is {job.optimizer.clip_grad_norm:g}; set it to 0"
         )
-    for name, is_on, off in (("tied_embeddings", job.model.tied_embeddings, "false"), ("mtp_layers", job.model.mtp_layers, 0)):
+    for name, is_on, off in (
+        ("tied_embeddings", job.model.tied_embeddings, "false"),
+        ("mtp_layers", job.model.mtp_layers, 0),
+    ):
         if is_on and job.plan.pp > 1:
             faults.append(
                 f"schedule {schedule!r} updates the first and the last stage at different times, and with model.{name} "

@@ -131,7 +131,8 @@ def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     ranks, rates = memo.ranks(shape, cut), _rates(run, constants, memo)
     times = _piece_times(run, rates, constants, memo)
     # Of a bidirectional pipeline's two copies a microbatch meets one.
-    counts = [count / cut.num_copies for count in (*ranks.layers, ranks.embedding, ranks.head)]
+    ends = ranks.embedding, ranks.head, *([ranks.head * shape.mtp] if shape.mtp else ())
+    counts = [count / cut.num_copies for count in (*ranks.layers, *ends)]
     by_rank = sum(count * PieceTime(*of).total for count, of in zip(counts, times, strict=True))
     slowest = np.argmax(by_rank, axis=0), np.arange(len(cut.pp))
     pace: Numbers = sum(count[slowest] * of for count, of in zip(counts, times, strict=True))
@@ -140,19 +141,20 @@ def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
 
 
 def _of_microbatch(run: Run, times: list[Array]) -> Numbers:
-    """The times of all layers, the embedding and the head together."""
-    counts = *layers_by_kind(run.shape, run.cut).values(), 1, 1
+    """The times of all layers, the embedding, the head and what predicts further tokens together."""
+    mtp = run.shape.mtp
+    counts = *layers_by_kind(run.shape, run.cut).values(), 1, 1, *([mtp] if mtp else ())
     found: Numbers = sum(count * of for count, of in zip(counts, times, strict=True))
     return found
 
 
-_TABLES = ("embedding", "none"), ("head", "none")
+_ENDS = ("embedding", "none"), ("head", "none")
 
 
 def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> list[Array]:
     """The fields of each piece's PieceTime, in shape (fields, plans): kinds of layers, the embedding, the head."""
     cut = run.cut
-    pieces = *layers_by_kind(run.shape, cut), *_TABLES
+    pieces = *layers_by_kind(run.shape, cut), *_ENDS, *([("mtp", "none")] if run.shape.mtp else ())
     # Of the schedule it matters whether another microbatch computes meanwhile.
     is_paired = run.shape.experts is not None and cut.is_paired
     words = is_paired, *layer_words(cut)
@@ -166,7 +168,8 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
             of_kinds[kind], first = Repeatable.of_values(before[first:end]), end
         if "experts" in kinds:
             of_kinds["experts"] += Repeatable.of_values(memo.rows("experts", run, words, layer_columns, experts))
-        return _rows(run, [costing.repeating(*piece, of_kinds[piece[0]]).values() for piece in pieces])
+        times = [costing.repeating(kind, policy, of_kinds[kind]).values() for kind, policy in pieces]
+        return _rows(run, times)
 
     def before_experts(run: Run) -> Array:
         costing = Costing.of(run, constants)

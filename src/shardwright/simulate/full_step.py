@@ -141,13 +141,15 @@ class _Stages:
         run, num_stages = run_of(job), job.plan.num_stages
         cut = run.cut.as_arrays()
         kinds = layer_kinds(run.shape, cut)
-        held = held_by_rank(kinds, "1f1b", num_stages, 1, layout=cut.layout)
+        held = held_by_rank(kinds, "1f1b", num_stages, 1, layout=cut.layout, mtp=run.shape.mtp)
         stages = PipelineRanks.of(kinds, [held], np.zeros(1, np.int64))
         # What a stage gathers and scatters is played, and so not part of its seconds.
         costing = Costing.of(replace(run, cut=replace(cut, zero=0 * cut.zero)), constants)
         pieces = {kind: costing.piece(*kind) for kind in stages.kinds}
         embedding, head = costing.piece("embedding"), costing.piece("head")
         seconds = embedding.times(stages.embedding) + head.times(stages.head)
+        if run.shape.mtp:
+            seconds += costing.piece("mtp").times(stages.head * run.shape.mtp)
         for kind, count in zip(stages.kinds, stages.layers, strict=True):
             seconds += pieces[kind].times(count)
         if run.cut.recompute == "stage":  # an action of its own

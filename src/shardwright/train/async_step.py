@@ -81,6 +81,7 @@ def train_stream(
         return found[batch]
 
     samples = numbered(job, mesh, first_step, num_batches, loss_factor=mean)
+
     def factors(microbatch: int) -> tuple[float, ...]:
         return loss_factors(job, mean, shares(microbatch // per_batch))
 

@@ -43,7 +43,7 @@ class StepMetrics:
     bytes that all ranks sent by kind of link, and those of them that took tokens to experts and back, are None where
     cluster.devices_per_node does not say what a node is. A step that is `skipped` changed no weight, `skipped_because`
     of an "overflow" of fp16, of what was "not finite" or of a "spike"; so many were skipped and so many spikes seen so
-    far. Link use is the share of the bandwidth of the cluster's links, None where that is unknown (link_use.py), and
+    far. `mtp_losses` are those of further tokens, which `loss` does not contain, None where none are predicted. Link use is the share of the bandwidth of the cluster's links, None where that is unknown (link_use.py), and
     `gpus` are readings of rank 0's node at progress lines (gpu_readings.py). A number that is not finite is null.
     `experts` has an entry for each layer with experts, and None without; in steps that make a progress line there is
     also who was chosen together.
@@ -74,6 +74,7 @@ class StepMetrics:
     between_link_use: float | None
     gpus: list[dict[str, Any]] | None
     experts: list[dict[str, Any]] | None
+    mtp_losses: list[float | None] | None
 
 
 @dataclass(frozen=True)
@@ -205,9 +206,12 @@ class MetricsLog:
             between_link_use=between_use,
             gpus=[asdict(gpu) for gpu in gpus] or None,
             experts=[layer.numbers(with_pairs=is_shown) for layer in result.routing] or None,
+            mtp_losses=[loss if math.isfinite(loss) else None for loss in result.mtp_losses] or None,
         )
         self._write(asdict(metrics))
-        self._draw(step, {name: value for layer in result.routing for name, value in layer.scalars().items()})
+        more = {name: value for layer in result.routing for name, value in layer.scalars().items()}
+        more |= {f"loss/{k + 2} tokens further": loss for k, loss in enumerate(result.mtp_losses)}
+        self._draw(step, {name: value for name, value in more.items() if math.isfinite(value)})
         self._recent_s = [*self._recent_s[-19:], step_s]
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
@@ -303,9 +307,11 @@ _WHY_SKIPPED = {"overflow": "gradients overflowed", "not finite": "not finite", 
 
 
 def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
-    """What only some jobs have: the loss scale, whether the step was skipped, what compression saved, what crossed
+    """What only some jobs have: losses of further tokens, the loss scale, whether the step was skipped, what compression saved, what crossed
     between nodes, how experts were used."""
     parts = []
+    if result.mtp_losses:
+        parts.append("further " + " ".join(f"{loss:.3f}" for loss in result.mtp_losses))
     if metrics.loss_scale is not None:
         parts.append(f"scale {metrics.loss_scale:g}")
     if metrics.skipped:

@@ -152,9 +152,9 @@ class PipelineRanks:
         """Tables of embeddings and heads that each rank holds: one tensor has one memory on a rank, and where further
         tokens are predicted the last stage has the table of embeddings too."""
         both = self.embedding * self.head
-        if shape.tied:
-            return self.embedding + self.head - both
-        return self.embedding + self.head + (self.head - both) * (shape.mtp > 0)
+        shared = both if shape.tied else (both - self.head) * int(shape.mtp > 0)
+        found: Array = self.embedding + self.head - shared
+        return found
 
     def parameters(self, shape: ModelShape, cut: PlanGrid) -> tuple[Array, Array]:
         """(elements that all tokens use, elements of routed experts) that each rank holds."""
@@ -176,9 +176,14 @@ def different_ranks(shape: ModelShape, cut: PlanGrid) -> PipelineRanks:
     found, which = distinct(columns)
     pipelines = [
         _first_of_each(
-            alike, SCHEDULE_NAMES[number] if number >= 0 else cut.schedule, pp, virtual, cut.layout, cut.is_vee,
+            alike,
+            SCHEDULE_NAMES[number] if number >= 0 else cut.schedule,
+            pp,
+            virtual,
+            cut.layout,
+            cut.is_vee,
             shape.mtp,
-        )  # fmt: skip
+        )
         for pp, virtual, number in zip(*(column[found].tolist() for column in columns), strict=True)
     ]
     return PipelineRanks.of(kinds, pipelines, which)

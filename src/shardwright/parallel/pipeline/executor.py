@@ -137,7 +137,8 @@ class PipelineExecutor:
 
     def run(
         self, program: Program, tokens: MicrobatchTokens, update: Callable[[Action], None] | None = None,
-        microbatches: Sequence[Microbatch] | None = None, loss_factors: Callable[[int], Sequence[float]] = lambda _: (1.0,),
+        microbatches: Sequence[Microbatch] | None = None,
+        loss_factors: Callable[[int], Sequence[float]] = lambda _: (1.0,),
     ) -> dict[int, Tensor]:  # fmt: skip
         """Carry out this rank's list. `tokens` are the microbatches, each [B, S + 1]; `update` is called at each S.
 
@@ -147,7 +148,9 @@ class PipelineExecutor:
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
         stashed = program.weights != "current" and program.trains
-        run = _Run(program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factors=loss_factors)
+        run = _Run(
+            program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factors=loss_factors
+        )
         row = self.row = program.ranks[self._mesh.pp.index]
         self.losses = run.losses
         for stage, weight_stash in self._weight_stashes.items() if stashed else ():

@@ -26,19 +26,21 @@ def seats(run: Run, plan: PlanSpec, constants: Constants) -> list[PipelineSlot]:
     costing = Costing.of(replace(run, cut=run.cut.as_arrays()), constants)
     lost = memory_lost(run, constants)
     room = device_of(run.device).memory_bytes
-    # The ends are the same whatever kind of layer is between them.
-    embedded, headed = _probe(run, kinds[0], (0, 1), constants)
+    # Beside the head are blocks of further tokens, if any, like the last layer.
+    embedded, headed = _probe(run, kinds[-1], (0, 1), constants)
     of_kind = {}
     for kind in dict.fromkeys(kinds):
         one, two = (_probe(run, kind, layout, constants)[1] for layout in ((0, 1), (0, 2)))
         kept = (1 + lost) * (two.activations - one.activations)
         of_kind[kind] = _piece(costing.piece(*kind), kept, _state(two) - _state(one))
-    layer = of_kind[kinds[0]]
+    layer, end = of_kind[kinds[-1]], costing.piece("head")
+    if mtp := run.shape.mtp:
+        end += (costing.piece("mtp") + costing.piece(*kinds[-1])).times(mtp)
     embedding = _piece(costing.piece("embedding"), 0.0, _state(embedded))
     # What a stage keeps beside its layers is in what the stage without layers keeps.
     beside = embedded.activations
     of_head = (1 + lost) * (headed.activations - beside) - layer.kept_bytes
-    head = _piece(costing.piece("head"), 0.0, _state(headed) - layer.held_bytes + of_head)
+    head = _piece(end, 0.0, _state(headed) - layer.held_bytes + of_head)
     pieces = (embedding, *(of_kind[kind] for kind in kinds), head)
     context = embedded.overhead - lost * (embedded.activations + embedded.working + embedded.buffers)
     # What a rank works with hardly depends on how many layers it holds: what it is with an even layout is set aside.

@@ -24,7 +24,10 @@ def _piece_text(piece: PiecePass, backward: bool) -> str:
 
 
 _WORDS = ("operator", "work", "what it communicates")  # columns of words, others have numbers
-_NAMES = {"dense": "a layer", "experts": "a layer with experts", "embedding": "the embedding", "head": "the head"}
+_NAMES = {
+    "dense": "a layer", "experts": "a layer with experts", "embedding": "the embedding", "head": "the head",
+    "mtp": "a further token beside its layer",
+}  # fmt: skip
 
 
 def piece_name(kind: PieceKind) -> str:
@@ -38,7 +41,7 @@ def piece_name(kind: PieceKind) -> str:
 
 def pieces_text(pieces: Mapping[PieceKind, int]) -> str:
     """ "8 layers, the head"."""
-    plural = {"dense": "layers", "experts": "layers with experts"}
+    plural = {"dense": "layers", "experts": "layers with experts", "mtp": "further tokens beside their layers"}
     return ", ".join(
         f"{count} {plural[kind[0]]}" if kind[0] in plural and count > 1 else piece_name(kind)
         for kind, count in pieces.items()

@@ -241,8 +241,8 @@ def _update(story: Story) -> Iterator[str]:
         yield _says("There is one replica: no gradient has to be summed with another's.")
     elif all(c.axis == "ends" for c in data):
         yield _says(
-            "There is one replica. The table is tied and lies on the first and the last stage: its two gradients are "
-            f"summed, {number_text(data[0].full_bytes)} bytes in one {data[0].kind}."
+            "There is one replica. The table of embeddings lies on the first and the last stage, which both use it: "
+            f"its two gradients are summed, {number_text(data[0].full_bytes)} bytes in one {data[0].kind}."
         )
     else:
         yield _says(
