@@ -62,13 +62,20 @@ def test_arrays_are_near_the_account(model: str, nodes: int, batch: int) -> None
     assert np.quantile(ratios, 0.1) > 0.75
 
 
+@pytest.mark.parametrize("further", [0, 1])
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b", "mixtral-8x7b"])
-def test_plain_plans_are_the_account(model: str) -> None:
-    """What one would start with: 1F1B, nothing computed again, state sharded or not."""
+def test_plain_plans_are_the_account(model: str, further: int) -> None:
+    """What one would start with: 1F1B, nothing computed again, state sharded or not. Beside further tokens a few percent
+    more of what ZeRO 3 gathers is there than is said."""
     job = job_of(model, 8, 256)
+    job = job.model_copy(update={"model": job.model.model_copy(update={"mtp_layers": further})})
     for zero, tp, pp in ((0, 8, 8), (1, 8, 4), (1, 2, 2), (2, 4, 4), (3, 8, 1), (3, 1, 4)):
         update = {"dp": 64 // (tp * pp), "tp": tp, "pp": pp, "zero": zero, "sequence_parallel": tp > 1}
         precision = job.precision.model_copy(update={"moments": "bf16" if zero in (1, 3) else "float32"})
         plan = job.model_copy(update={"plan": job.plan.model_copy(update=update), "precision": precision})
         for exact, found in zip(job_memory(plan), rank_memory(run_of(plan), shipped()), strict=True):
-            assert float(found.total) == pytest.approx(exact.total_bytes, rel=0.03), (update, exact, found)
+            assert float(found.total) == pytest.approx(exact.total_bytes, rel=0.05 if further else 0.03), (
+                update,
+                exact,
+                found,
+            )

@@ -39,6 +39,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts over tp": (MIXTRAL, {"dp": 4, "tp": 2, "zero": 1, "ep": 4} | SEQUENCE),
     "whole experts": (MIXTRAL, {"dp": 4, "tp": 2, "zero": 1, "ep": 4, "expert_tp": 1} | SEQUENCE),
     "latents": (DEEPSEEK, {"dp": 8, "zero": 1, "ep": 8}),
+    "further": (LLAMA | {"mtp_layers": 1}, {"dp": 8, "zero": 1}),
+    "two further": (LLAMA | {"mtp_layers": 2}, {"dp": 8, "zero": 1}),
+    "further sequence": (LLAMA | {"mtp_layers": 1}, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
+    "further again": (LLAMA | {"mtp_layers": 1}, {"dp": 4, "pp": 2, "zero": 1, "recompute": "full"}),
+    "further dualpipe": (LLAMA | {"mtp_layers": 1}, {"dp": 4, "pp": 2, "zero": 2, "schedule": "dualpipe"}),
 }
 
 

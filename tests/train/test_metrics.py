@@ -73,11 +73,21 @@ def test_skipped_steps_and_saved_bytes_are_written(tmp_path: Path) -> None:
     assert [step["compression_bytes_saved"] for step in steps] == [saved] * STEPS
 
 
+def test_losses_of_further_tokens_are_told(tmp_path: Path) -> None:
+    job = job_on_text(tmp_path, {}, {})
+    job = job.model_copy(update={"model": job.model.model_copy(update={"mtp_layers": 2})})
+    run_on_mesh(job, train_and_count, job, tmp_path)
+    for step in steps_in(tmp_path):
+        assert len(step["mtp_losses"]) == 2
+        assert all(loss == pytest.approx(step["loss"], rel=0.5) for loss in step["mtp_losses"])
+
+
 def test_what_does_not_apply_is_null(tmp_path: Path) -> None:
     job = job_on_text(tmp_path, {}, {})
     run_on_mesh(job, train_and_count, job, tmp_path)
     for step in steps_in(tmp_path):
         assert (step["loss_scale"], step["skipped"], step["compression_bytes_saved"]) == (None, False, None)
+        assert step["mtp_losses"] is None
 
 
 @pytest.mark.parametrize(
@@ -85,6 +95,7 @@ def test_what_does_not_apply_is_null(tmp_path: Path) -> None:
     [
         ({}, StepResult(1.0, 2.0, 3e-3), 0, ""),
         ({}, StepResult(1.0, 2.0, 3e-3, 4096.0), 0, "scale 4096  "),
+        ({}, StepResult(1.0, 2.0, 3e-3, mtp_losses=(3.25, 4.0)), 0, "further 3.250 4.000  "),
         ({}, StepResult(1.0, None, 3e-3, 65536.0, True), 0, "scale 65536  skipped: gradients overflowed  "),
         ({"compress": "bf16"}, StepResult(1.0, 2.0, 3e-3), 3 << 20, "compression saved 3.00 MiB  "),
         ({}, StepResult(1.0, 2.0, 3e-3, routing=ROUTING), 0, "busiest expert 1.50 x mean, 12.5% dropped  "),

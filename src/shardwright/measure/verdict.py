@@ -52,7 +52,9 @@ def compare(ranks: list[Record], one: Record) -> Verdict:
     full = {place.name: tensor for place, tensor in one.boxes}
     boxes = [(place, box, full[place.name]) for rank in ranks for place, box in rank.boxes]
     pairs = [(a, b) for rank in ranks for a, b in zip(rank.steps, one.steps, strict=True)]
-    losses = [(a.loss, b.loss) for a, b in pairs] + [(rank.evaluated, one.evaluated) for rank in ranks]
+    of_steps = (((a.loss, *a.mtp_losses), (b.loss, *b.mtp_losses)) for a, b in pairs)
+    losses = [both for of_a, of_b in of_steps for both in zip(of_a, of_b, strict=True)]
+    losses += [(rank.evaluated, one.evaluated) for rank in ranks]
     return Verdict(
         steps=len(one.steps),
         world=len(ranks),

@@ -9,7 +9,6 @@ A backward goes from the head to the embedding and carries what is not finite al
 gradient, the one that is last in the model is nearest to where it began.
 """
 
-
 import torch
 from torch import Tensor
 
