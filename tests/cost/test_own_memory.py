@@ -65,7 +65,7 @@ def test_arrays_are_near_the_account(model: str, nodes: int, batch: int) -> None
 @pytest.mark.parametrize("further", [0, 1])
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b", "mixtral-8x7b"])
 def test_plain_plans_are_the_account(model: str, further: int) -> None:
-    """What one would start with: 1F1B, nothing computed again, state sharded or not. Beside further tokens a few percent
+    """What one would start with: 1F1B, nothing computed again, state sharded or not. With further tokens a few percent
     more of what ZeRO 3 gathers is there than is said."""
     job = job_of(model, 8, 256)
     job = job.model_copy(update={"model": job.model.model_copy(update={"mtp_layers": further})})

@@ -43,7 +43,7 @@ class StepMetrics:
     bytes that all ranks sent by kind of link, and those of them that took tokens to experts and back, are None where
     cluster.devices_per_node does not say what a node is. A step that is `skipped` changed no weight, `skipped_because`
     of an "overflow" of fp16, of what was "not finite" or of a "spike"; so many were skipped and so many spikes seen so
-    far. `mtp_losses` are those of further tokens, which `loss` does not contain, None where none are predicted. Link use
+    far. `mtp_losses` are those of further tokens, which `loss` does not contain, None where there are none. Link use
     is the share of the bandwidth of the cluster's links, None where that is unknown (link_use.py), and `gpus` are
     readings of rank 0's node at progress lines (gpu_readings.py). A number that is not finite is null.
     `experts` has an entry for each layer with experts, and None without; in steps that make a progress line there is
@@ -308,8 +308,8 @@ _WHY_SKIPPED = {"overflow": "gradients overflowed", "not finite": "not finite", 
 
 
 def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
-    """What only some jobs have: losses of further tokens, the loss scale, whether the step was skipped, what compression
-    saved, what crossed between nodes, how experts were used."""
+    """What only some jobs have: losses of further tokens, the loss scale, whether the step was skipped, what
+    compression saved, what crossed between nodes, how experts were used."""
     parts = []
     if result.mtp_losses:
         parts.append("further " + " ".join(f"{loss:.3f}" for loss in result.mtp_losses))
