@@ -64,8 +64,8 @@ class ModelSpec(Spec):
     )
     told_parameters_b: Annotated[float, Field(ge=0, le=largest.PARAMETERS / 1e9)] = Field(
         0.0,
-        description="Parameters that the model is said to have, in 1e9; predictions note where the other fields do not "
-        "make so many. 0 means that nothing is said.",
+        description="Parameters that the model is said to have, in 1e9, without those of further tokens; predictions "
+        "note where the other fields do not make so many. 0 means that nothing is said.",
     )
 
     @property

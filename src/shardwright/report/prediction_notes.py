@@ -23,7 +23,7 @@ def job_notes(job: JobSpec) -> list[str]:
 
 def _parameter_notes(model: ModelSpec) -> list[str]:
     told = model.told_parameters_b * 1e9
-    places = model_parameters(model)
+    places = [place for place in model_parameters(model) if not place.name.startswith("mtp.")]
     layers = sum(p.num_elements for p in places if p.name.startswith("layers.") and p.init == "normal")
     rest = sum(p.num_elements for p in places) - layers
     if not told or abs(layers + rest - told) <= _ABOUT * told:

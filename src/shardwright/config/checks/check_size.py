@@ -40,11 +40,13 @@ def _parameter_faults(model: ModelSpec) -> list[str]:
     shape = shape_of(model)
     dense, sparse = (sum(m.num_elements for m in shape.matrices(kind)) for kind in ("dense", "experts"))
     num_sparse, table = shape.layers - shape.num_dense, shape.table_elements
-    found = num_sparse * sparse + shape.num_dense * dense + 2 * table
+    further = (dense if shape.is_dense(shape.layers) else sparse) + shape.further_matrix.num_elements
+    found = num_sparse * sparse + shape.num_dense * dense + shape.mtp * further + 2 * table
     if found <= largest.PARAMETERS:
         return []
     of_layers = [f"{shape.num_dense:,} layers x {dense:,}"] if shape.num_dense else []
     of_layers += [f"{num_sparse:,} layers with experts x {sparse:,}"] if num_sparse else []
+    of_layers += [f"{shape.mtp} further tokens x {further:,}"] if shape.mtp else []
     return [
         f"{' + '.join(of_layers)} + 2 tables x {table:,} = {found:.3g} parameters, and a model may have at most "
         f"{largest.PARAMETERS:.3g}; use fewer layers or experts, or a smaller model.hidden, heads, ffn or vocab"
@@ -61,11 +63,11 @@ def _token_faults(job: JobSpec) -> list[str]:
             f"{largest.TOKENS // model.sequence:,} such sequences, or shorter ones"
         )
     widest = max(model.hidden, model.ffn_size, model.heads * model.query_width, model.vocab)
-    kept = microbatch * model.sequence * widest * model.layers
+    kept = microbatch * model.sequence * widest * model.num_blocks
     if kept > largest.ACTIVATIONS:
         faults.append(
             f"plan.microbatch_size {microbatch:,} x model.sequence {model.sequence:,} x {widest:,} (the widest of "
-            f"hidden, ffn, all heads and vocab) x {model.layers:,} layers = {kept:.3g} elements of a microbatch, and "
-            f"it may have at most {largest.ACTIVATIONS:.3g}; use smaller microbatches or shorter sequences"
+            f"hidden, ffn, all heads and vocab) x {model.num_blocks:,} layers = {kept:.3g} elements of a microbatch, "
+            f"and it may have at most {largest.ACTIVATIONS:.3g}; use smaller microbatches or shorter sequences"
         )
     return faults
