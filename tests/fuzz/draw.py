@@ -70,7 +70,19 @@ def draw(seed: int, number: int) -> Fields:
         fields["precision"]["moments"] = "bf16"
         if rng.random() < 0.05:  # refused
             fields["optimizer"]["beta2"] = 0.999
+    _further(random.Random(f"further {seed}:{number}"), fields)
     return fields
+
+
+def _further(rng: random.Random, fields: Fields) -> None:
+    """What predicts further tokens, where there is room for them; now and then with what is refused beside it."""
+    model, plan = fields["model"], fields["plan"]
+    is_refused = plan["recompute"] == "budget" or (plan["schedule"].startswith("pipedream") and plan["pp"] > 1)
+    if rng.random() < (0.02 if is_refused else 0.3):
+        most = min(3, model["sequence"] - (rng.random() < 0.98))
+        if most > 0:
+            model["mtp_layers"] = min(most, rng.choice([1, 1, 1, 2, 3]))
+            model["mtp_weight"] = rng.choice([0.3, 1.0])
 
 
 def _fallback(rng: random.Random, plan: Fields) -> list[Fields]:
@@ -186,8 +198,6 @@ def _model(rng: random.Random, plan: Fields) -> Fields:
     }
     if rng.random() < 0.2:
         model["dropout"] = rng.choice([0.1, 0.5])
-    if rng.random() < 0.25:
-        model |= {"mtp_layers": rng.choice([1, 1, 1, 2, 3]), "mtp_weight": rng.choice([0.3, 1.0])}
     if model["positions"] == "rotary" and rng.random() < 0.2:
         model["rotary_base"] = rng.choice([10.0, 500.0])
         model["yarn"] = {"factor": 4.0, "trained_sequence": 8, "fast": 2.0, "slow": rng.choice([0.25, 1.0])}

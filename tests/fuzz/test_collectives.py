@@ -60,6 +60,8 @@ def test_every_strategy_is_compared() -> None:
         ({job.precision.float8 for job in found if job.plan.tp > 1}, ("none", *RECIPES)),
         ({job.precision.compute for job in found}, ("float32", "bf16", "fp16")),
         ({job.model.tied_embeddings for job in found if job.plan.pp > 1}, (False, True)),
+        ({job.model.mtp_layers > 0 for job in found if job.plan.pp > 1}, (False, True)),
+        ({job.model.mtp_layers > 0 for job in found if job.plan.zero == 3}, (False, True)),
         ({job.data.separate_documents for job in found if job.plan.dp > 1}, (False, True)),
         ({job.model.is_latent for job in found if job.plan.tp > 1}, (False, True)),
     ]
