@@ -9,7 +9,7 @@ import torch
 from shardwright.config.job import DataSpec
 from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
-from shardwright.parallel.context.document_mask import counts, document_numbers, without_marks
+from shardwright.parallel.context.document_mask import document_numbers, follows, without_marks
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens
 
 
@@ -75,7 +75,7 @@ def test_marks_tell_who_is_where_and_what_counts() -> None:
     assert without_marks(marked).tolist() == [[3, 4, 0, 5, 6], [0, 1, 2, 3, 4]]
     documents = document_numbers(marked)
     assert documents.tolist() == [[0, 0, 1, 1, 2], [1, 1, 1, 1, 1]]
-    assert counts(documents).tolist() == [[True, False, True, False], [True] * 4]
+    assert follows(documents, 1).tolist() == [[True, False, True, False], [True] * 4]
 
 
 def test_default_marks_nothing(tmp_path: Path) -> None:

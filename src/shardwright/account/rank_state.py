@@ -140,7 +140,7 @@ def _stage_state(
 def _added_before(
     job: JobSpec, regions: dict[str, list[ParameterShard]], further: tuple[str, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """Of losses of further tokens, which come before the main one: the head's gradient, and the table's."""
+    """What losses of further tokens, which come before the main one, add to: the head's gradient, and the table's."""
     if not further:
         return {}
     tables = [place.name for place in regions[further[0]] if place.is_tied]

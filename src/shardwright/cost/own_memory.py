@@ -107,8 +107,8 @@ def _plan_rows(job: JobSpec, kinds: tuple[LayerKind, ...]) -> list[Bytes]:
 
 
 def _further_rows(job: JobSpec) -> list[Bytes]:
-    """Of all modules of further tokens together what they keep besides their blocks and leave from I to W; and what the
-    first one's turn adds to that of its block."""
+    """What all modules of further tokens together keep besides their blocks and leave from I to W, and what the last
+    one's turn adds to that of its block."""
     modules = list(further_layers(job, KEEP_ALL, works=False)) if job.model.mtp_layers else []
     if not modules:
         return [0, 0, 0]

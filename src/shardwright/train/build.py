@@ -162,15 +162,7 @@ def build(
         )
         shards[stage].make_optimizers(make_optimizer or of_job)
         module.through = shards[stage].through
-    if tied.table is not None and tied.last is not None:
-        unit = next(s.unit_of(tied.table) for s in shards.values() if s.holds(tied.table))
-        tied.share_memory(unit)
-        for region in last_uses(job.model):
-            shards[program.num_stages - 1].also_uses(region, unit)
-    elif tied.last is not None:
-        last = shards[program.num_stages - 1]
-        for region in last_uses(job.model)[1:]:
-            last.also_uses(region, last.unit_of(tied.last))
+    _share_table(job, tied, shards, program.num_stages - 1)
     is_stashed = program.weights != "current"
     weight_stashes = {stage: WeightStash(held) for stage, held in shards.items()} if is_stashed else {}
     return Replica(
@@ -190,6 +182,22 @@ def build(
         float8=_use_float8(job, stages, mesh),
         pool=pool,
     )
+
+
+def _share_table(job: JobSpec, tied: TiedEmbedding, shards: dict[int, ShardedStage], last_stage: int) -> None:
+    """Let the regions of the last stage that use the table have it: its own copy, or the first stage's memory if that
+    is here."""
+    if tied.last is None:
+        return
+    last, (first_use, *others) = shards[last_stage], last_uses(job.model)
+    if tied.table is None:
+        unit = last.unit_of(tied.last)
+    else:
+        unit = next(held.unit_of(tied.table) for held in shards.values() if held.holds(tied.table))
+        tied.share_memory(unit)
+        last.also_uses(first_use, unit)
+    for region in others:
+        last.also_uses(region, unit)
 
 
 def _gradient_norm(
