@@ -98,7 +98,6 @@ PLAN_FAULTS: dict[str, dict[str, Any]] = {
         "plan": {"tp": 2}, "model": {"moe": {"experts": 8, "shared_experts": 1, "shared_ffn": 7}},
     },
     "routers of experts learn from whole steps": {"plan": {"pp": 2, "schedule": "pipedream-2bw"}},
-    'plan.recompute = "budget" weighs layers': {"plan": {"recompute": "budget", "memory_limit_gib": 1.0}},
 }  # fmt: skip
 
 

@@ -39,7 +39,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts over tp": (MIXTRAL, {"dp": 4, "tp": 2, "zero": 1, "ep": 4} | SEQUENCE),
     "whole experts": (MIXTRAL, {"dp": 4, "tp": 2, "zero": 1, "ep": 4, "expert_tp": 1} | SEQUENCE),
     "latents": (DEEPSEEK, {"dp": 8, "zero": 1, "ep": 8}),
+    "latents in fp8": (DEEPSEEK, {"dp": 8, "zero": 1, "ep": 8}),
+    "latents in fp8 by nodes": (DEEPSEEK, {"dp": 64, "zero": 1, "ep": 64, "dispatch": "node-aware"}),
+    "dense in fp8": (LLAMA, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
+    "waiting in fp8": (DEEPSEEK, {"dp": 8, "pp": 2, "zero": 1, "ep": 8, "schedule": "zb-h1"}),
 }
+FLOAT8 = {"float8": "blockwise", "float8_weight_gradients": True}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -49,6 +54,10 @@ def test_account_is_the_peak(name: str, tmp_path: Path) -> None:
     model, plan = CASES[name]
     overrides = {f"model.{key}": value for key, value in model.items()} | {f"plan.{k}": v for k, v in plan.items()}
     batch = plan.get("dp", 1) * 4 * plan.get("pp", 1)
+    if "fp8" in name:
+        overrides |= {f"precision.{field}": value for field, value in FLOAT8.items()}
+        overrides |= {"precision.float8_dispatch": model is DEEPSEEK, "cluster.devices_per_node": 8}
+        overrides["cluster.nodes"] = max(1, plan["dp"] * plan.get("pp", 1) // 8)
     overrides |= {"precision.compute": "bf16", "batch.global_batch_size": batch, "run.device": "cuda"}
     (tmp_path / "job.toml").write_text("")
     job = load_job(str(tmp_path / "job.toml"), [f"{key}={json.dumps(value)}" for key, value in overrides.items()])

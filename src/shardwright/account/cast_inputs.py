@@ -1,16 +1,15 @@
-"""Inputs of products that are kept in fp8, in place of 16 bits: where weight gradients are in fp8 and nobody else keeps
-them (parallel/tensor/cast_input.py).
+"""Operands of products in fp8, where weight gradients are: inputs that are kept so in place of 16 bits, if nobody else
+keeps them, and both operands from I to W where the backward is split (parallel/tensor/cast_input.py).
 
 Sizes are bytes on one rank.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from shardwright.account.kept_tensors import FLOAT32, Bytes, Share
+from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share
 from shardwright.config.job import JobSpec
 from shardwright.config.precision import FLOAT8_TILE
-
-IN_FLOAT8 = "{} in fp8"
+from shardwright.workload.layer_operators import LayerOperator
 
 
 def cast_inputs(
@@ -25,6 +24,24 @@ def cast_inputs(
         for tensor, width in widths.values()
     }
     return sizes, {part: (IN_FLOAT8.format(tensor),) for part, (tensor, _) in widths.items()}
+
+
+def waiting_operands(
+    job: JobSpec, share: Share, operators: Iterable[LayerOperator], num_groups: int = 1
+) -> dict[str, Bytes]:
+    """Sizes of the operands of weight gradients in fp8. What tp ranks gather for one comes in 16 bits."""
+    if not job.precision.float8_weight_gradients:
+        return {}
+    plan, found = job.plan, dict[str, Bytes]()
+    gathers = plan.sequence_parallel and plan.tp > 1
+    for product in (product for operator in operators for product in operator.products):
+        matrix = product.matrix
+        tp, groups = (plan.expert_tp_size, num_groups) if matrix.experts else (plan.tp, 1)
+        for tensor, width in ((product.takes, matrix.inner_on(tp)), (product.gives, matrix.columns_on(tp))):
+            size = _cast_bytes(job.precision.float8, share.tensors[tensor], width, groups)
+            is_gathered = gathers and tensor == product.takes and tensor.startswith("whole")
+            found[IN_FLOAT8.format(tensor)] = share[tensor] if is_gathered else size
+    return found
 
 
 def _cast_bytes(recipe: str, elements: Bytes, width: int, num_groups: int) -> Bytes:

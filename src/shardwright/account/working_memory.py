@@ -13,12 +13,16 @@ one rank.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwright.account.cast_inputs import IN_FLOAT8
-from shardwright.account.kept_tensors import FLOAT32, Bytes, Share, most
+from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share, most
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import Matrix
+from shardwright.config.units import MIB
 from shardwright.sharding.gradient_blocks import rows_at_once
 from shardwright.sharding.loss_chunks import loss_positions, num_loss_chunks
+
+# Bytes of an element that is cast again along tokens: widened, its transpose, and that in fp8 (float8_gradient.py).
+_WIDE = 5
+_BLOCK_BYTES = 32 * MIB
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,16 @@ class OperatorNeeds:
         sent, rows, inner = share["rows to send"], share["dispatched"], share["expert inner"]
         beside = self.stream + self.whole
         yield BackwardNeed(beside + 2 * rows + sent)
-        yield BackwardNeed(beside + rows + inner + self._weight(down, tp))
+        held = max(1, shape.mixture.num // self.job.plan.ep)
+        each = share.tensors.arrived // held, share.tensors.arrived
+        yield BackwardNeed(beside + rows + inner + self._weight(down, tp) + self._casts(down, tp, *each))
         free: tuple[str, ...] = ("expert inner",)
         # Beside its gradient the activation, then both times the weights: once in float32, once as it is.
         yield BackwardNeed(beside + 2 * inner + FLOAT32 * share.tensors["expert inner"], free)
         yield BackwardNeed(beside + 2 * inner + self._activation(inner), free)
         free = (*free, "expert up", "arrived weights")
-        yield BackwardNeed(beside + inner * shape.gates + rows + self._weight(up, tp), free)
+        casts = self._casts(up, tp, *each)
+        yield BackwardNeed(beside + inner * shape.gates + rows + self._weight(up, tp) + casts, free)
         free = (*free, "dispatched")
         yield BackwardNeed(beside + 2 * rows + sent + 2 * FLOAT32 * share.tensors.whole, free)
         yield BackwardNeed(self.stream + self._norm(), (*free, "mlp normal", "scores", "choices"))
@@ -127,13 +134,28 @@ class OperatorNeeds:
 
     def _summed(self, matrix: Matrix, taken: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
         """A product whose parts tp ranks sum: the gradients of the sum, of what it takes, and of the weight."""
-        return BackwardNeed(self.stream + self.whole + taken + self._weight(matrix, tp), free)
+        return BackwardNeed(self.stream + self.whole + taken + self._weight(matrix, tp) + self._casts(matrix, tp), free)
 
     def _gathered(self, matrix: Matrix, given: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
         """A product of what tp ranks gather: the gradients of what it gives, of what it takes, whole and a rank's share
         of it, and of the weight; and what it takes, gathered again."""
         shared = self.whole + self.stream if self.gathers else 0
-        return BackwardNeed(self.stream + given + self.whole + shared + self._weight(matrix, tp), free)
+        casts = self._casts(matrix, tp)
+        return BackwardNeed(self.stream + given + self.whole + shared + self._weight(matrix, tp) + casts, free)
+
+    def _casts(self, matrix: Matrix, tp: int, rows: Bytes = 0, all_rows: Bytes = 0) -> Bytes:
+        """What a product in fp8 needs in its backward: its operand dy in fp8; and for a weight gradient in fp8 first dy
+        and then x, widened to 16 bits and transposed, cast again, and a part of the product. Of experts it is one's
+        `rows`, and `all_rows` are cast at once."""
+        if self.job.precision.float8 == "none" or self.job.runs_on_cpu or matrix.cut is None:
+            return 0
+        rows = rows if matrix.experts else self.share.tensors.tokens
+        dy, x = rows * matrix.columns_on(tp), rows * matrix.inner_on(tp)
+        cast = (all_rows if matrix.experts else rows) * matrix.columns_on(tp)
+        if not self.job.precision.float8_weight_gradients:
+            return cast
+        block = min(FLOAT32 * matrix.columns_on(tp) * matrix.inner_on(tp), _BLOCK_BYTES)
+        return cast + most(_WIDE * dy, dy + _WIDE * x, dy + x + block)
 
     def _weight(self, matrix: Matrix, tp: int) -> Bytes:
         return self._product(matrix.columns_on(tp), matrix.inner_on(tp))

@@ -35,6 +35,8 @@ from shardwright.precision.float8 import E4M3, Quantised, quantise
 from shardwright.precision.float8_product import dequantise
 from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
 
+_SUM_ELEMENTS = 1 << 24  # that are in float32 at a time, 64 MiB
+
 # What the experts of this rank make of the rows that came, [N, H] to [N, H], each times its weight, [N, 1] in float32.
 # The last argument says how many rows each of them has, [e], int64 in host memory; the rows are sorted by expert.
 Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -144,9 +146,13 @@ def through_experts(
     if ep.by_node is not None:
         return _through_nodes(x_TH, routing, compute, num_experts, nodes=ep.by_node, in_float8=in_float8)
     planned = plan_dispatch(routing.experts_TK, num_experts, ep, routing.expected)
-    x_NH = _Dispatch.apply(x_TH, planned, ep, in_float8)
-    weight_N1 = _DispatchWeights.apply(routing.weights_TK, planned, ep)
-    return _Combine.apply(compute(x_NH, weight_N1, planned.counts_e), planned, ep, in_float8)
+    # No name is given to the rows: what experts let go of them is then free.
+    y_NH = compute(
+        _Dispatch.apply(x_TH, planned, ep, in_float8),
+        _DispatchWeights.apply(routing.weights_TK, planned, ep),
+        planned.counts_e,
+    )
+    return _Combine.apply(y_NH, planned, ep, in_float8)
 
 
 def _through_nodes(
@@ -164,12 +170,12 @@ def _through_nodes(
     expert_RK = routing.experts_TK.index_select(0, token_R)
     is_there_RK = node_TK.index_select(0, token_R) == node_R[:, None]
     local_RK = torch.where(is_there_RK, expert_RK - node_R[:, None] * num_local, -1)
-    x_MH = _Dispatch.apply(x_TH, planned, nodes.between, in_float8)
+    x_MH = [_Dispatch.apply(x_TH, planned, nodes.between, in_float8)]
     # All weights travel: those of choices elsewhere are not used there, and their gradient from there is 0.
     weights_MK = _Dispatch.apply(routing.weights_TK, planned, nodes.between, False)
     local_MK = _dispatch(local_RK.int(), planned, nodes.between).long()
     arrived = Routing(local_MK, weights_MK, expected=rows_inside(local_MK.shape[0], num_choices, num_nodes))
-    y_MH = through_experts(x_MH, arrived, compute, num_local, ep=nodes.inside, in_float8=in_float8)
+    y_MH = through_experts(x_MH.pop(), arrived, compute, num_local, ep=nodes.inside, in_float8=in_float8)
     return _Combine.apply(y_MH, planned, nodes.between, in_float8)
 
 
@@ -211,13 +217,16 @@ def _combine(y_NH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
 
 
 def _sum_choices(y_RH: Tensor, row_TK: Tensor) -> Tensor:
-    """Each token's sum over its choices in their order, [T, H], added up in float32."""
-    total_TH: Tensor | None = None
-    for row_T in row_TK.unbind(1):
-        term_TH = y_RH.index_select(0, row_T).float()
-        total_TH = term_TH if total_TH is None else total_TH.add_(term_TH)
-    assert total_TH is not None, "a token chooses at least once"
-    return total_TH.to(y_RH.dtype)
+    """Each token's sum over its choices in their order, [T, H], added up in float32, some tokens at a time."""
+    sum_TH = y_RH.new_empty(row_TK.shape[0], y_RH.shape[1])
+    num_tokens = max(1, _SUM_ELEMENTS // y_RH.shape[1])
+    for some_TH, rows_TK in zip(sum_TH.split(num_tokens), row_TK.split(num_tokens), strict=True):
+        first_T, *others = rows_TK.unbind(1)
+        total_TH = y_RH.index_select(0, first_T).float()
+        for row_T in others:
+            total_TH += y_RH.index_select(0, row_T)
+        some_TH.copy_(total_TH)
+    return sum_TH
 
 
 class _Dispatch(torch.autograd.Function):
