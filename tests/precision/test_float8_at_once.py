@@ -1,4 +1,6 @@
-"""Casts to fp8 and back as the compiler of a device takes them: the same bits as in turn, for scales are powers of two."""
+"""Casts to fp8 and back as a device's compiler takes them: the same bits as in turn, for scales are powers of two."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -13,10 +15,7 @@ SHAPES = [(5, 37), (128, 256), (130, 129), (1, 1)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("granularity", ["row", "tile", "block"])
 def test_quantise_and_back(granularity: Granularity, dtype: torch.dtype) -> None:
-    there, back = (
-        compiled(float8._quantise_at_once, "aot_eager"),
-        compiled(float8_product._dequantise_at_once, "aot_eager"),
-    )
+    there, back = (compiled(w, "aot_eager") for w in (float8._quantise_at_once, float8_product._dequantise_at_once))
     for shape in SHAPES:
         for kind in (E4M3, E5M2):
             x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).mul_(3.0).to(dtype)
@@ -39,3 +38,14 @@ def test_cast_with_given_scales(granularity: Granularity) -> None:
     values = torch.empty_like(expected.values)
     compiled(float8._cast_at_once, "aot_eager")(x, scales, granularity, values)
     assert torch.equal(values.view(torch.uint8), expected.values.view(torch.uint8))
+
+
+@pytest.mark.parametrize("granularity", ["row", "tile", "block"])
+def test_casts_are_one_graph(granularity: Granularity) -> None:
+    matrix = quantise(torch.ones(128, 256), granularity, E4M3)
+    whole = partial(torch.compile, backend="aot_eager", fullgraph=True, dynamic=True)
+    whole(float8._quantise_at_once)(torch.ones(128, 256), granularity, matrix.values, matrix.scales)
+    whole(float8._cast_at_once)(torch.ones(128, 256), matrix.scales, granularity, matrix.values)
+    wide = torch.empty(128, 256)
+    whole(float8_product._dequantise_at_once)(matrix.values, matrix.scales, granularity, wide)
+    assert (wide == 1.0).all()
