@@ -190,6 +190,24 @@ def test_float8(recipe: str) -> None:
     assert weights and not OWN.float8_weight_gradients
 
 
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+def test_float8_weight_gradients(recipe: str) -> None:
+    """What the backward has more: of inputs and gradients casts along tokens, of weights a sum of two tensors. Blocks
+    take a little more than rows; one number stands for both."""
+    fields = (*LLAMA, f'precision.float8="{recipe}"')
+    wide, narrow = layer((*fields, "precision.float8_weight_gradients=true")), layer(fields)
+    casts = ("precision/float8.py", "precision/float8_product.py", "precision/float8_gradient.py")
+    of_casts, of_sums = (
+        moved(wide, True, *files) - moved(narrow, True, *files) for files in (casts, ("parallel/tensor/parameter.py",))
+    )
+    elements = STREAM * (1 + 1 + 1 + 2.5 + 2 + 1 + 5 + 1)
+    assert of_casts / elements == pytest.approx(OWN.float8_gradient, rel=0.07)
+    weights = 256 * (512 + 256 + 3 * 640)
+    assert of_sums == pytest.approx(12 * weights, rel=0.05)
+    more = sum(sign * n for sign, of in ((1, wide), (-1, narrow)) for k, n in of.items() if k.backward)
+    assert more == pytest.approx(OWN.float8_gradient_kernels, rel=0.05)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels_of_a_layer(name: str) -> None:
     """Within a tenth: biases, padding and what is counted by router are a kernel more or less."""
