@@ -57,7 +57,7 @@ class PrecisionSpec(Spec):
     )
 
     def with_float8(self, recipe: str) -> "PrecisionSpec":
-        """The same with another recipe of fp8; without one weight gradients are not in fp8 either."""
+        """A copy with another recipe of fp8; without one weight gradients are not in fp8 either."""
         return self.model_copy(
             update={
                 "float8": recipe,
