@@ -85,7 +85,7 @@ class Choices:
 
     @classmethod
     def of(cls, layer: Layer, again: Again) -> "Choices":
-        """Those of a layer."""
+        """What a layer can choose from."""
         every = options(layer, again)
         steps = tuple(ladder(every))
         known = {option.policy: (option.cost, LayerMemory.of(layer, option.policy)) for option in every}
