@@ -75,10 +75,19 @@ def test_every_field_of_a_plan_reaches_the_cost_model(name: str) -> None:
 
 
 def test_every_field_of_precision_reaches_the_cost_model() -> None:
-    others = {"compute": "fp16", "gradients": "compute", "reduce": "float32", "float8": "rowwise", "moments": "bf16"}
+    others = {
+        "compute": "fp16", "gradients": "compute", "reduce": "float32", "float8": "rowwise", "moments": "bf16",
+        "float8_weight_gradients": True, "float8_dispatch": True,
+    }  # fmt: skip
     assert set(others) == set(PrecisionSpec.model_fields) - NOT_PRICED
     base = {"compute": "bf16", "gradients": "compute"}
-    cuts = [cut_of(job(precision=base | {name: value})) for name, value in others.items() if name != "gradients"]
+    needs = {name: {"float8": "blockwise"} for name in others if name.startswith("float8_")}
+    models = {"float8_dispatch": {"model": {"name": "mixtral-8x7b"}}}
+    cuts = [
+        cut_of(job(precision=base | needs.get(name, {}) | {name: value}, **models.get(name, {})))
+        for name, value in others.items()
+        if name != "gradients"
+    ]
     cuts += [cut_of(job(precision=base)), cut_of(job(precision={"compute": "bf16"}))]
     assert len(set(cuts)) == len(cuts)
 
