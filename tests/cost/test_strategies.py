@@ -82,7 +82,7 @@ def test_every_field_of_precision_reaches_the_cost_model() -> None:
     assert set(others) == set(PrecisionSpec.model_fields) - NOT_PRICED
     base = {"compute": "bf16", "gradients": "compute"}
     needs = {name: {"float8": "blockwise"} for name in others if name.startswith("float8_")}
-    models = {"float8_dispatch": {"model": {"name": "mixtral-8x7b"}}}
+    models = {"float8_dispatch": {"model": {"moe": {"experts": 8}}}}
     cuts = [
         cut_of(job(precision=base | needs.get(name, {}) | {name: value}, **models.get(name, {})))
         for name, value in others.items()
