@@ -81,7 +81,8 @@ class OperatorNeeds:
         gathered = plan.cp * 2 * attended if plan.cp > 1 and plan.cp_method == "all-gather" else 0
         yield BackwardNeed(self.stream + attended + 2 * heads + blocks + gathered, behind)
         behind = (*behind, "attended", "attended before trade", "query", "key", "value", "log-sum-exp")
-        yield BackwardNeed(self.stream + 2 * heads + (exact if share.element < FLOAT32 else 0), behind)
+        turned = exact if self.job.runs_on_cpu and share.element < FLOAT32 else 0
+        yield BackwardNeed(self.stream + 2 * heads + turned, behind)
         yield self._gathered(matrices[0], heads, plan.tp, behind)
         yield BackwardNeed(self.stream + self._norm(), (*behind, "attention normal"))
 
@@ -108,9 +109,14 @@ class OperatorNeeds:
         each = share.tensors.arrived // held, share.tensors.arrived
         yield BackwardNeed(beside + rows + inner + self._weight(down, tp) + self._casts(down, tp, *each))
         free: tuple[str, ...] = ("expert inner",)
-        # Beside its gradient the activation, then both times the weights: once in float32, once as it is.
-        yield BackwardNeed(beside + 2 * inner + FLOAT32 * share.tensors["expert inner"], free)
-        yield BackwardNeed(beside + 2 * inner + self._activation(inner), free)
+        if self.job.runs_on_cpu:
+            # Beside its gradient and that of gate and up the activation, which is then its gradient times the weights:
+            # once in float32, once as it is.
+            given = inner * (1 + shape.gates)
+            yield BackwardNeed(beside + given + inner + FLOAT32 * share.tensors["expert inner"], free)
+            yield BackwardNeed(beside + given + 2 * inner, free)
+        else:
+            yield BackwardNeed(beside + self._activation(inner), free)
         free = (*free, "expert up", "arrived weights")
         casts = self._casts(up, tp, *each)
         yield BackwardNeed(beside + inner * shape.gates + rows + self._weight(up, tp) + casts, free)
@@ -169,8 +175,9 @@ class OperatorNeeds:
         return element * min(rows, rows_at_once(columns, element)) * columns
 
     def _activation(self, inner: Bytes) -> Bytes:
-        """The gradient of what it gives, those of up and gate, and two forms of the activation."""
-        return inner * (5 if self.share.tensors.shape.gated else 2)
+        """The gradient of what it gives, those of up and gate, and on a CPU two forms of the activation."""
+        is_gated = self.share.tensors.shape.gated
+        return inner * (2 + is_gated + 2 * (is_gated and self.job.runs_on_cpu))
 
     def _norm(self) -> Bytes:
         """The gradient that comes, and where RMSNorm is no kernel of its own four tensors in float32, to which it
