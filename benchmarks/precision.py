@@ -67,6 +67,12 @@ SETTINGS = {
         f"fp8, {recipe}": Setting({"compute": "bf16", "float8": recipe})
         for recipe in ("delayed", "tensorwise", "rowwise", "blockwise")
     },
+    **{
+        f"fp8, {recipe}, weight gradients too": Setting(
+            {"compute": "bf16", "float8": recipe, "float8_weight_gradients": True}
+        )
+        for recipe in ("delayed", "tensorwise", "rowwise", "blockwise")
+    },
 }
 
 

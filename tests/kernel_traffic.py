@@ -26,9 +26,10 @@ _NO_KERNEL = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_st
 _OVERWRITE = ("copy_", "fill_", "zero_")  # what was there is not read
 _LOOK_UP = ("embedding", "index_select", "gather", "index")  # read of a table what they give
 _SCATTER = ("index_add_", "scatter_add_", "index_copy_")  # touch of a table what they are given
-# Of ours (model/fused_operator.py): they read all but the last, and write that alone.
+# Of ours (precision/fused_operator.py): they read all but the last, and write that alone.
 _TO_LAST = (
-    "gate", "gate_backward", "weigh", "weigh_backward", "turn", "exponential_sums", "softmax_gradient"
+    "gate", "gate_backward", "weigh", "weigh_backward", "turn", "exponential_sums", "softmax_gradient", "quantise",
+    "cast", "dequantise",
 )  # fmt: skip
 _BACKWARD = ("_backward",)  # functions of the executor in which a backward runs
 

@@ -12,8 +12,9 @@ from ranks import run_on_mesh
 from shardwright.account.activation_peak import activation_bytes, bytes_at, job_stages, moments, peak
 from shardwright.account.activations import layer_of
 from shardwright.account.budget import meet_budget
-from shardwright.account.recompute_budget import choices, choose, ladder, options
+from shardwright.account.recompute_budget import choices, choose, ladder, layer_choices, options
 from shardwright.config.base import PlanError
+from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import layer_policies
@@ -107,6 +108,26 @@ def test_any_schedule(schedule: str) -> None:
     assert compare(run_on_mesh(job, record, meet_budget(job), 2), one).bitwise
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_layers_with_experts_and_without_climb_ladders_of_their_own(share: float) -> None:
+    def with_experts(limit: float) -> JobSpec:
+        return small_job("deepseek", pp=2, layers=6, batch=8, recompute="budget", memory_limit_gib=limit / GIB)
+
+    job = with_experts(limit := between(with_experts(GIB), share))
+    assert job_faults(job) == []
+    found = choices(job)
+    assert all(choice.peak_bytes <= int(limit) for choice in found)
+    policies = layer_policies(meet_budget(job).plan, 6)
+    for rank, choice in enumerate(found):
+        assert (
+            choice.peak_bytes
+            == peak(moments(job_program(job), rank), job_stages(job, job_program(job), rank, policies))[0]
+        )
+    assert len(set(policies)) > 1
+    one = by_one_rank(job, record, 2)
+    assert compare(run_on_mesh(job, record, meet_budget(job), 2), one).bitwise
+
+
 def cost_of(job: JobSpec, policies: tuple[Policy, ...]) -> float:
     by_policy = {option.policy: option.cost for option in options(layer_of(job), Again.of(job))}
     return sum(by_policy[policy] for policy in policies)
@@ -117,13 +138,13 @@ def cost_of(job: JobSpec, policies: tuple[Policy, ...]) -> float:
 def test_no_choice_is_cheaper_by_more_than_a_step(pp: int, share: float) -> None:
     """Against all combinations of policies: at most the dearest step of one layer above the best of them."""
     job = budget_job(pp=pp, layers=4 * pp)
-    layer, program = layer_of(job), job_program(job)
-    every = options(layer, Again.of(job))
+    program = job_program(job)
+    every = options(layer_of(job), Again.of(job))
     dearest_step = max(b.cost - a.cost for a, b in itertools.pairwise(ladder(every)))
     limit = int(between(job, share))
     stages = job_stages(job, program, 0, [KEEP_ALL] * 4 * pp)
     when = moments(program, 0)
-    chosen = choose(layer, stages, when, limit, Again.of(job))
+    chosen = choose({0: layer_choices(job)[: len(stages[0].layers)]}, stages, when, limit)
     assert chosen is not None
     ours = cost_of(job, tuple(held.policy for held in chosen[0].layers))
     best = float("inf")

@@ -97,8 +97,9 @@ PLAN_FAULTS: dict[str, dict[str, Any]] = {
     "does not divide the width 7 of the shared": {
         "plan": {"tp": 2}, "model": {"moe": {"experts": 8, "shared_experts": 1, "shared_ffn": 7}},
     },
+    "precision.float8_weight_gradients is for products in fp8": {"precision": {"float8_weight_gradients": True}},
+    "precision.float8_dispatch is for tokens": {"precision": {"float8_dispatch": True}, "model": {}},
     "routers of experts learn from whole steps": {"plan": {"pp": 2, "schedule": "pipedream-2bw"}},
-    'plan.recompute = "budget" weighs layers': {"plan": {"recompute": "budget", "memory_limit_gib": 1.0}},
 }  # fmt: skip
 
 

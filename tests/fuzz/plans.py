@@ -215,9 +215,11 @@ def judged(job: JobSpec, ranks: list[Trace], alone: JobSpec, wanted: list[Trace]
 
 
 def moved_otherwise(job: JobSpec, ranks: list[Trace]) -> list[str]:
-    """What ranks moved that was not foretold. Delayed scales know no past where gradients have overflowed."""
+    """What ranks moved that was not foretold. Delayed scales know no past where gradients have overflowed, and those of
+    experts that share their matrices where one had no rows yet."""
     skipped = [step.skipped for step in ranks[0].steps]
-    if all(skipped) or (job.precision.float8 == "delayed" and any(skipped)):
+    is_new = any(skipped) or (job.model.moe.experts and job.plan.expert_tp_size > 1)
+    if all(skipped) or (job.precision.float8 == "delayed" and is_new):
         return []
     program = job_program(job)
     if program.weights != "current":

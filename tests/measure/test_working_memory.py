@@ -44,20 +44,31 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "further sequence": (LLAMA | {"mtp_layers": 1}, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
     "further again": (LLAMA | {"mtp_layers": 1}, {"dp": 4, "pp": 2, "zero": 1, "recompute": "full"}),
     "further dualpipe": (LLAMA | {"mtp_layers": 1}, {"dp": 4, "pp": 2, "zero": 2, "schedule": "dualpipe"}),
+    "latents in fp8": (DEEPSEEK, {"dp": 8, "zero": 1, "ep": 8}),
+    "latents in fp8 by nodes": (DEEPSEEK, {"dp": 64, "zero": 1, "ep": 64, "dispatch": "node-aware"}),
+    "dense in fp8": (LLAMA, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
+    "waiting in fp8": (DEEPSEEK, {"dp": 8, "pp": 2, "zero": 1, "ep": 8, "schedule": "zb-h1"}),
 }
+FLOAT8 = {"float8": "blockwise", "float8_weight_gradients": True}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_account_is_the_peak(name: str, tmp_path: Path) -> None:
     """Kinds whose peaks are at other moments are added up, so the account may be more. So it is as on a GPU: over Gloo
-    the largest buffers are needed when few activations are left."""
+    the largest buffers are needed when few activations are left. Where backwards are split it may be a little less:
+    what waits for weight gradients is not free in a layer's turn, as the account has it."""
     model, plan = CASES[name]
     overrides = {f"model.{key}": value for key, value in model.items()} | {f"plan.{k}": v for k, v in plan.items()}
     batch = plan.get("dp", 1) * 4 * plan.get("pp", 1)
+    if "fp8" in name:
+        overrides |= {f"precision.{field}": value for field, value in FLOAT8.items()}
+        overrides |= {"precision.float8_dispatch": model is DEEPSEEK, "cluster.devices_per_node": 8}
+        overrides["cluster.nodes"] = max(1, plan["dp"] * plan.get("pp", 1) // 8)
     overrides |= {"precision.compute": "bf16", "batch.global_batch_size": batch, "run.device": "cuda"}
     (tmp_path / "job.toml").write_text("")
     job = load_job(str(tmp_path / "job.toml"), [f"{key}={json.dumps(value)}" for key, value in overrides.items()])
     for rank in {0, job.plan.world - 1}:
         run = dry_run(job, rank, "cuda")
         ratio = run.account.total_bytes / run.peak.total_bytes
-        assert 0.97 < ratio < 1.04, f"{ratio:.3f} rank {rank}: account {run.account}, at the peak {run.peak}"
+        least = 0.96 if "zb" in name else 0.97
+        assert least < ratio < 1.04, f"{ratio:.3f} rank {rank}: account {run.account}, at the peak {run.peak}"

@@ -129,5 +129,5 @@ def test_gradient_of_a_softmax_at_once(dtype: torch.dtype) -> None:
 
 def _traced(work: Callable[..., None]) -> Callable[..., None]:
     """As the compiler takes it apart, in one graph and for all shapes, but computed by torch's operators."""
-    compiled: Callable[..., None] = torch.compile(work, backend="aot_eager", fullgraph=True, dynamic=True)
-    return compiled
+    traced: Callable[..., None] = torch.compile(work, backend="aot_eager", fullgraph=True, dynamic=True)
+    return traced

@@ -17,7 +17,7 @@ from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.expert.dispatch import Routing, through_experts
+from shardwright.parallel.expert.dispatch import Routing, start_trip, through_experts
 from shardwright.precision.float8 import E4M3, quantise
 from shardwright.precision.float8_product import dequantise
 
@@ -58,7 +58,7 @@ def outcome(case: dict[str, torch.Tensor], ep: Axis, in_float8: bool = False) ->
         rows = x_NH.split(counts_e.tolist())
         return weight_N1 * torch.cat([torch.relu(part @ matrix) for part, matrix in zip(rows, mine, strict=True)])
 
-    out = through_experts(x, routing, compute, num_experts, ep, in_float8=in_float8)
+    out = through_experts(x, start_trip(routing, num_experts, ep), compute, in_float8=in_float8)
     out.backward(case["dout"].chunk(ep.size)[ep.index])
     parts = {"out": out.detach(), "dx": x.grad, "dweights": weights.grad, "dmatrices": mine.grad}
     return {name: part.clone() for name, part in parts.items()}

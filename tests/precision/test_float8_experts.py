@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from float8_reference import random
-from precision.test_float8_linear import on_two_ranks
+from rank_threads import on_two_ranks
 from shardwright.precision import float8_experts, scaled_mm
 from shardwright.precision.float8 import E4M3, Quantised, Ranges, quantise
 from shardwright.precision.float8_experts import Float8Experts

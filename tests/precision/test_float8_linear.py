@@ -1,7 +1,5 @@
 """fp8 layers: the error of each recipe, shards against the whole, and what a layer remembers from step to step."""
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from float8_reference import random, rounding_bound, scale_for, scales_by_element
+from rank_threads import on_two_ranks
 from shardwright.precision.amax_history import AmaxHistory
 from shardwright.precision.float8 import E4M3, E5M2, Quantised, transposed
 from shardwright.precision.float8_linear import (
@@ -111,32 +110,6 @@ def test_an_overflow_comes_out_of_the_products(name: RecipeName, step: int, bad:
 
 
 # --- tensor parallel ---
-
-
-def on_two_ranks(run: Callable[[int, ReduceMax], Any]) -> list[Any]:
-    """Run as two ranks, each a thread, that can take the largest over both."""
-    meeting = threading.Barrier(2, timeout=100)
-    given: list[Tensor | None] = [None, None]
-    results: list[Any] = [None, None]
-
-    def rank(index: int) -> None:
-        def reduce_max(amax: Tensor) -> Tensor:
-            given[index] = amax.clone()
-            meeting.wait()
-            assert given[0] is not None and given[1] is not None
-            largest = torch.maximum(given[0], given[1])
-            meeting.wait()
-            return amax.copy_(largest)
-
-        results[index] = run(index, reduce_max)
-
-    threads = [threading.Thread(target=rank, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert None not in results
-    return results
 
 
 @pytest.mark.parametrize("name", NAMES)

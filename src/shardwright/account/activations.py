@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.account.attention_activations import attention_of
-from shardwright.account.cast_inputs import cast_inputs
+from shardwright.account.cast_inputs import BOTH, cast_inputs, waiting_operands
 from shardwright.account.kept_tensors import (
     BOOL,
     INT32,
@@ -144,12 +144,11 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     sizes = share.sizes(operators) | {"biased up": share["up"]}
     sizes["mlp statistics"] = share.statistics(share.tensors.tokens_here)
     keeps = {"norm": ("middle", "mlp statistics")} | ({"activation": ("biased up",)} if job.model.bias else {})
-    up, down = share.tensors.shape.mlp_matrices
-    own_inputs = {"up": ("mlp normal", up.inner), "down": ("inner", down.inner_on(job.plan.tp))}
-    cast, in_place = cast_inputs(job, share, own_inputs)
-    sizes, needs = sizes | cast, OperatorNeeds(job, share)
+    cast, in_place = cast_inputs(job, share, operators, BOTH)
+    sizes, needs = sizes | waiting_operands(job, share, operators) | cast, OperatorNeeds(job, share)
+    chain = kept_chain(operators, keeps | in_place, waits_in_float8=job.precision.float8_weight_gradients)
     of_all = (*needs.of_mlp(), *needs.of_attention(tuple(sizes)))
-    return Layer(attention_sizes | sizes, attention, kept_chain(operators, keeps | in_place), needs=of_all)
+    return Layer(attention_sizes | sizes, attention, chain, needs=of_all)
 
 
 def documents_kept(job: JobSpec) -> dict[str, Bytes]:

@@ -4,7 +4,7 @@ Letters: S sequence, B microbatch size, T = S x B tokens, H hidden, N query head
 width of a head's query and key. Sizes are bytes on one rank.
 """
 
-from shardwright.account.cast_inputs import cast_inputs
+from shardwright.account.cast_inputs import FIRST, cast_inputs, waiting_operands
 from shardwright.account.kept_tensors import FLOAT32, Bytes, Chain, Share, kept_chain
 from shardwright.config.job import JobSpec
 from shardwright.workload.layer_operators import attention_operators
@@ -22,9 +22,9 @@ def attention_of(job: JobSpec) -> tuple[dict[str, Bytes], Chain]:
     sizes["log-sum-exp"] = FLOAT32 * share.tensors["log-sum-exp"]
     keeps = {"norm": ("input", "attention statistics"), "attention": (*kept, "log-sum-exp")}
     # Of latents and of what attention gives others keep the input of products too.
-    own_inputs = {} if job.model.is_latent else {"qkv": ("attention normal", job.model.hidden)}
-    cast, in_place = cast_inputs(job, share, own_inputs)
-    return sizes | cast, kept_chain(operators, keeps | in_place)
+    cast, in_place = cast_inputs(job, share, operators, () if job.model.is_latent else FIRST)
+    sizes = sizes | waiting_operands(job, share, operators) | cast
+    return sizes, kept_chain(operators, keeps | in_place, waits_in_float8=job.precision.float8_weight_gradients)
 
 
 def _grouped(job: JobSpec, share: Share) -> tuple[dict[str, Bytes], Kept]:

@@ -1,30 +1,58 @@
-"""Inputs of products that are kept in fp8, in place of 16 bits: where weight gradients are in fp8 and nobody else keeps
-them (parallel/tensor/cast_input.py).
+"""Operands of products in fp8, where weight gradients are: inputs that are kept so in place of 16 bits, if nobody else
+keeps them, and both operands from I to W where the backward is split (parallel/tensor/cast_input.py).
 
 Sizes are bytes on one rank.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
-from shardwright.account.kept_tensors import FLOAT32, Bytes, Share
+from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import Matrix
 from shardwright.config.precision import FLOAT8_TILE
+from shardwright.workload.layer_operators import LayerOperator
 
-IN_FLOAT8 = "{} in fp8"
+# Parts whose product has its input for itself: both of an MLP; its last; that into attention.
+BOTH, LAST, FIRST = ("up", "down"), ("down",), ("qkv",)
 
 
 def cast_inputs(
-    job: JobSpec, share: Share, widths: Mapping[str, tuple[str, int]], num_groups: int = 1
+    job: JobSpec, share: Share, operators: Iterable[LayerOperator], parts: tuple[str, ...], num_groups: int = 1
 ) -> tuple[dict[str, Bytes], dict[str, tuple[str, ...]]]:
-    """(sizes of the cast tensors, what parts keep in place of what they take). `widths` have by part the tensor that
-    its product takes, and how wide that is on a rank. Of `num_groups` of rows each has a tensor's scale."""
+    """(sizes of the cast tensors, what parts keep in place of what they take), for those `parts` of a chain whose
+    product has its input for itself. Of `num_groups` of rows each has a tensor's scale."""
+    sizes: dict[str, Bytes] = {}
+    keeps: dict[str, tuple[str, ...]] = {}
+    for operator in operators if job.precision.float8_weight_gradients else ():
+        for product in operator.products if operator.part in parts else ():
+            tensor, width = product.takes.removeprefix("whole "), product.matrix.inner_on(_cut(job, product.matrix))
+            name = IN_FLOAT8.format(tensor)
+            sizes[name] = _cast_bytes(job.precision.float8, share.tensors[tensor], width, num_groups)
+            keeps[operator.part] = (name,)
+    return sizes, keeps
+
+
+def _cut(job: JobSpec, matrix: Matrix) -> int:
+    """Ranks that share a matrix."""
+    return job.plan.expert_tp_size if matrix.experts else job.plan.tp
+
+
+def waiting_operands(
+    job: JobSpec, share: Share, operators: Iterable[LayerOperator], num_groups: int = 1
+) -> dict[str, Bytes]:
+    """Sizes of the operands of weight gradients in fp8. What tp ranks gather for one comes in 16 bits."""
     if not job.precision.float8_weight_gradients:
-        return {}, {}
-    sizes = {
-        IN_FLOAT8.format(tensor): _cast_bytes(job.precision.float8, share.tensors[tensor], width, num_groups)
-        for tensor, width in widths.values()
-    }
-    return sizes, {part: (IN_FLOAT8.format(tensor),) for part, (tensor, _) in widths.items()}
+        return {}
+    plan, found = job.plan, dict[str, Bytes]()
+    gathers = plan.sequence_parallel and plan.tp > 1
+    for product in (product for operator in operators for product in operator.products):
+        matrix = product.matrix
+        tp, groups = _cut(job, matrix), num_groups if matrix.experts else 1
+        for tensor, width in ((product.takes, matrix.inner_on(tp)), (product.gives, matrix.columns_on(tp))):
+            size = _cast_bytes(job.precision.float8, share.tensors[tensor], width, groups)
+            is_gathered = gathers and tensor == product.takes and tensor.startswith("whole")
+            found[IN_FLOAT8.format(tensor)] = share[tensor] if is_gathered else size
+    return found
 
 
 def _cast_bytes(recipe: str, elements: Bytes, width: int, num_groups: int) -> Bytes:

@@ -14,6 +14,7 @@ from shardwright.workload.layer_operators import LayerOperator, by_part
 from shardwright.workload.tensor_sizes import TensorSizes
 
 FLOAT32, INT32, INT64, BOOL = 4, 4, 8, 1
+IN_FLOAT8 = "{} in fp8"  # what a tensor is called that was cast
 
 Bytes = Any  # a whole number, or an array of them
 
@@ -48,12 +49,19 @@ def kept_chain(
     operators: Iterable[LayerOperator],
     keeps: Mapping[str, tuple[str, ...]],
     beside: Mapping[str, tuple[str, ...]] | None = None,
+    waits_in_float8: bool = False,
 ) -> Chain:
     """The parts of a chain of operators. Each keeps what it takes, if `keeps` does not name other tensors, and what it
-    takes `beside` that; weight gradients are made from what products take, and from the gradients of what they give."""
+    takes `beside` that; weight gradients are made from what products take, and from the gradients of what they give, in
+    fp8 where that is said and the product itself is."""
     chain = []
     for part, some in by_part(operators):
-        waits = dict.fromkeys(name for o in some for product in o.products for name in (product.takes, product.gives))
+        waits = {
+            IN_FLOAT8.format(name) if waits_in_float8 and product.matrix.cut is not None else name: None
+            for o in some
+            for product in o.products
+            for name in (product.takes, product.gives)
+        }
         also = (beside or {}).get(part, ())
         kept = (*keeps.get(part, (some[0].takes,)), *also)
         chain.append(KeptTensors(part, some[0].takes, kept, some[-1].gives, tuple(waits), beside=also))

@@ -9,7 +9,7 @@ the rank, N rows that arrive, H hidden, F inner width of an expert on this rank.
 
 from dataclasses import dataclass
 
-from shardwright.account.cast_inputs import cast_inputs
+from shardwright.account.cast_inputs import BOTH, LAST, cast_inputs, waiting_operands
 from shardwright.account.kept_tensors import FLOAT32, INT64, Bytes, Chain, Share, kept_chain
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
@@ -70,16 +70,14 @@ def experts_of(job: JobSpec, rows: Rows | None = None) -> tuple[dict[str, Bytes]
     }
     biased = {"activation": ("biased shared up",)} if job.model.bias else {}
     weighed = {"activation": ("arrived weights",)}  # model/weighed_activation.py
-    up, down = share.tensors.shape.routed_matrices
-    own_inputs = {"up": ("dispatched", up.inner), "down": ("expert inner", down.inner_on(plan.expert_tp_size))}
-    cast, in_place = cast_inputs(job, share, own_inputs, num_groups=moe.experts // plan.ep)
-    sizes |= cast
-    chain = kept_chain(routed, keeps | in_place, weighed)
+    groups, in_float8 = moe.experts // plan.ep, job.precision.float8_weight_gradients
+    cast, in_place = cast_inputs(job, share, routed, BOTH, num_groups=groups)
+    sizes |= waiting_operands(job, share, (*routed, *shared), num_groups=groups) | cast
+    chain = kept_chain(routed, keeps | in_place, weighed, waits_in_float8=in_float8)
     if not shared:
         return sizes, chain, ()
-    own_inputs = {"down": ("shared inner", share.tensors.shape.shared_matrices[1].inner_on(plan.tp))}
-    cast, in_place = cast_inputs(job, share, own_inputs)
-    return sizes | cast, chain, kept_chain(shared, keeps | biased | in_place)
+    cast, in_place = cast_inputs(job, share, shared, LAST)  # the router keeps the input of the first product
+    return sizes | cast, chain, kept_chain(shared, keeps | biased | in_place, waits_in_float8=in_float8)
 
 
 def _router_sizes(moe: MoeSpec, share: Share, batch: Bytes, choices: int) -> dict[str, Bytes]:

@@ -11,7 +11,7 @@ Within a stage the first layers climb first: their turn in the backward comes la
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
@@ -74,32 +74,54 @@ def _rate(lower: Option, upper: Option) -> float:
     return (upper.cost - lower.cost) / (lower.kept_bytes - upper.kept_bytes)
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What layers of one kind, with experts or without, can choose from: the steps of their ladder with what a
+    microbatch holds on each, and all policies that no other beats with their costs."""
+
+    again: Again
+    steps: tuple[Option, ...]
+    rungs: tuple[LayerMemory, ...]
+    known: Mapping[Policy, tuple[float, LayerMemory]]
+
+    @classmethod
+    def of(cls, layer: Layer, again: Again) -> "Choices":
+        """What a layer can choose from."""
+        every = options(layer, again)
+        steps = tuple(ladder(every))
+        known = {option.policy: (option.cost, LayerMemory.of(layer, option.policy)) for option in every}
+        return cls(again, steps, tuple(known[option.policy][1] for option in steps), known)
+
+
+StageChoices = Mapping[int, Sequence[Choices]]  # of the layers of each stage
+
+
 def choose(
-    layer: Layer, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int, again: Again
+    of: StageChoices, stages: Mapping[int, StageMemory], when: frozenset[Moment], limit_bytes: int
 ) -> dict[int, StageMemory] | None:
     """The stages of a rank, with policies that fit; None if none do. The policies that `stages` have do not matter."""
-    all_options = options(layer, again)
-    steps = ladder(all_options)
-    rungs = [LayerMemory.of(layer, option.policy) for option in steps]
     levels = {stage: [0] * len(memory.layers) for stage, memory in stages.items()}
-    current = {stage: replace(memory, layers=(rungs[0],) * len(memory.layers)) for stage, memory in stages.items()}
+    current = {
+        stage: replace(memory, layers=tuple(choices.rungs[0] for choices in of[stage]))
+        for stage, memory in stages.items()
+    }
     most, moment = peak(when, current)
     while most > limit_bytes:
         candidates = []
         for stage, count in moment.microbatches.items():
-            lowest = min(levels[stage], default=len(steps))
-            if lowest + 1 < len(steps):
+            candidates += [
                 # A step frees more where more microbatches hold what it frees.
-                rate = _rate(steps[lowest], steps[lowest + 1]) / count
-                candidates.append((rate, stage, levels[stage].index(lowest)))
+                (_rate(choices.steps[level], choices.steps[level + 1]) / count, stage, index)
+                for index, (choices, level) in enumerate(zip(of[stage], levels[stage], strict=True))
+                if level + 1 < len(choices.steps)
+            ]
         if not candidates:
             return None
         _, stage, index = min(candidates)
         levels[stage][index] += 1
-        current[stage] = _with(current[stage], index, rungs[levels[stage][index]])
+        current[stage] = _with(current[stage], index, of[stage][index].rungs[levels[stage][index]])
         most, moment = peak(when, current)
-    known = {option.policy: (option.cost, LayerMemory.of(layer, option.policy)) for option in all_options}
-    return _give_back(current, known, when, limit_bytes)
+    return _give_back(current, of, when, limit_bytes)
 
 
 def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
@@ -107,17 +129,17 @@ def _with(memory: StageMemory, index: int, layer: LayerMemory) -> StageMemory:
 
 
 def _give_back(
-    current: dict[int, StageMemory],
-    known: Mapping[Policy, tuple[float, LayerMemory]],
-    when: frozenset[Moment],
-    limit_bytes: int,
+    current: dict[int, StageMemory], of: StageChoices, when: frozenset[Moment], limit_bytes: int
 ) -> dict[int, StageMemory]:
     """Let single layers take cheaper policies where there is room, the largest saving first."""
     while True:
         savings = []
         for stage, memory in current.items():
-            # Layers with the same policy differ in their turn alone: the last of them is tried.
-            for policy, index in {layer.policy: index for index, layer in enumerate(memory.layers)}.items():
+            # Layers of a kind with the same policy differ in their turn alone: the last of them is tried.
+            kinds = zip(of[stage], memory.layers, strict=True)
+            last = {(id(choices), layer.policy): index for index, (choices, layer) in enumerate(kinds)}
+            for (_, policy), index in last.items():
+                known = of[stage][index].known
                 savings += [
                     (known[policy][0] - cost, stage, index, layer)
                     for cost, layer in known.values()
@@ -135,13 +157,14 @@ def _give_back(
 def choices(job: JobSpec) -> list[RecomputeChoice]:
     """What each pipeline rank recomputes under plan.recompute = "budget". PlanError if a rank can't fit the limit."""
     plan, layers, program = job.plan, job.model.layers, job_program(job)
-    layer, again, counts = layer_of(job), Again.of(job), plan.stage_layers(layers)
+    counts, kinds = plan.stage_layers(layers), layer_choices(job)
     limit_bytes = int(plan.memory_limit_gib * GIB)
     found, faults = [], []
     for rank in range(plan.pp):
         least = job_stages(job, program, rank, [WHOLE_LAYER] * layers)
         when = moments(program, rank)
-        chosen = choose(layer, least, when, limit_bytes, again)
+        of = {stage: kinds[sum(counts[:stage]) : sum(counts[: stage + 1])] for stage in least}
+        chosen = choose(of, least, when, limit_bytes)
         if chosen is None:
             faults.append(_too_little(job, rank, least, when))
             continue
@@ -150,11 +173,19 @@ def choices(job: JobSpec) -> list[RecomputeChoice]:
             for stage, memory in chosen.items()
             for i, held in enumerate(memory.layers)
         }
-        flops = sum(again.flops(policy) for policy in policies.values())
+        flops = sum(kinds[index].again.flops(policy) for index, policy in policies.items())
         found.append(RecomputeChoice(policies, peak(when, chosen)[0], flops))
     if faults:
         raise PlanError(f"memory budget of {job.name}", faults)
     return found
+
+
+def layer_choices(job: JobSpec) -> list[Choices]:
+    """What each layer of the model can choose from: one object for all layers of a kind."""
+    moe = job.model.moe
+    first = {moe.has_experts(number): number for number in reversed(range(job.model.layers))}
+    kinds = {kind: Choices.of(layer_of(job, number), Again.of(job, number)) for kind, number in first.items()}
+    return [kinds[moe.has_experts(number)] for number in range(job.model.layers)]
 
 
 def chosen_layers(job: JobSpec) -> list[list[str]]:
@@ -162,11 +193,11 @@ def chosen_layers(job: JobSpec) -> list[list[str]]:
 
     Where a schedule holds a stage on two ranks, its layers do what the rank that keeps less of them needs.
     """
-    layer = layer_of(job)
+    kept = [{policy: memory.kept_bytes for policy, (_, memory) in of.known.items()} for of in layer_choices(job)]
     merged: dict[int, Policy] = {}
     for choice in choices(job):
         for index, policy in choice.policies.items():
-            merged[index] = min(policy, merged.get(index, policy), key=layer.kept_bytes)
+            merged[index] = min(policy, merged.get(index, policy), key=kept[index].__getitem__)
     return [sorted(merged[index]) for index in sorted(merged)]
 
 

@@ -13,12 +13,16 @@ one rank.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwright.account.cast_inputs import IN_FLOAT8
-from shardwright.account.kept_tensors import FLOAT32, Bytes, Share, most
+from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share, most
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import Matrix
+from shardwright.config.units import MIB
 from shardwright.sharding.gradient_blocks import rows_at_once
 from shardwright.sharding.loss_chunks import loss_positions, num_loss_chunks
+
+# Bytes of an element that is cast again along tokens: widened, its transpose, and that in fp8 (float8_gradient.py).
+_WIDE = 5
+_BLOCK_BYTES = 32 * MIB
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class OperatorNeeds:
         gathered = plan.cp * 2 * attended if plan.cp > 1 and plan.cp_method == "all-gather" else 0
         yield BackwardNeed(self.stream + attended + 2 * heads + blocks + gathered, behind)
         behind = (*behind, "attended", "attended before trade", "query", "key", "value", "log-sum-exp")
-        yield BackwardNeed(self.stream + 2 * heads + (exact if share.element < FLOAT32 else 0), behind)
+        turned = exact if self.job.runs_on_cpu and share.element < FLOAT32 else 0
+        yield BackwardNeed(self.stream + 2 * heads + turned, behind)
         yield self._gathered(matrices[0], heads, plan.tp, behind)
         yield BackwardNeed(self.stream + self._norm(), (*behind, "attention normal"))
 
@@ -100,13 +105,21 @@ class OperatorNeeds:
         sent, rows, inner = share["rows to send"], share["dispatched"], share["expert inner"]
         beside = self.stream + self.whole
         yield BackwardNeed(beside + 2 * rows + sent)
-        yield BackwardNeed(beside + rows + inner + self._weight(down, tp))
+        held = max(1, shape.mixture.num // self.job.plan.ep)
+        each = share.tensors.arrived // held, share.tensors.arrived
+        yield BackwardNeed(beside + rows + inner + self._weight(down, tp) + self._casts(down, tp, *each))
         free: tuple[str, ...] = ("expert inner",)
-        # Beside its gradient the activation, then both times the weights: once in float32, once as it is.
-        yield BackwardNeed(beside + 2 * inner + FLOAT32 * share.tensors["expert inner"], free)
-        yield BackwardNeed(beside + 2 * inner + self._activation(inner), free)
+        if self.job.runs_on_cpu:
+            # Beside its gradient and that of gate and up the activation, which is then its gradient times the weights:
+            # once in float32, once as it is.
+            given = inner * (1 + shape.gates)
+            yield BackwardNeed(beside + given + inner + FLOAT32 * share.tensors["expert inner"], free)
+            yield BackwardNeed(beside + given + 2 * inner, free)
+        else:
+            yield BackwardNeed(beside + self._activation(inner), free)
         free = (*free, "expert up", "arrived weights")
-        yield BackwardNeed(beside + inner * shape.gates + rows + self._weight(up, tp), free)
+        casts = self._casts(up, tp, *each)
+        yield BackwardNeed(beside + inner * shape.gates + rows + self._weight(up, tp) + casts, free)
         free = (*free, "dispatched")
         yield BackwardNeed(beside + 2 * rows + sent + 2 * FLOAT32 * share.tensors.whole, free)
         yield BackwardNeed(self.stream + self._norm(), (*free, "mlp normal", "scores", "choices"))
@@ -134,13 +147,28 @@ class OperatorNeeds:
 
     def _summed(self, matrix: Matrix, taken: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
         """A product whose parts tp ranks sum: the gradients of the sum, of what it takes, and of the weight."""
-        return BackwardNeed(self.stream + self.whole + taken + self._weight(matrix, tp), free)
+        return BackwardNeed(self.stream + self.whole + taken + self._weight(matrix, tp) + self._casts(matrix, tp), free)
 
     def _gathered(self, matrix: Matrix, given: Bytes, tp: int, free: tuple[str, ...]) -> BackwardNeed:
         """A product of what tp ranks gather: the gradients of what it gives, of what it takes, whole and a rank's share
         of it, and of the weight; and what it takes, gathered again."""
         shared = self.whole + self.stream if self.gathers else 0
-        return BackwardNeed(self.stream + given + self.whole + shared + self._weight(matrix, tp), free)
+        casts = self._casts(matrix, tp)
+        return BackwardNeed(self.stream + given + self.whole + shared + self._weight(matrix, tp) + casts, free)
+
+    def _casts(self, matrix: Matrix, tp: int, rows: Bytes = 0, all_rows: Bytes = 0) -> Bytes:
+        """What a product in fp8 needs in its backward: its operand dy in fp8; and for a weight gradient in fp8 first dy
+        and then x, widened to 16 bits and transposed, cast again, and a part of the product. Of experts it is one's
+        `rows`, and `all_rows` are cast at once."""
+        if self.job.precision.float8 == "none" or self.job.runs_on_cpu or matrix.cut is None:
+            return 0
+        rows = rows if matrix.experts else self.share.tensors.tokens
+        dy, x = rows * matrix.columns_on(tp), rows * matrix.inner_on(tp)
+        cast = (all_rows if matrix.experts else rows) * matrix.columns_on(tp)
+        if not self.job.precision.float8_weight_gradients:
+            return cast
+        block = min(FLOAT32 * matrix.columns_on(tp) * matrix.inner_on(tp), _BLOCK_BYTES)
+        return cast + most(_WIDE * dy, dy + _WIDE * x, dy + x + block)
 
     def _weight(self, matrix: Matrix, tp: int) -> Bytes:
         return self._product(matrix.columns_on(tp), matrix.inner_on(tp))
@@ -154,8 +182,9 @@ class OperatorNeeds:
         return element * min(rows, rows_at_once(columns, element)) * columns
 
     def _activation(self, inner: Bytes) -> Bytes:
-        """The gradient of what it gives, those of up and gate, and two forms of the activation."""
-        return inner * (5 if self.share.tensors.shape.gated else 2)
+        """The gradient of what it gives, those of up and gate, and on a CPU two forms of the activation."""
+        is_gated = self.share.tensors.shape.gated
+        return inner * (2 + is_gated + 2 * (is_gated and self.job.runs_on_cpu))
 
     def _norm(self) -> Bytes:
         """The gradient that comes, and where RMSNorm is no kernel of its own four tensors in float32, to which it

@@ -56,6 +56,15 @@ class PrecisionSpec(Spec):
         16, description="delayed: steps whose largest values the scales are taken from."
     )
 
+    def with_float8(self, recipe: str) -> "PrecisionSpec":
+        """A copy with another recipe of fp8; without one weight gradients are not in fp8 either."""
+        return self.model_copy(
+            update={
+                "float8": recipe,
+                "float8_weight_gradients": self.float8_weight_gradients and recipe != "none",
+            }
+        )
+
     @property
     def product_number(self) -> str:
         """Number type of the products of linear layers, over whose peak rate MFU is taken: fp8 or that of compute."""

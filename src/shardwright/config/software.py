@@ -99,6 +99,7 @@ class SoftwareSpec(Spec):
         description="Casts along tokens for weight gradients in fp8, where they are kernels of their own, by element "
         "of a product's input and of the gradient of what it gives.",
     )
+    float8_gradient_kernels: Number = Field(0.0, description="Kernels more in the backward for these casts.")
     kernels: Bytes = Field((25.0, 45.0), description="Kernels that one layer launches.")
     layer_norm_kernels: Bytes | None = Field(
         None, description="The same with LayerNorms, biases and no gate, if it is not as many."

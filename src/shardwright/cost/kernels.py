@@ -19,6 +19,7 @@ from shardwright.workload.operators import Operator, Scores
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.78), (64, 64, 0.6))
 _LINE = 64  # elements of 2 bytes in a cache line of 128
 _UNVECTORED = 0.25  # share of the rate without such loads
+_ADDED_APART = 3 * 4  # bytes of an element that is added to a sum: both are read and one is written, in float32
 _VECTOR = 8  # elements of 2 bytes that tensor cores load at once
 
 
@@ -119,6 +120,8 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
             if software.float8_weight_gradients:
                 elements = p.batch * p.rows * (p.inner + p.columns)
                 weight_grad = weight_grad + software.float8_gradient * elements / rates.memory
+                if software.float8_gradient:  # its product is a tensor of its own, which is then added
+                    weight_grad = weight_grad + _ADDED_APART * p.batch * p.inner * p.columns / rates.memory
     if operator.scores:
         forward = forward + scores_s(rates, operator.scores, False)
         input_grad = input_grad + scores_s(rates, operator.scores, True)

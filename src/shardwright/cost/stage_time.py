@@ -279,6 +279,7 @@ class Costing:
             (visits, w.ring_kernels),
             (shape.head_norms, w.head_norm_kernels),
             (shape.latent is not None, w.latent_kernels),
+            (self.is_narrow and w.float8_weight_gradients, (0.0, w.float8_gradient_kernels)),
         )
         return _total((1, plain), (self.is_narrow, w.float8_kernels), *more)
 

@@ -55,7 +55,13 @@ def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
         yield f"compress {plan.compress}", does, "plan", {"compress": "none"}
     if job.precision.float8 != "none":
         does = "products of linear layers in fp8, with casts of weights kept"
-        yield f"fp8 {job.precision.float8}", does, "precision", {"float8": "none"}
+        yield f"fp8 {job.precision.float8}", does, "precision", {"float8": "none", "float8_weight_gradients": False}
+    if job.precision.float8_weight_gradients:
+        does = "weight gradients in fp8 too, and inputs of products kept so"
+        yield "fp8 weight gradients", does, "precision", {"float8_weight_gradients": False}
+    if job.precision.float8_dispatch:
+        does = "tokens travel to experts in fp8, and in the backward gradients"
+        yield "fp8 dispatch", does, "precision", {"float8_dispatch": False}
     if job.precision.moments != "float32":
         does = "AdamW's two moments rounded after each step, which halves them; weights and arithmetic stay in float32"
         yield f"{job.precision.moments} moments", does, "precision", {"moments": "float32"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.model.fused_operator import fused_operator
+from shardwright.precision.fused_operator import fused_operator
 
 ActivationName = Literal["silu", "gelu", "gelu-tanh"]
 

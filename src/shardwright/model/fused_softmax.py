@@ -11,7 +11,7 @@ bits.
 import torch
 from torch import Tensor
 
-from shardwright.model.fused_operator import fused_operator
+from shardwright.precision.fused_operator import fused_operator
 
 
 def exponential_sums(logits_TV: Tensor, largest_T: Tensor, sums_T: Tensor) -> None:

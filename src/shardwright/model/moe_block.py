@@ -26,7 +26,7 @@ from shardwright.model.router import Router
 from shardwright.model.weighed_activation import weighed_activation
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.regions import copy_to, gather_from, reduce_from, scatter_to
-from shardwright.parallel.expert.dispatch import Routing, through_experts
+from shardwright.parallel.expert.dispatch import Routing, Trip, start_trip, through_experts
 from shardwright.parallel.expert.grouped_linear import grouped_linear
 from shardwright.parallel.recompute.region import Chain
 from shardwright.parallel.tensor.linear import LayerSharding
@@ -80,29 +80,37 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
         """[s, B, H] to [s, B, H]. Of `policy` the experts' operators count, "up" and "activation"."""
-        y_sBH = self._routed(x_sBH, self.router(x_sBH, run), policy)
+        x_TH, trip = self._enter(x_sBH, self.router(x_sBH, run))
+        # While counts are on their way to the host.
+        shared_sBH = self._shared(x_sBH, policy)
+        y_sBH = self._routed(x_TH, trip, policy).view_as(x_sBH)
+        return y_sBH if shared_sBH is None else y_sBH + shared_sBH
+
+    def _shared(self, x_sBH: Tensor, policy: Policy) -> Tensor | None:
+        """What shared experts make of every token, [s, B, H]."""
         if self.shared is None:
-            return y_sBH
+            return None
         shared_sBH = self.shared.after(Chain(x_sBH, policy))
         if self.shared_gate is not None:
             gate_T1 = exact_product(
                 x_sBH.flatten(0, 1), self.shared_gate, self.cut.deferred, self.cut.tp.kind
             ).sigmoid()
             shared_sBH = shared_sBH * gate_T1.to(x_sBH.dtype).view(*x_sBH.shape[:2], 1)
-        return y_sBH + shared_sBH
+        return shared_sBH
 
-    def _routed(self, x_sBH: Tensor, routing: Routing, policy: Policy) -> Tensor:
-        s, B, _ = x_sBH.shape
+    def _enter(self, x_sBH: Tensor, routing: Routing) -> tuple[Tensor, Trip]:
+        """The tokens that this rank sends to experts, [T, H], and the begin of their trip."""
         x_TH, parts = x_sBH.flatten(0, 1), self.cut.expert_tp
-        gathers = self.cut.shards_sequence and parts.size > 1
         if parts.size > 1:
+            gathers = self.cut.shards_sequence
             enter = gather_from if gathers else copy_to
             x_TH = enter(x_TH, parts)
             experts_TK = all_gather(routing.experts_TK, parts) if gathers else routing.experts_TK
             routing = replace(routing, experts_TK=experts_TK, weights_TK=enter(routing.weights_TK, parts))
-        y_TH = through_experts(
-            x_TH, routing, partial(self.experts, policy=policy), num_experts=self.num_experts, ep=self.cut.ep,
-            in_float8=self.cut.float8_dispatch,
-        )  # fmt: skip
-        leave = scatter_to if gathers else reduce_from
-        return leave(y_TH, parts).view(s, B, -1)
+        return x_TH, start_trip(routing, self.num_experts, self.cut.ep)
+
+    def _routed(self, x_TH: Tensor, trip: Trip, policy: Policy) -> Tensor:
+        """What the experts make of the tokens that this rank sends them, of its own tokens."""
+        y_TH = through_experts(x_TH, trip, partial(self.experts, policy=policy), in_float8=self.cut.float8_dispatch)
+        leaves = scatter_to if self.cut.shards_sequence and self.cut.expert_tp.size > 1 else reduce_from
+        return leaves(y_TH, self.cut.expert_tp)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.yarn import YarnSpec
-from shardwright.model.fused_operator import fused_operator
+from shardwright.precision.fused_operator import fused_operator
 
 PLAIN = YarnSpec()
 

@@ -24,7 +24,7 @@ from shardwright.model.activation import (
     gate_backward_in_turn,
     gate_in_turn,
 )
-from shardwright.model.fused_operator import fused_operator
+from shardwright.precision.fused_operator import fused_operator
 
 
 def weighed_activation(up_NU: Tensor, weight_N1: Tensor, name: ActivationName, gated: bool) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwright.config.precision import FLOAT8_TILE as TILE
+from shardwright.precision.fused_operator import fused_operator
 
 # What shares a scale: all elements, a row, 128 neighbours of a row, or a square of 128 x 128.
 Granularity = Literal["tensor", "row", "tile", "block"]
@@ -83,12 +84,10 @@ def quantise(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype) -> Quan
     if granularity == "tensor" or not x_RC.shape[0]:
         return cast(x_RC, granularity, dtype, scales_for(amaxes(x_RC, granularity), dtype))
     values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
-    scales = []
-    for rows in _chunks(x_RC):
-        chunk = x_RC[rows].float()
-        scales.append(scales_for(_amaxes_of_chunk(chunk, granularity), dtype))
-        _store(values_RC[rows], chunk, scales[-1], granularity)
-    return Quantised(values_RC, torch.cat(scales), granularity)
+    high, wide = _group_of(granularity, x_RC.shape[1])
+    scales = x_RC.new_empty(math.ceil(x_RC.shape[0] / high), math.ceil(x_RC.shape[1] / wide), dtype=torch.float32)
+    _quantise(x_RC, granularity, values_RC, scales)
+    return Quantised(values_RC, scales, granularity)
 
 
 def cast(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype, scales: Tensor) -> Quantised:
@@ -97,8 +96,7 @@ def cast(x_RC: Tensor, granularity: Granularity, dtype: torch.dtype, scales: Ten
     They must be nan wherever the matrix is not finite. Those from its own amaxes are; to others add amax x 0.
     """
     values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
-    for rows in _chunks(x_RC):
-        _store(values_RC[rows], x_RC[rows].float(), _rows_of(scales, granularity, rows), granularity)
+    _cast(x_RC, scales, granularity, values_RC)
     return Quantised(values_RC, scales, granularity)
 
 
@@ -106,9 +104,7 @@ def cast_groups(x_RC: Tensor, ranges: Ranges, dtype: torch.dtype, scales_g: Tens
     """The values of a matrix some of whose rows have a scale together, [R, C]: group g has those that `ranges` says."""
     values_RC = torch.empty(x_RC.shape, dtype=dtype, device=x_RC.device)
     for group, of_group in ranges:
-        x, values = x_RC[of_group], values_RC[of_group]
-        for rows in _chunks(x):
-            _store(values[rows], x[rows].float(), scales_g[group], "tensor")
+        _cast(x_RC[of_group], scales_g[group], "tensor", values_RC[of_group])
     return values_RC
 
 
@@ -151,6 +147,11 @@ def _amaxes_of_chunk(x_RC: Tensor, granularity: Granularity) -> Tensor:
     return padded.abs().view(-1, high, padded.shape[1] // TILE, TILE).amax((1, 3))
 
 
+def _group_of(granularity: Granularity, num_columns: int) -> tuple[int, int]:
+    """Rows and columns that share a scale."""
+    return TILE if granularity == "block" else 1, num_columns if granularity == "row" else TILE
+
+
 def _no_scales(x_RC: Tensor, granularity: Granularity) -> Tensor:
     wide = 1 if granularity == "row" else math.ceil(x_RC.shape[1] / TILE)
     return torch.zeros(0, wide, device=x_RC.device)
@@ -177,3 +178,36 @@ def _chunks(x_RC: Tensor) -> Iterator[slice]:
     step = max(TILE, elements // max(1, num_columns) // TILE * TILE)
     for first in range(0, num_rows, max(1, step)):
         yield slice(first, min(first + step, num_rows))
+
+
+def _quantise_in_turn(x_RC: Tensor, granularity: Granularity, values_RC: Tensor, scales: Tensor) -> None:
+    for rows in _chunks(x_RC):
+        chunk, of_chunk = x_RC[rows].float(), _rows_of(scales, granularity, rows)
+        of_chunk.copy_(scales_for(_amaxes_of_chunk(chunk, granularity), values_RC.dtype))
+        _store(values_RC[rows], chunk, of_chunk, granularity)
+
+
+def _quantise_at_once(x_RC: Tensor, granularity: Granularity, values_RC: Tensor, scales: Tensor) -> None:
+    x = x_RC.float()
+    found = scales_for(_amaxes_of_chunk(x, granularity), values_RC.dtype)
+    scales.copy_(found)
+    _store(values_RC, x, found, granularity)
+
+
+def _cast_in_turn(x_RC: Tensor, scales: Tensor, granularity: Granularity, values_RC: Tensor) -> None:
+    for rows in _chunks(x_RC):
+        _store(values_RC[rows], x_RC[rows].float(), _rows_of(scales, granularity, rows), granularity)
+
+
+def _cast_at_once(x_RC: Tensor, scales: Tensor, granularity: Granularity, values_RC: Tensor) -> None:
+    _store(values_RC, x_RC.float(), scales, granularity)
+
+
+_quantise = fused_operator(
+    "quantise(Tensor x, str granularity, Tensor(a!) values, Tensor(b!) scales) -> ()",
+    _quantise_in_turn,
+    _quantise_at_once,
+)
+_cast = fused_operator(
+    "cast(Tensor x, Tensor scales, str granularity, Tensor(a!) values) -> ()", _cast_in_turn, _cast_at_once
+)

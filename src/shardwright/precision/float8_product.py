@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.precision.float8 import E4M3, Quantised, spread, transposed
+from shardwright.precision.float8 import E4M3, Granularity, Quantised, spread, transposed
+from shardwright.precision.fused_operator import fused_operator
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
 
 _SIGN_AND_E4M3_AS_BF16 = -0x8000 | 0x07F0
@@ -51,10 +52,27 @@ def _inside(out_dtype: torch.dtype) -> torch.dtype:
 
 def dequantise(matrix: Quantised, dtype: torch.dtype) -> Tensor:
     """What a matrix stands for, exactly, in float32 or bf16."""
-    wide = _widened(matrix.values, dtype)
-    spread_out, scales = spread(wide, matrix.scales, matrix.granularity)
-    spread_out.mul_(scales)
+    wide = torch.empty_like(matrix.values, dtype=dtype)
+    _dequantise(matrix.values, matrix.scales, matrix.granularity, wide)
     return wide
+
+
+def _dequantise_in_turn(values: Tensor, scales: Tensor, granularity: Granularity, wide: Tensor) -> None:
+    wide.copy_(_widened(values, wide.dtype))
+    spread_out, spread_scales = spread(wide, scales, granularity)
+    spread_out.mul_(spread_scales)
+
+
+def _dequantise_at_once(values: Tensor, scales: Tensor, granularity: Granularity, wide: Tensor) -> None:
+    spread_out, spread_scales = spread(values.float(), scales, granularity)
+    wide.copy_((spread_out * spread_scales).view(wide.shape))
+
+
+_dequantise = fused_operator(
+    "dequantise(Tensor values, Tensor scales, str granularity, Tensor(a!) wide) -> ()",
+    _dequantise_in_turn,
+    _dequantise_at_once,
+)
 
 
 def _widened(values: Tensor, dtype: torch.dtype) -> Tensor:

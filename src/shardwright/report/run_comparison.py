@@ -4,10 +4,14 @@ Time is there where the cluster's device is known, or calibrated; memory and byt
 """
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Protocol
 
-from shardwright.account.job_memory import job_memory
+from shardwright.account.job_memory import rank_memory, steps_to_fill
+from shardwright.account.persistent_buffers import kept_bytes
+from shardwright.account.rank_state import rank_state
 from shardwright.account.step_collectives import step_ledger
+from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
 from shardwright.config.units import bytes_text, counted, seconds_text
 from shardwright.report.text_columns import aligned
@@ -88,7 +92,11 @@ def _measured_s(seen: Seen) -> dict[str, float]:
 
 def _memory(job: JobSpec, measured: RankMemory) -> dict[str, list[int]]:
     """Bytes by kind, of those that a run measures."""
-    account = job_memory(job, [0])[0]
+    # Of the buffers a run measures those of the pool and what stays; messages on their way are not among them.
+    program = job_program(job, steps_to_fill(job))
+    held = rank_state(job, program, 0)
+    buffers_bytes = replay(job, program, 0, held).pool_bytes + kept_bytes(job, held)
+    account = replace(rank_memory(job, program, 0), buffers_bytes=buffers_bytes)
     both = {kind: [getattr(of, f"{kind}_bytes") for of in (account, measured)] for kind in _KINDS}
     return {kind: values for kind, values in both.items() if any(values)}
 

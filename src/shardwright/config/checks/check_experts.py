@@ -46,9 +46,4 @@ def _unsupported(job: JobSpec) -> list[str]:
             f"schedule {plan.schedule!r} updates weights while the pipeline is full, and the routers of experts learn "
             "from whole steps; use a schedule that drains, such as 1f1b"
         )
-    if plan.recompute == "budget":
-        faults.append(
-            'plan.recompute = "budget" weighs layers that are all alike, and those with experts are not; use '
-            '"full" or "selective", or name them in plan.recompute_layers'
-        )
     return faults

@@ -37,8 +37,8 @@ def recompute_faults(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[s
         )
     if plan.recompute == "budget" and mtp_layers:
         faults.append(
-            f'plan.recompute = "budget" weighs layers that are all alike, and those of model.mtp_layers {mtp_layers} '
-            'keep more; use "full" or "selective", or name them in plan.recompute_layers'
+            f'plan.recompute = "budget" weighs the layers of a stage, and those of model.mtp_layers {mtp_layers} '
+            'keep more than a layer; use "full" or "selective", or name the layers in plan.recompute_layers'
         )
     if plan.recompute == "layers":
         if len(plan.recompute_layers) != layers:

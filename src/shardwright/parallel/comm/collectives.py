@@ -7,7 +7,6 @@ Shapes: leading dim is the one that is gathered and scattered, so that no copy i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,7 +108,7 @@ class Pending:
         if self._work is None:
             return
         axis = self._axis
-        with nullcontext() if keeps_turn else axis.turns.waiting(), axis.ledger.blocked(axis.name, keeps_turn):
+        with axis.turns.waiting(keeps_turn), axis.ledger.blocked(axis.name, keeps_turn):
             if axis.watch is None:
                 self._work.wait()
             else:

@@ -52,9 +52,10 @@ class Turns:
                 self._mine.running = None
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Wait for other ranks: whoever wants to may compute meanwhile. Every wait has to be in here."""
-        if self.beside is None:
+    def waiting(self, keeps_turn: bool = False) -> Iterator[None]:
+        """Wait for other ranks, as every wait has to be: whoever wants to may compute meanwhile, unless the turn is
+        kept."""
+        if self.beside is None or keeps_turn:
             yield
             return
         self._turn.release()
@@ -94,8 +95,8 @@ class IssueTurns(Turns):
                 self._hand_over(running)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        yield  # the stream waits, and the host goes on at once
+    def waiting(self, keeps_turn: bool = False) -> Iterator[None]:
+        yield  # the stream waits, and the host goes on at once: nobody is held up, and no turn need be kept
         running = self.beside
         if running is not None and _OTHER[running] in self._going:
             self._hand_over(running)

@@ -30,10 +30,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwright.parallel.comm.collectives import Axis, NodeAxes, all_reduce_max, start_all_to_all, start_all_to_all_v
-from shardwright.parallel.expert.counting import count_each
+from shardwright.parallel.expert.counting import HostNumbers, count_each
 from shardwright.precision.float8 import E4M3, Quantised, quantise
 from shardwright.precision.float8_product import dequantise
 from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
+
+_SUM_ELEMENTS = 1 << 24  # that are in float32 at a time, 64 MiB
 
 # What the experts of this rank make of the rows that came, [N, H] to [N, H], each times its weight, [N, 1] in float32.
 # The last argument says how many rows each of them has, [e], int64 in host memory; the rows are sorted by expert.
@@ -87,90 +89,124 @@ class DispatchPlan:
         return self.choice_R // self.row_TK.shape[1]
 
 
-def plan_dispatch(experts_TK: Tensor, num_experts: int, ep: Axis, expected: int | None = None) -> DispatchPlan:
-    """Where rows go if expert i of E is on index i // (E / P) of the axis. `expected` are the rows of a dry run.
+@dataclass(frozen=True)
+class Counting:
+    """A dispatch whose counts are on their way to the host. `order_TK` are the choices in order of their experts, those
+    without one last; `counts_Pe` are the rows that each rank sends to each expert of this one."""
 
-    Moves the counts: one all-to-all of E numbers. The host waits for them, for they are the shapes of all that follows.
-    A forward keeps its turn in that short wait: it is about to send the rows, under which the pass beside it computes.
+    experts_TK: Tensor
+    order_TK: Tensor
+    counts_Pe: Tensor
+    numbers: HostNumbers
+
+
+def start_counting(experts_TK: Tensor, num_experts: int, ep: Axis) -> Counting:
+    """Begin a dispatch in which expert i of E is on index i // (E / P) of the axis.
+
+    Moves the counts: one all-to-all of E numbers, that of CUDA's stream alone waits. On a CPU a forward keeps its turn
+    in that short wait: it is about to send the rows, under which the pass beside it computes.
     """
-    num_local = num_experts // ep.size
     expert_TK = experts_TK.flatten()
-    chosen_TK = torch.where(expert_TK < 0, num_experts, expert_TK)  # those without an expert come last
+    chosen_TK = torch.where(expert_TK < 0, num_experts, expert_TK)
     counts_E = count_each(chosen_TK, num_experts)
-    if experts_TK.is_meta:
-        num_rows = experts_TK.numel() if expected is None else expected
-        return _expected_dispatch(experts_TK, num_rows, counts_E=counts_E, ep=ep)
-    num_sent = counts_E.view(ep.size, num_local).sum(1).tolist()
-    choice_R = torch.argsort(chosen_TK, stable=True)[: sum(num_sent)]
-    row_TK = torch.full_like(expert_TK, choice_R.numel())
-    row_TK[choice_R] = torch.arange(choice_R.numel(), device=row_TK.device)
     counts_Pe = torch.empty_like(counts_E)
     start_all_to_all(counts_Pe, counts_E, ep).wait(keeps_turn=ep.turns.beside != "backward")
-    counts_Pe = counts_Pe.view(ep.size, num_local)
+    counts_Pe = counts_Pe.view(ep.size, -1)
+    numbers = torch.cat((counts_E.view(ep.size, -1).sum(1), counts_Pe.sum(1), counts_Pe.sum(0)))
+    # The host may go on: the order is found behind the copy.
+    return Counting(experts_TK, torch.argsort(chosen_TK, stable=True), counts_Pe, HostNumbers(numbers))
+
+
+def plan_dispatch(counting: Counting, ep: Axis, expected: int | None = None) -> DispatchPlan:
+    """Where rows go. The host waits for the counts, for they are the shapes of all that follows. `expected` are the
+    rows of a dry run, in which every expert gets as many of each rank."""
+    num_ranks, num_local = counting.counts_Pe.shape
+    row_TK = torch.empty_like(counting.order_TK)
+    if row_TK.is_meta:
+        num_sent = even_shares(row_TK.numel() if expected is None else expected, num_ranks)
+        num_received = [num_sent[ep.index]] * num_ranks
+        counts_e = even_shares(sum(num_received), num_local)
+    else:
+        numbers = counting.numbers.read()
+        num_sent, num_received = numbers[:num_ranks], numbers[num_ranks : 2 * num_ranks]
+        counts_e = numbers[2 * num_ranks :]
+    num_rows, num_arriving = sum(num_sent), sum(num_received)
+    row_TK[counting.order_TK] = torch.arange(row_TK.numel(), device=row_TK.device).clamp_(max=num_rows)
     arriving_N = None
-    if ep.size > 1 and num_local > 1:
-        local_e = torch.arange(num_local, device=counts_E.device).repeat(ep.size)
-        arriving_N = torch.argsort(local_e.repeat_interleave(counts_Pe.flatten()), stable=True)
-    num_received, counts_e = counts_Pe.sum(1).tolist(), counts_Pe.sum(0).cpu()
-    row_TK = row_TK.view_as(experts_TK)
-    return DispatchPlan(choice_R, row_TK, num_sent, num_received, arriving_N=arriving_N, counts_e=counts_e)
-
-
-def _expected_dispatch(row_TK: Tensor, num_rows: int, counts_E: Tensor, ep: Axis) -> DispatchPlan:
-    """The dispatch of a dry run, where choices have no values: every expert gets as many rows of each rank."""
-    num_local = counts_E.numel() // ep.size
-    sent = even_shares(num_rows, ep.size)
-    start_all_to_all(torch.empty_like(counts_E), counts_E, ep).wait()
-    received = [sent[ep.index]] * ep.size
-    is_in_order = ep.size == 1 or num_local == 1
+    if num_ranks > 1 and num_local > 1:
+        local_Pe = torch.arange(num_local, device=row_TK.device).repeat(num_ranks)
+        expert_N = local_Pe.repeat_interleave(counting.counts_Pe.flatten(), output_size=num_arriving)
+        arriving_N = torch.argsort(expert_N, stable=True)
     return DispatchPlan(
-        choice_R=row_TK.new_empty(num_rows),
-        row_TK=row_TK,
-        num_sent=sent,
-        num_received=received,
-        arriving_N=None if is_in_order else row_TK.new_empty(sum(received)),
-        counts_e=torch.tensor(even_shares(sum(received), num_local)),
+        choice_R=counting.order_TK[:num_rows],
+        row_TK=row_TK.view_as(counting.experts_TK),
+        num_sent=num_sent,
+        num_received=num_received,
+        arriving_N=arriving_N,
+        counts_e=torch.tensor(counts_e),
     )
 
 
-def through_experts(
-    x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, ep: Axis, in_float8: bool = False
-) -> Tensor:
+@dataclass(frozen=True)
+class Trip:
+    """Tokens that are to go to the experts of an axis and back, once the host knows how many go where."""
+
+    routing: Routing
+    counting: Counting
+    num_experts: int  # of all ranks of the axis
+    ep: Axis
+
+
+def start_trip(routing: Routing, num_experts: int, ep: Axis) -> Trip:
+    """Begin to count, between nodes if the axis knows its nodes. The host may launch other work until the trip goes
+    on."""
+    if ep.by_node is None:
+        return Trip(routing, start_counting(routing.experts_TK, num_experts, ep), num_experts, ep)
+    between = ep.by_node.between
+    routing = routing.as_wide_as_on(between)  # choices and weights travel by rows of one width
+    node_TK = torch.where(routing.experts_TK < 0, -1, routing.experts_TK // (num_experts // between.size))
+    return Trip(routing, start_counting(each_once(node_TK), between.size, between), num_experts, ep)
+
+
+def through_experts(x_TH: Tensor, trip: Trip, compute: Compute, in_float8: bool = False) -> Tensor:
     """Sum over the choices of a token of weight x what the expert makes of it: [T, H] to [T, H].
 
-    `num_experts` are those of all ranks of the axis. Every rank calls `compute`, be it with no rows. Tokens travel
-    node-aware if the axis knows its nodes, and there `in_float8`.
+    Every rank calls `compute`, be it with no rows. Tokens travel node-aware if the axis knows its nodes, and there
+    `in_float8`.
     """
+    ep, routing = trip.ep, trip.routing
     if ep.by_node is not None:
-        return _through_nodes(x_TH, routing, compute, num_experts, nodes=ep.by_node, in_float8=in_float8)
-    planned = plan_dispatch(routing.experts_TK, num_experts, ep, routing.expected)
-    x_NH = _Dispatch.apply(x_TH, planned, ep, in_float8)
-    weight_N1 = _DispatchWeights.apply(routing.weights_TK, planned, ep)
-    return _Combine.apply(compute(x_NH, weight_N1, planned.counts_e), planned, ep, in_float8)
+        return _through_nodes(x_TH, trip, compute, ep.by_node, in_float8=in_float8)
+    planned = plan_dispatch(trip.counting, ep, routing.expected)
+    # No name is given to the rows: what experts let go of them is then free.
+    y_NH = compute(
+        _Dispatch.apply(x_TH, planned, ep, in_float8),
+        _DispatchWeights.apply(routing.weights_TK, planned, ep),
+        planned.counts_e,
+    )
+    return _Combine.apply(y_NH, planned, ep, in_float8)
 
 
-def _through_nodes(
-    x_TH: Tensor, routing: Routing, compute: Compute, num_experts: int, nodes: NodeAxes, in_float8: bool
-) -> Tensor:
+def _through_nodes(x_TH: Tensor, trip: Trip, compute: Compute, nodes: NodeAxes, in_float8: bool) -> Tensor:
     """Between the nodes each of them is as an expert whose work is to send tokens through the experts that it has."""
-    routing = routing.as_wide_as_on(nodes.between)  # choices and weights travel by rows of one width
-    num_local = num_experts // nodes.between.size
-    node_TK = torch.where(routing.experts_TK < 0, -1, routing.experts_TK // num_local)
-    (num_tokens, num_choices), num_nodes = node_TK.shape, nodes.between.size
-    expected = rows_to_nodes(num_tokens, num_choices, num_nodes)
-    planned = plan_dispatch(each_once(node_TK), num_nodes, nodes.between, expected)
+    routing, num_nodes = trip.routing, nodes.between.size
+    num_local = trip.num_experts // num_nodes
+    num_tokens, num_choices = routing.experts_TK.shape
+    planned = plan_dispatch(trip.counting, nodes.between, rows_to_nodes(num_tokens, num_choices, num_nodes))
     token_R = planned.tokens
-    node_R = node_TK.flatten().index_select(0, planned.choice_R)
     expert_RK = routing.experts_TK.index_select(0, token_R)
-    is_there_RK = node_TK.index_select(0, token_R) == node_R[:, None]
-    local_RK = torch.where(is_there_RK, expert_RK - node_R[:, None] * num_local, -1)
-    x_MH = _Dispatch.apply(x_TH, planned, nodes.between, in_float8)
+    node_RK = torch.where(expert_RK < 0, -1, expert_RK // num_local)
+    node_R = node_RK.gather(1, (planned.choice_R % num_choices)[:, None])
+    local_RK = torch.where(node_RK == node_R, expert_RK - node_R * num_local, -1)
+    x_MH = [_Dispatch.apply(x_TH, planned, nodes.between, in_float8)]
     # All weights travel: those of choices elsewhere are not used there, and their gradient from there is 0.
     weights_MK = _Dispatch.apply(routing.weights_TK, planned, nodes.between, False)
     local_MK = _dispatch(local_RK.int(), planned, nodes.between).long()
     arrived = Routing(local_MK, weights_MK, expected=rows_inside(local_MK.shape[0], num_choices, num_nodes))
-    y_MH = through_experts(x_MH, arrived, compute, num_local, ep=nodes.inside, in_float8=in_float8)
-    return _Combine.apply(y_MH, planned, nodes.between, in_float8)
+    inside = start_trip(arrived, num_local, nodes.inside)
+    return _Combine.apply(
+        through_experts(x_MH.pop(), inside, compute, in_float8=in_float8), planned, nodes.between, in_float8
+    )
 
 
 def each_once(node_TK: Tensor) -> Tensor:
@@ -211,13 +247,16 @@ def _combine(y_NH: Tensor, planned: DispatchPlan, ep: Axis) -> Tensor:
 
 
 def _sum_choices(y_RH: Tensor, row_TK: Tensor) -> Tensor:
-    """Each token's sum over its choices in their order, [T, H], added up in float32."""
-    total_TH: Tensor | None = None
-    for row_T in row_TK.unbind(1):
-        term_TH = y_RH.index_select(0, row_T).float()
-        total_TH = term_TH if total_TH is None else total_TH.add_(term_TH)
-    assert total_TH is not None, "a token chooses at least once"
-    return total_TH.to(y_RH.dtype)
+    """Each token's sum over its choices in their order, [T, H], added up in float32, some tokens at a time."""
+    sum_TH = y_RH.new_empty(row_TK.shape[0], y_RH.shape[1])
+    num_tokens = max(1, _SUM_ELEMENTS // y_RH.shape[1])
+    for some_TH, rows_TK in zip(sum_TH.split(num_tokens), row_TK.split(num_tokens), strict=True):
+        first_T, *others = rows_TK.unbind(1)
+        total_TH = y_RH.index_select(0, first_T).float()
+        for row_T in others:
+            total_TH += y_RH.index_select(0, row_T)
+        some_TH.copy_(total_TH)
+    return sum_TH
 
 
 class _Dispatch(torch.autograd.Function):

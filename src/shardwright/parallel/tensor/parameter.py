@@ -92,7 +92,7 @@ class PlacedParameter(nn.Parameter):
         self._added()
 
     def add_float8_products(self, dy_NO: CastRows, x_NH: CastRows, ranges: Ranges) -> None:
-        """The same of operands in fp8."""
+        """Add dy^T x of some rows to the matrix of each expert, of operands in fp8."""
         into_eOH = self._open_experts(ranges)
         for expert, rows in ranges:
             blocks = gradient_blocks(dy_NO.expert(expert, rows), x_NH.expert(expert, rows))

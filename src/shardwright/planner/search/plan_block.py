@@ -95,7 +95,7 @@ class PlanBlock:
             update={
                 "plan": plan,
                 "batch": job.batch.model_copy(update={"global_batch_size": batch}),
-                "precision": job.precision.model_copy(update={"float8": self.words.float8}),
+                "precision": job.precision.with_float8(self.words.float8),
             }
         )
 
@@ -113,7 +113,7 @@ def _one(job: JobSpec, words: Words) -> Run:
     """A plan with some words, on one device."""
     carried = {name: getattr(job.plan, name) for name in UNSEARCHED}
     plan = PlanSpec.model_validate(carried | words.fields())
-    precision = job.precision.model_copy(update={"float8": words.float8})
+    precision = job.precision.with_float8(words.float8)
     return run_of(job.model_copy(update={"plan": plan, "precision": precision}))
 
 

@@ -1,12 +1,14 @@
 """Elementwise work that is one kernel on CUDA: torch's compiler writes it. On a CPU torch's operators do it in turn.
 
+A kernel computes in float32 and rounds what it writes, once; in turn each operator rounds to the numbers that it has.
 Such work is an operator of its own, so that a dry run sees one launch, as there is on a device. Each writes its results
 where the caller says, and so a dry run has nothing to do for it. The compiler takes some seconds at the first call of
-each; shapes are not built in.
+each, and again for another number type or layout; sizes are not built in.
 """
 
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -21,12 +23,15 @@ def fused_operator(schema: str, in_turn: Work, at_once: Work) -> Work:
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, in_turn, "CPU")
-    _LIBRARY.impl(name, lambda *args: _compiled(at_once)(*args), "CUDA")
+    _LIBRARY.impl(name, lambda *args: compiled(at_once)(*args), "CUDA")
     _LIBRARY.impl(name, lambda *args: None, "Meta")
     found: Work = getattr(torch.ops.shardwright, name)
     return found
 
 
 @cache
-def _compiled(at_once: Work) -> Any:
-    return torch.compile(at_once, fullgraph=True, dynamic=True)
+def compiled(at_once: Work, backend: str = "inductor") -> Work:
+    """What the compiler makes of some work. Beyond so many layouts, 8 with torch 2.11, it is left as it is."""
+    limit: dict[str, Any] = {"recompile_limit": 64} if "recompile_limit" in signature(torch.compile).parameters else {}
+    made: Work = torch.compile(at_once, dynamic=True, backend=backend, **limit)
+    return made
