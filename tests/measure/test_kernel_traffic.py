@@ -80,7 +80,7 @@ def test_norms() -> None:
 
 
 def test_residual_stream() -> None:
-    forward = moved(layer(LLAMA), False, "model/decoder.py")
+    forward = moved(layer(LLAMA), False, "model/block.py")
     assert [forward / (2 * STREAM), added(layer(LLAMA), "add") / (2 * STREAM)] == pytest.approx(OWN.residual)
 
 
