@@ -12,6 +12,7 @@ from shardwright.config import catalog
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.checks.check import faults_without_plan, job_faults
+from shardwright.config.hugging_face.config_json import names_config, read_model
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import with_usual
 from shardwright.config.toml_file import TOML_ERRORS, read_toml, value_faults
@@ -53,14 +54,21 @@ def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
 def read_job(job: str, overrides: list[str], asked: AskedCluster = NOTHING_ASKED) -> JobFields:
     """What the file and the catalog say, on the cluster that is asked for, under the overrides. Raises PlanError."""
     subject = f"job {job}"
-    is_model = job not in catalog.names("jobs") and job in catalog.names("models")
-    fields = {"name": job, "model": {"name": job}} if is_model else _read_fields(job, subject)
+    is_model = job not in catalog.names("jobs") and (job in catalog.names("models") or names_config(job))
+    fields = _job_of_model(job) if is_model else _read_fields(job, subject)
     faults = _ask(fields, asked)
     faults += [fault for override in overrides for fault in _apply_override(fields, override)]
     faults += _resolve_catalog_names(fields)
     if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
         raise PlanError(subject, faults + validate_fields(fields)[1])
     return _filled_in(fields, subject) if is_model else JobFields(fields)
+
+
+def _job_of_model(model: str) -> dict[str, Any]:
+    """A job for a model of the catalog, or of a config.json."""
+    path = Path(model)
+    name = (path.absolute().parent if path.suffix == ".json" else path.absolute()).name if names_config(model) else model
+    return {"name": name or "model", "model": {"name": model}}
 
 
 def _ask(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
@@ -148,6 +156,11 @@ def _read_toml(job: str) -> dict[str, Any]:
         given = fields.get(section)
         if isinstance(given, dict) and field in given:
             given[field] = catalog.found_from(path, given[field])
+    model = fields.get("model")
+    for field in ("name", "weights") if isinstance(model, dict) else ():
+        # A folder is looked for beside the job's file, as other files are.
+        if isinstance(model.get(field), str) and names_config(beside := str((path.parent / model[field]).absolute())):
+            model[field] = beside
     return {"name": path.stem} | fields
 
 
@@ -189,13 +202,24 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
 
 
 def _resolve_catalog_names(fields: dict[str, Any]) -> list[str]:
-    """Fill the fields of a named model or cluster in; fields beside the name override the catalog's."""
-    faults = []
+    """Fill the fields of a named model or cluster in; fields beside the name override the catalog's. A model may be a
+    config.json or a folder with one, and that of its weights is meant where it has no name."""
+    faults = list[str]()
     for section, kind in (("model", "models"), ("cluster", "clusters")):
         given = fields.get(section)
+        if section == "model" and isinstance(given, dict) and "name" not in given and "weights" in given:
+            given = {"name": given["weights"]} | given
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
             continue
         name = given["name"]
+        if section == "model" and names_config(name):
+            try:
+                found = read_model(name)
+            except PlanError as error:
+                faults += [f"{error.subject}: {fault}" for fault in error.faults]
+            else:
+                fields[section] = _laid_over(found, given) | {"name": found["name"]}
+            continue
         if catalog.is_file(name):
             try:
                 found = catalog.read(kind, name)  # type: ignore[arg-type]

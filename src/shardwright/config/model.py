@@ -20,7 +20,8 @@ class ModelSpec(Spec):
 
     name: str = Field(
         "custom",
-        description="Catalog name, the path of a TOML file like the catalog's, or any name for your own shape.",
+        description="Catalog name, the path of a TOML file like the catalog's, a Hugging Face config.json or a folder "
+        "with one, or any name for your own shape.",
     )
     layers: Layers = Field(4, description="Number of transformer blocks.")
     hidden: Annotated[int, Field(gt=0, le=largest.WIDTH)] = Field(128, description="Width of the residual stream.")
@@ -50,6 +51,14 @@ class ModelSpec(Spec):
     tied_embeddings: bool = Field(False, description="The output head uses the embedding table.")
     vocab: Annotated[int, Field(gt=1, le=largest.VOCAB)] = Field(256, description="Number of token ids.")
     sequence: Tokens = Field(256, description="Tokens in one sample.")
+    longest_sequence: Annotated[int, Field(ge=0, le=largest.SEQUENCE)] = Field(
+        0, description="Longest sequence that the model is made for, in tokens; 0 means that nothing is said."
+    )
+    weights: str = Field(
+        "",
+        description="Folder of a Hugging Face model whose weights training begins with; empty means random ones. "
+        "Without a name or other fields the model is the folder's too.",
+    )
     init_std: Divisor = Field(
         0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
     )
@@ -67,6 +76,11 @@ class ModelSpec(Spec):
         description="Parameters that the model is said to have, in 1e9, without those of further tokens; predictions "
         "note where the other fields do not make so many. 0 means that nothing is said.",
     )
+
+    @property
+    def longest(self) -> int:
+        """Longest sequence that the model is made for, or its samples'."""
+        return self.longest_sequence or self.sequence
 
     @property
     def num_kv_heads(self) -> int:
