@@ -129,7 +129,9 @@ def save_released(name: str, folder: Path, seed: int = 1) -> Any:
     with torch.no_grad():
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             is_norm = tensor.dim() == 1 and tensor_name.endswith("weight")
-            if tensor_name.endswith("e_score_correction_bias") or not tensor_name.endswith(("inv_freq", "original_inv_freq")):
+            if tensor_name.endswith("e_score_correction_bias") or not tensor_name.endswith(
+                ("inv_freq", "original_inv_freq")
+            ):
                 mean = 0.0 if not is_norm or "gemma" in family else 1.0
                 if tensor.is_floating_point():
                     tensor.copy_(mean + 0.2 * torch.randn(tensor.shape, generator=generator))

@@ -67,7 +67,9 @@ def read_job(job: str, overrides: list[str], asked: AskedCluster = NOTHING_ASKED
 def _job_of_model(model: str) -> dict[str, Any]:
     """A job for a model of the catalog, or of a config.json."""
     path = Path(model)
-    name = (path.absolute().parent if path.suffix == ".json" else path.absolute()).name if names_config(model) else model
+    name = (
+        (path.absolute().parent if path.suffix == ".json" else path.absolute()).name if names_config(model) else model
+    )
     return {"name": name or "model", "model": {"name": model}}
 
 

@@ -122,7 +122,7 @@ def _called(path: Path) -> str:
 
 def _unknown(family: str) -> str:
     if not family:
-        return "it has no model_type, which says what the layers compute; add it, such as \"llama\""
+        return 'it has no model_type, which says what the layers compute; add it, such as "llama"'
     near = nearest(family, sorted(FAMILIES))
     hint = f"did you mean {' or '.join(near)}?" if near else f"these can be: {', '.join(sorted(FAMILIES))}"
     return f"model_type {shortened(family)!r} can't be expressed by the decoder here; {hint}"

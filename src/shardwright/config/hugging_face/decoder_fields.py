@@ -59,7 +59,9 @@ def linear_biases(r: Reading, attention: str = "attention_bias", mlp: str = "mlp
     return {"bias": all(both)}
 
 
-def experts(r: Reading, num: str, *, width: str = "moe_intermediate_size", chosen: str = "num_experts_per_tok") -> Fields:
+def experts(
+    r: Reading, num: str, *, width: str = "moe_intermediate_size", chosen: str = "num_experts_per_tok"
+) -> Fields:
     """Experts, how many a token meets, and their width, as fields of [model.moe]."""
     return {"experts": r.count(num), "top_k": r.count(chosen), "ffn": r.count(width)}
 

@@ -15,7 +15,9 @@ def window(r: Reading, size: int, layers: int, usual: Sequence[str] = ()) -> Fie
     it: every one where both say nothing."""
     kinds = r.words("layer_types") or list(usual) or ["sliding_attention"] * layers
     if unknown := sorted({kind for kind in kinds if kind not in (_FULL, *_WITHIN)}):
-        r.fault(f"layer_types has {shortened(unknown[0])}, which can't be expressed; layers attend to all, or in windows")
+        r.fault(
+            f"layer_types has {shortened(unknown[0])}, which can't be expressed; layers attend to all, or in windows"
+        )
         return {}
     if len(kinds) != layers:
         r.fault(f"layer_types has {len(kinds)} entries, and num_hidden_layers is {layers}")

@@ -1,6 +1,6 @@
 """Families before Llama, with LayerNorm: each function takes the keys of one and gives fields of [model]."""
 
-from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, decoder, ends, shape
+from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, shape
 from shardwright.config.hugging_face.like_llama import head_width
 from shardwright.config.hugging_face.reading import Reading
 from shardwright.config.hugging_face.rotary_fields import rotary

@@ -13,23 +13,104 @@ from shardwright.config.base import shortened
 
 # Keys that say how a model is run, saved or read, and nothing of what its layers compute.
 _NO_ARITHMETIC = frozenset(
-    """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _from_model_config add_cross_attention
-    architectures attention_dropout attn_implementation attn_pdrop auto_map bad_words_ids begin_suppress_tokens
-    boi_token_index bos_token_id cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size
-    decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop_classifier
-    encoder_no_repeat_ngram_size eoi_token_index eos_token_id exponential_decay_length_penalty finetuning_task
-    for_llm_compressor forced_bos_token_id forced_eos_token_id gradient_checkpointing hybrid_cache id2label
-    image_token_index initial_context_length is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id
-    length_penalty max_length max_new_tokens min_length model_type no_repeat_ngram_size num_beam_groups num_beams
-    num_return_sequences offset_alibi output_attentions output_hidden_states output_router_logits output_scores
-    pad_token_id prefix pretraining_tp problem_type pruned_heads quantization_config remove_invalid_values
-    repetition_penalty return_dict return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
-    slow_but_exact summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p
-    torch_dtype torchscript transformers_version transformers.js_config typical_p unk_token_id unsloth_fixed
-    unsloth_version use_bfloat16 use_cache use_flash_attn use_return_dict vision_config
-    """.split()
+    [
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "_name_or_path",
+        "_from_model_config",
+        "add_cross_attention",
+        "architectures",
+        "attention_dropout",
+        "attn_implementation",
+        "attn_pdrop",
+        "auto_map",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "boi_token_index",
+        "bos_token_id",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "classifier_dropout",
+        "cross_attention_hidden_size",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "dtype",
+        "early_stopping",
+        "embd_pdrop_classifier",
+        "encoder_no_repeat_ngram_size",
+        "eoi_token_index",
+        "eos_token_id",
+        "exponential_decay_length_penalty",
+        "finetuning_task",
+        "for_llm_compressor",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "gradient_checkpointing",
+        "hybrid_cache",
+        "id2label",
+        "image_token_index",
+        "initial_context_length",
+        "is_decoder",
+        "is_encoder_decoder",
+        "keys_to_ignore_at_inference",
+        "label2id",
+        "length_penalty",
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "model_type",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "offset_alibi",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "output_scores",
+        "pad_token_id",
+        "prefix",
+        "pretraining_tp",
+        "problem_type",
+        "pruned_heads",
+        "quantization_config",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "return_dict",
+        "return_dict_in_generate",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "sep_token_id",
+        "slow_but_exact",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "suppress_tokens",
+        "task_specific_params",
+        "temperature",
+        "tf_legacy_loss",
+        "tie_encoder_decoder",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "transformers.js_config",
+        "typical_p",
+        "unk_token_id",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_bfloat16",
+        "use_cache",
+        "use_flash_attn",
+        "use_return_dict",
+        "vision_config",
+    ]
 )
 
 
@@ -178,7 +259,9 @@ class Reading:
 
 def _shown(value: Any) -> str:
     """A value as JSON would write it, shortened."""
-    return shortened({True: "true", False: "false", None: "null"}.get(value, repr(value)) if _is_plain(value) else repr(value))
+    return shortened(
+        {True: "true", False: "false", None: "null"}.get(value, repr(value)) if _is_plain(value) else repr(value)
+    )
 
 
 def _is_plain(value: Any) -> bool:

@@ -11,7 +11,12 @@ def mixtral(r: Reading) -> Fields:
     """Mixtral (Jiang et al. 2024, arXiv 2401.04088)."""
     fields = decoder(r)
     moe = experts(r, "num_local_experts", width="intermediate_size") | {"softmax_over": "chosen"}
-    return fields | rotary(r, head_width(fields)) | window(r, r.optional_count("sliding_window"), fields["layers"]) | {"moe": moe}
+    return (
+        fields
+        | rotary(r, head_width(fields))
+        | window(r, r.optional_count("sliding_window"), fields["layers"])
+        | {"moe": moe}
+    )
 
 
 def qwen2_moe(r: Reading) -> Fields:
@@ -27,7 +32,11 @@ def qwen3_moe(r: Reading) -> Fields:
     """Qwen 3 with experts. Later releases of transformers call their number as Mixtral does."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     fields = decoder(r) | {"qk_norm": "head"}
-    moe = experts(r, "num_experts" if r.has("num_experts") else "num_local_experts") | only_some_layers(r, fields["layers"]) | {"normalise": r.flag("norm_topk_prob")}
+    moe = (
+        experts(r, "num_experts" if r.has("num_experts") else "num_local_experts")
+        | only_some_layers(r, fields["layers"])
+        | {"normalise": r.flag("norm_topk_prob")}
+    )
     return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"]) | {"moe": moe}
 
 

@@ -5,7 +5,6 @@ reads; and the family is right whose reading gives the model back, field by fiel
 what is read.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +12,9 @@ from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import FAMILIES, fields_of
 from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields
 from shardwright.config.hugging_face.reading import Reading
+from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.model import ModelSpec
 
-# Fields that say how a model is trained, called or drawn, and nothing of what its layers compute.
-_OF_TRAINING = ("name", "sequence", "longest_sequence", "weights", "dropout", "init_std", "mtp_weight", "told_parameters_b")
-_OF_ROUTING = ("bias_update", "aux_loss", "aux_coefficient", "aux_scope", "z_coefficient", "capacity_factor", "overflow")
 # What transformers calls the model of each family, where it is not the family's name.
 _CLASSES = {
     "bloom": "BloomForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
@@ -38,14 +35,13 @@ _FIRST = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen2_m
 
 def written_config(model: ModelSpec) -> tuple[str, dict[str, Any]]:
     """The family of a model and the keys of its config.json. Raises PlanError if no family has it."""
-    wanted = arithmetic(model)
     for family in (*_FIRST, *(name for name in _CLASSES if name not in _FIRST)):
         for keys in _candidates(model):
             asked = Reading(keys, {})
             FAMILIES[family](asked)
             kept = {"model_type": family} | {name: value for name, value in keys.items() if name in asked.asked}
             fields, faults = fields_of(kept)
-            if not faults and _as_model(fields, wanted, model):
+            if not faults and _is_read_as(fields, model):
                 return family, {"architectures": [_CLASSES[family]]} | kept
     raise PlanError(
         f"model {model.name}",
@@ -56,41 +52,19 @@ def written_config(model: ModelSpec) -> tuple[str, dict[str, Any]]:
     )
 
 
-def arithmetic(model: ModelSpec) -> dict[str, Any]:
-    """The fields of a model that say what its layers compute, with their defaults filled in."""
-    fields = model.model_dump(exclude={*_OF_TRAINING})
-    fields["moe"] = {name: value for name, value in fields["moe"].items() if name not in _OF_ROUTING}
-    fields |= {"kv_heads": model.num_kv_heads, "head_dim": model.head_size, "ffn": model.ffn_size}
-    if model.moe.experts:
-        fields["moe"] |= {"ffn": model.moe.ffn_size(model.ffn_size), "top_k": model.moe.num_chosen}
-        fields["moe"]["shared_ffn"] = model.moe.shared_size(model.ffn_size)
-        fields["moe"]["shared_experts"] = int(model.moe.shared_experts > 0)
-        if all(map(model.moe.has_experts, range(model.layers))):
-            del fields["ffn"]  # no layer has an MLP of that width
-    return fields
-
-
-def _as_model(fields: Fields, wanted: dict[str, Any], model: ModelSpec) -> bool:
+def _is_read_as(fields: Fields, model: ModelSpec) -> bool:
     """Whether what was read is the model."""
     try:
-        found = ModelSpec.model_validate(fields | {"sequence": model.sequence}, strict=False)
+        return is_same(ModelSpec.model_validate(fields | {"sequence": model.sequence}), model)
     except ValueError:
         return False
-    return _close(arithmetic(found), wanted)
-
-
-def _close(one: Any, other: Any) -> bool:
-    """Whether two values are the same, numbers to rounding: factors are divided and roots are taken on the way."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_close(one[name], other[name]) for name in one)
-    if isinstance(one, float) and isinstance(other, (int, float)):
-        return math.isclose(one, other, rel_tol=1e-9)
-    return bool(one == other)
 
 
 def _candidates(model: ModelSpec) -> Iterator[dict[str, Any]]:
     """Sets of keys: intermediate_size is the width of experts in some families, and of dense layers in others."""
-    keys = _shape_keys(model) | _position_keys(model) | _attention_keys(model) | _expert_keys(model) | _scale_keys(model)
+    keys = (
+        _shape_keys(model) | _position_keys(model) | _attention_keys(model) | _expert_keys(model) | _scale_keys(model)
+    )
     keys = {name: value for name, value in keys.items() if value is not None}
     yield keys
     if model.moe.experts:

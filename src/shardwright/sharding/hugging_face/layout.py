@@ -75,7 +75,11 @@ class _Made:
             yield plain(f"{n.layer.format(n=self.model.layers + int(further[1]))}.{_FURTHER_NAMES[part]}.{kind}", shape)
         else:
             part, _, kind = place.name.rpartition(".")
-            yield self._norm(getattr(n, part), kind, shape) if "norm" in part else plain(f"{getattr(n, part)}.{kind}", shape)
+            yield (
+                self._norm(getattr(n, part), kind, shape)
+                if "norm" in part
+                else plain(f"{getattr(n, part)}.{kind}", shape)
+            )
 
     def _norm(self, name: str, kind: str, shape: tuple[int, ...]) -> Piece:
         return plain(f"{name}.{kind}", shape, plus=1.0 if self.names.plus_one and kind == "weight" else 0.0)
@@ -146,7 +150,7 @@ class _Made:
             yield from self._stacked(layer, kind, shape)
             return
         for name, first, end in parts:
-            region = (((0, groups), (first, end), *whole((width, *inner))))
+            region = ((0, groups), (first, end), *whole((width, *inner)))
             view = (groups, end - first, width, *inner)
             stored = (groups * (end - first) * width, *inner)
             is_turned = turned and name != n.v

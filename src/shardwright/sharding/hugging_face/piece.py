@@ -39,7 +39,9 @@ class Piece:
         return tuple(self.cut[1] - self.cut[0] if d == self.cut_dim else size for d, size in enumerate(self.shape))
 
     def __post_init__(self) -> None:
-        assert math.prod(self.part_shape) == math.prod(self.view), f"{self.name}: {self.shape} is not seen as {self.view}"
+        assert math.prod(self.part_shape) == math.prod(self.view), (
+            f"{self.name}: {self.shape} is not seen as {self.view}"
+        )
         seen = tuple(self.view[dim] for dim in self.order)
         sizes = tuple(stop - start for start, stop in self.region)
         assert seen == sizes, f"{self.name}: {seen} does not fill {sizes}"

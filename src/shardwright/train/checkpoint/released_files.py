@@ -93,7 +93,9 @@ def _files(folder: Path) -> list[Path]:
         if (folder / ONE_FILE).exists():
             return [folder / ONE_FILE]
         older = next((f.name for f in sorted(folder.iterdir()) if f.suffix in (".bin", ".pt", ".pth")), "")
-        hint = f"{older} is pickled, which may run a stranger's code; convert it to safetensors" if older else "check it"
+        hint = (
+            f"{older} is pickled, which may run a stranger's code; convert it to safetensors" if older else "check it"
+        )
         raise FileFault(f"{folder} has neither {ONE_FILE} nor {INDEX}; {hint}")
     try:
         where = json.loads(read_text(index, _MOST_INDEX, "index")).get("weight_map")
@@ -131,7 +133,9 @@ def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: i
     if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
         raise ValueError(name)
     if dtype not in DTYPES:
-        raise FileFault(f"{path.name}: {shortened(name)} is of number type {shortened(str(dtype))}, which is not read here")
+        raise FileFault(
+            f"{path.name}: {shortened(name)} is of number type {shortened(str(dtype))}, which is not read here"
+        )
     num_bytes = math.prod(shape) * DTYPES[dtype].itemsize
     if stop - start != num_bytes or begin + stop > size:
         raise FileFault(

@@ -3,7 +3,6 @@
 What a rank holds of a tensor is read, and nothing else, some MiB at a time: memory beside the boxes is that of a slab.
 """
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.sharding.hugging_face.layout import Layout, choice_biases, copies, layout_of
 from shardwright.sharding.hugging_face.piece import Piece
 from shardwright.sharding.parameter_shard import Box, ParameterShard
-from shardwright.sharding.row_boxes import cut_rows, shape_of_box
+from shardwright.sharding.row_boxes import cut_rows
 from shardwright.train.checkpoint.released_files import ReleasedFiles, is_floating
 
 _MOST_ELEMENTS = 4 * MIB  # of a slab
@@ -65,9 +64,7 @@ class ReleasedWeights:
     def _read(self, name: str, box: Box, out: Tensor) -> None:
         """Fill a box of one of our tensors."""
         for piece in self.layout[name]:
-            both = tuple(
-                (max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.region, strict=True)
-            )
+            both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.region, strict=True))
             if all(low < high for low, high in both):
                 at = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(both, box, strict=True))
                 copy_part(piece, self.files.view(self.prefix + piece.name), both, out[at])
@@ -98,6 +95,24 @@ def copy_part(piece: Piece, theirs: Tensor, part: Box, out: Tensor) -> None:
         out.copy_(values[tuple(at)])
     if piece.plus:
         out.add_(piece.plus)
+
+
+def paste_part(piece: Piece, values: Tensor, part: Box, theirs: Tensor) -> None:
+    """Put a part of a piece's region, given in coordinates of our tensor, where it lies in theirs."""
+    at: list[slice | Tensor] = [
+        slice(low - a, high - a) for (low, high), (a, _) in zip(part, piece.region, strict=True)
+    ]
+    if piece.plus:
+        values = values - piece.plus
+    view = seen(piece, theirs)
+    if piece.interleaved:
+        low, high = part[piece.pairs_dim]
+        start = piece.region[piece.pairs_dim][0]
+        order = torch.tensor(list(_pairs(piece))[low - start : high - start])
+        whole = [at[dim] if dim != piece.pairs_dim else slice(None) for dim in range(len(at))]
+        view[tuple(whole)].index_copy_(piece.pairs_dim, order, values.to(theirs.dtype))
+    else:
+        view[tuple(at)].copy_(values)
 
 
 def _pairs(piece: Piece) -> Iterator[int]:
@@ -157,8 +172,3 @@ def _why(missing: list[str]) -> str:
     if any("lm_head" in name or "embed_out" in name for name in missing) and len(missing) == 1:
         return "the model may be one whose head is its table: set model.tied_embeddings = true"
     return "check that the folder is of this model"
-
-
-def num_elements(piece: Piece) -> int:
-    """Elements of a tensor of theirs."""
-    return math.prod(piece.shape)
