@@ -31,10 +31,13 @@ _LONG = {
 # By the name of the case: model_type, and keys of its configuration.
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96}),
-    "deepseek_v2": ("deepseek_v2", _SIZES | _DEEPSEEK | {"rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}}),
+    "deepseek_v2": (
+        "deepseek_v2", _SIZES | _DEEPSEEK | {"rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
+    ),
     "deepseek_v2 groups": (
         "deepseek_v2",
-        _SIZES | _DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": None},
+        _SIZES | _DEEPSEEK | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+                              "q_lora_rank": None},
     ),
     "deepseek_v3": ("deepseek_v3", _SIZES | _DEEPSEEK | {"n_group": 2, "topk_group": 1, "num_mtp_layers": 0}),
     "falcon 7b": (
@@ -59,7 +62,8 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": (
         "glm4_moe",
         _SIZES | _HEADS | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
-                           "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True, "num_mtp_layers": 0},
+                           "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True,
+                           "num_mtp_layers": 0},
     ),
     "gpt2": ("gpt2", _GPT | {"resid_pdrop": 0.0, "embd_pdrop": 0.0}),
     "gpt_neox": ("gpt_neox", _SIZES),
@@ -81,7 +85,9 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _SIZES),
     "llama 3.1": ("llama", _SIZES | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "llama biases": ("llama", _SIZES | {"attention_bias": True, "mlp_bias": True}),
-    "llama linear": ("llama", _SIZES | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+    "llama linear": (
+        "llama", _SIZES | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+    ),
     "llama4": (
         "llama4_text",
         _SIZES | _HEADS | {"num_local_experts": 4, "attention_chunk_size": 8, "intermediate_size_mlp": 40,
@@ -128,12 +134,9 @@ def save_released(name: str, folder: Path, seed: int = 1) -> Any:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            is_norm = tensor.dim() == 1 and tensor_name.endswith("weight")
-            if tensor_name.endswith("e_score_correction_bias") or not tensor_name.endswith(
-                ("inv_freq", "original_inv_freq")
-            ):
-                mean = 0.0 if not is_norm or "gemma" in family else 1.0
-                if tensor.is_floating_point():
-                    tensor.copy_(mean + 0.2 * torch.randn(tensor.shape, generator=generator))
+            if tensor_name.endswith("inv_freq") or not tensor.is_floating_point():
+                continue
+            is_norm = tensor.dim() == 1 and tensor_name.endswith("weight") and "gemma" not in family
+            tensor.copy_(float(is_norm) + 0.2 * torch.randn(tensor.shape, generator=generator))
     model.eval().save_pretrained(folder)
     return model

@@ -28,8 +28,8 @@ def window(r: Reading, size: int, layers: int, usual: Sequence[str] = ()) -> Fie
     rule = _rule(within)
     if rule is None:
         r.fault(
-            f"layer_types has windows in the layers {shortened(str([i for i, one in enumerate(within) if one]))}, which "
-            "no rule of first_full and full_every gives: the first so many attend to all, or every so many-th does"
+            f"layer_types has windows in layers {shortened(str([i for i, one in enumerate(within) if one]))}, which no "
+            "rule of first_full and full_every gives: the first so many attend to all, or every so many-th does"
         )
         return {}
     chunked = _WITHIN[next(kind for kind in kinds if kind != _FULL)]

@@ -42,7 +42,8 @@ def opt(r: Reading) -> Fields:
     fields = shape(r) | _LAYER_NORM | _dropout(r, "dropout") | {
         "ffn": r.count("ffn_dim"), "positions": "learned", "position_offset": 2, "bias": r.flag("enable_bias", True),
         "activation": r.word_of("activation_function", ACTIVATIONS, "relu"), "init_std": r.number("init_std", 0.02),
-        "tied_embeddings": r.flag("tie_word_embeddings", True), "norm_weight": r.flag("layer_norm_elementwise_affine", True),
+        "tied_embeddings": r.flag("tie_word_embeddings", True),
+        "norm_weight": r.flag("layer_norm_elementwise_affine", True),
     }  # fmt: skip
     r.must_be("do_layer_norm_before", (True,), "OPT-350m norms behind attention and MLP, without a last norm", True)
     r.must_be("_remove_final_layer_norm", (False,), "there is a norm before the head", False)
@@ -58,8 +59,9 @@ def bloom(r: Reading) -> Fields:
     layers = r.count("num_hidden_layers" if r.has("num_hidden_layers") else "n_layer")
     heads = r.count("num_attention_heads" if r.has("num_attention_heads") else "n_head")
     r.must_be("apply_residual_connection_post_layernorm", (False,), "the residual stream passes by the norms", False)
-    r.ignore("skip_bias_add", "skip_bias_add_qkv", "seq_length", "n_inner", "attention_softmax_in_fp32", "bias_dropout_fusion",
-             "masked_softmax_fusion", "n_embed", "hidden_size", "num_attention_heads", "n_head", "n_layer")  # fmt: skip
+    r.ignore("skip_bias_add", "skip_bias_add_qkv", "seq_length", "n_inner", "attention_softmax_in_fp32",
+             "bias_dropout_fusion", "masked_softmax_fusion", "n_embed", "hidden_size", "num_attention_heads", "n_head",
+             "n_layer")  # fmt: skip
     return _LAYER_NORM | _dropout(r, "hidden_dropout") | {
         "layers": layers, "hidden": hidden, "heads": heads, "ffn": 4 * hidden, "vocab": r.count("vocab_size"),
         "sequence": r.count("seq_length", 2048), "positions": "alibi", "embedding_norm": True, "bias": True,

@@ -55,7 +55,7 @@ def differing_fields(fields: Fields, model: ModelSpec) -> list[str]:
     theirs = arithmetic(ModelSpec.model_validate(fields | {"sequence": model.sequence}))
     ours = arithmetic(model)
     return [
-        f"model.{name} is {shortened(str(ours.get(name)))}, and that of the weights {shortened(str(theirs.get(name)))}; "
+        f"model.{name} is {shortened(str(ours.get(name)))}, and {shortened(str(theirs.get(name)))} with the weights; "
         "leave the field out, or name other weights"
         for name in sorted({*theirs, *ours})
         if not is_close(theirs.get(name), ours.get(name))

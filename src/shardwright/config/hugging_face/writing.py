@@ -139,7 +139,8 @@ def _attention_keys(model: ModelSpec) -> dict[str, Any]:
         "attn_temperature_tuning": model.temperature_tuning.scale > 0,
         "attn_scale": model.temperature_tuning.scale, "floor_scale": model.temperature_tuning.floor,
         "rope_local_base_freq": window.rotary_base or None, "multi_query": model.num_kv_heads == 1,
-        "new_decoder_architecture": model.parallel_block == "two-norms", "parallel_attn": model.parallel_block != "none",
+        "new_decoder_architecture": model.parallel_block == "two-norms",
+        "parallel_attn": model.parallel_block != "none",
         "use_parallel_residual": model.parallel_block == "two-norms",
     }  # fmt: skip
     if model.is_latent:

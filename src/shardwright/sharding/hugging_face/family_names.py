@@ -1,7 +1,7 @@
 """What each family calls its tensors, and how it fuses them: one entry a family, as its released files have them.
 
-{n} stands for the number of a layer, {e} for that of an expert. A name that is empty is a tensor that the family does not
-have. Names are without ".weight" and ".bias".
+{n} stands for the number of a layer, {e} for that of an expert. A name that is empty is a tensor that the family does
+not have. Names are without ".weight" and ".bias".
 """
 
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ class FamilyNames:
 
     `fused` says how one matrix `q` holds query, key and value: not ("apart"), one after the other ("stacked"), or by
     key/value head as ours ("grouped"). `k` and `v` are its others. An MLP whose `gate` is empty has gate and up in one
-    matrix, `up`, gate first. `transposed` matrices are [inputs, outputs]. `interleaved` heads turn neighbours. Norms with
-    `plus_one` are 1 + weight. Experts are a matrix each ("each", names with {e}), or all in one tensor: [E, 2 F, H]
-    ("rows"), [E, H, 2 F] ("columns"), or that with gate and up in turn ("turns").
+    matrix, `up`, gate first. `transposed` matrices are [inputs, outputs]. `interleaved` heads turn neighbours. Norms
+    with `plus_one` are 1 + weight. Experts are a matrix each ("each", names with {e}), or all in one tensor:
+    [E, 2 F, H] ("rows"), [E, H, 2 F] ("columns"), or that with gate and up in turn ("turns").
     """
 
     embedding: str = "model.embed_tokens"
@@ -75,8 +75,11 @@ _GRANITE_MOE = replace(
     expert_up="block_sparse_moe.input_linear", expert_down="block_sparse_moe.output_linear", shared_gate_proj="",
     shared_up="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
 )  # fmt: skip
-_FUSED = {"q": "self_attention.query_key_value", "k": "", "v": "", "out": "self_attention.dense"}
-_TWO_MATRICES = {"gate": "", "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}
+_BLOOM = replace(
+    _LLAMA, embedding="transformer.word_embeddings", embedding_norm="transformer.word_embeddings_layernorm",
+    norm="transformer.ln_f", layer="transformer.h.{n}", q="self_attention.query_key_value", k="", v="", fused="grouped",
+    out="self_attention.dense", gate="", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h",
+)  # fmt: skip
 
 FAMILY_NAMES = {
     **dict.fromkeys(
@@ -121,20 +124,14 @@ FAMILY_NAMES = {
     ),
     "gpt_neox": replace(
         _LLAMA, embedding="gpt_neox.embed_in", norm="gpt_neox.final_layer_norm", head="embed_out",
-        layer="gpt_neox.layers.{n}", fused="grouped", **_FUSED | {"q": "attention.query_key_value", "out": "attention.dense"},
-        **_TWO_MATRICES,
+        layer="gpt_neox.layers.{n}", fused="grouped", q="attention.query_key_value", k="", v="", out="attention.dense",
+        gate="", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h",
     ),
     "opt": replace(
         _LLAMA, embedding="model.decoder.embed_tokens", positions="model.decoder.embed_positions",
         norm="model.decoder.final_layer_norm", layer="model.decoder.layers.{n}", attention_norm="self_attn_layer_norm",
         mlp_norm="final_layer_norm", out="self_attn.out_proj", gate="", up="fc1", down="fc2",
     ),
-    "bloom": replace(
-        _LLAMA, embedding="transformer.word_embeddings", embedding_norm="transformer.word_embeddings_layernorm",
-        norm="transformer.ln_f", layer="transformer.h.{n}", fused="grouped", **_FUSED, **_TWO_MATRICES,
-    ),
-    "falcon": replace(
-        _LLAMA, embedding="transformer.word_embeddings", norm="transformer.ln_f", layer="transformer.h.{n}",
-        fused="grouped", **_FUSED, **_TWO_MATRICES,
-    ),
+    "bloom": _BLOOM,
+    "falcon": replace(_BLOOM, embedding_norm=""),
 }  # fmt: skip

@@ -1,5 +1,5 @@
-"""The weights of a checkpoint as Hugging Face's libraries read them: names and layouts of a family, its config.json, and
-the tokenizer of the model that the run began with.
+"""The weights of a checkpoint as Hugging Face's libraries read them: names and layouts of a family, its config.json,
+and the tokenizer of the model that the run began with.
 
 Each tensor is put together from the boxes of the checkpoint, a slab at a time, and written before the next: memory is
 that of one tensor.

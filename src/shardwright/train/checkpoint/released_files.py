@@ -1,8 +1,8 @@
 """The safetensors files of a released model: which tensor lies where, and its values as they lie on the disk.
 
-A folder has model.safetensors, or several files and model.safetensors.index.json. Headers come from strangers: sizes are
-held against the file before anything is read, and tensors are views of the mapped file, so that what is read is what is
-looked at, and no memory is taken for it.
+A folder has model.safetensors, or several files and model.safetensors.index.json. Headers come from strangers: sizes
+are held against the file before anything is read, and tensors are views of the mapped file, so that what is read is
+what is looked at, and no memory is taken for it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A safetensors file, or a folder of them with an index, as Hugging Face's libraries read it: written whole or not at all.
+"""A safetensors file, or a folder of them with an index, as Hugging Face's libraries read it: all of it or nothing.
 
 NAME.safetensors                     all in one file, where a file is asked for
 
