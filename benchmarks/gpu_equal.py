@@ -40,7 +40,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "llama tied": (*_LLAMA, "model.tied_embeddings=true"),
     "gpt": _GPT,
     "gemma-like": (*_LLAMA, "model.head_dim=32", "model.activation=gelu-tanh", "model.tied_embeddings=true"),
-    "head norms": (*_LLAMA, "model.qk_norm=true"),
+    "head norms": (*_LLAMA, "model.qk_norm='head'"),
     "latent attention": ("model.name=tiny-deepseek", "model.moe={}"),
     "separate documents": (*_LLAMA, "data.separate_documents=true"),
     "experts, softmax": ("model.name=tiny-mixtral",),

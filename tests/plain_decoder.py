@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import moe_reference
+from plain_attention import attended, is_turned, rotated
 from shardwright.config.job import JobSpec
-from shardwright.config.model import ModelSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.model.dropout import LEVELS, kept_elements
 from shardwright.parallel.tensor.counter_rng import stream_key, uniform
@@ -205,7 +205,9 @@ class PlainDecoder:
         """A transformer block, and the losses of its router."""
         normal = self._norm(x_BSH, f"{name}.attention_norm")
         attend = self._latent_attention if self.spec.is_latent else self._attention
-        x_BSH = x_BSH + self._dropped(attend(normal, f"{name}.attention", sees_BSS), f"{name}.attention", place)
+        number = int(name.split(".")[1]) if name.startswith("layers") else self.spec.layers - 1
+        y_BSH = attend(normal, f"{name}.attention", sees_BSS, number)
+        x_BSH = x_BSH + self._dropped(y_BSH, f"{name}.attention", place)
         normal, added = self._norm(x_BSH, f"{name}.mlp_norm"), torch.zeros((), dtype=torch.float64)
         if name in self.memories:
             y_BSH, added = self._experts(normal, name, place)
@@ -244,23 +246,39 @@ class PlainDecoder:
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else y + bias
 
-    def _attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor) -> Tensor:
+    def _norm_of_all(self, x: Tensor, name: str) -> Tensor:
+        """RMSNorm over the heads of all groups."""
+        mean = x.square().mean((2, 3, 4), keepdim=True)
+        return x / (mean + self.spec.norm_epsilon).sqrt() * self.weights[f"{name}.weight"]
+
+    def _attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor, number: int) -> Tensor:
         spec = self.spec
         B, S, _ = x_BSH.shape
         groups, queries, width = spec.num_kv_heads, spec.heads // spec.num_kv_heads, spec.head_size
         qkv = self._product(x_BSH, f"{name}.qkv").view(B, S, groups, queries + 2, width)
-        if spec.bias:
+        if spec.bias or spec.qkv_bias:
             qkv = qkv + self.weights[f"{name}.qkv_bias"]
         q, k, v = qkv.split((queries, 1, 1), dim=3)
-        if spec.qk_norm:
+        if spec.qk_norm == "full":
+            q, k = (self._norm_of_all(x, f"{name}.{which}_norm") for which, x in (("q", q), ("k", k)))
+        if spec.qk_norm == "head":
             q, k = self._norm(q, f"{name}.q_norm"), self._norm(k, f"{name}.k_norm")
-        if spec.positions == "rotary":
-            q, k = (self._rotated(x, is_interleaved=False) for x in (q, k))
+        if spec.clip_qkv:
+            q, k, v = (x.clamp(-spec.clip_qkv, spec.clip_qkv) for x in (q, k, v))
+        if is_turned(spec, number):
+            q, k = (rotated(spec, x, is_interleaved=False, layer=number) for x in (q, k))
+            if spec.qk_norm == "l2":
+                q, k = (x / (x.square().mean(-1, keepdim=True) + spec.norm_epsilon).sqrt() for x in (q, k))
+        elif spec.temperature_tuning.scale:
+            steps_S = (torch.arange(S).double() + 1).div(spec.temperature_tuning.floor).floor()
+            q = q * (1 + spec.temperature_tuning.scale * (1 + steps_S).log())[:, None, None, None]
         k, v = k.expand(-1, -1, -1, queries, -1), v.expand(-1, -1, -1, queries, -1)
-        out = _attended(*(x.reshape(B, S, spec.heads, width) for x in (q, k, v)), sees_BSS, self._scale(width))
+        heads = (x.reshape(B, S, spec.heads, width) for x in (q, k, v))
+        sinks = self.weights[f"{name}.sinks"].flatten() if spec.sinks else None
+        out = attended(spec, *heads, sees_BSS, number, sinks)
         return self._product(out.reshape(B, S, -1), f"{name}.out")
 
-    def _latent_attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor) -> Tensor:
+    def _latent_attention(self, x_BSH: Tensor, name: str, sees_BSS: Tensor, number: int) -> Tensor:
         spec, latent = self.spec, self.spec.latent
         B, S, _ = x_BSH.shape
         widths = (latent.q_rank, latent.kv_rank, latent.rope_dim)
@@ -270,24 +288,12 @@ class PlainDecoder:
         kv = self._product(self._norm(for_keys, f"{name}.kv_norm"), f"{name}.kv_up").view(B, S, spec.heads, -1)
         k_plain, v = kv.split((latent.nope_dim, latent.value_dim), dim=-1)
         q_plain, q_turned = q.split((latent.nope_dim, latent.rope_dim), dim=-1)
-        q_turned = self._rotated(q_turned[:, :, :, None], is_interleaved=True).squeeze(3)
-        k_turned = self._rotated(rope[:, :, None, None], is_interleaved=True).squeeze(3)
+        q_turned = rotated(spec, q_turned[:, :, :, None], is_interleaved=True).squeeze(3)
+        k_turned = rotated(spec, rope[:, :, None, None], is_interleaved=True).squeeze(3)
         q = torch.cat((q_plain, q_turned), dim=-1)
         k = torch.cat((k_plain, k_turned.expand(-1, -1, spec.heads, -1)), dim=-1)
-        out = _attended(q, k, v, sees_BSS, self._scale(spec.query_width))
+        out = attended(spec, q, k, v, sees_BSS, number)
         return self._product(out.reshape(B, S, -1), f"{name}.out")
-
-    def _scale(self, width: int) -> float:
-        return (0.1 * math.log(self.spec.yarn.factor) + 1) ** 2 / math.sqrt(width)
-
-    def _rotated(self, x: Tensor, is_interleaved: bool) -> Tensor:
-        """[B, S, G, Q, D] with each pair turned by its angle: (2i, 2i + 1), or (i, i + D / 2)."""
-        S, D = x.shape[1], x.shape[-1]
-        angles = torch.arange(S)[:, None].double() * _frequencies(self.spec, D)
-        cosine, sine = angles.cos()[:, None, None], angles.sin()[:, None, None]
-        first, second = (x[..., 0::2], x[..., 1::2]) if is_interleaved else (x[..., : D // 2], x[..., D // 2 :])
-        turned = first * cosine - second * sine, second * cosine + first * sine
-        return torch.stack(turned, dim=-1).flatten(-2) if is_interleaved else torch.cat(turned, dim=-1)
 
     def _mlp(self, x: Tensor, name: str) -> Tensor:
         up = self._product(x, f"{name}.up")
@@ -374,25 +380,3 @@ class PlainDecoder:
                     share = sum(e in routed.experts[t] for t in group) / (len(group) * moe.num_chosen)
                 total = total + factor * share * likelihood_TE[group, e].mean()
         return total
-
-
-def _attended(q: Tensor, k: Tensor, v: Tensor, sees_BSS: Tensor, scale: float) -> Tensor:
-    """Softmax over what each token sees, [B, S, N, D] to [B, S, N, E]."""
-    scores = torch.einsum("bsnd,btnd->bnst", q, k) * scale
-    shares = scores.masked_fill(~sees_BSS[:, None], -math.inf).softmax(-1)
-    return torch.einsum("bnst,btne->bsne", shares, v)
-
-
-def _frequencies(spec: ModelSpec, D: int) -> Tensor:
-    """What pair i of a head turns by in one position; YaRN makes slow pairs slower (arXiv 2309.00071, section 3.2)."""
-    plain = spec.rotary_base ** (-torch.arange(0, D, 2).double() / D)
-    yarn = spec.yarn
-    if yarn.factor == 1:
-        return plain
-
-    def pair(turns: float) -> float:
-        return D * math.log(yarn.trained_sequence / (2 * math.pi * turns)) / (2 * math.log(spec.rotary_base))
-
-    low, high = max(math.floor(pair(yarn.fast)), 0), min(math.ceil(pair(yarn.slow)), D - 1)
-    ramp = torch.tensor([min(1.0, max(0.0, (i - low) / max(high - low, 1e-3))) for i in range(D // 2)])
-    return plain * (ramp / yarn.factor + (1 - ramp))

@@ -38,7 +38,7 @@ def kept(mesh: Mesh, job: JobSpec) -> tuple[int, int, Rows]:
         return trips[-1]
 
     buffers = [buffer for state in stage.routers().values() for buffer in state.buffers()]
-    constants: list[Tensor] = [p.detach() for p in placed_parameters(stage).values()] + list(stage.angles or ())
+    constants: list[Tensor] = [p.detach() for p in placed_parameters(stage).values()] + stage.tables.tensors
     expert.plan_dispatch = noted
     try:
         total = saved_bytes(lambda: stage.layers[str(LAYER)](x, run), constants + buffers)

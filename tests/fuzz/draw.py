@@ -8,6 +8,7 @@ import math
 import random
 from typing import Any, get_args
 
+from fuzz.draw_attention import draw_attention
 from shardwright.config.plan import STAGES_PER_RANK, ScheduleName
 from shardwright.config.rank_order import AXES, ORDERS
 from shardwright.config.recompute_policy import OPERATORS
@@ -71,6 +72,7 @@ def draw(seed: int, number: int) -> Fields:
         if rng.random() < 0.05:  # refused
             fields["optimizer"]["beta2"] = 0.999
     _further(random.Random(f"further {seed}:{number}"), fields)
+    draw_attention(random.Random(f"attention {seed}:{number}"), fields["model"])
     return fields
 
 
@@ -189,7 +191,7 @@ def _model(rng: random.Random, plan: Fields) -> Fields:
         "norm": rng.choice(["rmsnorm", "layernorm"]),
         "norm_epsilon": rng.choice([1e-5, 1e-3]),
         "positions": rng.choice(["rotary", "rotary", "learned"]),
-        "qk_norm": rng.random() < 0.25,
+        "qk_norm": "head" if rng.random() < 0.25 else "none",
         "bias": rng.random() < 0.4,
         "tied_embeddings": rng.random() < 0.4,
         "vocab": rng.choice([max(2, tp), 17, 32, 61]),
@@ -200,7 +202,8 @@ def _model(rng: random.Random, plan: Fields) -> Fields:
         model["dropout"] = rng.choice([0.1, 0.5])
     if model["positions"] == "rotary" and rng.random() < 0.2:
         model["rotary_base"] = rng.choice([10.0, 500.0])
-        model["yarn"] = {"factor": 4.0, "trained_sequence": 8, "fast": 2.0, "slow": rng.choice([0.25, 1.0])}
+        scaling = {"kind": "yarn", "factor": 4.0, "trained_sequence": 8, "fast": 2.0}
+        model["rotary_scaling"] = scaling | {"slow": rng.choice([0.25, 1.0])}
     if rng.random() < 0.2:
         for name in ("head_dim", "kv_heads", "bias", "qk_norm"):
             del model[name]

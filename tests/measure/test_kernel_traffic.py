@@ -39,7 +39,7 @@ MOE = (*BASE, "model.moe={experts=8, top_k=2, ffn=320}")
 WIDE_MOE = (*BASE, "model.moe={experts=16, top_k=8, ffn=320}")
 LATENT = (*BASE, "model.kv_heads=8",
           "model.latent={q_rank=192, kv_rank=128, nope_dim=32, rope_dim=16, value_dim=32}")  # fmt: skip
-HEAD_NORMS = (*BASE, "model.qk_norm=true")
+HEAD_NORMS = (*BASE, "model.qk_norm='head'")
 MODELS = {"llama": LLAMA, "gpt": GPT, "moe": MOE, "wide moe": WIDE_MOE, "latent": LATENT, "head norms": HEAD_NORMS}
 
 layer = lru_cache(maxsize=16)(lambda fields: layer_kernels(*fields))
@@ -162,6 +162,15 @@ def test_keys_that_come_rank_by_rank(cp: int) -> None:
             sign * count for sign, of in ((1, kernels), (-1, alone)) for k, count in of.items() if k.backward is passes
         )
         assert more / cp == pytest.approx(launched, rel=0.25)
+
+
+def test_capped_scores() -> None:
+    """By score that a query sees, of 8 heads of 4096 tokens in pieces of 512: an eighth more is computed."""
+    kernels = layer((*LLAMA, "model.sequence=4096", "model.attention_softcap=50.0"))
+    files = "parallel/context/capped_attention.py", "parallel/context/sight.py"
+    for passes, told in zip((False, True), OWN.capped, strict=True):
+        counted = moved(kernels, passes, *files, but=("bmm",)) / (8 * 4096**2 / 2)
+        assert counted == pytest.approx(told, rel=0.15)
 
 
 def test_added_weight_gradients() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from cases import ATTENTIONS, EXPERTS, KINDS, small_job
+from cases import ATTENTIONS, EXPERTS, KINDS, RULES, small_job
 from shardwright.config import catalog
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
@@ -40,7 +40,7 @@ def axis(size: int, index: int, name: str = "tp") -> Axis:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS, "llama-mtp", "gpt-tied-mtp"])
+@pytest.mark.parametrize("kind", [*KINDS, *ATTENTIONS, *RULES, "llama-mtp", "gpt-tied-mtp"])
 def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
     job = small_job(kind, **PLANS[plan])
     for stage in range(job.plan.num_stages):

@@ -35,6 +35,7 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "ring": ("llama", {"cp": 4}),
     "all-gather": ("llama", {"tp": 2, "cp": 2, "cp_method": "all-gather"}),
     "ulysses": ("llama", {"cp": 2, "cp_method": "ulysses"}),
+    "norms of all heads": ("olmo", {"tp": 2}),
     "latents, tp": ("latent", {"tp": 2}),
     "latents, sequence parallel": ("latent", SEQUENCE),
     "latents, ring": ("latent", {"cp": 2}),

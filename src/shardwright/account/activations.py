@@ -27,6 +27,7 @@ from shardwright.account.kept_tensors import (
 from shardwright.account.moe_activations import Rows, expected_rows, experts_of
 from shardwright.account.working_memory import BackwardNeed, OperatorNeeds, most_needed
 from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import split_evenly
 from shardwright.config.recompute_policy import LAYER, Policy
 from shardwright.workload.layer_operators import mlp_operators
@@ -130,14 +131,19 @@ def _runs(chain: Chain, policy: Policy) -> Iterator[Chain]:
 def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     """A layer of a job, or a block of further tokens, by its number in the model, on any rank, for one microbatch.
 
-    Layers are all alike, but for those with experts. There `rows` says how many the gate sends here, if that is known.
+    Of one with experts `rows` says how many the gate sends here, if that is known.
     """
-    attention_sizes, attention = attention_of(job)
+    attention_sizes, attention = attention_of(job, layer)
+    kind = shape_of(job.model).kind(layer)
     if job.model.has_experts(layer):
         rows = rows or expected_rows(job)
         sizes, experts, shared = experts_of(job, rows)
         needs = OperatorNeeds(job, Share.of(job, rows.sent, rows.arrived))
-        of_all = (*needs.of_experts(), *(needs.of_mlp("shared ") if shared else ()), *needs.of_attention(tuple(sizes)))
+        of_all = (
+            *needs.of_experts(),
+            *(needs.of_mlp("shared ") if shared else ()),
+            *needs.of_attention(tuple(sizes), kind),
+        )
         return Layer(attention_sizes | sizes, attention, experts, shared, has_experts=True, needs=of_all)
     share = Share.of(job)
     operators = mlp_operators(share.tensors.shape)
@@ -147,7 +153,7 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     cast, in_place = cast_inputs(job, share, operators, BOTH)
     sizes, needs = sizes | waiting_operands(job, share, operators) | cast, OperatorNeeds(job, share)
     chain = kept_chain(operators, keeps | in_place, waits_in_float8=job.precision.float8_weight_gradients)
-    of_all = (*needs.of_mlp(), *needs.of_attention(tuple(sizes)))
+    of_all = (*needs.of_mlp(), *needs.of_attention(tuple(sizes), kind))
     return Layer(attention_sizes | sizes, attention, chain, needs=of_all)
 
 

@@ -107,6 +107,7 @@ def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
         "out": ("hidden", "heads"), "down": ("hidden", "inner"), "up_bias": ("gate, up", "inner"),
         "router": ("experts", "hidden"), "shared_gate": ("one", "hidden"), "q_up": ("heads", "head", "latent"),
         "kv_up": ("heads", "key and value", "latent"), "project": ("hidden", "embedding and hidden"),
+        "sinks": ("key heads", "queries"),
     }  # fmt: skip
     if place.is_expert:
         return ("experts", "gate, up", "inner", "hidden") if last == "up" else ("experts", "hidden", "inner")
@@ -115,7 +116,7 @@ def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
     if last == "up":
         return "gate, up", "inner", "hidden"
     if last == "bias" or name.endswith("norm"):
-        return ("width",)
+        return ("key heads", "queries", "head")[: len(place.full_shape)] if len(place.full_shape) > 1 else ("width",)
     return known[last]
 
 

@@ -7,10 +7,12 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
-from shardwright.config.field_types import Divisor, Layers, Probability, Tokens, WidthOr0
+from shardwright.config.field_types import Divisor, Layers, LayersOr0, PositiveOr0, Probability, Tokens, WidthOr0
 from shardwright.config.latent import LatentSpec
 from shardwright.config.moe import MoeSpec
-from shardwright.config.yarn import YarnSpec
+from shardwright.config.rotary_scaling import RotaryScalingSpec
+from shardwright.config.temperature import TemperatureSpec
+from shardwright.config.window import WindowSpec
 
 MOST_MTP = 4  # modules of multi-token prediction
 
@@ -35,11 +37,37 @@ class ModelSpec(Spec):
     activation: Literal["silu", "gelu", "gelu-tanh"] = Field("silu", description="Activation of the MLP.")
     norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="Kind of normalisation.")
     norm_epsilon: Divisor = Field(1e-5, description="Added to the variance.")
-    positions: Literal["rotary", "learned"] = Field("rotary", description="How a token knows its position.")
+    positions: Literal["rotary", "learned", "alibi", "none"] = Field(
+        "rotary",
+        description="How a token knows its position; alibi takes a multiple of the distance from the scores of a head.",
+    )
     rotary_base: Divisor = Field(10000.0, description="Base of the rotary frequencies.")
-    yarn: YarnSpec = Field(YarnSpec(), description="Rotary positions for longer sequences.")
-    qk_norm: bool = Field(
-        False, description="Normalise each head's query and key, before they are turned by their positions."
+    rotary_dim: WidthOr0 = Field(
+        0, description="Elements of a head that are turned by its position, its first ones; 0 means all."
+    )
+    rotary_scaling: RotaryScalingSpec = Field(RotaryScalingSpec(), description="Rotary positions for longer sequences.")
+    no_rotary_every: LayersOr0 = Field(
+        0, description="The last of every so many layers turns nothing; 0 means that all do."
+    )
+    qk_norm: Literal["none", "head", "full", "l2"] = Field(
+        "none",
+        description="Normalise queries and keys before they are turned by their positions, each head's by itself or "
+        "those of all heads together; or after that, in layers that are turned, without a weight (l2).",
+    )
+    qkv_bias: bool = Field(False, description="Biases of query, key and value alone; bias has these too.")
+    window: WindowSpec = Field(WindowSpec(), description="Layers in which tokens see the last ones before them alone.")
+    attention_scale: PositiveOr0 = Field(
+        0.0, description="What scores are multiplied with; 0 means 1 / sqrt(width of a head's query)."
+    )
+    attention_softcap: PositiveOr0 = Field(
+        0.0, description="Scores become softcap x tanh(score / softcap) before the softmax; 0 means that they stay."
+    )
+    sinks: bool = Field(False, description="A learned score for each head in the sum of its softmax, without a value.")
+    clip_qkv: PositiveOr0 = Field(
+        0.0, description="Queries, keys and values are at most this, and at least minus this; 0 means any."
+    )
+    temperature_tuning: TemperatureSpec = Field(
+        TemperatureSpec(), description="Scores that grow with the position, in layers that turn nothing."
     )
     latent: LatentSpec = Field(LatentSpec(), description="Multi-head latent attention, if its kv_rank is not 0.")
     dropout: Probability = Field(
@@ -110,12 +138,22 @@ class ModelSpec(Spec):
     @property
     def rotary_width(self) -> int:
         """Elements of a head that are turned by their position."""
-        return self.latent.rope_dim if self.is_latent else self.head_size
+        return self.latent.rope_dim if self.is_latent else self.rotary_dim or self.head_size
 
     @property
     def softmax_scale(self) -> float:
         """What the products of queries and keys are multiplied with before the softmax."""
-        return self.yarn.temperature / math.sqrt(self.query_width)
+        return self.rotary_scaling.temperature * (self.attention_scale or 1 / math.sqrt(self.query_width))
+
+    def is_turned(self, block: int) -> bool:
+        """Whether a block turns queries and keys by their positions. Those of multi-token prediction are like the last
+        layer."""
+        every, layer = self.no_rotary_every, min(block, self.layers - 1)
+        return self.positions == "rotary" and not (every and (layer + 1) % every == 0)
+
+    def is_windowed(self, block: int) -> bool:
+        """Whether a block attends within a window."""
+        return self.window.is_in(min(block, self.layers - 1))
 
     @property
     def shares_table(self) -> bool:
@@ -145,11 +183,47 @@ class ModelSpec(Spec):
         """What contradicts itself within the model alone."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
         faults += [*self.moe.faults(self.layers), *self._mtp_faults()]
-        if self.yarn != YarnSpec() and self.positions != "rotary":
+        faults += self.window.faults(self.layers)
+        if self.temperature_tuning != TemperatureSpec() and not self.no_rotary_every:
             faults.append(
-                f'model.yarn scales rotary positions, and model.positions is "{self.positions}"; leave it out'
+                "model.temperature_tuning is for layers that turn nothing, and model.no_rotary_every 0 says that none "
+                "is one of them; set that, or leave it out"
+            )
+        return faults + (self._rotary_faults() if self.positions == "rotary" else self._unturned_faults())
+
+    def _rotary_faults(self) -> list[str]:
+        """Rotary positions of what can't be turned so."""
+        faults = self.rotary_scaling.faults(self.rotary_width // 2)
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_size:
+            faults.append(
+                f"rotary positions turn pairs of the {self.head_size} elements of a head, and model.rotary_dim is "
+                f"{self.rotary_dim}; use an even number of at most {self.head_size}"
             )
         return faults
+
+    def _unturned_faults(self) -> list[str]:
+        """Fields of rotary positions where there are none."""
+        of_window = [
+            f'model.window.{name} is of rotary positions, and model.positions is "{self.positions}"; leave it out'
+            for name in ("rotary_base", "rotary_scaled")
+            if getattr(self.window, name) != WindowSpec.model_fields[name].default
+        ]
+        return (
+            of_window
+            + [
+                f'model.{name} is of rotary positions, and model.positions is "{self.positions}"; leave it out'
+                for name in ("rotary_dim", "rotary_scaling", "no_rotary_every")
+                if getattr(self, name) != ModelSpec.model_fields[name].default
+            ]
+            + (
+                [
+                    f'model.qk_norm = "l2" is for what was turned by its position, and model.positions is '
+                    f'"{self.positions}"; leave it out, or use positions = "rotary"'
+                ]
+                if self.qk_norm == "l2"
+                else []
+            )
+        )
 
     def _mtp_faults(self) -> list[str]:
         """Modules of multi-token prediction that have nothing to predict, or none that a weight is for."""
@@ -169,12 +243,19 @@ class ModelSpec(Spec):
     def _latent_faults(self) -> list[str]:
         """Fields of ordinary attention that latent attention has no place for."""
         faults = [
-            f"model.latent replaces {what}, and model.{name} is {getattr(self, name)!r}; leave it out"
+            f"model.latent replaces {what}, and model.{name} is {_told(getattr(self, name))}; leave it out"
             for name, what, allowed in (
                 ("head_dim", "the width of heads by those of their parts", (0,)),
                 ("kv_heads", "groups of heads by a latent that all share", (0, self.heads)),
                 ("bias", "the matrices that have biases", (False,)),
-                ("qk_norm", "the norm of each head by those of the latents", (False,)),
+                ("qkv_bias", "the matrix that has them", (False,)),
+                ("qk_norm", "the norm of each head by those of the latents", ("none",)),
+                ("rotary_dim", "what is turned of a head by a part of it", (0,)),
+                ("no_rotary_every", "heads by some with a part that is turned", (0,)),
+                ("window", "attention by one to all tokens", (WindowSpec(),)),
+                ("attention_softcap", "attention by one without a cap", (0.0,)),
+                ("sinks", "attention by one without them", (False,)),
+                ("clip_qkv", "what is clipped", (0.0,)),
             )
             if getattr(self, name) not in allowed
         ]
@@ -198,12 +279,24 @@ class ModelSpec(Spec):
                 f"(each key/value head serves heads / kv_heads query heads); "
                 f"use {nearest_divisors(self.heads, self.num_kv_heads)}"
             )
-        if self.positions == "rotary" and self.head_size % 2:
+        if self.positions == "rotary" and self.head_size % 2 and not self.rotary_dim:
             faults.append(
                 f"rotary positions turn pairs of elements, and a head has {self.head_size}; "
                 f'use an even model.head_dim, or positions = "learned"'
             )
+        if self.bias and self.qkv_bias:
+            faults.append("model.qkv_bias is true, and model.bias has those of query, key and value too; leave it out")
+        if self.qk_norm == "full" and self.norm != "rmsnorm":
+            faults.append(
+                f'model.qk_norm = "full" is an RMSNorm of all heads, and model.norm is "{self.norm}"; use "head", or '
+                'norm = "rmsnorm"'
+            )
         return faults
+
+
+def _told(value: object) -> str:
+    """A value of a field in a message, or that a section is set."""
+    return "set" if isinstance(value, Spec) else repr(value)
 
 
 def divisors(number: int) -> list[int]:

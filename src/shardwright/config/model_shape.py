@@ -7,12 +7,16 @@ model (workload/operators.py), counts of parameters and of FLOPs are read from i
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
 from shardwright.config.model import ModelSpec
 from shardwright.config.moe import is_routed
+from shardwright.config.window import WindowSpec
+
+_NO_WINDOW = WindowSpec()
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,14 @@ class LatentShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Shape of a decoder. Layers are of two kinds: "dense" has one MLP for all tokens, "experts" a mixture.
+    """Shape of a decoder. Layers are of kinds (layer_kind.py): "dense" has one MLP for all tokens, "experts" a mixture;
+    the last of every `no_rotary_every` has no rotary positions, and `window` says which have one.
 
     `mtp` modules behind the last layer predict further tokens: a block like the last layer each, behind a projection of
     hidden states and embeddings. `layer_norm` says that norms are LayerNorms, `bias` that attention and MLPs have
-    biases, and `head_norms` that queries and keys are normalised. Rows of measurements don't say these.
+    biases, `qkv_bias` that queries, keys and values alone have some, and `head_norms` that queries and keys are
+    normalised; `clips` that these and values are clipped, `caps` that scores are, and `blockwise` that no kernel of all
+    of a sequence computes attention so. Rows of measurements don't say these.
     """
 
     layers: int
@@ -118,8 +125,14 @@ class ModelShape:
     latent: LatentShape | None = None
     layer_norm: bool = False
     bias: bool = False
+    qkv_bias: bool = False
     head_norms: bool = False
     mtp: int = 0
+    no_rotary_every: int = 0
+    window: WindowSpec = _NO_WINDOW
+    clips: bool = False
+    caps: bool = False
+    blockwise: bool = False
 
     @property
     def query_width(self) -> int:
@@ -201,7 +214,7 @@ class ModelShape:
 
     def matrices(self, kind: str) -> tuple[Matrix, ...]:
         """All weight matrices of a layer of a kind."""
-        if kind == "dense" or self.experts is None:
+        if self.experts is None or not has_experts(kind):
             return self.attention_matrices + self.mlp_matrices
         shared = self.shared_matrices if self.experts.shared_ffn else ()
         return self.attention_matrices + self.gate_matrices + self.routed_matrices + shared
@@ -227,6 +240,46 @@ class ModelShape:
         """Whether a layer has one MLP for all tokens. Those that predict further tokens are like the last one."""
         of = self.experts
         return of is None or not is_routed(min(layer, self.layers - 1), of.dense_layers, of.every)
+
+    def kind(self, layer: int) -> str:
+        """The kind of a layer."""
+        return ("dense" if self.is_dense(layer) else "experts") + self._how_it_attends(layer)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that layers may have."""
+        ways = dict.fromkeys(map(self._how_it_attends, range(self.layers)))
+        return tuple(of + way for of in ("dense", "experts") if of == "dense" or self.experts for way in ways)
+
+    def _how_it_attends(self, layer: int) -> str:
+        layer, every = min(layer, self.layers - 1), self.no_rotary_every
+        is_unturned = every > 0 and (layer + 1) % every == 0
+        return WINDOWED * self.window.is_in(layer) + UNTURNED * is_unturned
+
+    def of_kind(self, kind: str, layers: int) -> "ModelShape":
+        """A model of so many layers that attend as those of a kind do."""
+        window = self.window.model_copy(update={"full_every": 0, "first_full": 0})
+        return replace(
+            self, layers=layers, no_rotary_every=int(UNTURNED in kind),
+            window=window if WINDOWED in kind else _NO_WINDOW,
+        )  # fmt: skip
+
+    def is_turned(self, kind: str) -> bool:
+        """Whether a layer of a kind turns queries and keys by their positions."""
+        return not self.learned_positions and UNTURNED not in kind
+
+    def keys_seen(self, kind: str) -> float:
+        """Keys of a sequence that a query of a layer of a kind sees, of which causality leaves the half."""
+        return self.window.keys_seen(self.sequence) if WINDOWED in kind else self.sequence
+
+    def is_blockwise(self, kind: str) -> bool:
+        """Whether our runtime computes the attention of a layer of a kind block by block, where one rank has all of a
+        sequence too."""
+        return self.blockwise or (WINDOWED in kind and self.window.size < self.sequence)
+
+    @cached_property
+    def _seen_by_block(self) -> list[float]:
+        return [self.keys_seen(self.kind(block)) for block in range(self.layers + self.mtp)]
 
     @cached_property
     def num_dense(self) -> int:
@@ -256,7 +309,7 @@ class ModelShape:
     def kind_parameters(self, kind: str) -> tuple[int, int]:
         """(elements that all tokens use, elements of the routed experts) of a layer of a kind: its matrices and two
         norms. Biases, and norms inside of attention, are not counted: published rows do not say them."""
-        common, routed = self._elements[kind]
+        common, routed = self._elements["experts" if has_experts(kind) else "dense"]
         return common + 2 * self.hidden, routed
 
     @property
@@ -292,29 +345,28 @@ class ModelShape:
         """Model FLOPs of one token, forward and backward: 6 a matrix element that it meets, and attention.
 
         Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B): 6 N + 12 x layers x heads x head_dim x sequence,
-        where head_dim is the mean of the widths of keys and values. The full sequence is counted, or with `causal` half
-        of it; recomputation is not.
+        where head_dim is the mean of the widths of keys and values. The full sequence is counted, of a layer with a
+        window what that sees of it, or with `causal` half of it; recomputation is not.
         """
         share = 0.5 if causal else 1.0
-        blocks = self.layers + self.mtp
-        return 6.0 * self.matrix_parameters + 6.0 * blocks * self._attended * self.sequence * share
+        return 6.0 * self.matrix_parameters + 6.0 * self._attended * sum(self._seen_by_block) * share
 
     def stage_flops(self, layers: Sequence[int], sequences: int) -> tuple[float, ...]:
         """Forward FLOPs by stage, of a microbatch of `sequences`; stage s holds `layers[s]`, the last one also the
         head and what predicts further tokens.
 
-        2 a matrix element and token, and those of attention's scores and sums of values over the full sequence. The
-        backward is twice the forward: once for the input gradients and once for the weights'. All stages together are
-        flops_per_token, times tokens.
+        2 a matrix element and token, and those of attention's scores and sums of values over the full sequence or what
+        a window sees of it. The backward is twice the forward: once for the input gradients and once for the weights'.
+        All stages together are flops_per_token, times tokens.
         """
-        scores = 2 * self._attended * self.sequence
+        scores = [2 * self._attended * keys for keys in self._seen_by_block]
         found, first = list[float](), 0
         for stage, count in enumerate(layers):
             more = self.mtp if stage == len(layers) - 1 else 0
             matrices = self._of_layers(range(first, first + count + more), self._met)
             ends = (1 + more) * self.table_elements + more * self.further_matrix.num_elements
-            head = ends if stage == len(layers) - 1 else 0
-            found.append(float(sequences * self.sequence * (2 * (matrices + head) + (count + more) * scores)))
+            head, attended = ends if stage == len(layers) - 1 else 0, sum(scores[first : first + count + more])
+            found.append(float(sequences * self.sequence * (2 * (matrices + head) + attended)))
             first += count
         return tuple(found)
 
@@ -334,5 +386,9 @@ def shape_of(model: ModelSpec) -> ModelShape:
         experts=experts if moe.experts else None,
         latent=LatentShape(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
         if model.is_latent else None,
-        layer_norm=model.norm == "layernorm", bias=model.bias, head_norms=model.qk_norm, mtp=model.mtp_layers,
+        layer_norm=model.norm == "layernorm", bias=model.bias, qkv_bias=model.qkv_bias,
+        head_norms=model.qk_norm != "none", mtp=model.mtp_layers,
+        no_rotary_every=1 if model.positions in ("none", "alibi") else model.no_rotary_every, window=model.window,
+        clips=model.clip_qkv > 0, caps=model.attention_softcap > 0,
+        blockwise=model.attention_softcap > 0 or model.sinks or model.positions == "alibi",
     )  # fmt: skip

@@ -32,7 +32,7 @@ class Block(nn.Module):
         name = block_name(spec, number)
         self.policy = policy
         self.attention_norm = Norm(spec, cut)
-        self.attention = LatentAttention(spec, cut) if spec.is_latent else Attention(spec, cut)
+        self.attention = LatentAttention(spec, cut) if spec.is_latent else Attention(spec, cut, number)
         self.attention_dropout = Dropout(spec, f"{name}.attention", cut)
         self.mlp_norm = Norm(spec, cut)
         self.mlp = None if spec.has_experts(number) else MLP(spec, cut)

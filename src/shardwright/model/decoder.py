@@ -25,8 +25,8 @@ from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.loss import Targets, joined_losses, microbatch_loss
 from shardwright.model.mtp import FurtherToken, further_ids, skipped_targets
 from shardwright.model.norm import Norm
+from shardwright.model.position_tables import PositionTables
 from shardwright.model.positions import pick, positions_tensor
-from shardwright.model.rotary import rotary_angles
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.context.document_mask import follows
 from shardwright.parallel.pipeline.microbatch import Microbatch
@@ -85,7 +85,7 @@ class DecoderStage(nn.Module):
         self.spec, self.span, self.cut, self.host = spec, span, cut, host
         self.loss_positions = loss_positions or spec.sequence
         self.through: Passage = _as_it_is
-        self.angles: tuple[Tensor, Tensor] | None = None
+        self.tables = PositionTables()
         self.held = cut.held(spec.sequence)
         learned = spec.positions == "learned"
         self.embedding = Embedding(spec, cut) if span.is_first else None
@@ -130,10 +130,8 @@ class DecoderStage(nn.Module):
     def _place_buffers(self, device: torch.device) -> None:
         for state in self.routers().values():
             state.to(device)
-        if self.spec.positions == "rotary":
-            turned = (range(self.spec.sequence),) if self.cut.trades_heads else self.held
-            positions_S = positions_tensor(turned, device)
-            self.angles = rotary_angles(positions_S, self.spec.rotary_width, self.spec.rotary_base, self.spec.yarn)
+        seen = (range(self.spec.sequence),) if self.cut.trades_heads else self.held
+        self.tables = PositionTables.of(self.spec, positions_tensor(seen, device))
 
     def regions(self) -> dict[str, list[PlacedParameter]]:
         """What is computed one after the other, by the name that `through` is told, with its parameters."""
@@ -165,7 +163,7 @@ class DecoderStage(nn.Module):
         """What the layers share in one pass; without a microbatch nothing is dropped out."""
         convoy = None if self.host is None or microbatch is None else Convoy(self.host)
         documents = None if documents_BS is None else self._by_rank(documents_BS)
-        return ForwardPass(self.angles, microbatch, convoy, documents)
+        return ForwardPass(self.tables, microbatch, convoy, documents)
 
     def _by_rank(self, documents_BS: Tensor) -> Tensor:
         """The documents of the tokens of each rank whose keys attention meets by themselves, [P, B, s]."""

@@ -29,22 +29,22 @@ class Norm(nn.Module):
         cut: LayerSharding,
         width: int = 0,
         summed_over: Axis | None = None,
-        bias_learns: bool = True,
+        learning_biases: int = -1,
     ) -> None:
-        """Without `bias_learns` the bias stays as it is: what follows cancels it, and its gradient would be rounding
-        noise, of which Adam makes steps."""
+        """`learning_biases` first elements of the bias learn, -1 all: what follows cancels the others, and their
+        gradient would be rounding noise, of which Adam makes steps."""
         super().__init__()
         self.epsilon, self.kind = spec.norm_epsilon, cut.tp.kind
         shape, axis = (width or spec.hidden,), summed_over or cut.summed_over
         self.weight = whole(shape, "ones", summed_over=axis)
-        self.bias_learns = bias_learns
+        self.learning_biases = shape[0] if learning_biases < 0 else learning_biases
         self.bias = whole(shape, "zeros", summed_over=axis) if spec.norm == "layernorm" else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         """[S, B, H] to [S, B, H]; more dims in place of S and B are as good."""
         if self.bias is None:
             return _RmsNorm.apply(x_SBH, self.weight, self.epsilon, self.kind)
-        return _LayerNorm.apply(x_SBH, self.weight, self.bias, self.epsilon, self.bias_learns)
+        return _LayerNorm.apply(x_SBH, self.weight, self.bias, self.epsilon, self.learning_biases)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -89,11 +89,11 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, bias_H: PlacedParameter, epsilon: float, bias_learns: bool
+        ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter, bias_H: PlacedParameter, epsilon: float, learning: int
     ) -> Tensor:
         y_SBH, mean_SB1, inverse_SB1 = torch.native_layer_norm(x_SBH, weight_H.shape, weight_H, bias_H, epsilon)
         ctx.save_for_backward(x_SBH, mean_SB1, inverse_SB1)
-        ctx.weight, ctx.bias, ctx.bias_learns = weight_H, bias_H, bias_learns
+        ctx.weight, ctx.bias, ctx.learning = weight_H, bias_H, learning
         return y_SBH
 
     @staticmethod
@@ -103,5 +103,6 @@ class _LayerNorm(torch.autograd.Function):
             grads[0].contiguous(), x_SBH, ctx.weight.shape, mean_SB1, inverse_SB1, ctx.weight, ctx.bias, [True] * 3
         )
         ctx.weight.add_gradient(dweight_H)
-        ctx.bias.add_gradient(dbias_H if ctx.bias_learns else torch.zeros_like(dbias_H))
+        dbias_H[ctx.learning :] = 0
+        ctx.bias.add_gradient(dbias_H)
         return dx_SBH, None, None, None, None

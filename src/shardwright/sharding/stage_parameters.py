@@ -134,10 +134,22 @@ class _Cut:
         )  # fmt: skip
 
     def _attention(self, name: str) -> list[ParameterShard]:
+        model, (qkv, _) = self.model, self.shape.attention_matrices
         places = self._pair(name, *self.shape.attention_matrices)
+        if model.qkv_bias:
+            places = [self._sharded(f"{name}.qkv_bias", qkv.outputs, 0, init="zeros"), *places]
+        if model.sinks:
+            # A layer's own parameters are listed before those of its parts.
+            shape = (model.num_kv_heads, model.heads // model.num_kv_heads)
+            own = int(model.bias or model.qkv_bias)
+            places.insert(own, self._sharded(f"{name}.sinks", shape, 0, init="zeros"))
+        if model.qk_norm == "full":
+            groups, queries = model.num_kv_heads, model.heads // model.num_kv_heads
+            for which, heads in (("q_norm", queries), ("k_norm", 1)):
+                places.append(self._sharded(f"{name}.{which}.weight", (groups, heads, model.head_size), 0, init="ones"))
         # Each rank norms its own heads.
-        for which in ("q_norm", "k_norm") if self.model.qk_norm else ():
-            places += self._norm(f"{name}.{which}", self.model.head_size, is_partial=True)
+        for which in ("q_norm", "k_norm") if model.qk_norm == "head" else ():
+            places += self._norm(f"{name}.{which}", model.head_size, is_partial=True)
         return places
 
     def _latent_attention(self, name: str) -> list[ParameterShard]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
+from shardwright.config.layer_kind import has_experts
 from shardwright.config.model_shape import Matrix, ModelShape
 
 
@@ -152,7 +153,7 @@ def _product(name: str, part: str, matrix: Matrix, takes: str, gives: str) -> La
 
 @lru_cache(maxsize=64)
 def piece_operators(shape: ModelShape, kind: str) -> Operators:
-    """The operators of a piece of the model: of a layer of a kind, "dense" or "experts", of the "embedding" or the
+    """The operators of a piece of the model: of a layer of a kind (config/model_shape.py), of the "embedding" or the
     "head", or of "mtp": what predicts a further token, but for its block."""
     match kind:
         case "embedding":
@@ -167,7 +168,7 @@ def piece_operators(shape: ModelShape, kind: str) -> Operators:
                 _product("project", "before block", shape.further_matrix, "joined", "input"),
                 *_head(),
             )
-    half = mlp_operators(shape) if kind == "dense" else routed_operators(shape) + shared_operators(shape)
+    half = routed_operators(shape) + shared_operators(shape) if has_experts(kind) else mlp_operators(shape)
     join = LayerOperator("attention join", "join", "attention output", "middle")
     return (*attention_operators(shape), join, *half, LayerOperator("mlp join", "join", half[-1].gives, "output"))
 

@@ -19,7 +19,6 @@ from shardwright.workload.operators import HALF, Context, Operator
 from shardwright.workload.query import PlanGrid
 
 Chain = tuple[Operator, ...]
-LAYERS = ("dense", "experts")  # kinds of pieces that are layers
 _BEFORE = ("embedding norm", "hidden norm")  # the block of a further token
 
 _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
@@ -48,15 +47,16 @@ _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
 
 
 def chains(shape: ModelShape, cut: PlanGrid, software: SoftwareSpec) -> dict[str, Chain]:
-    """The operators of each kind of piece: dense and expert layers, embedding, head, and what
-    predicts a further token."""
-    c = Context(shape, cut, software)
-    kinds = ("dense", *(("experts",) if shape.experts else ()), "embedding", "head")
-    kinds += ("mtp",) if shape.mtp else ()
-    found = {kind: tuple(_COSTS[o.name](c, o) for o in piece_operators(shape, kind)) for kind in kinds}
+    """The operators of each kind of piece: layers, embedding, head, and what predicts a further token."""
+    kinds = (*shape.kinds, "embedding", "head", *(("mtp",) if shape.mtp else ()))
+    found = {kind: _chain(Context(shape, cut, software, kind)) for kind in kinds}
     if cut.element_bytes == HALF:
         return found
     return {kind: tuple(o.in_numbers_of(cut.element_bytes) for o in chain) for kind, chain in found.items()}
+
+
+def _chain(c: Context) -> Chain:
+    return tuple(_COSTS[o.name](c, o) for o in piece_operators(c.shape, c.kind))
 
 
 def kept_bytes(chain: Chain, policy: str) -> Numbers:

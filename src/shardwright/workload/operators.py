@@ -159,11 +159,13 @@ class Operator:
 
 @dataclass(frozen=True)
 class Context:
-    """What every operator's function takes: the model, the plan and the software, and sizes that follow from them."""
+    """What every operator's function takes: the model, the plan and the software, which piece of the model it is of,
+    and sizes that follow from them."""
 
     shape: ModelShape
     cut: PlanGrid
     software: SoftwareSpec
+    kind: str = "dense"
 
     @cached_property
     def tokens(self) -> Numbers:
@@ -188,10 +190,10 @@ class Context:
         other = self.software.layer_norm if self.shape.layer_norm else None
         return other or self.software.norm
 
-    def bias(self, elements: Numbers) -> tuple[Numbers, Numbers]:
+    def bias(self, elements: Numbers, is_there: bool) -> tuple[Numbers, Numbers]:
         """Bytes that the sum with a bias moves, forward and backward, where there is one."""
         forward, backward = self.software.bias
-        return (elements * forward, elements * backward) if self.shape.bias else (0.0, 0.0)
+        return (elements * forward, elements * backward) if is_there else (0.0, 0.0)
 
     @cached_property
     def sent(self) -> Numbers:
@@ -300,7 +302,8 @@ def rise(c: Context, o: LayerOperator) -> Operator:
     """The product for query, key and value, and that into an MLP; keeps what it gives."""
     kept = c.bytes_of(o.gives)
     of_experts = o.products[0].matrix.experts
-    forward, backward = (0.0, 0.0) if of_experts else c.bias(c.sizes[o.gives])
+    has_bias = not of_experts and (c.shape.bias or (c.shape.qkv_bias and o.part == "qkv"))
+    forward, backward = c.bias(c.sizes[o.gives], has_bias)
     inside = 0.0 if of_experts else c.gathered
     return Operator(o, (product(c, o),), None, forward, backward, kept=kept, given=kept, inside=inside)
 
@@ -308,7 +311,7 @@ def rise(c: Context, o: LayerOperator) -> Operator:
 def fall(c: Context, o: LayerOperator) -> Operator:
     """The product that joins the heads, and that out of an MLP; its input is what the operator before keeps."""
     # The bias is added behind the sum over tp, where tokens may be sharded.
-    forward, backward = (0.0, 0.0) if o.products[0].matrix.experts else c.bias(c.sizes.stream)
+    forward, backward = c.bias(c.sizes.stream, c.shape.bias and not o.products[0].matrix.experts)
     return Operator(o, (product(c, o),), None, forward, backward, given=c.bytes_of(o.gives))
 
 

@@ -40,8 +40,7 @@ class Again:
         """The costs of a layer of a job, by its number in the model, with kernels of the cluster's software."""
         kept = job.model_copy(update={"plan": job.plan.model_copy(update={"recompute": "none"})})
         shape, cut = shape_of(kept.model), cut_of(kept)
-        kind = "dense" if shape.is_dense(layer) else "experts"
-        chain = chains(shape, cut, software_of(job.cluster.software))[kind]
+        chain = chains(shape, cut, software_of(job.cluster.software))[shape.kind(layer)]
         return cls(chain, cut.element_bytes)
 
     def operators(self, policy: Policy) -> list[tuple[Operator, float]]:
