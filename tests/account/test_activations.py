@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import ATTENTIONS, KINDS, LATENT, RULES, small_job
+from cases import ATTENTIONS, BLOCKS, KINDS, LATENT, RULES, small_job
 from ranks import run_on_mesh
 from shardwright.account.activations import documents_kept, embedding_kept, head_kept, layer_of
 from shardwright.account.further_tokens import further_layers
@@ -88,7 +88,7 @@ def saved_by_layer(mesh: Mesh, job: JobSpec, number: int = 0) -> int:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", [*KINDS, *OTHERS, *ATTENTIONS])
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS, *ATTENTIONS, *BLOCKS])
 def test_layer_on_one_rank(kind: str, shape: str, policy: str) -> None:
     job = shaped(kind, shape, POLICIES[policy])
     assert run_on_mesh(job, saved_by_layer, job) == [layer_of(job).kept_bytes(frozenset(POLICIES[policy]))]
@@ -105,7 +105,7 @@ def test_layer_of_a_rule_on_one_rank(kind: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("kind", ["llama", "gpt", *ATTENTIONS])
+@pytest.mark.parametrize("kind", ["llama", "gpt", *ATTENTIONS, *BLOCKS])
 def test_layer_on_two_ranks(kind: str, sequence_parallel: bool) -> None:
     cases = [(kind, policy) for policy in ("none", "cheap", "all", "full")]
     check_layers(cases, tp=2, sequence_parallel=sequence_parallel)
@@ -188,7 +188,7 @@ def test_what_predicts_further_tokens(kind: str, plan: dict[str, Any], separate:
 
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2", "tp2-sp"])
-@pytest.mark.parametrize("kind", ["llama", "gpt"])
+@pytest.mark.parametrize("kind", ["llama", "gpt", "unweighed"])
 def test_stages_with_their_ends(kind: str, plan: dict[str, Any]) -> None:
     job = shaped(kind, "small", ["attention"], 4, pp=2, recompute_every=2, **plan)
     layer = layer_of(job)
@@ -220,7 +220,7 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2-sp"])
 @pytest.mark.parametrize("policy", ["none", "full"])
-@pytest.mark.parametrize("kind", ["llama", "gpt", "llama-mtp", "gpt-tied-mtp", *ATTENTIONS])
+@pytest.mark.parametrize("kind", ["llama", "gpt", "llama-mtp", "gpt-tied-mtp", *ATTENTIONS, *BLOCKS])
 def test_what_waits_for_its_weight_gradient(kind: str, policy: str, plan: dict[str, Any]) -> None:
     job = shaped(kind, "small", POLICIES[policy], **plan)
     layers = job.model.layers * layer_of(job).deferred_bytes()

@@ -73,7 +73,35 @@ def draw(seed: int, number: int) -> Fields:
             fields["optimizer"]["beta2"] = 0.999
     _further(random.Random(f"further {seed}:{number}"), fields)
     draw_attention(random.Random(f"attention {seed}:{number}"), fields["model"])
+    _block(random.Random(f"block {seed}:{number}"), fields)
     return fields
+
+
+def _block(rng: random.Random, fields: Fields) -> None:
+    """Norms, the residual stream, activations and experts as some families have them; now and then what is refused."""
+    model = fields["model"]
+    if rng.random() < 0.5:
+        return
+    if rng.random() < 0.2:
+        model["norm_weight"] = False
+    if rng.random() < 0.5:
+        model["norm_place"] = rng.choice(["after", "around"])
+    elif rng.random() < (0.02 if "moe" in model or "latent" in model else 0.5):
+        model["parallel_block"] = rng.choice(["one-norm", "two-norms"])
+    if rng.random() < 0.2:
+        model["embedding_norm"] = True
+    for name in ("embedding_scale", "residual_scale", "logit_scale"):
+        if rng.random() < 0.3:
+            model[name] = rng.choice([0.25, 0.7, 3.0])
+    if rng.random() < 0.3:
+        model["logit_softcap"] = rng.choice([2.0, 30.0])
+    if rng.random() < 0.5:
+        model["activation"] = rng.choice(["relu", "relu2", "quick-gelu", "clamped-silu"])
+        model["gated_mlp"] |= model["activation"] == "clamped-silu" and rng.random() < 0.95
+    if rng.random() < (0.4 if model["positions"] == "learned" else 0.02):
+        model["position_offset"] = rng.choice([1, 2])
+    if "moe" in model:
+        model["moe"] |= {"router_bias": rng.random() < 0.5, "weigh": rng.choice(["input", "output"])}
 
 
 def _further(rng: random.Random, fields: Fields) -> None:

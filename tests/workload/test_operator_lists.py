@@ -41,6 +41,12 @@ DENSE: dict[str, tuple[str, dict[str, Any]]] = {
     "latents, ring": ("latent", {"cp": 2}),
     "latents, all-gather": ("latent-plain-queries", {"cp": 2, "cp_method": "all-gather"}),
     "latents and plain queries": ("latent-plain-queries", SEQUENCE),
+    "norms after, tp": ("after", {"tp": 2}),
+    "norms after, sequence parallel": ("after", SEQUENCE),
+    "one norm, tp": ("one-norm", {"tp": 2}),
+    "one norm, sequence parallel": ("one-norm", SEQUENCE),
+    "two norms, tp": ("two-norms", {"tp": 2}),
+    "two norms, sequence parallel": ("two-norms", SEQUENCE),
 }
 OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "one rank": ("deepseek", {}),
@@ -48,6 +54,7 @@ OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cut": ("deepseek", {"tp": 2}),
     "cut, sequence parallel": ("mixtral", {"dp": 2, "ep": 2} | SEQUENCE),
     "whole, sequence parallel": ("deepseek", {"ep": 2, "expert_tp": 1} | SEQUENCE),
+    "weighed input": ("llama4", {"dp": 2, "ep": 2} | SEQUENCE),
 }
 AGAIN = {
     "a layer": ("llama", ["layer"]),
@@ -58,6 +65,11 @@ AGAIN = {
     "heads": ("latent", ["attention"]),
     "plain queries": ("latent-plain-queries", ["qkv", "attention"]),
     "experts": ("deepseek", ["norm", "up", "activation"]),
+    "a layer with norms after": ("after", ["layer"]),
+    "a layer with one norm": ("one-norm", ["layer"]),
+    "one norm": ("one-norm", ["norm", "qkv", "attention", "activation"]),
+    "two norms": ("two-norms", ["norm", "up", "activation"]),
+    "weighed input": ("llama4", ["up", "activation"]),
 }
 
 

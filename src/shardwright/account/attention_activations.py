@@ -18,9 +18,14 @@ def attention_of(job: JobSpec, layer: int) -> tuple[dict[str, Bytes], Chain]:
     operators = attention_operators(share.tensors.shape)
     own, kept = _latent(job, share) if job.model.is_latent else _grouped(job, share, layer)
     sizes = share.sizes(operators) | own
-    sizes["attention statistics"] = share.statistics(share.tensors.tokens_here)
+    of_norm = share.statistics(share.tensors.tokens_here)
+    sizes |= {"attention statistics": of_norm, "attention out statistics": of_norm}
     sizes["log-sum-exp"] = FLOAT32 * share.tensors["log-sum-exp"]
-    keeps = {"norm": ("input", "attention statistics"), "attention": (*kept, "log-sum-exp")}
+    keeps = {
+        **dict.fromkeys(("norm", "norm of both"), ("input", "attention statistics")),
+        "attention": (*kept, "log-sum-exp"),
+        "out norm": ("attention output", "attention out statistics"),
+    }
     # Of latents and of what attention gives others keep the input of products too.
     cast, in_place = cast_inputs(job, share, operators, () if job.model.is_latent else FIRST)
     sizes = sizes | waiting_operands(job, share, operators) | cast

@@ -66,8 +66,8 @@ def export(
         files = write(storage, manifest, place, dtype=dtype, file_bytes=int(file_gib * 2**30), overwrite=overwrite)
     num_bytes = sum(tensor.num_bytes for held in files.values() for tensor in held)
     if as_json:
-        names = {name: [tensor.name for tensor in held] for name, held in files.items()}
-        click.echo(json.dumps({"step": manifest.step, "to": str(place), "bytes": num_bytes, "files": names}))
+        written = {name: [tensor.name for tensor in held] for name, held in files.items()}
+        click.echo(json.dumps({"step": manifest.step, "to": str(place), "bytes": num_bytes, "files": written}))
         return
     num_tensors = sum(map(len, files.values()))
     click.echo(

@@ -158,11 +158,12 @@ def _read_toml(job: str) -> dict[str, Any]:
         given = fields.get(section)
         if isinstance(given, dict) and field in given:
             given[field] = catalog.found_from(path, given[field])
-    model = fields.get("model")
-    for field in ("name", "weights") if isinstance(model, dict) else ():
+    given = fields.get("model")
+    for field in ("name", "weights") if isinstance(given, dict) else ():
+        name = given.get(field)
         # A folder is looked for beside the job's file, as other files are.
-        if isinstance(model.get(field), str) and names_config(beside := str((path.parent / model[field]).absolute())):
-            model[field] = beside
+        if isinstance(name, str) and names_config(beside := str((path.parent / name).absolute())):
+            given[field] = beside
     return {"name": path.stem} | fields
 
 

@@ -7,7 +7,16 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
-from shardwright.config.field_types import Divisor, Layers, LayersOr0, PositiveOr0, Probability, Tokens, WidthOr0
+from shardwright.config.field_types import (
+    Divisor,
+    Layers,
+    LayersOr0,
+    Positive,
+    PositiveOr0,
+    Probability,
+    Tokens,
+    WidthOr0,
+)
 from shardwright.config.latent import LatentSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.config.rotary_scaling import RotaryScalingSpec
@@ -15,6 +24,9 @@ from shardwright.config.temperature import TemperatureSpec
 from shardwright.config.window import WindowSpec
 
 MOST_MTP = 4  # modules of multi-token prediction
+Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "relu2", "quick-gelu", "clamped-silu"]
+NormPlace = Literal["before", "after", "around"]
+ParallelBlock = Literal["none", "one-norm", "two-norms"]
 
 
 class ModelSpec(Spec):
@@ -34,12 +46,30 @@ class ModelSpec(Spec):
     head_dim: WidthOr0 = Field(0, description="Width of a head; 0 means hidden / heads.")
     ffn: WidthOr0 = Field(0, description="Width inside the MLP; 0 means 4 x hidden.")
     gated_mlp: bool = Field(True, description="Multiply act(gate) with up (SwiGLU) instead of act(up) alone.")
-    activation: Literal["silu", "gelu", "gelu-tanh"] = Field("silu", description="Activation of the MLP.")
+    activation: Activation = Field(
+        "silu",
+        description="Activation of the MLP. relu2: the square of relu; quick-gelu: x sigmoid(1.702 x); clamped-silu: "
+        "(up + 1) x gate sigmoid(1.702 gate), with gate at most 7 and up within 7 (gpt-oss).",
+    )
     norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="Kind of normalisation.")
     norm_epsilon: Divisor = Field(1e-5, description="Added to the variance.")
+    norm_weight: bool = Field(True, description="Norms have weights, and LayerNorms biases (OLMo 1 has none).")
+    norm_place: NormPlace = Field(
+        "before",
+        description="Norms of what attention and MLP take (before), of what they give before it is added to the "
+        "residual stream (after: OLMo 2), or of both (around: Gemma 2).",
+    )
+    parallel_block: ParallelBlock = Field(
+        "none",
+        description="Attention and MLP both take the input of the block, and what they give is added at once: through "
+        "one norm (Falcon 7B), or a norm each (GPT-NeoX).",
+    )
     positions: Literal["rotary", "learned", "alibi", "none"] = Field(
         "rotary",
         description="How a token knows its position; alibi takes a multiple of the distance from the scores of a head.",
+    )
+    position_offset: WidthOr0 = Field(
+        0, description="Rows of the table of learned positions before that of the first token (OPT has 2)."
     )
     rotary_base: Divisor = Field(10000.0, description="Base of the rotary frequencies.")
     rotary_dim: WidthOr0 = Field(
@@ -73,10 +103,19 @@ class ModelSpec(Spec):
     dropout: Probability = Field(
         0.0,
         description="Probability of dropping an element of the embedding and of what each attention and MLP adds to "
-        "the residual stream, in training; attention probabilities are not dropped.",
+        "the residual stream (in a parallel block of their sum), in training; attention probabilities are not dropped.",
     )
-    bias: bool = Field(False, description="Biases in the linear layers of attention and MLP.")
+    bias: bool = Field(False, description="Biases in the linear layers of attention, MLP and experts.")
     tied_embeddings: bool = Field(False, description="The output head uses the embedding table.")
+    embedding_norm: bool = Field(False, description="Normalise embeddings before the first layer (BLOOM).")
+    embedding_scale: Positive = Field(1.0, description="What embeddings of tokens are multiplied with (Gemma).")
+    residual_scale: Positive = Field(
+        1.0, description="What is added to the residual stream is multiplied with this (Granite)."
+    )
+    logit_scale: Positive = Field(1.0, description="What logits are multiplied with (Granite).")
+    logit_softcap: PositiveOr0 = Field(
+        0.0, description="Logits become cap x tanh(logit / cap), after their scale (Gemma 2); 0 means as they are."
+    )
     vocab: Annotated[int, Field(gt=1, le=largest.VOCAB)] = Field(256, description="Number of token ids.")
     sequence: Tokens = Field(256, description="Tokens in one sample.")
     longest_sequence: Annotated[int, Field(ge=0, le=largest.SEQUENCE)] = Field(
@@ -156,6 +195,11 @@ class ModelSpec(Spec):
         return self.window.is_in(min(block, self.layers - 1))
 
     @property
+    def changes_logits(self) -> bool:
+        """Whether logits are scaled or capped."""
+        return self.logit_scale != 1.0 or self.logit_softcap > 0
+
+    @property
     def shares_table(self) -> bool:
         """Whether the last stage uses the table of embeddings too: for the head, or to look further tokens up."""
         return self.tied_embeddings or self.mtp_layers > 0
@@ -182,7 +226,7 @@ class ModelSpec(Spec):
     def faults(self) -> list[str]:
         """What contradicts itself within the model alone."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
-        faults += [*self.moe.faults(self.layers), *self._mtp_faults()]
+        faults += [*self.moe.faults(self.layers), *self._mtp_faults(), *self._block_faults()]
         faults += self.window.faults(self.layers)
         if self.temperature_tuning != TemperatureSpec() and not self.no_rotary_every:
             faults.append(
@@ -224,6 +268,32 @@ class ModelSpec(Spec):
                 else []
             )
         )
+
+    def _block_faults(self) -> list[str]:
+        """Fields of a block that have no meaning together."""
+        faults = []
+        if self.parallel_block != "none":
+            what = f'model.parallel_block = "{self.parallel_block}"'
+            if self.norm_place != "before":
+                faults.append(
+                    f'{what} adds what attention and MLP give at once, and model.norm_place = "{self.norm_place}" '
+                    'normalises each; use norm_place = "before", or parallel_block = "none"'
+                )
+            if self.moe.experts:
+                experts = f"model.moe.experts is {self.moe.experts}"
+                faults.append(f'{what} has an MLP beside attention, and {experts}; use "none"')
+            if self.is_latent:
+                faults.append(f'{what} is not for latent attention, and model.latent is set; use "none"')
+        if self.activation == "clamped-silu" and not self.gated_mlp:
+            faults.append(
+                'model.activation = "clamped-silu" is of gate and up, and model.gated_mlp is false; set it to true'
+            )
+        if self.position_offset and self.positions != "learned":
+            faults.append(
+                f'model.position_offset is {self.position_offset}, and model.positions = "{self.positions}" has no '
+                "table of learned ones; leave it out"
+            )
+        return faults
 
     def _mtp_faults(self) -> list[str]:
         """Modules of multi-token prediction that have nothing to predict, or none that a weight is for."""

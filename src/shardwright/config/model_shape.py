@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
-from shardwright.config.model import ModelSpec
+from shardwright.config.model import ModelSpec, NormPlace, ParallelBlock
 from shardwright.config.moe import is_routed
 from shardwright.config.window import WindowSpec
 
@@ -71,7 +71,7 @@ class ExpertShape:
 
     The first `dense_layers` have none, and of the others the last of every `every` has some. A token chooses among a
     `reach` of them, where its gate limits the groups of experts. `shared_gate`: one more product weighs what the shared
-    experts give.
+    experts give. `weighs_input`: the weights of choices meet what experts take, and not what they give.
     """
 
     num: int
@@ -82,6 +82,7 @@ class ExpertShape:
     every: int = 1
     reach: float = 1.0
     shared_gate: bool = False
+    weighs_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ class ModelShape:
     hidden states and embeddings. `layer_norm` says that norms are LayerNorms, `bias` that attention and MLPs have
     biases, `qkv_bias` that queries, keys and values alone have some, and `head_norms` that queries and keys are
     normalised; `clips` that these and values are clipped, `caps` that scores are, and `blockwise` that no kernel of all
-    of a sequence computes attention so. Rows of measurements don't say these.
+    of a sequence computes attention so. `norm_place`, `parallel` and `embedding_norm` are as in a model's fields; norms
+    have no parameters without `norm_weight`; logits are scaled or capped where something `changes_logits`. Rows of
+    measurements don't say these.
     """
 
     layers: int
@@ -133,6 +136,12 @@ class ModelShape:
     clips: bool = False
     caps: bool = False
     blockwise: bool = False
+    norm_weight: bool = True
+    norm_place: NormPlace = "before"
+    parallel: ParallelBlock = "none"
+    embedding_norm: bool = False
+    changes_logits: bool = False
+    position_offset: int = 0
 
     @property
     def query_width(self) -> int:
@@ -155,6 +164,24 @@ class ModelShape:
         """The widths of latent attention, of a model that has it."""
         assert self.latent is not None, "this model has no latent attention"
         return self.latent
+
+    @property
+    def norms_before(self) -> bool:
+        """Whether attention and MLP take what a norm gives."""
+        return self.norm_place != "after"
+
+    @property
+    def norms_after(self) -> bool:
+        """Whether what attention and MLP give is normalised before it joins the residual stream."""
+        return self.norm_place != "before"
+
+    @property
+    def block_norms(self) -> tuple[str, ...]:
+        """The norms of a layer on the residual stream, in their order."""
+        if self.parallel == "one-norm":
+            return ("attention_norm",)
+        before, after = ("norm",) * self.norms_before, ("out_norm",) * self.norms_after
+        return tuple(f"{half}_{which}" for half in ("attention", "mlp") for which in (*before, *after))
 
     @property
     def gates(self) -> int:
@@ -307,10 +334,16 @@ class ModelShape:
         return {kind: common + routed * topk // num for kind, (common, routed) in self._elements.items()}
 
     def kind_parameters(self, kind: str) -> tuple[int, int]:
-        """(elements that all tokens use, elements of the routed experts) of a layer of a kind: its matrices and two
-        norms. Biases, and norms inside of attention, are not counted: published rows do not say them."""
+        """(elements that all tokens use, elements of the routed experts) of a layer of a kind: its matrices and its
+        norms of the residual stream. Biases, and norms inside of attention, are not counted: published rows do not say
+        them."""
         common, routed = self._elements["experts" if has_experts(kind) else "dense"]
-        return common + 2 * self.hidden, routed
+        return common + len(self.block_norms) * self.norm_elements, routed
+
+    @property
+    def norm_elements(self) -> int:
+        """Weights of a norm of the residual stream."""
+        return self.hidden if self.norm_weight else 0
 
     @property
     def parameters(self) -> int:
@@ -318,13 +351,14 @@ class ModelShape:
         (sharding/stage_parameters.py)."""
         of_kind = {kind: sum(self.kind_parameters(kind)) for kind in self._elements}
         layers = self._of_layers(range(self.layers + self.mtp), of_kind) + self.mtp * self.further_parameters
-        positions = self.sequence * self.hidden if self.learned_positions else 0
-        return layers + self.num_tables * self.table_elements + self.hidden + positions
+        positions = (self.sequence + self.position_offset) * self.hidden if self.learned_positions else 0
+        ends = (1 + self.embedding_norm) * self.norm_elements
+        return layers + self.num_tables * self.table_elements + ends + positions
 
     @property
     def further_parameters(self) -> int:
         """Elements of what predicts a further token, besides its block: the projection and three norms."""
-        return self.further_matrix.num_elements + 3 * self.hidden
+        return self.further_matrix.num_elements + 3 * self.norm_elements
 
     @cached_property
     def matrix_parameters(self) -> int:
@@ -377,7 +411,7 @@ def shape_of(model: ModelSpec) -> ModelShape:
     experts = ExpertShape(
         num=moe.experts, topk=moe.num_chosen, ffn=moe.ffn_size(model.ffn_size),
         shared_ffn=moe.shared_size(model.ffn_size), dense_layers=moe.first_dense, every=moe.every,
-        reach=moe.groups_kept / moe.num_groups, shared_gate=moe.shared_gate,
+        reach=moe.groups_kept / moe.num_groups, shared_gate=moe.shared_gate, weighs_input=moe.weigh == "input",
     )  # fmt: skip
     return ModelShape(
         layers=model.layers, hidden=model.hidden, heads=model.heads, kv_heads=model.num_kv_heads,
@@ -391,4 +425,7 @@ def shape_of(model: ModelSpec) -> ModelShape:
         no_rotary_every=1 if model.positions in ("none", "alibi") else model.no_rotary_every, window=model.window,
         clips=model.clip_qkv > 0, caps=model.attention_softcap > 0,
         blockwise=model.attention_softcap > 0 or model.sinks or model.positions == "alibi",
+        norm_weight=model.norm_weight, norm_place=model.norm_place, parallel=model.parallel_block,
+        embedding_norm=model.embedding_norm, position_offset=model.position_offset,
+        changes_logits=model.changes_logits,
     )  # fmt: skip

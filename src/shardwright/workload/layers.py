@@ -14,15 +14,16 @@ from shardwright.workload import embedding_head as ends
 from shardwright.workload import expert_operators as routed
 from shardwright.workload import operators as op
 from shardwright.workload.arrays import Numbers
-from shardwright.workload.layer_operators import LayerOperator, piece_operators
+from shardwright.workload.layer_operators import ALWAYS_AGAIN, LayerOperator, piece_operators
 from shardwright.workload.operators import HALF, Context, Operator
 from shardwright.workload.query import PlanGrid
 
 Chain = tuple[Operator, ...]
-_BEFORE = ("embedding norm", "hidden norm")  # the block of a further token
+_BEFORE = ("embedding norm", "hidden norm")  # the first layer, or the block of a further token
+_BEHIND = ("attention out norm", "mlp out norm")  # the halves of a layer
 
 _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
-    **dict.fromkeys(("attention norm", "mlp norm", "norm before experts", "final norm", *_BEFORE), op.norm),
+    **dict.fromkeys(("attention norm", "mlp norm", "norm before experts", "final norm", *_BEFORE, *_BEHIND), op.norm),
     **dict.fromkeys(("attention enter", "mlp enter", "shared enter"), op.enter),
     **dict.fromkeys(("attention leave", "mlp leave", "shared leave"), op.leave),
     **dict.fromkeys(("attention join", "mlp join"), op.join),
@@ -36,6 +37,7 @@ _COSTS: dict[str, Callable[[Context, LayerOperator], Operator]] = {
     "router": routed.route,
     "experts enter": routed.assemble,
     "dispatch": routed.dispatch,
+    "weigh": routed.weigh_rows,
     "combine": routed.combine,
     "shared gate": routed.weigh_shared,
     "experts leave": routed.total,
@@ -114,6 +116,8 @@ def placeholder_elements(layers: Iterable[Chain]) -> Numbers:
 
 def share_run_again(operator: Operator, policy: str) -> float:
     """What share of an operator's forward a policy computes again in the backward."""
+    if operator.of.part in ALWAYS_AGAIN:
+        return 1.0
     if policy in ("full", "stage"):
         return 1.0
     if policy == "selective":

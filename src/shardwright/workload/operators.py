@@ -246,11 +246,12 @@ class Context:
 
 
 def norm(c: Context, o: LayerOperator) -> Operator:
-    """Layernorm or RMSNorm of the residual stream."""
+    """Layernorm or RMSNorm of the residual stream. In a parallel block the second takes what the first one keeps."""
     n, s = c.sizes[o.takes], c.software
     forward, backward = c.norm
+    kept = 0.0 if o.name == "mlp norm" and o.takes == "input" else n * s.norm_kept
     return Operator(
-        o, forward_bytes=n * forward, backward_bytes=n * backward, kept=n * s.norm_kept, given=c.bytes_of(o.gives),
+        o, forward_bytes=n * forward, backward_bytes=n * backward, kept=kept, given=c.bytes_of(o.gives),
         needs_kept=True, keeps_input=True, kernel="layer norm" if c.shape.layer_norm else "rms norm", elements=n,
     )  # fmt: skip
 
@@ -302,7 +303,7 @@ def rise(c: Context, o: LayerOperator) -> Operator:
     """The product for query, key and value, and that into an MLP; keeps what it gives."""
     kept = c.bytes_of(o.gives)
     of_experts = o.products[0].matrix.experts
-    has_bias = not of_experts and (c.shape.bias or (c.shape.qkv_bias and o.part == "qkv"))
+    has_bias = c.shape.bias or (c.shape.qkv_bias and o.part == "qkv")
     forward, backward = c.bias(c.sizes[o.gives], has_bias)
     inside = 0.0 if of_experts else c.gathered
     return Operator(o, (product(c, o),), None, forward, backward, kept=kept, given=kept, inside=inside)
@@ -310,8 +311,8 @@ def rise(c: Context, o: LayerOperator) -> Operator:
 
 def fall(c: Context, o: LayerOperator) -> Operator:
     """The product that joins the heads, and that out of an MLP; its input is what the operator before keeps."""
-    # The bias is added behind the sum over tp, where tokens may be sharded.
-    forward, backward = c.bias(c.sizes.stream, c.shape.bias and not o.products[0].matrix.experts)
+    # The bias is added behind the sum over tp, where tokens may be sharded; that of experts to their own rows.
+    forward, backward = c.bias(c.sizes[o.gives] if o.products[0].matrix.experts else c.sizes.stream, c.shape.bias)
     return Operator(o, (product(c, o),), None, forward, backward, given=c.bytes_of(o.gives))
 
 

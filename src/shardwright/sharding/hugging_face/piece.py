@@ -16,8 +16,8 @@ class Piece:
 
     Theirs seen as `view`, its dims in the `order` given, is the region, dim by dim. `interleaved` counts elements at
     the beginning of dim `pairs_dim` of the region that are pairs (2i, 2i + 1) with them and (i, i + D/2) with us.
-    `plus` is added to theirs: norms of Gemma are 1 + weight. Where theirs holds several of our regions, `cut` is the range of its
-    dim `cut_dim` that is this one; the view is of that part.
+    `plus` is added to theirs: norms of Gemma are 1 + weight. Where theirs holds several of our regions, `cut` is the
+    range of its dim `cut_dim` that is this one; the view is of that part.
     """
 
     name: str
