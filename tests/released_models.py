@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 SEQUENCE = 24
 _SIZES: dict[str, Any] = {
@@ -130,13 +131,14 @@ def save_released(name: str, folder: Path, seed: int = 1) -> Any:
     family, keys = RELEASED[name]
     options = {"bos_token_id": None, "eos_token_id": None} | keys
     config = CONFIG_MAPPING[family](**options)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    # With "eager" Falcon adds its ALiBi twice.
+    way = "sdpa" if getattr(config, "alibi", False) else "eager"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=way)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if tensor_name.endswith("inv_freq") or not tensor.is_floating_point():
-                continue
-            is_norm = tensor.dim() == 1 and tensor_name.endswith("weight") and "gemma" not in family
-            tensor.copy_(float(is_norm) + 0.2 * torch.randn(tensor.shape, generator=generator))
+            if isinstance(tensor, nn.Parameter) or tensor_name.endswith("e_score_correction_bias"):
+                is_norm = tensor.dim() == 1 and tensor_name.endswith("weight") and "gemma" not in family
+                tensor.copy_(float(is_norm) + 0.2 * torch.randn(tensor.shape, generator=generator))
     model.eval().save_pretrained(folder)
     return model

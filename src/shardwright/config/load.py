@@ -158,13 +158,16 @@ def _read_toml(job: str) -> dict[str, Any]:
         given = fields.get(section)
         if isinstance(given, dict) and field in given:
             given[field] = catalog.found_from(path, given[field])
-    given = fields.get("model")
-    for field in ("name", "weights") if isinstance(given, dict) else ():
-        name = given.get(field)
-        # A folder is looked for beside the job's file, as other files are.
-        if isinstance(name, str) and names_config(beside := str((path.parent / name).absolute())):
-            given[field] = beside
+    _find_model(path, fields.get("model"))
     return {"name": path.stem} | fields
+
+
+def _find_model(job: Path, model: Any) -> None:
+    """Look for the folder of a model beside the job's file, as other files are looked for."""
+    for field in ("name", "weights") if isinstance(model, dict) else ():
+        name = model.get(field)
+        if isinstance(name, str) and names_config(beside := str((job.parent / name).absolute())):
+            model[field] = beside
 
 
 def _near(name: str) -> str:

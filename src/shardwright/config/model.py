@@ -71,6 +71,7 @@ class ModelSpec(Spec):
     position_offset: WidthOr0 = Field(
         0, description="Rows of the table of learned positions before that of the first token (OPT has 2)."
     )
+    alibi_scaled: bool = Field(False, description="What alibi takes is scaled as scores are (Falcon).")
     rotary_base: Divisor = Field(10000.0, description="Base of the rotary frequencies.")
     rotary_dim: WidthOr0 = Field(
         0, description="Elements of a head that are turned by its position, its first ones; 0 means all."

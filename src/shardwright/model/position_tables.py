@@ -27,7 +27,8 @@ class PositionTables:
     def of(cls, spec: ModelSpec, positions_S: Tensor) -> "PositionTables":
         """The tables of a model at some positions."""
         if spec.positions == "alibi":
-            return cls(slopes_N=torch.tensor(alibi_slopes(spec.heads), device=positions_S.device))
+            scale = spec.softmax_scale if spec.alibi_scaled else 1.0
+            return cls(slopes_N=torch.tensor(alibi_slopes(spec.heads), device=positions_S.device) * scale)
         if spec.positions != "rotary":
             return cls()
         tuning, temperatures = spec.temperature_tuning, None

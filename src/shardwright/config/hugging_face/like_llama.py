@@ -98,7 +98,8 @@ def phi3(r: Reading) -> Fields:
     """Phi 3 and 4 (Abdin et al. 2024, arXiv 2404.14219)."""
     fields = decoder(r) | {"dropout": r.number("resid_pdrop")}
     r.must_be("embd_pdrop", (fields["dropout"],), "embeddings are dropped as often as what joins the residual stream")
-    return fields | rotary(r, head_width(fields)) | window(r, r.optional_count("sliding_window"), fields["layers"])
+    fields |= window(r, r.optional_count("sliding_window"), fields["layers"])
+    return fields | rotary(r, head_width(fields), in_part=True)
 
 
 def olmo(r: Reading) -> Fields:
@@ -131,7 +132,7 @@ def olmo3(r: Reading) -> Fields:
 def glm(r: Reading) -> Fields:
     """GLM-4 of 2024 (arXiv 2406.12793): half of each head turns, biases of query, key and value."""
     fields = decoder(r) | {"qkv_bias": r.flag("attention_bias", True)}
-    return fields | rotary(r, head_width(fields))
+    return fields | rotary(r, head_width(fields), in_part=True)
 
 
 def glm4(r: Reading) -> Fields:

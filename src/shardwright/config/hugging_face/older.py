@@ -31,10 +31,11 @@ def gpt_neox(r: Reading) -> Fields:
         "ffn": r.count("intermediate_size"), "activation": r.word_of("hidden_act", ACTIVATIONS, "gelu"),
         "norm_epsilon": r.number("layer_norm_eps", 1e-5), "bias": True,
     }  # fmt: skip
+    fields["kv_heads"] = fields["heads"]
     r.must_be("attention_bias", (True,), "the MLP has biases", True)
     if r.flag("use_parallel_residual", True):
         fields["parallel_block"] = "two-norms"
-    return fields | rotary(r, head_width(fields), theta="rotary_emb_base", share="rotary_pct")
+    return fields | rotary(r, head_width(fields), theta="rotary_emb_base", share="rotary_pct", in_part=True)
 
 
 def opt(r: Reading) -> Fields:
@@ -93,7 +94,7 @@ def falcon(r: Reading) -> Fields:
         fields["parallel_block"] = "two-norms" if norms == 2 else "one-norm"
     if r.flag("alibi"):
         r.ignore("rope_parameters", "rope_theta", "rope_scaling")
-        return fields | {"positions": "alibi"}
+        return fields | {"positions": "alibi", "alibi_scaled": True}
     return fields | rotary(r, head_width(fields))
 
 

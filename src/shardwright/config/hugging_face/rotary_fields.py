@@ -12,11 +12,17 @@ _WORDS = {"default": "none", "su": "longrope", "longrope": "longrope", "linear":
           "llama3": "llama3", "dynamic": "none"}  # fmt: skip
 
 
-def rotary(r: Reading, head: int, *, theta: str = "rope_theta", share: str = "partial_rotary_factor") -> Fields:
+def rotary(
+    r: Reading, head: int, *, theta: str = "rope_theta", share: str = "partial_rotary_factor", in_part: bool = False
+) -> Fields:
     """rotary_base, rotary_dim and rotary_scaling of heads of `head` elements, whose older keys are `theta` and
-    `share`."""
-    found = _parameters(r)
-    return _fields(r, found, head, theta, share)
+    `share`. Of a family that does not turn heads `in_part` all of them are turned, whatever the keys say."""
+    fields = _fields(r, _parameters(r), head, theta, share)
+    if "rotary_dim" in fields and not in_part:
+        r.fault(
+            f"{share} makes {fields['rotary_dim']} of the {head} elements of a head turn, and this family turns all"
+        )
+    return fields
 
 
 def local_rotary(r: Reading, head: int) -> Fields:

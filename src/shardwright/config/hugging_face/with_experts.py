@@ -63,7 +63,7 @@ def glm4_moe(r: Reading) -> Fields:
     """GLM-4.5 and later (arXiv 2508.06471): DeepSeek-V3's gate, grouped queries of which half of each head turns."""
     fields = decoder(r) | {"qkv_bias": r.flag("attention_bias")}
     fields["qk_norm"] = "head" if r.flag("use_qk_norm") else "none"
-    return fields | rotary(r, head_width(fields)) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
+    return fields | rotary(r, head_width(fields), in_part=True) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
 
 
 def deepseek_v2(r: Reading) -> Fields:
@@ -151,7 +151,7 @@ def llama4(r: Reading) -> Fields:
     usual = ["full_attention" if every and not (i + 1) % every else "chunked_attention" for i in range(layers)]
     fields |= window(r, r.count("attention_chunk_size"), layers, usual)
     if r.flag("attn_temperature_tuning", True):
-        fields["temperature_tuning"] = {"scale": r.number("attn_scale", 0.1), "floor": r.number("floor_scale", 8192.0)}
+        fields["temperature_tuning"] = {"scale": r.number("attn_scale", 0.1), "floor": r.count("floor_scale", 8192)}
     moe = experts(r, "num_local_experts", width="intermediate_size")
     moe |= {"weigh": "input", "gate": "sigmoid", "normalise": False, "shared_experts": 1}
     step = max(1, r.count("interleave_moe_layer_step", 1))

@@ -75,11 +75,11 @@ class _Made:
             yield plain(f"{n.layer.format(n=self.model.layers + int(further[1]))}.{_FURTHER_NAMES[part]}.{kind}", shape)
         else:
             part, _, kind = place.name.rpartition(".")
-            yield (
-                self._norm(getattr(n, part), kind, shape)
-                if "norm" in part
-                else plain(f"{getattr(n, part)}.{kind}", shape)
-            )
+            make = self._norm if "norm" in part else self._table
+            yield make(getattr(n, part), kind, shape)
+
+    def _table(self, name: str, kind: str, shape: tuple[int, ...]) -> Piece:
+        return replace(plain(f"{name}.{kind}", shape), may_be_longer=name == self.names.positions)
 
     def _norm(self, name: str, kind: str, shape: tuple[int, ...]) -> Piece:
         return plain(f"{name}.{kind}", shape, plus=1.0 if self.names.plus_one and kind == "weight" else 0.0)

@@ -17,7 +17,8 @@ class Piece:
     Theirs seen as `view`, its dims in the `order` given, is the region, dim by dim. `interleaved` counts elements at
     the beginning of dim `pairs_dim` of the region that are pairs (2i, 2i + 1) with them and (i, i + D/2) with us.
     `plus` is added to theirs: norms of Gemma are 1 + weight. Where theirs holds several of our regions, `cut` is the
-    range of its dim `cut_dim` that is this one; the view is of that part.
+    range of its dim `cut_dim` that is this one; the view is of that part. Of a table that
+    `may_be_longer` the first rows are taken.
     """
 
     name: str
@@ -30,6 +31,13 @@ class Piece:
     plus: float = 0.0
     cut_dim: int = 0
     cut: tuple[int, int] | None = None
+    may_be_longer: bool = False
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of theirs has the shape: a table of learned positions may have more of them."""
+        return shape == self.shape or (
+            self.may_be_longer and shape[1:] == self.shape[1:] and len(shape) > 0 and shape[0] > self.shape[0]
+        )
 
     @property
     def part_shape(self) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import CONFIG, family_of, fields_of, read_keys
 from shardwright.config.hugging_face.same_arithmetic import differing_fields
 from shardwright.config.hugging_face.writing import written_config
@@ -40,6 +39,8 @@ _ALONG = (
     "added_tokens.json", "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt",
 )  # fmt: skip
 _MOST_BYTES = 256 * MIB  # of one of them
+# Keys that say how many learned positions there are: a run has those of its samples.
+_TABLE_ROWS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ def export_released(
 def has_family(manifest: Manifest) -> bool:
     """Whether some family has the model of a checkpoint."""
     try:
-        _configuration(ModelSpec.model_validate_json(json.dumps(manifest.job["model"])))
-    except PlanError:
+        _configuration(ModelSpec.model_validate_json(json.dumps(manifest.job.get("model"))))
+    except ValueError:  # PlanError is one
         return False
     return True
 
@@ -89,7 +90,8 @@ def _configuration(model: ModelSpec) -> tuple[str, dict[str, Any]]:
         keys = read_keys(source)
         fields, faults = fields_of(keys)
         if not faults and not differing_fields(fields, model):
-            return family_of(keys), keys
+            family = family_of(keys)
+            return family, keys | ({_TABLE_ROWS[family]: model.sequence} if family in _TABLE_ROWS else {})
     return written_config(model)
 
 

@@ -72,6 +72,8 @@ class ReleasedWeights:
 
 def seen(piece: Piece, theirs: Tensor) -> Tensor:
     """A tensor of theirs as the region of ours that it fills, but for the order of pairs: a view."""
+    if piece.may_be_longer:
+        theirs = theirs[: piece.shape[0]]
     if piece.cut is not None:
         theirs = theirs.narrow(piece.cut_dim, piece.cut[0], piece.cut[1] - piece.cut[0])
     return theirs.reshape(piece.view).permute(piece.order) if theirs.is_contiguous() else _split(piece, theirs)
@@ -141,7 +143,7 @@ def _refuse(weights: ReleasedWeights, copied: dict[str, str]) -> None:
         faults.append(f"{len(missing):,} of {len(wanted):,} tensors are missing: {_some(missing)}; {_why(missing)}")
     for name, piece in wanted.items():
         stored = tensors.get(name)
-        if stored is not None and not _fits(stored.shape, piece):
+        if stored is not None and not piece.fits(stored.shape):
             faults.append(f"{name} is {list(stored.shape)} and should be {list(piece.shape)} for this model")
         elif stored is not None and not is_floating(stored):
             faults.append(f"{name} is of {stored.dtype}, a quantised number type; convert it to bf16 first")
@@ -151,11 +153,6 @@ def _refuse(weights: ReleasedWeights, copied: dict[str, str]) -> None:
         faults.append(f"{len(of_decoder):,} tensors have no place in this model: {_some(of_decoder)}")
     if faults:
         raise PlanError(f"weights {weights.files.folder}", faults)
-
-
-def _fits(shape: tuple[int, ...], piece: Piece) -> bool:
-    """Whether a tensor is of a piece's shape; a table of learned positions may be longer."""
-    return shape == piece.shape or ("pos" in piece.name and shape[1:] == piece.shape[1:] and shape[0] > piece.shape[0])
 
 
 def _is_weight(name: str) -> bool:
