@@ -24,8 +24,8 @@ def decoder(r: Reading) -> Fields:
         "activation": r.word_of("hidden_act", ACTIVATIONS, "silu"),
         "norm_epsilon": r.number("rms_norm_eps", 1e-6),
     }
-    if r.has("head_dim"):
-        fields["head_dim"] = r.count("head_dim")
+    if width := r.optional_count("head_dim"):
+        fields["head_dim"] = width
     return fields
 
 
@@ -36,7 +36,7 @@ def shape(r: Reading) -> Fields:
         "layers": r.count("num_hidden_layers"),
         "hidden": r.count("hidden_size"),
         "heads": heads,
-        "kv_heads": r.count("num_key_value_heads") if r.has("num_key_value_heads") else heads,
+        "kv_heads": r.optional_count("num_key_value_heads") or heads,
         **ends(r),
     }
 

@@ -17,7 +17,7 @@ def gpt2(r: Reading) -> Fields:
     r.ignore("n_ctx")
     return _LAYER_NORM | _dropout(r, "resid_pdrop", "embd_pdrop") | {
         "layers": r.count("n_layer"), "hidden": hidden, "heads": r.count("n_head"),
-        "ffn": r.count("n_inner") if r.has("n_inner") else 4 * hidden, "vocab": r.count("vocab_size"),
+        "ffn": r.optional_count("n_inner") or 4 * hidden, "vocab": r.count("vocab_size"),
         "sequence": r.count("n_positions"), "positions": "learned", "bias": True,
         "activation": r.word_of("activation_function", ACTIVATIONS, "gelu_new"),
         "norm_epsilon": r.number("layer_norm_epsilon", 1e-5), "init_std": r.number("initializer_range", 0.02),
@@ -56,9 +56,9 @@ def opt(r: Reading) -> Fields:
 
 def bloom(r: Reading) -> Fields:
     """BLOOM (Le Scao et al. 2022, arXiv 2211.05100): ALiBi, and a norm of the embeddings."""
-    hidden = next((r.count(name) for name in ("n_embed", "hidden_size") if r.has(name)), r.count("hidden_size"))
-    layers = r.count("num_hidden_layers" if r.has("num_hidden_layers") else "n_layer")
-    heads = r.count("num_attention_heads" if r.has("num_attention_heads") else "n_head")
+    hidden = r.count(r.named("n_embed", "hidden_size"))
+    layers = r.count(r.named("num_hidden_layers", "n_layer"))
+    heads = r.count(r.named("num_attention_heads", "n_head"))
     r.must_be("apply_residual_connection_post_layernorm", (False,), "the residual stream passes by the norms", False)
     r.ignore("skip_bias_add", "skip_bias_add_qkv", "seq_length", "n_inner", "attention_softmax_in_fp32",
              "bias_dropout_fusion", "masked_softmax_fusion", "n_embed", "hidden_size", "num_attention_heads", "n_head",
@@ -74,16 +74,16 @@ def bloom(r: Reading) -> Fields:
 def falcon(r: Reading) -> Fields:
     """Falcon (Almazrouei et al. 2023, arXiv 2311.16867): attention and MLP side by side; the small ones have one
     key/value head."""
-    heads = r.count("num_attention_heads" if r.has("num_attention_heads") else "n_head")
-    hidden = r.count("n_embed" if r.has("n_embed") else "hidden_size")
-    layers = r.count("num_hidden_layers" if r.has("num_hidden_layers") else "n_layer")
+    heads = r.count(r.named("num_attention_heads", "n_head"))
+    hidden = r.count(r.named("n_embed", "hidden_size"))
+    layers = r.count(r.named("num_hidden_layers", "n_layer"))
     newer, parallel = r.flag("new_decoder_architecture"), r.flag("parallel_attn", True)
-    groups = r.count("num_kv_heads") if r.has("num_kv_heads") else r.count("n_head_kv") if r.has("n_head_kv") else heads
+    groups = r.optional_count("num_kv_heads") or r.optional_count("n_head_kv") or heads
     r.ignore("n_embed", "hidden_size", "n_head", "n_layer", "num_hidden_layers", "num_attention_heads", "n_head_kv")
     one = r.flag("multi_query", True) and not newer
     fields = _LAYER_NORM | _dropout(r, "hidden_dropout") | {
         "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": 1 if one else groups if newer else heads,
-        "ffn": r.count("ffn_hidden_size") if r.has("ffn_hidden_size") else 4 * hidden,
+        "ffn": r.optional_count("ffn_hidden_size") or 4 * hidden,
         "vocab": r.count("vocab_size"), "sequence": r.count("max_position_embeddings", 2048),
         "activation": r.word_of("activation", ACTIVATIONS, "gelu"), "bias": r.flag("bias"),
         "norm_epsilon": r.number("layer_norm_epsilon", 1e-5), "init_std": r.number("initializer_range", 0.02),

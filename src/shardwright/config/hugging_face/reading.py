@@ -52,6 +52,11 @@ class Reading:
         self.asked.add(name)
         return self.keys.get(name) is not None
 
+    def named(self, *names: str) -> str:
+        """Which of several names of one key is there, or else has a default."""
+        there = [name for name in names if self.has(name)] or [name for name in names if name in self.defaults]
+        return (there or list(names))[0]
+
     def count(self, name: str, default: int = 0) -> int:
         """A whole number, not negative. A number like 4096.0 is one."""
         value = self._value(name, default)

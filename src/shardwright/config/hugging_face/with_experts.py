@@ -33,7 +33,7 @@ def qwen3_moe(r: Reading) -> Fields:
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     fields = decoder(r) | {"qk_norm": "head"}
     moe = (
-        experts(r, "num_experts" if r.has("num_experts") else "num_local_experts")
+        experts(r, r.named("num_experts", "num_local_experts"))
         | only_some_layers(r, fields["layers"])
         | {"normalise": r.flag("norm_topk_prob")}
     )
@@ -94,7 +94,7 @@ def _sigmoid_experts(r: Reading) -> Fields:
 def _routed(r: Reading) -> Fields:
     """Routed and shared experts by DeepSeek's keys."""
     fields = experts(r, "n_routed_experts")
-    shared = r.count("n_shared_experts") if r.has("n_shared_experts") or r.defaults.get("n_shared_experts") else 0
+    shared = r.optional_count("n_shared_experts")
     every = r.count("moe_layer_freq", 1)
     if every > 1:
         r.fault(f"moe_layer_freq is {every}, and only 1 can be expressed: all layers after the first dense ones")
