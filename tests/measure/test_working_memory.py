@@ -19,8 +19,8 @@ SEQUENCE = {"sequence_parallel": True}
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dp": (LLAMA, {"dp": 8, "zero": 1}),
-    "windows": (LLAMA | {"window": {"size": 1024, "full_every": 4}}, {"dp": 8, "zero": 1}),
-    "capped": (LLAMA | {"attention_softcap": 50.0}, {"dp": 8, "zero": 1}),
+    "windows": (LLAMA | {"window.size": 512, "layers": 1, "sequence": 1024}, {"dp": 2, "zero": 1}),
+    "capped": (LLAMA | {"attention_softcap": 50.0, "layers": 2, "sequence": 1024}, {"dp": 2, "zero": 1}),
     "sinks over tp": (LLAMA | {"sinks": True, "qkv_bias": True}, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
     "norms of all heads": (LLAMA | {"qk_norm": "full"}, {"dp": 2, "tp": 4, "zero": 1}),
     "logits": (WORDS, {"dp": 8, "zero": 1}),

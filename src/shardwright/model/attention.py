@@ -129,5 +129,7 @@ class Attention(nn.Module):
         # The gradient of a key bias is zero where softmax cancels it; left to autograd it would be rounding noise, and
         # Adam makes steps of that.
         q_bias, k_bias, v_bias = bias_GRD.split((self.queries_per_group, 1, 1), dim=1)
-        learning, still = k_bias.split((self.key_biases, self.head_dim - self.key_biases), dim=2)
-        return torch.cat((q_bias, torch.cat((learning, still.detach()), dim=2), v_bias), dim=1)
+        still = k_bias.detach()
+        if self.key_biases:
+            still = torch.cat((k_bias[..., : self.key_biases], still[..., self.key_biases :]), dim=2)
+        return torch.cat((q_bias, still, v_bias), dim=1)

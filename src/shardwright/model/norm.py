@@ -117,6 +117,7 @@ class _LayerNorm(torch.autograd.Function):
         )  # fmt: skip
         if learns:
             ctx.weight.add_gradient(dweight_H)
-            dbias_H[ctx.learning :] = 0
+            if ctx.learning < len(dbias_H):
+                dbias_H[ctx.learning :] = 0
             ctx.bias.add_gradient(dbias_H)
         return dx_SBH, None, None, None, None
