@@ -88,7 +88,7 @@ def saved_by_layer(mesh: Mesh, job: JobSpec, number: int = 0) -> int:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", [*KINDS, *OTHERS, *ATTENTIONS, *BLOCKS])
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS, *ATTENTIONS])
 def test_layer_on_one_rank(kind: str, shape: str, policy: str) -> None:
     job = shaped(kind, shape, POLICIES[policy])
     assert run_on_mesh(job, saved_by_layer, job) == [layer_of(job).kept_bytes(frozenset(POLICIES[policy]))]
@@ -102,6 +102,14 @@ def test_layer_of_a_rule_on_one_rank(kind: str, number: int) -> None:
         job = shaped(kind, shape, POLICIES[policy])
         measured = run_on_mesh(job, saved_by_layer, job, number)
         assert measured == [layer_of(job, number).kept_bytes(frozenset(POLICIES[policy]))], (shape, policy)
+
+
+@pytest.mark.parametrize("shape", ["small", "bf16", "rows"])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_other_blocks_on_one_rank(kind: str, shape: str) -> None:
+    for names in POLICIES.values():
+        job = shaped(kind, shape, names)
+        assert run_on_mesh(job, saved_by_layer, job) == [layer_of(job).kept_bytes(frozenset(names))], names
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -220,7 +228,9 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2-sp"])
 @pytest.mark.parametrize("policy", ["none", "full"])
-@pytest.mark.parametrize("kind", ["llama", "gpt", "llama-mtp", "gpt-tied-mtp", *ATTENTIONS, *BLOCKS])
+@pytest.mark.parametrize(
+    "kind", ["llama", "gpt", "llama-mtp", "gpt-tied-mtp", *ATTENTIONS, "after", "one-norm", "two-norms"]
+)
 def test_what_waits_for_its_weight_gradient(kind: str, policy: str, plan: dict[str, Any]) -> None:
     job = shaped(kind, "small", POLICIES[policy], **plan)
     layers = job.model.layers * layer_of(job).deferred_bytes()

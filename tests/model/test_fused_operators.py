@@ -13,7 +13,7 @@ from shardwright.parallel.expert import expert_bias
 
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
 T, V = 6, 37
-NAMES = ("silu", "gelu", "gelu-tanh", "relu", "relu2", "quick-gelu", "clamped-silu")
+NAMES = ("silu", "gelu", "gelu-tanh", "clamped-silu")
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,15 @@ PLANS: dict[str, dict[str, Any]] = {
     "tp2": {"tp": 2},
     "tp2-sp-zb-v": {"pp": 2, "schedule": "zb-v"} | SEQUENCE,
     "tp2-sp-dp2-zero3": {"dp": 2, "zero": 3} | SEQUENCE,
-    "cp2": {"cp": 2},
     "pp2-zb-h1": {"pp": 2, "schedule": "zb-h1"},
     "ep2": {"dp": 2, "ep": 2, "zero": 1},
     "ep2-tp2-sp": {"dp": 2, "ep": 2, "zero": 3} | SEQUENCE,
     "whole-experts": {"ep": 2, "expert_tp": 1} | SEQUENCE,
 }
 EVERY = [
-    ("after", "tp2-sp-zb-v"), ("after", "tp2-sp-dp2-zero3"), ("around", "tp2"), ("around", "tp2-sp-zb-v"),
-    ("unweighed", "tp2-sp-dp2-zero3"), ("one-norm", "tp2"), ("one-norm", "tp2-sp-zb-v"),
-    ("one-norm", "tp2-sp-dp2-zero3"), ("one-norm", "pp2-zb-h1"), ("two-norms", "tp2"), ("two-norms", "tp2-sp-zb-v"),
-    ("two-norms", "cp2"), ("gpt-oss", "tp2"), ("gpt-oss", "ep2"), ("gpt-oss", "ep2-tp2-sp"),
-    ("gpt-oss", "whole-experts"), ("llama4", "ep2"), ("llama4", "ep2-tp2-sp"), ("plain-input", "tp2-sp-zb-v"),
+    ("after", "tp2-sp-zb-v"), ("after", "tp2-sp-dp2-zero3"), ("around", "tp2"), ("unweighed", "tp2-sp-dp2-zero3"),
+    ("one-norm", "tp2"), ("one-norm", "tp2-sp-dp2-zero3"), ("one-norm", "pp2-zb-h1"), ("two-norms", "tp2-sp-zb-v"),
+    ("gpt-oss", "ep2"), ("gpt-oss", "ep2-tp2-sp"), ("gpt-oss", "whole-experts"), ("llama4", "ep2-tp2-sp"),
 ]  # fmt: skip
 POLICIES: dict[str, dict[str, Any]] = {
     "full": {"recompute": "full"},
