@@ -106,11 +106,11 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "two-norms": KINDS["gpt"] | {"parallel_block": "two-norms", "residual_scale": 0.5},
 }  # fmt: skip
 EXPERT_BLOCKS: dict[str, dict[str, Any]] = {
-    "gpt-oss": KINDS["llama"] | {
+    "gpt-oss-moe": KINDS["llama"] | {
         "bias": True, "activation": "clamped-silu",
         "moe": {"experts": 4, "softmax_over": "chosen", "router_bias": True, "aux_loss": "switch"},
     },
-    "llama4": KINDS["llama"] | {
+    "llama4-moe": KINDS["llama"] | {
         "norm_place": "after",
         "moe": {
             "experts": 4, "top_k": 1, "gate": "sigmoid", "normalise": False, "weigh": "input", "shared_experts": 1,

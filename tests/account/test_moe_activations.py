@@ -74,7 +74,7 @@ def test_in_bf16(kind: str) -> None:
 
 @pytest.mark.parametrize("policy", [[], ["activation"], ["norm", "attention", "up", "activation"]])
 @pytest.mark.parametrize("recipe", ["blockwise", "rowwise", "delayed"])
-@pytest.mark.parametrize("kind", ["qwen-moe", "deepseek", "llama4"])
+@pytest.mark.parametrize("kind", ["qwen-moe", "deepseek", "llama4-moe"])
 def test_in_fp8(kind: str, recipe: Any, policy: list[str]) -> None:
     how: dict[str, Any] = {"recompute": "selective", "recompute_operators": policy} if policy else {}
     job = small_job(kind, microbatch_size=2, **how)

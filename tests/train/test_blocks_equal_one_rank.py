@@ -23,13 +23,14 @@ PLANS: dict[str, dict[str, Any]] = {
 EVERY = [
     ("after", "tp2-sp-zb-v"), ("after", "tp2-sp-dp2-zero3"), ("around", "tp2"), ("unweighed", "tp2-sp-dp2-zero3"),
     ("one-norm", "tp2"), ("one-norm", "tp2-sp-dp2-zero3"), ("one-norm", "pp2-zb-h1"), ("two-norms", "tp2-sp-zb-v"),
-    ("gpt-oss", "ep2"), ("gpt-oss", "ep2-tp2-sp"), ("gpt-oss", "whole-experts"), ("llama4", "ep2-tp2-sp"),
+    ("gpt-oss-moe", "ep2"), ("gpt-oss-moe", "ep2-tp2-sp"), ("gpt-oss-moe", "whole-experts"),
+    ("llama4-moe", "ep2-tp2-sp"),
 ]  # fmt: skip
 POLICIES: dict[str, dict[str, Any]] = {
     "full": {"recompute": "full"},
     "all": {"recompute": "selective", "recompute_operators": ["norm", "qkv", "attention", "up", "activation"]},
 }
-RECOMPUTED = ["after", "around", "one-norm", "two-norms", "gpt-oss", "llama4", "plain-input"]
+RECOMPUTED = ["after", "around", "one-norm", "two-norms", "gpt-oss-moe", "llama4-moe", "plain-input"]
 
 
 @pytest.mark.parametrize(("kind", "plan"), EVERY)

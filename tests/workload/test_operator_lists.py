@@ -54,7 +54,7 @@ OF_EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cut": ("deepseek", {"tp": 2}),
     "cut, sequence parallel": ("mixtral", {"dp": 2, "ep": 2} | SEQUENCE),
     "whole, sequence parallel": ("deepseek", {"ep": 2, "expert_tp": 1} | SEQUENCE),
-    "weighed input": ("llama4", {"dp": 2, "ep": 2} | SEQUENCE),
+    "weighed input": ("llama4-moe", {"dp": 2, "ep": 2} | SEQUENCE),
 }
 AGAIN = {
     "a layer": ("llama", ["layer"]),
@@ -69,7 +69,7 @@ AGAIN = {
     "a layer with one norm": ("one-norm", ["layer"]),
     "one norm": ("one-norm", ["norm", "qkv", "attention", "activation"]),
     "two norms": ("two-norms", ["norm", "up", "activation"]),
-    "weighed input": ("llama4", ["up", "activation"]),
+    "weighed input": ("llama4-moe", ["up", "activation"]),
 }
 
 
