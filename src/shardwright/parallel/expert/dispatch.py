@@ -221,7 +221,8 @@ def each_once(node_TK: Tensor) -> Tensor:
 
 @dataclass
 class _Travelling:
-    """Rows on their way: once they have arrived, `finish` gives them as they are wanted. What is `sent` lives so long."""
+    """Rows on their way: once they have arrived, `finish` gives them as they are wanted. What is `sent` lives till
+    then."""
 
     pending: Pending
     sent: Tensor
