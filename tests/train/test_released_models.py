@@ -38,7 +38,7 @@ ROUNDINGS = 512 * 2.0**-24
 # Names in memory, where files have others.
 RENAMED = {
     "lm_head.": "embed_out.", ".mlp.gate.": ".block_sparse_moe.gate.",
-    ".block_sparse_moe.router.": ".block_sparse_moe.router.layer.",
+    ".block_sparse_moe.router.": ".block_sparse_moe.router.layer.", ".block_sparse_moe.experts.": ".mlp.experts.",
 }  # fmt: skip
 STEPS = 3
 # Families whose layouts have something of their own, each under two plans that cut what is so.
