@@ -12,7 +12,7 @@ from released_models import RELEASED
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import FAMILIES, fields_of, read_model
 from shardwright.config.hugging_face.same_arithmetic import is_same
-from shardwright.config.hugging_face.writing import written_config
+from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.load import load_job, read_job
 from shardwright.config.model import ModelSpec
 

@@ -17,7 +17,8 @@ from shardwright.account.kept_tensors import FLOAT32, INT32, INT64, Share
 from shardwright.account.moe_activations import tokens_sent
 from shardwright.config.job import JobSpec
 from shardwright.config.layer_kind import is_layer
-from shardwright.config.model_shape import Matrix, shape_of
+from shardwright.config.matrix import Matrix
+from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import ep_ranks_of_node
 from shardwright.config.precision import FLOAT8_TILE
 from shardwright.config.software import software_of

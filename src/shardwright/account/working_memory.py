@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from shardwright.account.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share, most
 from shardwright.config.job import JobSpec
-from shardwright.config.model_shape import Matrix
+from shardwright.config.matrix import Matrix
 from shardwright.config.units import MIB
 from shardwright.sharding.gradient_blocks import rows_at_once
 from shardwright.sharding.loss_chunks import loss_positions, num_loss_chunks

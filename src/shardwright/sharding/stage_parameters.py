@@ -7,8 +7,9 @@ two equal: name, full shape, box, init, and over which axes a tensor is cut or i
 import math
 from dataclasses import dataclass, replace
 
+from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec
-from shardwright.config.model_shape import Matrix, ModelShape, shape_of
+from shardwright.config.model_shape import ModelShape, shape_of
 from shardwright.config.plan import PlanSpec, split_evenly
 from shardwright.sharding.parameter_shard import ParameterShard
 

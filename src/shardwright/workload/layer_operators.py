@@ -11,7 +11,8 @@ from functools import lru_cache
 from itertools import groupby
 
 from shardwright.config.layer_kind import has_experts
-from shardwright.config.model_shape import Matrix, ModelShape
+from shardwright.config.matrix import Matrix
+from shardwright.config.model_shape import ModelShape
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from typing import Literal
 
 import numpy as np
 
+from shardwright.config.matrix import Matrix
 from shardwright.config.measured_table import Kernel
-from shardwright.config.model_shape import Matrix, ModelShape
+from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.workload.arrays import Numbers
 from shardwright.workload.layer_operators import LayerOperator

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.config.model import ModelSpec
 from shardwright.sharding.hugging_face.family_names import FAMILY_NAMES, FamilyNames
-from shardwright.sharding.hugging_face.piece import Piece, plain, rows, seen_as, transposed, whole
+from shardwright.sharding.hugging_face.released_piece import ReleasedPiece, plain, rows, seen_as, transposed, whole
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.stage_parameters import model_parameters
 
@@ -18,7 +18,7 @@ _FURTHER = re.compile(r"mtp\.(\d+)\.(.+)")
 # What DeepSeek calls the parts of a module of multi-token prediction, which lies behind the layers as one of them.
 _FURTHER_NAMES = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "project": "eh_proj", "norm": "shared_head.norm"}
 
-Layout = dict[str, tuple[Piece, ...]]
+Layout = dict[str, tuple[ReleasedPiece, ...]]
 
 
 def names_of(family: str, model: ModelSpec) -> FamilyNames:
@@ -36,7 +36,7 @@ def layout_of(family: str, model: ModelSpec) -> Layout:
     return {place.name: tuple(made.pieces(place)) for place in model_parameters(model)}
 
 
-def choice_biases(family: str, model: ModelSpec) -> dict[int, Piece]:
+def choice_biases(family: str, model: ModelSpec) -> dict[int, ReleasedPiece]:
     """The biases of routers, which are no parameters, by the number of the block."""
     names = names_of(family, model)
     if model.moe.gate != "sigmoid" or model.moe.weigh == "input":
@@ -64,7 +64,7 @@ class _Made:
     model: ModelSpec
     names: FamilyNames
 
-    def pieces(self, place: ParameterShard) -> Iterator[Piece]:
+    def pieces(self, place: ParameterShard) -> Iterator[ReleasedPiece]:
         """The pieces of one of our tensors."""
         n, shape = self.names, place.full_shape
         if block := _BLOCK.fullmatch(place.name):
@@ -78,13 +78,13 @@ class _Made:
             make = self._norm if "norm" in part else self._table
             yield make(getattr(n, part), kind, shape)
 
-    def _table(self, name: str, kind: str, shape: tuple[int, ...]) -> Piece:
+    def _table(self, name: str, kind: str, shape: tuple[int, ...]) -> ReleasedPiece:
         return replace(plain(f"{name}.{kind}", shape), may_be_longer=name == self.names.positions)
 
-    def _norm(self, name: str, kind: str, shape: tuple[int, ...]) -> Piece:
+    def _norm(self, name: str, kind: str, shape: tuple[int, ...]) -> ReleasedPiece:
         return plain(f"{name}.{kind}", shape, plus=1.0 if self.names.plus_one and kind == "weight" else 0.0)
 
-    def _of_block(self, layer: str, part: str, shape: tuple[int, ...]) -> Iterator[Piece]:
+    def _of_block(self, layer: str, part: str, shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
         """The pieces of a tensor of a block, by its name within."""
         n = self.names
         match part.split("."):
@@ -105,7 +105,7 @@ class _Made:
             case _:
                 raise AssertionError(f"{part} has no place in a released checkpoint")
 
-    def _of_attention(self, layer: str, part: list[str], shape: tuple[int, ...]) -> Iterator[Piece]:
+    def _of_attention(self, layer: str, part: list[str], shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
         n, latent = self.names, self.model.is_latent
         match part:
             case ["qkv", "weight"]:
@@ -130,14 +130,14 @@ class _Made:
             case ["kv_up", kind]:
                 yield seen_as(f"{layer}.self_attn.kv_b_proj.{kind}", (shape[0] * shape[1], shape[2]), shape)
 
-    def _latents(self, attention: str, kind: str, shape: tuple[int, ...]) -> Iterator[Piece]:
+    def _latents(self, attention: str, kind: str, shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
         """Both latents come from one matrix with us."""
         rank = self.model.latent.q_rank
         if rank:
             yield rows(f"{attention}.q_a_proj.{kind}", shape, 0, rank)
         yield rows(f"{attention}.kv_a_proj_with_mqa.{kind}", shape, rank, shape[0])
 
-    def _query_key_value(self, layer: str, kind: str, shape: tuple[int, ...]) -> Iterator[Piece]:
+    def _query_key_value(self, layer: str, kind: str, shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
         """[G, Q + 2, D, H], or [G, Q + 2, D] of biases, whose groups are Q queries, a key and a value."""
         n = self.names
         groups, members, width, *inner = shape
@@ -154,12 +154,12 @@ class _Made:
             view = (groups, end - first, width, *inner)
             stored = (groups * (end - first) * width, *inner)
             is_turned = turned and name != n.v
-            yield Piece(
+            yield ReleasedPiece(
                 f"{layer}.{name}.{kind}", stored, region, view, tuple(range(len(view))),
                 interleaved=turned if is_turned else 0, pairs_dim=2 if is_turned else 0,
             )  # fmt: skip
 
-    def _stacked(self, layer: str, kind: str, shape: tuple[int, ...]) -> Iterator[Piece]:
+    def _stacked(self, layer: str, kind: str, shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
         """All queries, then all keys, then all values, in one matrix: three slices of one tensor of theirs."""
         n = self.names
         groups, members, width, *inner = shape
@@ -170,7 +170,7 @@ class _Made:
             region = ((0, groups), (first, end), *whole((width, *inner)))
             view = (groups, end - first, width)
             along = len(stored) - 1 if n.transposed else 0
-            yield Piece(
+            yield ReleasedPiece(
                 f"{layer}.{n.q}.{kind}", stored, region,
                 (*inner, *view) if along else (*view, *inner),
                 (len(inner), len(inner) + 1, len(inner) + 2, *range(len(inner))) if along else tuple(range(len(shape))),
@@ -178,13 +178,13 @@ class _Made:
             )  # fmt: skip
             start += size
 
-    def _product(self, name: str, shape: tuple[int, ...]) -> Piece:
+    def _product(self, name: str, shape: tuple[int, ...]) -> ReleasedPiece:
         """A matrix [outputs, inputs], or its bias."""
         return transposed(name, shape) if self.names.transposed and len(shape) == 2 else plain(name, shape)
 
     def _of_mlp(
         self, layer: str, names: tuple[str, str, str], part: list[str], shape: tuple[int, ...]
-    ) -> Iterator[Piece]:
+    ) -> Iterator[ReleasedPiece]:
         """Up [gates, F, H] with its bias [gates, F], and down [H, F] with its bias [H]."""
         gate, up, down = names
         match part:
@@ -197,19 +197,19 @@ class _Made:
                     yield self._half(f"{layer}.{up}.{kind}", shape, 1)
                 elif self.names.transposed and kind == "weight":
                     gates, ffn, hidden = shape
-                    yield Piece(
+                    yield ReleasedPiece(
                         f"{layer}.{up}.{kind}", (hidden, gates * ffn), whole(shape), (hidden, gates, ffn), (1, 2, 0)
                     )
                 else:
                     yield seen_as(f"{layer}.{up}.{kind}", (shape[0] * shape[1], *shape[2:]), shape)
 
     @staticmethod
-    def _half(name: str, shape: tuple[int, ...], which: int) -> Piece:
+    def _half(name: str, shape: tuple[int, ...], which: int) -> ReleasedPiece:
         """Gate (0) or up (1) of [2, F, ...]."""
         view = (1, *shape[1:])
-        return Piece(name, shape[1:], ((which, which + 1), *whole(shape[1:])), view, tuple(range(len(view))))
+        return ReleasedPiece(name, shape[1:], ((which, which + 1), *whole(shape[1:])), view, tuple(range(len(view))))
 
-    def _of_experts(self, layer: str, which: str, shape: tuple[int, ...]) -> Iterator[Piece]:
+    def _of_experts(self, layer: str, which: str, shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
         """Up [E, gates, F, H] and down [E, H, F], with biases [E, gates, F] and [E, H]."""
         n = self.names
         if n.experts == "each":
@@ -223,21 +223,21 @@ class _Made:
             flat = shape if which == "down" else (num, shape[1] * shape[2], *shape[3:])
             yield seen_as(f"{name}.weight", flat, shape)
         elif which == "down":
-            yield Piece(name, (num, shape[2], shape[1]), whole(shape), (num, shape[2], shape[1]), (0, 2, 1))
+            yield ReleasedPiece(name, (num, shape[2], shape[1]), whole(shape), (num, shape[2], shape[1]), (0, 2, 1))
         elif which == "down_bias":
             yield plain(name, shape)
         elif which == "up_bias":
             in_turn = (num, shape[2], shape[1])
-            yield Piece(name, (num, shape[1] * shape[2]), whole(shape), in_turn, (0, 2, 1))
+            yield ReleasedPiece(name, (num, shape[1] * shape[2]), whole(shape), in_turn, (0, 2, 1))
         else:
             gates, ffn, hidden = shape[1:]
             stored = (num, hidden, gates * ffn)
             if n.experts == "turns":
-                yield Piece(name, stored, whole(shape), (num, hidden, ffn, gates), (0, 3, 2, 1))
+                yield ReleasedPiece(name, stored, whole(shape), (num, hidden, ffn, gates), (0, 3, 2, 1))
             else:
-                yield Piece(name, stored, whole(shape), (num, hidden, gates, ffn), (0, 2, 3, 1))
+                yield ReleasedPiece(name, stored, whole(shape), (num, hidden, gates, ffn), (0, 2, 3, 1))
 
-    def _of_each_expert(self, layer: str, which: str, shape: tuple[int, ...]) -> Iterator[Piece]:
+    def _of_each_expert(self, layer: str, which: str, shape: tuple[int, ...]) -> Iterator[ReleasedPiece]:
         n = self.names
         for expert in range(shape[0]):
             if which == "down":
@@ -247,9 +247,9 @@ class _Made:
                 yield self._of_one(f"{layer}.{name.format(e=expert)}.weight", shape, expert, (gate,))
 
     @staticmethod
-    def _of_one(name: str, shape: tuple[int, ...], expert: int, gate: tuple[int, ...]) -> Piece:
+    def _of_one(name: str, shape: tuple[int, ...], expert: int, gate: tuple[int, ...]) -> ReleasedPiece:
         """A matrix of one expert: of its gate or up if `gate` says which."""
         rest = shape[1 + len(gate) :]
         region = ((expert, expert + 1), *((which, which + 1) for which in gate), *whole(rest))
         view = (*(1 for _ in range(1 + len(gate))), *rest)
-        return Piece(name, rest, region, view, tuple(range(len(view))))
+        return ReleasedPiece(name, rest, region, view, tuple(range(len(view))))

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from shardwright.config.hugging_face.config_json import CONFIG, family_of, fields_of, read_keys
 from shardwright.config.hugging_face.same_arithmetic import differing_fields
-from shardwright.config.hugging_face.writing import written_config
+from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import MIB
 from shardwright.config.user_file import read_file
 from shardwright.sharding.hugging_face.layout import choice_biases, copies, layout_of
-from shardwright.sharding.hugging_face.piece import Piece
+from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.stage_parameters import model_parameters
 from shardwright.train.checkpoint.box_reader import WantedBox, load_boxes
@@ -49,7 +49,7 @@ class _Part:
 
     stored: str
     full_shape: tuple[int, ...]
-    piece: Piece
+    piece: ReleasedPiece
 
 
 def export_released(

@@ -14,7 +14,7 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.units import MIB
 from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.sharding.hugging_face.layout import Layout, choice_biases, copies, layout_of
-from shardwright.sharding.hugging_face.piece import Piece
+from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box, ParameterShard
 from shardwright.sharding.row_boxes import cut_rows
 from shardwright.train.checkpoint.released_files import ReleasedFiles, is_floating
@@ -70,7 +70,7 @@ class ReleasedWeights:
                 copy_part(piece, self.files.view(self.prefix + piece.name), both, out[at])
 
 
-def seen(piece: Piece, theirs: Tensor) -> Tensor:
+def seen(piece: ReleasedPiece, theirs: Tensor) -> Tensor:
     """A tensor of theirs as the region of ours that it fills, but for the order of pairs: a view."""
     if piece.may_be_longer:
         theirs = theirs[: piece.shape[0]]
@@ -79,13 +79,13 @@ def seen(piece: Piece, theirs: Tensor) -> Tensor:
     return theirs.reshape(piece.view).permute(piece.order) if theirs.is_contiguous() else _split(piece, theirs)
 
 
-def _split(piece: Piece, theirs: Tensor) -> Tensor:
+def _split(piece: ReleasedPiece, theirs: Tensor) -> Tensor:
     """A part of a tensor whose last dim was cut, with that dim split as the view says."""
     dims = len(theirs.shape) - 1
     return theirs.unflatten(dims, piece.view[dims:]).permute(piece.order)
 
 
-def copy_part(piece: Piece, theirs: Tensor, part: Box, out: Tensor) -> None:
+def copy_part(piece: ReleasedPiece, theirs: Tensor, part: Box, out: Tensor) -> None:
     """Copy a part of a piece's region, given in coordinates of our tensor, from theirs."""
     at = [slice(low - a, high - a) for (low, high), (a, _) in zip(part, piece.region, strict=True)]
     values = seen(piece, theirs)
@@ -99,7 +99,7 @@ def copy_part(piece: Piece, theirs: Tensor, part: Box, out: Tensor) -> None:
         out.add_(piece.plus)
 
 
-def paste_part(piece: Piece, values: Tensor, part: Box, theirs: Tensor) -> None:
+def paste_part(piece: ReleasedPiece, values: Tensor, part: Box, theirs: Tensor) -> None:
     """Put a part of a piece's region, given in coordinates of our tensor, where it lies in theirs."""
     at: list[slice | Tensor] = [
         slice(low - a, high - a) for (low, high), (a, _) in zip(part, piece.region, strict=True)
@@ -117,7 +117,7 @@ def paste_part(piece: Piece, values: Tensor, part: Box, theirs: Tensor) -> None:
         view[tuple(at)].copy_(values)
 
 
-def _pairs(piece: Piece) -> Iterator[int]:
+def _pairs(piece: ReleasedPiece) -> Iterator[int]:
     """Where element i of ours lies with them, along the dim of pairs."""
     start, stop = piece.region[piece.pairs_dim]
     half = piece.interleaved // 2

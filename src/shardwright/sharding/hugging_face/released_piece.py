@@ -11,7 +11,7 @@ from shardwright.sharding.parameter_shard import Box
 
 
 @dataclass(frozen=True)
-class Piece:
+class ReleasedPiece:
     """A tensor of theirs, `name` of `shape`, which fills the `region` of one of ours.
 
     Theirs seen as `view`, its dims in the `order` given, is the region, dim by dim. `interleaved` counts elements at
@@ -60,26 +60,26 @@ def whole(shape: Sequence[int]) -> Box:
     return tuple((0, size) for size in shape)
 
 
-def plain(name: str, shape: Sequence[int], plus: float = 0.0) -> Piece:
+def plain(name: str, shape: Sequence[int], plus: float = 0.0) -> ReleasedPiece:
     """A tensor that is ours as it is."""
     return seen_as(name, shape, shape, plus=plus)
 
 
-def seen_as(name: str, theirs: Sequence[int], ours: Sequence[int], plus: float = 0.0) -> Piece:
+def seen_as(name: str, theirs: Sequence[int], ours: Sequence[int], plus: float = 0.0) -> ReleasedPiece:
     """A tensor that is ours with its dims split or joined."""
     shape = tuple(ours)
-    return Piece(name, tuple(theirs), whole(shape), shape, tuple(range(len(shape))), plus=plus)
+    return ReleasedPiece(name, tuple(theirs), whole(shape), shape, tuple(range(len(shape))), plus=plus)
 
 
-def transposed(name: str, shape: Sequence[int]) -> Piece:
+def transposed(name: str, shape: Sequence[int]) -> ReleasedPiece:
     """A matrix [outputs, inputs] of ours, that theirs is the transpose of."""
     outputs, inputs = shape
-    return Piece(name, (inputs, outputs), whole(shape), (inputs, outputs), (1, 0))
+    return ReleasedPiece(name, (inputs, outputs), whole(shape), (inputs, outputs), (1, 0))
 
 
-def rows(name: str, shape: Sequence[int], first: int, end: int) -> Piece:
+def rows(name: str, shape: Sequence[int], first: int, end: int) -> ReleasedPiece:
     """A tensor that is the rows [first, end) of ours, of a full shape."""
     rest = tuple(shape[1:])
     region = ((first, end), *whole(rest))
     theirs = (end - first, *rest)
-    return Piece(name, theirs, region, theirs, tuple(range(len(theirs))))
+    return ReleasedPiece(name, theirs, region, theirs, tuple(range(len(theirs))))
