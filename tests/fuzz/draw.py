@@ -71,7 +71,16 @@ def draw(seed: int, number: int) -> Fields:
         if rng.random() < 0.05:  # refused
             fields["optimizer"]["beta2"] = 0.999
     _further(random.Random(f"further {seed}:{number}"), fields)
+    _network(random.Random(f"network {seed}:{number}"), fields)
     return fields
+
+
+def _network(rng: random.Random, fields: Fields) -> None:
+    """What joins the nodes, by name: a run does not read it, and `launch` does."""
+    if rng.random() < 0.1:
+        named = {"interface": rng.choice(["", "eth0"]), "adapters": rng.choice([[], ["mlx5_0"], ["mlx5_0", "mlx5_1:1"]])}
+        network = {"kind": rng.choice(["unknown", "infiniband", "roce", "tcp"])} | named
+        fields["cluster"] = fields.get("cluster", {}) | {"network": network}
 
 
 def _further(rng: random.Random, fields: Fields) -> None:

@@ -41,6 +41,10 @@ sequence = 16
 device = "h100-sxm"
 devices_per_node = 8
 nodes = 1
+[cluster.network]
+kind = "tcp"
+interface = "eth0"
+adapters = ["mlx5_0"]
 [plan]
 dp = 2
 tp = 2
@@ -136,6 +140,8 @@ def command_on(random: Random, job: str, can_search: bool = True) -> list[str]:
     """A command that reads a job, most often the one whose answer is checked; and not a search for a large model,
     which takes its time on valid input."""
     kind = random.randrange(20 if can_search else 17)
+    if random.random() < 0.1:
+        return ["launch", job, *random.choice((["--slurm"], ["--torchrun", "--json"], ["--kubernetes", "--image", "us"]))]
     if kind < 12:
         return ["estimate", job, "--json"]
     return {

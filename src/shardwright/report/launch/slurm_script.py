@@ -61,8 +61,11 @@ while ((asked == 0)); do
     ((${#failures[@]} <= %(most)d)) || exit "$status"
     echo "restart ${#failures[@]} of %(most)d within %(window_s)d s, after status $status" >&2
 done
-echo "to be continued: job $SLURM_JOB_ID goes back to the queue" >&2
-scontrol requeue "$SLURM_JOB_ID"
+state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%%T)
+if [ "$state" = RUNNING ]; then # and is not one that somebody has cancelled
+    echo "to be continued: job $SLURM_JOB_ID goes back to the queue" >&2
+    scontrol requeue "$SLURM_JOB_ID"
+fi
 exit 3
 """
 
