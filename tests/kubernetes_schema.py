@@ -1,7 +1,7 @@
 """What Kubernetes takes, of the fields that we write: ConfigMap, Service and Job of the API v1 and batch/v1, strictly.
 
-Names, types and the rules between fields are those of the API reference of Kubernetes 1.33, written down by hand; a field
-that is not here is refused.
+Names, types and the rules between fields are those of the API reference of Kubernetes 1.33, written down by hand; a
+field that is not here is refused.
 """
 
 from typing import Annotated, Literal

@@ -1,5 +1,6 @@
 """The wheel has everything in it: installed alone, with no source tree in sight, it predicts, draws and trains."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from ranks import PATIENCE_S
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "shardwright"
 
-# Reads every entry of the catalog, and what commands on a job say of each job; the paths are those of what is installed.
+# Reads every entry of the catalog, and what `estimate` says of each job, from what is installed.
 READS = """
 import sys
 from pathlib import Path
@@ -80,10 +81,13 @@ def run(site: Path, *words: str) -> str:
     return done.stdout
 
 
+def files_of(folder: Path) -> set[Path]:
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path for path in found if "__pycache__" not in path.parts}
+
+
 def test_every_file_of_the_package_is_in_it(installed: Path) -> None:
-    in_tree = {path.relative_to(SOURCE) for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    package = installed / "shardwright"
-    assert {path.relative_to(package) for path in package.rglob("*") if path.is_file()} == in_tree
+    assert files_of(installed / "shardwright") == files_of(SOURCE)
     assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"bin", "shardwright"}
     assert (installed / "bin" / "shardwright").exists()
 
@@ -91,7 +95,9 @@ def test_every_file_of_the_package_is_in_it(installed: Path) -> None:
 def test_it_says_what_it_is(installed: Path) -> None:
     (info,) = installed.glob("shardwright-*.dist-info")
     found = message_from_string((info / "METADATA").read_text(encoding="utf-8"))
-    assert (found["Name"], found["License-Expression"], found["License-File"]) == ("shardwright", "Apache-2.0", "LICENSE")
+    assert (found["Name"], found["License-Expression"], found["License-File"]) == (
+        "shardwright", "Apache-2.0", "LICENSE",
+    )  # fmt: skip
     assert (info / "licenses" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     assert found["Description-Content-Type"] == "text/markdown"
     assert found.get_payload().strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
@@ -103,7 +109,8 @@ def test_it_says_what_it_is(installed: Path) -> None:
 def test_it_reads_its_catalog_plans_draws_and_trains(installed: Path, tmp_path: Path) -> None:
     run(installed, "-c", READS, str(installed))
     command = ("-m", "shardwright")
-    assert "tp 2" in run(installed, *command, "plan", "llama3-8b", "--devices", "8", "--device", "h100-sxm", "--top", "1")
+    asked = ("plan", "llama3-8b", "--devices", "8", "--device", "h100-sxm", "--top", "1", "--json")
+    assert json.loads(run(installed, *command, *asked))["plans"]
     page = tmp_path / "page.html"
     run(installed, *command, "simulate", "quickstart", "--html", str(page))
     assert "<style>" in page.read_text() and "<script>" in page.read_text()

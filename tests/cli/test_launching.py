@@ -174,13 +174,8 @@ def test_the_command_line_of_torchrun_trains(tmp_path: Path) -> None:
     options = ("--torchrun", "--first-node", "127.0.0.1", "--port", str(free_port()))
     script = written(tmp_path / "job.sh", *options, overrides=overrides)
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    command = ["bash", str(script)]
-    nodes = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
-        )
-        for _ in range(2)
-    ]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    nodes = [subprocess.Popen(["bash", str(script)], env=environment, **piped) for _ in range(2)]
     try:
         said = [node.communicate(timeout=PATIENCE_S)[0] for node in nodes]
     finally:

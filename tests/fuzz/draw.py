@@ -78,8 +78,9 @@ def draw(seed: int, number: int) -> Fields:
 def _network(rng: random.Random, fields: Fields) -> None:
     """What joins the nodes, by name: a run does not read it, and `launch` does."""
     if rng.random() < 0.1:
-        named = {"interface": rng.choice(["", "eth0"]), "adapters": rng.choice([[], ["mlx5_0"], ["mlx5_0", "mlx5_1:1"]])}
-        network = {"kind": rng.choice(["unknown", "infiniband", "roce", "tcp"])} | named
+        adapters = rng.choice([[], ["mlx5_0"], ["mlx5_0", "mlx5_1:1"]])
+        network = {"kind": rng.choice(["unknown", "infiniband", "roce", "tcp"]), "adapters": adapters}
+        network["interface"] = rng.choice(["", "eth0"])
         fields["cluster"] = fields.get("cluster", {}) | {"network": network}
 
 

@@ -141,7 +141,8 @@ def command_on(random: Random, job: str, can_search: bool = True) -> list[str]:
     which takes its time on valid input."""
     kind = random.randrange(20 if can_search else 17)
     if random.random() < 0.1:
-        return ["launch", job, *random.choice((["--slurm"], ["--torchrun", "--json"], ["--kubernetes", "--image", "us"]))]
+        how = (["--slurm"], ["--slurm", "--json"], ["--torchrun"], ["--kubernetes", "--image", "us"])
+        return ["launch", job, *random.choice(how)]
     if kind < 12:
         return ["estimate", job, "--json"]
     return {

@@ -16,7 +16,7 @@ def write_toml(path: Path, job: JobSpec) -> None:
 
 
 def job_toml(job: JobSpec) -> str:
-    """The job as TOML: fields that are not the default, or not what the catalog's entry says that its name stands for."""
+    """The job as TOML: fields that are not the default, and all that a name of the catalog stands for."""
     fields = job.model_dump(exclude_defaults=True)
     _keep_named(fields, job)
     lines: list[str] = ["# A job that shardwright wrote", f"name = {value_text(fields.pop('name', job.name))}"]

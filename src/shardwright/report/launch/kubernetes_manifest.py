@@ -150,8 +150,8 @@ def kubernetes_notes(launch: Launch) -> list[str]:
         )
     if launch.seats.servers_per_node > 1:
         notes.append(
-            f"{launch.seats.servers_per_node} pods at a time need servers of one NVLink domain; add the affinity or the "
-            "resource claim by which the cluster says so"
+            f"{launch.seats.servers_per_node} pods at a time need servers of one NVLink domain; add the affinity or "
+            "the resource claim by which the cluster says so"
         )
     files = {"data.path": job.data.path, "data.tokenizer": job.data.tokenizer, "cluster.device": job.cluster.device}
     files["cluster.software"] = job.cluster.software

@@ -73,8 +73,8 @@ def launch_of(
     limit_s, save_s = options.limit_s, saving.seconds if saving is not None else 0
     if limit_s and save_s and limit_s <= 2 * save_s:
         fault = (
-            f"--time {options.time} is {limit_s:,} s, of which a run needs {save_s:,} s to save and leave, so that it would "
-            f"hardly train (2 x {save_s:,} = {2 * save_s:,}); raise --time, or lower --save-before"
+            f"--time {options.time} is {limit_s:,} s, of which a run needs {save_s:,} s to save and leave, so that it "
+            f"would hardly train (2 x {save_s:,} = {2 * save_s:,}); raise --time, or lower --save-before"
         )
         raise PlanError(f"launch of {job.name}", [fault])
     notes = [*links.notes, *_saving_notes(saving), *_length_notes(job, options, predicted)]
@@ -99,8 +99,9 @@ def _device_faults(job: JobSpec, on_cpu: bool) -> list[str]:
     if on_cpu or job.run.device == "cuda":
         return []
     return [
-        f"the entry of {device.name} has no name of CUDA for it (cuda_names), and this runtime runs on CUDA devices and "
-        "on processors; use another cluster.device, or set run.device to cuda where torch drives it as that, or to cpu"
+        f"the entry of {device.name} has no name of CUDA for it (cuda_names), and this runtime runs on CUDA devices "
+        "and on processors; use another cluster.device, or set run.device to cuda where torch drives it as that, or to "
+        "cpu"
         for device in _devices(job)
         if not device.cuda_names
     ]
@@ -124,8 +125,8 @@ def _saving(job: JobSpec, run_folder: Path, options: LaunchOptions, predicted: E
 def _saving_notes(saving: SaveTime | None) -> list[str]:
     if saving is None:
         return [
-            "the job writes no checkpoints, so a failure and the time limit end it for good; set checkpoint.every_steps, "
-            "every_s or auto"
+            "the job writes no checkpoints, so a failure and the time limit end it for good; set "
+            "checkpoint.every_steps, every_s or auto"
         ]
     return [saving.sentence] if saving.sentence else []
 

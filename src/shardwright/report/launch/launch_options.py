@@ -22,6 +22,7 @@ _TIME = re.compile(r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d\d)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _ACCOUNT = re.compile(r"[A-Za-z0-9_.,+-]{1,128}")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_IMAGE = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:@#+-]{0,511}")  # or the path of a squashed one, for pyxis
 _MOST_SAVE_S = 65_535  # of Slurm's --signal
 
 
@@ -73,7 +74,8 @@ class LaunchOptions:
     def _faults_of_values(self) -> list[str]:
         faults = []
         if self.time and not (_TIME.fullmatch(self.time) and 0 < self.limit_s <= largest.SECONDS):
-            faults.append(f"--time {self.time!r} is no time limit; use minutes, HH:MM:SS or D-HH:MM:SS, such as 04:00:00")
+            forms = "minutes, HH:MM:SS or D-HH:MM:SS, such as 04:00:00"
+            faults.append(f"--time {self.time!r} is no time limit; use {forms}")
         if self.save_before > _MOST_SAVE_S:
             faults.append(f"--save-before {self.save_before} is more than Slurm's {_MOST_SAVE_S:,} s; use less")
         for option, pattern, example in (
@@ -85,8 +87,9 @@ class LaunchOptions:
             value = getattr(self, option)
             if value and not pattern.fullmatch(value):
                 faults.append(f"--{option.replace('_', '-')} {value!r} is no such name; use {example}")
-        if self.image and (any(c.isspace() for c in self.image) or not self.image.isprintable() or self.image[0] == "-"):
-            faults.append(f"--image {self.image!r} is no name of an image; use one such as nvcr.io#nvidia/pytorch:26.01-py3")
+        if self.image and not _IMAGE.fullmatch(self.image):
+            example = "registry.here/shardwright:1, or for pyxis registry.here#shardwright:1"
+            faults.append(f"--image {self.image!r} is no name of an image; use one such as {example}")
         return faults
 
 

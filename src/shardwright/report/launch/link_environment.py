@@ -1,8 +1,9 @@
 """What NCCL and Gloo are told of a cluster's links: only variables that they document, and that follow from fields.
 
-NCCL User Guide, environment variables: NCCL_NET ("IB" is verbs, for InfiniBand and RoCE alike, "Socket" is TCP; where it
-is set, NCCL fails rather than take a slower one), NCCL_IB_HCA and NCCL_SOCKET_IFNAME ("=" before a name has no longer
-one match), NCCL_MNNVL_ENABLE (1: fail where NVLink does not reach the other servers of its domain).
+NCCL User Guide, environment variables: NCCL_NET ("IB" is verbs, for InfiniBand and RoCE alike, "Socket" is TCP; where
+it is set, NCCL fails rather than take a slower one), NCCL_IB_HCA and NCCL_SOCKET_IFNAME (behind "=" a name is a whole
+one, and not the beginning of several), NCCL_MNNVL_ENABLE (1: fail where NVLink does not reach the other servers of its
+domain).
 """
 
 from dataclasses import dataclass
@@ -58,8 +59,8 @@ def link_environment(job: JobSpec, seats: Seats, on_cpu: bool) -> LinkEnvironmen
         )
     if not on_cpu and network.kind == "unknown":
         notes.append(
-            "whether InfiniBand, RoCE or TCP joins the nodes is not said, so NCCL takes what it finds, which may be TCP; "
-            "set cluster.network.kind"
+            "whether InfiniBand, RoCE or TCP joins the nodes is not said, so NCCL takes what it finds, which may be "
+            "TCP; set cluster.network.kind"
         )
     if not on_cpu and network.kind in _ADAPTER:
         _adapters(job, seats, variables, placeholders, notes)
@@ -74,10 +75,10 @@ def _adapters(
     what = counted(rails, _ADAPTER[network.kind])
     if network.adapters and len(network.adapters) != rails:
         own = job.cluster.topology.rails
-        why = f"cluster.topology.rails is {own}" if own else "with cluster.topology.rails 0 there is one for each device"
+        why = f"is {own}" if own else "0 means one for each device"
         fault = (
-            f"cluster.network.adapters names {len(network.adapters)}, and a server of {seats.ranks_per_server} ranks has "
-            f"{counted(rails, 'rail')}: {why}; name {rails}, or set cluster.topology.rails"
+            f"cluster.network.adapters names {len(network.adapters)}, and a server of {seats.ranks_per_server} ranks "
+            f"has {counted(rails, 'rail')}: cluster.topology.rails {why}; name {rails}, or set cluster.topology.rails"
         )
         raise PlanError(f"job {job.name}", [fault])
     if network.adapters:
@@ -91,8 +92,8 @@ def _adapters(
         )
     )
     notes.append(
-        f"the names of a server's {what} are not said, so NCCL takes all that it finds; where some are for storage, set "
-        "NCCL_IB_HCA in what is written, or cluster.network.adapters"
+        f"the names of a server's {what} are not said, so NCCL takes all that it finds; where some are for storage, "
+        "set NCCL_IB_HCA in what is written, or cluster.network.adapters"
     )
 
 

@@ -60,7 +60,7 @@ def _of(step_s: float, checkpoint_s: float, source: str) -> SaveTime:
 
 
 def _measured(file: Path) -> tuple[float, float] | None:
-    """Seconds of a step and of a checkpoint until it is durable, the median and the longest of the last ones in metrics."""
+    """Seconds of a step, in the median of the last ones, and of the longest of the last checkpoints, in metrics."""
     lines: list[Any] = []
     with suppress(OSError, FileFault), open_file(file) as opened:
         opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))

@@ -67,10 +67,11 @@ def _server_devices(job: JobSpec) -> int:
     if not node and cluster.device != "unknown" and cluster.nodes == 1:
         node = job.plan.world  # devices without fast links: one server has them all
     if not node:
+        size = _divisor(job.plan.world)
+        example = f"--set cluster.devices_per_node={size} --set cluster.nodes={job.plan.world // size}"
         fault = (
             f"nothing is known of the nodes of cluster {cluster.name!r}, so there is no saying how many ranks a node "
-            f"starts; set cluster.devices_per_node and cluster.nodes, such as --set cluster.devices_per_node="
-            f"{_divisor(job.plan.world)} --set cluster.nodes={job.plan.world // _divisor(job.plan.world)}, or cluster.name"
+            f"starts; set cluster.devices_per_node and cluster.nodes, such as {example}, or cluster.name"
         )
         raise PlanError(f"job {job.name}", [fault])
     return _of_a_server(cluster, node)

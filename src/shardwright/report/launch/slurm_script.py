@@ -1,8 +1,8 @@
 """A batch script for Slurm, whose tasks are the ranks.
 
 Each rank is a task of srun's and not a process of torchrun's: so Slurm's signal reaches the ranks themselves, and their
-exit status is the one that the script sees. torchrun would end at a signal that is none of its own, give ranks 30 s after
-SIGTERM, and make every status 1. What torchrun does beside, to start the ranks of all nodes anew, the script does.
+exit status is the one that the script sees. torchrun would end at a signal that is none of its own, and make every
+status 1. What torchrun does beside, to start the ranks of all nodes anew, the script does.
 """
 
 import math
@@ -12,8 +12,8 @@ from pathlib import Path
 from shardwright.report.launch.launch_description import Launch
 from shardwright.report.launch.launch_options import limit_text
 
-# How a task becomes a rank. srun ends no rank for another's sake: all of them leave by themselves, with a status that says
-# why, within run.timeout_s.
+# How a task becomes a rank. srun ends no rank for another's sake: all of them leave by themselves, with a status that
+# says why, within run.timeout_s.
 _RUN = """
 step=
 asked=0
@@ -119,8 +119,8 @@ def _directives(launch: Launch) -> list[str]:
     if options.limit_s:
         found.append(f"time={limit_text(options.limit_s)}")
     found += [f"{name}={getattr(options, name)}" for name in ("account", "partition") if getattr(options, name)]
-    found += ["output=%x-%j.out", "open-mode=append"]
-    return found + ["requeue", f"signal=B:USR1@{launch.save_s}"] if launch.saving is not None else [*found, "no-requeue"]
+    again = ["requeue", f"signal=B:USR1@{launch.save_s}"] if launch.saving is not None else ["no-requeue"]
+    return [*found, "output=%x-%j.out", "open-mode=append", *again]
 
 
 def _srun_options(launch: Launch) -> list[str]:

@@ -47,8 +47,8 @@ def _where(launch: Launch, first: str) -> str:
     seats, folder = launch.seats, shlex.quote(str(launch.folder))
     if seats.servers == 1:
         return f"Give this in {folder}."
-    named = " is the name of the first one, by which the others reach it" if first == FIRST_NODE else " is the first one"
-    return f"Give this on each of the {seats.servers} servers, in {folder}; {first}{named}."
+    named = "the name of the first one, by which the others reach it" if first == FIRST_NODE else "the first one"
+    return f"Give this on each of the {seats.servers} servers, in {folder}; {first} is {named}."
 
 
 def torchrun_notes(launch: Launch) -> list[str]:
