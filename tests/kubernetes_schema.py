@@ -188,6 +188,4 @@ class Manifest(Strict):
 def read_manifest(text: str) -> Manifest:
     """A manifest that Kubernetes takes; else a ValidationError."""
     config, *service, job = yaml.safe_load_all(text)
-    return Manifest(
-        config=ConfigMap(**config), service=Service(**service[0]) if service else None, job=Job(**job)
-    )
+    return Manifest(config=ConfigMap(**config), service=Service(**service[0]) if service else None, job=Job(**job))

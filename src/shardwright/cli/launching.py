@@ -1,6 +1,7 @@
 """The command that writes what starts a job on its cluster."""
 
 import json
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +28,10 @@ _LAUNCHERS = ("slurm", "kubernetes", "torchrun")
     "--save-before", type=click.IntRange(1), default=None, metavar="SECONDS",
     help="Seconds that a run gets to save and leave.  [default: as measured by this run before, or predicted]",
 )  # fmt: skip
-@click.option(
-    "--port", type=click.IntRange(1, 65535), default=29500, show_default=True, help="Port where ranks meet."
-)
+@click.option("--port", type=click.IntRange(1, 65535), default=29500, show_default=True, help="Port where ranks meet.")
 @click.option("--account", default="", metavar="NAME", help="Slurm: whom it is charged to.")
 @click.option("--partition", default="", metavar="NAME", help="Slurm: the partition of nodes.")
-@click.option(
-    "--image", default="", metavar="IMAGE", help="Run in containers of this image; Slurm takes pyxis for it."
-)
+@click.option("--image", default="", metavar="IMAGE", help="Run in containers of this image; Slurm takes pyxis for it.")
 @click.option("--claim", default="", metavar="NAME", help="Kubernetes: the PersistentVolumeClaim that runs write to.")
 @click.option("--first-node", default="", metavar="HOST", help="torchrun: name or address of the first node.")
 def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None, **given: Any) -> None:
@@ -54,7 +51,7 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
 
         write_output(out, text, "--out")
     for note in notes:
-        click.echo(f"Note: {note}.", err=True)
+        click.echo(textwrap.fill(f"Note: {note}.", 110, break_on_hyphens=False, break_long_words=False), err=True)
     if as_json:
         click.echo(json.dumps(_as_dict(described, text, notes)))
     elif out is None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.config.base import PlanError, faults_in
+from shardwright.config.base import PlanError, faults_in, printable
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.units import seconds_text
@@ -13,6 +13,9 @@ from shardwright.report.launch.launch_options import LaunchOptions
 from shardwright.report.launch.link_environment import LinkEnvironment, link_environment
 from shardwright.report.launch.save_time import SaveTime, save_time
 from shardwright.report.launch.seats import Seats, seats_of
+
+# For shells' checkers, behind the first lines of a script.
+QUOTED = "# shellcheck disable=SC2016 # what stands in single quotes is for the ranks"
 
 _ON_CPU = "cpu"  # the calibration of devices that are processors
 
@@ -49,9 +52,13 @@ class Launch:
 
     @property
     def heading(self) -> str:
-        """What is started, for the first lines of a file."""
-        plan = self.job.plan
-        return f"{self.job.name}: {self.seats.words}, {plan.degrees}"
+        """What is started, for a comment in the first lines of a file."""
+        return one_line(f"{self.job.name}: {self.seats.words}, {self.job.plan.degrees}")
+
+
+def one_line(text: str) -> str:
+    """A text as a comment has it: what does not print, such as the end of a line, is spelled."""
+    return printable(text).replace("\n", "\\n")
 
 
 def launch_of(
@@ -68,7 +75,8 @@ def launch_of(
         raise PlanError(f"launch of {job.name}", faults + faults_in(error)) from None
     if faults:
         raise PlanError(f"launch of {job.name}", faults)
-    predicted = _predicted(job)
+    is_asked = job.checkpoint.is_on or options.launcher != "torchrun"  # which has no time limit
+    predicted = _predicted(job) if is_asked else None
     saving = _saving(job, run_folder, options, predicted)
     limit_s, save_s = options.limit_s, saving.seconds if saving is not None else 0
     if limit_s and save_s and limit_s <= 2 * save_s:

@@ -9,7 +9,7 @@ import math
 import shlex
 from pathlib import Path
 
-from shardwright.report.launch.launch_description import Launch
+from shardwright.report.launch.launch_description import QUOTED, Launch
 from shardwright.report.launch.launch_options import limit_text
 
 # How a task becomes a rank. srun ends no rank for another's sake: all of them leave by themselves, with a status that
@@ -17,8 +17,7 @@ from shardwright.report.launch.launch_options import limit_text
 _RUN = """
 step=
 asked=0
-# A task is a rank: this is expanded there, and not here.
-# shellcheck disable=SC2016
+# A task is a rank.
 rank='export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID; exec "$@"'
 
 run_ranks() { # sets status: that of the rank with the highest
@@ -77,6 +76,7 @@ def slurm_script(launch: Launch) -> str:
     lines = [
         "#!/bin/bash",
         f"# shardwright launch --slurm: {launch.heading}",
+        QUOTED,
         *(f"#SBATCH --{line}" for line in _directives(launch)),
         "",
         f"cd {shlex.quote(str(launch.folder))} || exit 2",

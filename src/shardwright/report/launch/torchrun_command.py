@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from shardwright.report.launch.launch_description import Launch
+from shardwright.report.launch.launch_description import QUOTED, Launch, one_line
 
 FIRST_NODE = "FIRST_NODE"
 
@@ -26,7 +26,7 @@ def torchrun_variables(launch: Launch) -> dict[str, str]:
 
 def torchrun_command(launch: Launch) -> str:
     """The command line of every node, behind lines that say where it is given."""
-    seats, first = launch.seats, launch.options.first_node or FIRST_NODE
+    first = launch.options.first_node or FIRST_NODE
     meeting = [
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={first}:{launch.options.port}",
@@ -36,6 +36,7 @@ def torchrun_command(launch: Launch) -> str:
     lines = [
         "#!/bin/bash",
         f"# shardwright launch --torchrun: {launch.heading}",
+        QUOTED,
         f"# {_where(launch, first)}",
         *(f"# Before it {left.variable}={left.value}: {left.meaning}" for left in launch.links.placeholders),
         " ".join([*variables, shlex.join(torchrun_words(launch, meeting, launch.words))]),
@@ -44,7 +45,7 @@ def torchrun_command(launch: Launch) -> str:
 
 
 def _where(launch: Launch, first: str) -> str:
-    seats, folder = launch.seats, shlex.quote(str(launch.folder))
+    seats, folder = launch.seats, one_line(shlex.quote(str(launch.folder)))
     if seats.servers == 1:
         return f"Give this in {folder}."
     named = "the name of the first one, by which the others reach it" if first == FIRST_NODE else "the first one"
