@@ -16,12 +16,13 @@ from ranks import PATIENCE_S
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "shardwright"
 
-# Reads every entry of the catalog, and predicts every job, from what is installed.
+# Reads every entry of the catalog, predicts every job, finds a plan and draws a page, from what is installed.
 READS = """
 import sys
 from pathlib import Path
 import shardwright
 from shardwright.cli.checked_job import load
+from shardwright.cli.main import cli
 from shardwright.config import catalog
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
@@ -47,6 +48,8 @@ for name in catalog.names("jobs"):
         assert estimate_dict(job)["memory"], name
     else:
         assert estimate(job).step.total > 0, name
+cli(["plan", "llama3-8b", "--devices", "8", "--device", "h100-sxm", "--top", "1", "--json"], standalone_mode=False)
+cli(["simulate", "quickstart", "--html", sys.argv[2]], standalone_mode=False)
 """
 
 
@@ -110,15 +113,14 @@ def test_it_says_what_it_is(installed: Path) -> None:
 
 
 def test_it_reads_its_catalog_plans_draws_and_trains(installed: Path, tmp_path: Path) -> None:
-    run(installed, "-c", READS, str(installed))
-    command = ("-m", "shardwright")
-    asked = ("plan", "llama3-8b", "--devices", "8", "--device", "h100-sxm", "--top", "1", "--json")
-    assert json.loads(run(installed, *command, *asked))[0]["plan"]
     page = tmp_path / "page.html"
-    run(installed, *command, "simulate", "quickstart", "--html", str(page))
+    (plans,) = (
+        line for line in run(installed, "-c", READS, str(installed), str(page)).splitlines() if line[:2] == "[{"
+    )
+    assert json.loads(plans)[0]["plan"]["dp"] == 8
     assert "<style>" in page.read_text() and "<script>" in page.read_text()
     small = ("plan.dp=1", "plan.tp=1", "plan.pp=1", "plan.sequence_parallel=false", "model.layers=1", "model.hidden=32",
              "model.ffn=64", "model.sequence=32", "batch.global_batch_size=4", "optimizer.steps=2",
              "optimizer.warmup_steps=1", "run.eval_batches=1", "run.sample_tokens=4", "run.log_every=1")  # fmt: skip
     overrides = [part for override in (*small, f"run.folder={tmp_path}/run") for part in ("--set", override)]
-    assert "step 2/2" in run(installed, *command, "train", "quickstart", *overrides)
+    assert "step 2/2" in run(installed, "-m", "shardwright", "train", "quickstart", *overrides)

@@ -62,7 +62,9 @@ esac
 
 
 def written(file: Path, *words: str, overrides: tuple[str, ...]) -> Path:
-    options = [part for override in overrides for part in ("--set", override)]
+    text = file.with_name("text.txt")
+    text.write_text("A line of text to train on, and one more.\n" * 400)
+    options = [part for override in (*overrides, f"data.path={text}") for part in ("--set", override)]
     done = CliRunner().invoke(cli, ["launch", "quickstart", *words, "--out", str(file), *options])
     assert done.exit_code == 0, done.output
     return file
