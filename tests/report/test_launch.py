@@ -211,7 +211,13 @@ def test_what_metrics_say_may_be_anything(tmp_path: Path) -> None:
         ),
         ((*LLAMA, "--set", "cluster.network.kind=tcp"), {"NCCL_NET": "Socket"}, {"NCCL_SOCKET_IFNAME"}),
         ((*LLAMA, "--set", "cluster.network.kind=unknown"), {}, {"NCCL_SOCKET_IFNAME"}),
-        (RACK, {"NCCL_MNNVL_ENABLE": "1"}, {"NCCL_SOCKET_IFNAME"}),
+        (RACK, {"NCCL_MNNVL_ENABLE": "1"}, {"NCCL_SOCKET_IFNAME"}),  # and no network
+        (
+            (*RACK, "--set", "cluster.nodes=2", "--set", "plan.dp=36", "--set", "batch.global_batch_size=144", "--set",
+             "cluster.network.kind=infiniband", "--set", "cluster.topology.rails=36"),
+            {"NCCL_MNNVL_ENABLE": "1", "NCCL_NET": "IB"},
+            {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"},
+        ),
         (TINY, {}, {"GLOO_SOCKET_IFNAME"}),
         ((*TINY, "--set", "cluster.network.interface=lo"), {"GLOO_SOCKET_IFNAME": "lo"}, set()),
         (("quickstart", "--set", "cluster.name=h100-node", "--set", "precision.compute=bf16"), {}, set()),  # one server
@@ -335,7 +341,7 @@ def test_a_manifest_for_kubernetes() -> None:
     assert container.resources is not None and container.resources.limits == {"nvidia.com/gpu": 8}
     shell, option, line = container.command
     assert (shell, option) == ("bash", "-c")
-    assert "$((JOB_COMPLETION_INDEX == 0))" in line
+    assert "((host = JOB_COMPLETION_INDEX == 0)); exec torchrun " in line and "$(" not in line
     assert "--rdzv-endpoint=llama3-405b-16k-0.llama3-405b-16k:29500" in line
     assert line.endswith("-m shardwright train /etc/shardwright/job.toml")
     assert {pair.name for pair in container.env or ()} == {"NCCL_NET", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}
@@ -391,6 +397,16 @@ def test_yaml_is_read_as_it_was_meant(value: dict[str, Any]) -> None:
 def test_names_are_what_slurm_and_kubernetes_take(name: str) -> None:
     assert re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", kubernetes_name(name))
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", slurm_name(name))
+
+
+def test_commands_of_the_docs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "launching.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^shardwright launch (.*)$", text, flags=re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    assert len(commands) == 3
+    for command in commands:
+        written(*shlex.split(command))
+    assert {path.name for path in tmp_path.iterdir()} == {"job.sh", "job.yaml"}
 
 
 def test_a_file_that_is_no_launch_is_kept(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from shardwright.cli.job_options import JobCommand, file_option, job_options
 
 if TYPE_CHECKING:
     from shardwright.report.launch.launch_description import Launch
-    from shardwright.report.launch.launch_options import LaunchOptions
+    from shardwright.report.launch.launch_options import Launcher, LaunchOptions
 
-_LAUNCHERS = ("slurm", "kubernetes", "torchrun")
+_LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 
 
 @click.command(cls=JobCommand)

@@ -28,7 +28,8 @@ def job_toml(job: JobSpec) -> str:
 def _keep_named(fields: dict[str, Any], job: JobSpec) -> None:
     """Add the fields that an entry of the catalog has, also where the job sets one of them back to the default."""
     whole = job.model_dump()
-    for section, kind in (("model", "models"), ("cluster", "clusters")):
+    kinds: dict[str, catalog.Kind] = {"model": "models", "cluster": "clusters"}
+    for section, kind in kinds.items():
         name = whole[section]["name"]
         if name in catalog.names(kind):
             kept = _overlaid(catalog.read(kind, name), whole[section], fields.get(section, {}))

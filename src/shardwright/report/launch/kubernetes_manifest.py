@@ -110,8 +110,9 @@ def _command(launch: Launch, name: str) -> list[str]:
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={name}-0.{name}:{launch.options.port}", f"--rdzv-id={name}"]
     first, *others = torchrun_words(launch, meeting, job)
     patience = f"join_timeout={_PATIENCE_S},read_timeout={_PATIENCE_S}"
-    conf = f'--rdzv-conf="is_host=$((JOB_COMPLETION_INDEX == 0)),{patience}"'
-    return ["bash", "-c", f"exec {first} {conf} {shlex.join(others)}"]
+    # Nothing with a bracket behind $, which Kubernetes would take for a variable of its own.
+    is_first, conf = "((host = JOB_COMPLETION_INDEX == 0))", f'--rdzv-conf="is_host=$host,{patience}"'
+    return ["bash", "-c", f"{is_first}; exec {first} {conf} {shlex.join(others)}"]
 
 
 def _variables(launch: Launch) -> dict[str, str]:

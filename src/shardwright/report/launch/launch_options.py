@@ -10,7 +10,6 @@ Launcher = Literal["slurm", "kubernetes", "torchrun"]
 
 _FOR: dict[str, tuple[Launcher, ...]] = {
     "time": ("slurm", "kubernetes"),
-    "save_before": ("slurm", "kubernetes"),
     "account": ("slurm",),
     "partition": ("slurm",),
     "image": ("slurm", "kubernetes"),

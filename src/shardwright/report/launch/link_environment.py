@@ -40,13 +40,14 @@ def link_environment(job: JobSpec, seats: Seats, on_cpu: bool) -> LinkEnvironmen
     network = job.cluster.network
     if seats.servers == 1:
         return LinkEnvironment({})
+    crosses = seats.servers > seats.servers_per_node  # the network, and not fast links alone
     if on_cpu:
         library, variables = "Gloo", {}
         name = "GLOO_SOCKET_IFNAME"
     else:
         library, name = "NCCL", "NCCL_SOCKET_IFNAME"
         variables = {"NCCL_MNNVL_ENABLE": "1"} if seats.servers_per_node > 1 else {}
-        if network.kind != "unknown":
+        if network.kind != "unknown" and crosses:
             variables["NCCL_NET"] = _NET[network.kind]
     notes, placeholders = [], []
     if network.interface:
@@ -57,12 +58,12 @@ def link_environment(job: JobSpec, seats: Seats, on_cpu: bool) -> LinkEnvironmen
             f"the interface by which the nodes meet is not said, so {library} looks for one; where it takes the wrong "
             f"one, set {name} in what is written, or cluster.network.interface"
         )
-    if not on_cpu and network.kind == "unknown":
+    if not on_cpu and crosses and network.kind == "unknown":
         notes.append(
             "whether InfiniBand, RoCE or TCP joins the nodes is not said, so NCCL takes what it finds, which may be "
             "TCP; set cluster.network.kind"
         )
-    if not on_cpu and network.kind in _ADAPTER:
+    if not on_cpu and crosses and network.kind in _ADAPTER:
         _adapters(job, seats, variables, placeholders, notes)
     return LinkEnvironment(variables, tuple(placeholders), tuple(notes))
 

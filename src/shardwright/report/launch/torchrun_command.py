@@ -38,7 +38,7 @@ def torchrun_command(launch: Launch) -> str:
         f"# shardwright launch --torchrun: {launch.heading}",
         QUOTED,
         f"# {_where(launch, first)}",
-        *(f"# Before it {left.variable}={left.value}: {left.meaning}" for left in launch.links.placeholders),
+        *(f"# May stand in front: {left.variable}={left.value}, {left.meaning}" for left in launch.links.placeholders),
         " ".join([*variables, shlex.join(torchrun_words(launch, meeting, launch.words))]),
     ]
     return "\n".join(lines) + "\n"
