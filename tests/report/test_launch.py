@@ -41,6 +41,9 @@ RACK = (
 )  # fmt: skip
 
 
+IMAGE = ("--kubernetes", "--image", "registry.here/shardwright:1")
+
+
 @cache
 def launched(*words: str) -> Result:
     return CliRunner().invoke(cli, ["launch", *words])
@@ -259,6 +262,15 @@ def test_a_script_for_slurm() -> None:
     assert "gpus-per-node" not in directives(plain)
 
 
+def test_a_folder_of_several_lines_is_one_line_of_a_comment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a\nexit 9 #\n#SBATCH --nodes=9"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    slurm, torchrun = (written(*TINY, launcher, "--port", "29501") for launcher in ("--slurm", "--torchrun"))
+    assert f"\ncd {shlex.quote(str(folder))} || exit 2\n" in slurm
+    assert [line for line in torchrun.splitlines() if not line.startswith("#")] == [torchrun.splitlines()[-1]]
+
+
 def test_containers_of_pyxis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a folder").mkdir()
@@ -322,9 +334,6 @@ def test_command_lines_of_torchrun() -> None:
     assert "--nnodes=1:2 " in elastic and "--rdzv-endpoint=node1:4000" in elastic
     alone = written("quickstart", "--set", "cluster.devices_per_node=8", "--torchrun")
     assert "torchrun --standalone --nproc-per-node=8 --max-restarts=0 -m shardwright train quickstart" in alone
-
-
-IMAGE = ("--kubernetes", "--image", "registry.here/shardwright:1")
 
 
 def manifest(*words: str) -> Manifest:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.config.base import PlanError, faults_in, printable
+from shardwright.config.base import PlanError, faults_in
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.units import seconds_text
@@ -53,12 +53,7 @@ class Launch:
     @property
     def heading(self) -> str:
         """What is started, for a comment in the first lines of a file."""
-        return one_line(f"{self.job.name}: {self.seats.words}, {self.job.plan.degrees}")
-
-
-def one_line(text: str) -> str:
-    """A text as a comment has it: what does not print, such as the end of a line, is spelled."""
-    return printable(text).replace("\n", "\\n")
+        return f"{self.job.name}: {self.seats.words}, {self.job.plan.degrees}"
 
 
 def launch_of(

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from shardwright.report.launch.launch_description import QUOTED, Launch, one_line
+from shardwright.report.launch.launch_description import QUOTED, Launch
 
 FIRST_NODE = "FIRST_NODE"
 
@@ -45,7 +45,7 @@ def torchrun_command(launch: Launch) -> str:
 
 
 def _where(launch: Launch, first: str) -> str:
-    seats, folder = launch.seats, one_line(shlex.quote(str(launch.folder)))
+    seats, folder = launch.seats, repr(str(launch.folder))  # on one line
     if seats.servers == 1:
         return f"Give this in {folder}."
     named = "the name of the first one, by which the others reach it" if first == FIRST_NODE else "the first one"
