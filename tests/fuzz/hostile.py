@@ -224,6 +224,13 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--tokens": WHOLES, "--svg": ("out.svg", "no/x.svg"), "--keep": ("plan.tp=2", "x"), "--between": _RANGES,
     },
     "layout": {"--search": (), "--toml": ("out.toml", "fifo", "no/x"), "--keep": ("plan.tp=2",), "--between": _RANGES},
+    "launch": {
+        "--slurm": (), "--kubernetes": (), "--torchrun": (), "--save-before": WHOLES, "--port": WHOLES,
+        "--time": ("60", "4:00:00", "1-00:00:00", "0", "-5", "1:99:99", "soon", "", "9" * 30, "99999-00:00:00"),
+        "--account": ("us", "a b", "$(id)", "-x", ""), "--partition": ("gpu", "a\nb", "é"),
+        "--image": ("us/it:1", "a#b:1", "-x", "a b", "$(id)", ""), "--claim": ("runs", "RUNS", "../x", ""),
+        "--first-node": ("node1", "a b", "-x", "x" * 300, ""), "--out": ("out.sh", "fifo", "/dev/full", ".", "job.toml"),
+    },
     "estimate": {}, "explain": {},
 }  # fmt: skip
 _SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
