@@ -229,7 +229,7 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--time": ("60", "4:00:00", "1-00:00:00", "0", "-5", "1:99:99", "soon", "", "9" * 30, "99999-00:00:00"),
         "--account": ("us", "a b", "$(id)", "-x", ""), "--partition": ("gpu", "a\nb", "é"),
         "--image": ("us/it:1", "a#b:1", "-x", "a b", "$(id)", ""), "--claim": ("runs", "RUNS", "../x", ""),
-        "--first-node": ("node1", "a b", "-x", "x" * 300, ""), "--out": ("out.sh", "fifo", "/dev/full", ".", "job.toml"),
+        "--first-node": ("node1", "a b", "-x", "x" * 300, ""), "--out": ("out.sh", "fifo", "/dev/full", "job.toml"),
     },
     "estimate": {}, "explain": {},
 }  # fmt: skip
