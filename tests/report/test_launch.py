@@ -106,6 +106,12 @@ def test_seats_of_parts_and_fallbacks() -> None:
     assert (seats.servers, seats.least_servers) == (2, 1)
 
 
+def test_nodes_of_several_kinds_have_an_order() -> None:
+    parts = 'cluster.parts=[{device="h100-sxm", devices_per_node=4}, {device="a100-sxm-80g", devices_per_node=4}]'
+    (note, *_) = described("quickstart", "--set", parts, "--slurm")["notes"]
+    assert "(1 of h100-sxm, then 1 of a100-sxm-80g)" in note
+
+
 # --- faults ---
 
 

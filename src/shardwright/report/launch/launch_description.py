@@ -80,7 +80,7 @@ def launch_of(
             f"would hardly train (2 x {save_s:,} = {2 * save_s:,}); raise --time, or lower --save-before"
         )
         raise PlanError(f"launch of {job.name}", [fault])
-    notes = [*links.notes, *_saving_notes(saving), *_length_notes(job, options, predicted)]
+    notes = [*_part_notes(job), *links.notes, *_saving_notes(saving), *_length_notes(job, options, predicted)]
     return Launch(job, words, folder, options, seats, on_cpu, links, saving, tuple(notes))
 
 
@@ -117,6 +117,17 @@ def _predicted(job: JobSpec) -> Estimate | None:
         return estimate(job)
     except (KeyError, ValueError):  # of a device that not enough is known of
         return None
+
+
+def _part_notes(job: JobSpec) -> list[str]:
+    """What a launcher does not know of a cluster of several kinds of devices."""
+    parts = [f"{part.nodes} of {part.device}" for part in job.cluster.parts]
+    if len(_devices(job)) < 2:
+        return []
+    return [
+        f"ranks lie on nodes in the order of cluster.parts ({', then '.join(parts)}), and what is written takes nodes "
+        "as they come; give it nodes in that order"
+    ]
 
 
 def _saving(job: JobSpec, run_folder: Path, options: LaunchOptions, predicted: Estimate | None) -> SaveTime | None:
