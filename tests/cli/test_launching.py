@@ -36,8 +36,8 @@ open(f"{{here}}/sruns", "a").write("srun\\n")
 if os.path.exists(f"{{here}}/statuses"):
     status, *others = open(f"{{here}}/statuses").read().split()
     open(f"{{here}}/statuses", "w").write(" ".join(others))
-    if status == "wait":  # for a signal, which ends it with status 3
-        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3))
+    if status[:4] == "wait":  # for a signal, and end with the status behind the word
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(int(status[4:])))
         open(f"{{here}}/waits", "w")
         time.sleep(600)
     sys.exit(int(status))
@@ -134,7 +134,10 @@ def test_ranks_that_slurm_starts_train_save_and_go_back_to_the_queue(tmp_path: P
         ("1 137 9 0", 2, 9, 3, False),
         ("1 3 0", 2, 3, 2, True),
         ("7 0", 0, 7, 1, False),
-        ("1 wait 0", 2, 3, 2, True),
+        ("1 wait3 0", 2, 3, 2, True),
+        ("wait138 0", 2, 3, 1, True),  # before it could hear of it
+        ("wait1 0", 2, 1, 1, False),  # and could not save
+        ("wait0 1", 2, 0, 1, False),
     ],
 )
 def test_what_a_script_does_with_the_status_of_its_ranks(

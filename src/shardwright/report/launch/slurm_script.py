@@ -17,6 +17,7 @@ from shardwright.report.launch.launch_options import limit_text
 _RUN = """
 step=
 asked=0
+status=3 # until ranks have run
 # A task is a rank.
 rank='export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID; exec "$@"'
 
@@ -60,6 +61,7 @@ while ((asked == 0)); do
     ((${#failures[@]} <= %(most)d)) || exit "$status"
     echo "restart ${#failures[@]} of %(most)d within %(window_s)d s, after status $status" >&2
 done
+((status == 3 || status > 128)) || exit "$status" # they could not save
 state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%%T)
 if [ "$state" = RUNNING ]; then # and is not one that somebody has cancelled
     echo "to be continued: job $SLURM_JOB_ID goes back to the queue" >&2
