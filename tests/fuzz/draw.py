@@ -102,6 +102,17 @@ def _block(rng: random.Random, fields: Fields) -> None:
         model["position_offset"] = rng.choice([1, 2])
     if "moe" in model:
         model["moe"] |= {"router_bias": rng.random() < 0.5, "weigh": rng.choice(["input", "output"])}
+    _network(random.Random(f"network {seed}:{number}"), fields)
+    return fields
+
+
+def _network(rng: random.Random, fields: Fields) -> None:
+    """What joins the nodes, by name: a run does not read it, and `launch` does."""
+    if rng.random() < 0.1:
+        adapters = rng.choice([[], ["mlx5_0"], ["mlx5_0", "mlx5_1:1"]])
+        network = {"kind": rng.choice(["unknown", "infiniband", "roce", "tcp"]), "adapters": adapters}
+        network["interface"] = rng.choice(["", "eth0"])
+        fields["cluster"] = fields.get("cluster", {}) | {"network": network}
 
 
 def _further(rng: random.Random, fields: Fields) -> None:
