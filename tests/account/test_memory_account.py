@@ -31,7 +31,7 @@ from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.zero_events import Reductions
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
-from shardwright.train.optimizer import make_adamw
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.train.train_step import train_step
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def allocated(job: JobSpec, index: int) -> RankMemory:
     pool = tensor_pool(CPU)
     regions = stage.prepare(CPU, numbers[0]).regions()
     shards = ShardedStage(regions, [], sharding, pool, job.plan.bucket_mib, seeded(job.run.seed), Reductions())
-    shards.make_optimizers(partial(make_adamw, job.optimizer, moments=NUMBERS[job.precision.moments]))
+    shards.make_optimizers(partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments]))
     for unit in shards.units:
         unit.masters.step(torch.zeros(unit.layout.shard_size), 1.0, 0.0)
     return measured_memory({0: shards}, {}, TiedEmbedding(None, None, axis(1)), pool)

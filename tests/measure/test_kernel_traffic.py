@@ -6,6 +6,7 @@ ratio of the model that the formulas leave out has a wider one, said where it st
 """
 
 from collections import Counter
+from functools import partial
 from collections.abc import Callable
 from functools import lru_cache
 from typing import get_args
@@ -22,7 +23,7 @@ from shardwright.cost.pipeline_bubble import puts_weights_off
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.schedule.action import Kind
 from shardwright.schedule.registry import PipelineShape, shape_program
-from shardwright.train.optimizer import make_adamw
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.workload.layers import chains
 from shardwright.workload.operators import Operator
 
@@ -254,7 +255,7 @@ def test_update(moments: torch.dtype) -> None:
     values = torch.zeros(size, dtype=torch.bfloat16)
     masters = Masters([ShardPiece(0, size, True, on_host=False)], values, torch.device("cpu"))
     job = load_job("quickstart", [])
-    masters.make_optimizer(lambda decayed, plain: make_adamw(job.optimizer, decayed, plain, moments))
+    masters.make_optimizer(partial(make_optimizer, job.optimizer, moments=moments))
     gradients = torch.ones(size)
     masters.step(gradients, 0.5, 1e-3)  # the first makes the moments
     with KernelTraffic() as traffic:

@@ -22,7 +22,8 @@ from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.weight_versions import stashed_versions
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
-from shardwright.train.optimizer import learning_rate, make_adamw
+from shardwright.parallel.optimizers.elementwise import make_optimizer
+from shardwright.train.learning_rate import learning_rate
 
 BATCHES = 3
 
@@ -59,7 +60,7 @@ def serial(job: JobSpec) -> tuple[dict[str, torch.Tensor], dict[tuple[int, int],
         stages.append((stage, parameters, masters))
         decayed = [m for p, m in zip(parameters, masters, strict=True) if p.place.init == "normal"]
         plain = [m for p, m in zip(parameters, masters, strict=True) if p.place.init != "normal"]
-        optimizers.append(make_adamw(job.optimizer, decayed, plain))
+        optimizers.append(make_optimizer(job.optimizer, decayed, plain))
         history.append([[m.detach().clone() for m in masters]])
     seen, losses = {}, []
     for i in range(BATCHES * per_batch):

@@ -7,17 +7,18 @@ import torch
 
 from cases import record, small_job
 from ranks import run_on_mesh
-from shardwright.config.job import JobSpec, OptimizerSpec
+from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.optimizer import OptimizerSpec
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train.optimizer import make_adamw
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 
 
 def test_same_bits_as_torch() -> None:
     spec = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1)
     start = torch.randn(2, 9, generator=torch.Generator().manual_seed(0))
     ours, theirs = ([torch.nn.Parameter(row.clone()) for row in start] for _ in range(2))
-    mine = make_adamw(spec, ours[:1], ours[1:])
+    mine = make_optimizer(spec, ours[:1], ours[1:])
     other = torch.optim.AdamW(
         [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}],
         lr=1e-2, betas=(spec.beta1, spec.beta2), eps=spec.epsilon, fused=True,

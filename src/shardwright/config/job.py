@@ -8,18 +8,10 @@ from shardwright.config import largest
 from shardwright.config.base import Spec
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.cluster import ClusterSpec
-from shardwright.config.field_types import (
-    Divisor,
-    Positive,
-    PositiveOr0,
-    Probability,
-    Sequences,
-    ShareOr0,
-    Steps,
-    StepsOr0,
-)
+from shardwright.config.field_types import Probability, Sequences, Steps, StepsOr0
 from shardwright.config.health import HealthSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.precision import PrecisionSpec
 
@@ -53,21 +45,6 @@ class DataSpec(Spec):
     end_of_document: Annotated[int, Field(ge=-1, lt=largest.VOCAB)] = Field(
         -1, description="Token files: the id that ends each document; -1 means that a file is one document."
     )
-
-
-class OptimizerSpec(Spec):
-    """AdamW (Loshchilov and Hutter 2019) with linear warm-up and cosine decay."""
-
-    name: Literal["adamw"] = Field("adamw", description="The optimizer.")
-    learning_rate: Positive = Field(1e-3, description="Peak learning rate.")
-    min_learning_rate_ratio: ShareOr0 = Field(0.1, description="Learning rate at the end, as a share of the peak.")
-    warmup_steps: StepsOr0 = Field(20, description="Steps of linear warm-up.")
-    steps: Steps = Field(200, description="Optimizer steps of the whole run.")
-    weight_decay: PositiveOr0 = Field(0.1, description="Decoupled weight decay; norms and biases have none.")
-    beta1: Probability = Field(0.9, description="Decay of the first moment.")
-    beta2: Probability = Field(0.95, description="Decay of the second moment.")
-    epsilon: Divisor = Field(1e-8, description="Added to the root of the second moment.")
-    clip_grad_norm: PositiveOr0 = Field(1.0, description="Largest global gradient norm; 0 means no clipping.")
 
 
 class RunSpec(Spec):

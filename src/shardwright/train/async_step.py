@@ -15,7 +15,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
 from shardwright.train.build import Replica
-from shardwright.train.optimizer import learning_rate
+from shardwright.train.learning_rate import learning_rate
 from shardwright.train.train_step import (
     StepResult,
     counted_shares,

@@ -18,7 +18,7 @@ from shardwright.schedule.action import Action
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica
 from shardwright.train.health.decision import ALL_IS_WELL, Course, Decision, Judge, go_on
-from shardwright.train.optimizer import learning_rate
+from shardwright.train.learning_rate import learning_rate
 from shardwright.train.router_update import LayerRouting, end_routing_step
 
 

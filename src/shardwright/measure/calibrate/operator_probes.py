@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.config.job import OptimizerSpec
+from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.measured_table import Work
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import MIB
@@ -33,7 +33,7 @@ from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.train.build import NUMBERS
-from shardwright.train.optimizer import make_adamw
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 
 # One call: seconds of its forward, its backward and its weight gradient, those that it has.
 Call = Callable[[], tuple[float, ...]]
@@ -327,7 +327,7 @@ def update_call(place: Place, elements: int) -> Call:
     size = max(_WIDTH, elements // _WIDTH * _WIDTH)
     values, gradients = place.random(size), place.random(size).float()
     masters = Masters([ShardPiece(0, size, True, False)], values, place.device)
-    masters.make_optimizer(partial(make_adamw, OptimizerSpec()))
+    masters.make_optimizer(partial(make_optimizer, OptimizerSpec()))
     masters.step(gradients, 1.0, 1e-4)
 
     def call() -> tuple[float, ...]:

@@ -31,6 +31,7 @@ from shardwright.parallel.zero.master_weights import Masters, ShardPiece, on_hos
 from shardwright.sharding.buckets import in_unit_order, num_hosted, unit_layout
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.flat_buffer import rows_of
+from shardwright.sharding.unit_update import Updates
 from shardwright.sharding.zero_events import UnitEvents, UnitSizes
 
 
@@ -81,11 +82,16 @@ class FlatUnit(UnitEvents[Tensor]):
         pool: TensorPool,
         initial: Initial,
         make_compressor: MakeCompressor | None = None,
+        updates: Updates = Updates(),
     ) -> None:
-        """Gives the parameters their initial values, of which only what this rank holds is kept."""
+        """Gives the parameters their initial values, of which only what this rank holds is kept. They are all updated
+        alike, as `updates` say."""
         self.parameters = in_unit_order(parameters, lambda p: p.place)
         self.sharding = sharding
-        self.layout = unit_layout([p.place for p in self.parameters], sharding.num_shards)
+        places = [parameter.place for parameter in self.parameters]
+        self.layout = unit_layout(places, sharding.num_shards)
+        self.by_matrix = updates.is_by_matrix(places[0])
+        self.unit_update = updates.of_unit(places, self.layout)
         sizes = UnitSizes(
             zero=sharding.zero,
             size=self.layout.size,
@@ -95,6 +101,7 @@ class FlatUnit(UnitEvents[Tensor]):
             reduce_bytes=sharding.reduce.itemsize,
             num_parameters=len(self.parameters),
             num_put_off=sum(parameter.place.is_put_off for parameter in self.parameters),
+            scratch_bytes=self.unit_update.scratch_bytes if self.unit_update is not None else 0,
         )
         super().__init__(sizes, pool)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
@@ -104,7 +111,6 @@ class FlatUnit(UnitEvents[Tensor]):
         self._gathering: tuple[Pending, Tensor] | None = None  # and the memory that the values come to
         # And the memory that the sum comes to, if it is not to stay there.
         self._summing: tuple[Pending | Reduction, Tensor | None] | None = None
-        places = [parameter.place for parameter in self.parameters]
         self._compressor = make_compressor(places) if make_compressor is not None else None
         self.look: Callable[[Tensor], None] | None = None  # sees gradients of this rank alone, before they are summed
         self._make_buffers(initial)
@@ -390,7 +396,10 @@ class FlatUnit(UnitEvents[Tensor]):
 
     # Update.
 
-    def _update(self, gradients: Loan[Tensor] | None, factor: float, rate: float) -> None:
+    def _update(
+        self, gradients: Loan[Tensor] | None, scratch: Loan[Tensor] | None, factor: float, rate: float
+    ) -> None:
         exact = None if gradients is None else _lent(gradients, self.layout.shard_size, torch.float32)
-        self.masters.step(self.summed_gradients(), factor, rate, exact)
+        memory = None if scratch is None else scratch.memory
+        self.masters.step(self.summed_gradients(), factor, rate, exact, memory)
         self.masters.write_values(self.value_shard)

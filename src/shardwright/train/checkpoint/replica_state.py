@@ -31,7 +31,7 @@ from shardwright.train.checkpoint.box_reader import WantedBox
 from shardwright.train.checkpoint.box_writer import HeldBox
 from shardwright.train.checkpoint.compression_state import held_compression, wanted_compression
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
-from shardwright.train.optimizer import is_first_of_line
+from shardwright.train.gradient_norm import is_first_of_line
 
 # Elements of a box that is read at once.
 _MOST_ELEMENTS = 8 * MIB
