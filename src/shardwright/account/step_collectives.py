@@ -187,6 +187,7 @@ def _of_state(
     found = replay(job, program, pp_rank, held)
     for (kind, axis), num_bytes in sorted(found.moved_bytes.items()):
         phase = "parameters" if kind == "all_gather" and job.plan.zero else "gradients"
+        phase = "update" if kind == "all_to_all_v" else phase
         yield PhaseCalls(phase, kind, axis, found.calls[kind, axis], num_bytes)
     for (_, region), times in found.num_casts.items():
         yield from _times("forward", cast_collectives(job, _layer_kind(job, int(region))), times)

@@ -6,20 +6,15 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.batch import BatchSpec
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.cluster import ClusterSpec
-from shardwright.config.field_types import Probability, Sequences, Steps, StepsOr0
+from shardwright.config.field_types import Probability, Steps, StepsOr0
 from shardwright.config.health import HealthSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.precision import PrecisionSpec
-
-
-class BatchSpec(Spec):
-    """What one optimizer step consumes."""
-
-    global_batch_size: Sequences = Field(8, description="Sequences in one optimizer step, over all ranks.")
 
 
 class DataSpec(Spec):
@@ -118,6 +113,25 @@ class JobSpec(Spec):
     def tokens_between(self) -> int:
         """Tokens of a sequence whose hidden states a rank holds between layers, and so between stages."""
         return self.tokens_within // (self.plan.tp if self.plan.sequence_parallel else 1)
+
+    def at_batch(self, size: int) -> "JobSpec":
+        """The job with batches of one size."""
+        if not self.batch.grows and size == self.batch.global_batch_size:
+            return self
+        return self.model_copy(update={"batch": BatchSpec(global_batch_size=size)})
+
+    def at_step(self, step: int) -> "JobSpec":
+        """The job as step 0, 1, ... computes it, whose batch may not have grown yet."""
+        return self.at_batch(self.batch.size_at(step))
+
+    def batch_share(self, step: int) -> float:
+        """How large the batch of a step is, as a share of the full one."""
+        return self.batch.size_at(step) / self.batch.global_batch_size
+
+    @property
+    def tokens_of_run(self) -> int:
+        """Tokens of all steps."""
+        return self.batch.samples_before(self.optimizer.steps) * self.model.sequence
 
     def as_one_rank(self) -> "JobSpec":
         """The job as one rank computes it: same microbatches, samples and numbers, no parallelism."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -75,6 +75,16 @@ class Replica:
     loss_scale: LossScale | None
     float8: tuple[Float8Layers, Float8Layers]
     pool: TensorPool
+    _of_smaller: dict[int, Program] = field(default_factory=dict)
+
+    def program_of(self, job: JobSpec) -> Program:
+        """The program of a step with as many microbatches as the job has, which may be fewer than at the end."""
+        number = job.num_microbatches
+        if number == self.program.num_microbatches:
+            return self.program
+        if number not in self._of_smaller:
+            self._of_smaller[number] = job_program(job)
+        return self._of_smaller[number]
 
     @property
     def float8_states(self) -> list[Float8Linear]:

@@ -83,7 +83,7 @@ class Masters:
             if piece.on_host
         }
         self.optimizer: ElementwiseOptimizer | None = None
-        self._steps: MatrixSteps | None = None
+        self.steps: MatrixSteps | None = None
 
     def _empty(self, piece: ShardPiece) -> Tensor:
         size = piece.stop - piece.start
@@ -93,7 +93,7 @@ class Masters:
 
     def make_optimizer(self, make: MakeOptimizer, by_matrix: bool = False, steps: MatrixSteps | None = None) -> None:
         """Let `make` make the optimizer; where there are `steps` that ranks make together, it goes before them."""
-        self._steps = steps
+        self.steps = steps
         decayed = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if piece.decays]
         plain = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if not piece.decays]
         self.optimizer = make(decayed, plain, by_matrix=by_matrix)
@@ -109,8 +109,12 @@ class Masters:
 
     def state_names(self) -> list[str]:
         """The name "weights", and those of what the optimizer remembers of each element, once it has done a step."""
+        return ["weights", *(self.moment_names() if self.num_steps() else ())]
+
+    def moment_names(self) -> tuple[str, ...]:
+        """The names of what the optimizer remembers of each element."""
         assert self.optimizer is not None
-        return ["weights", *(self.optimizer.names if self.optimizer.num_steps else ())]
+        return self.optimizer.names
 
     def num_steps(self) -> int:
         """Steps that the optimizer has done."""
@@ -140,8 +144,8 @@ class Masters:
         After no step it begins without any."""
         assert self.optimizer is not None
         self.optimizer.go_on_after(number)
-        if number == 0 and self._steps is not None:
-            self._steps.forget()
+        if number == 0 and self.steps is not None:
+            self.steps.forget()
 
     def _state(self, name: str, tensor: Tensor) -> Tensor:
         assert self.optimizer is not None
@@ -172,10 +176,10 @@ class Masters:
             gradients.mul_(factor)
         self._hand_out(gradients)
         self.optimizer.step()
-        if self._steps is not None:
+        if self.steps is not None:
             assert scratch is not None
             self._take_back(gradients)
-            self._steps(gradients, self.optimizer.num_steps, self._squares, scratch)
+            self.steps(gradients, self.optimizer.num_steps, self._squares, scratch)
             self._hand_out(gradients)
             self._take_off()
         for tensor in self.tensors:
@@ -225,5 +229,5 @@ class Masters:
         weights = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if piece.on_host == on_host]
         states = [self.optimizer.state.get(tensor, {}) for tensor in weights] if self.optimizer is not None else []
         moments = [t for state in states for t in state.values() if torch.is_tensor(t) and t.numel() > 1]
-        factors = self._steps.memory() if self._steps is not None and not on_host else []
+        factors = self.steps.memory() if self.steps is not None and not on_host else []
         return [*weights, *moments, *factors, *(self._host_gradients.values() if on_host else ())]
