@@ -6,9 +6,8 @@ ratio of the model that the formulas leave out has a wider one, said where it st
 """
 
 from collections import Counter
-from functools import partial
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import get_args
 
 import pytest
@@ -20,10 +19,10 @@ from shardwright.config.plan import STAGES_PER_RANK, ScheduleName
 from shardwright.config.software import software_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.pipeline_bubble import puts_weights_off
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.schedule.action import Kind
 from shardwright.schedule.registry import PipelineShape, shape_program
-from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.workload.layers import chains
 from shardwright.workload.operators import Operator
 

@@ -16,13 +16,13 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.weight_versions import stashed_versions
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
-from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.train.learning_rate import learning_rate
 
 BATCHES = 3

@@ -15,11 +15,10 @@ from shardwright.config.checks.check_moments import MOST_BETA
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.optimizer import OptimizerSpec
-from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.parallel.optimizers import elementwise
-from shardwright.train.bf16_moments import Bf16MomentsAdamW
-from shardwright.train.build import build, job_mesh
 from shardwright.parallel.optimizers.elementwise import make_optimizer
+from shardwright.parallel.zero.master_weights import Masters, ShardPiece
+from shardwright.train.build import build, job_mesh
 from shardwright.train.train_step import train_step
 
 SPEC = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1)
@@ -131,7 +130,7 @@ def test_masters_keep_and_give_moments_as_they_are() -> None:
         values = taken.to(saved)
         for name in MOMENTS:
             masters.copy_in(name, 0, values)
-        masters.set_num_steps(3, MOMENTS)
+        masters.set_num_steps(3)
         assert masters.num_steps() == 3 and masters.state_names() == ["weights", *MOMENTS]
         for name in MOMENTS:
             assert torch.equal(masters.copy_out(name, 10, 90), values.to(kept)[10:90])
@@ -153,7 +152,7 @@ def test_the_largest_decay_is_the_largest_with_which_every_moment_falls() -> Non
     assert falls(MOST_BETA + 1e-6) == [True, False, *[True] * 126]
     assert not any(falls(0.999))
     weight = torch.zeros(128)
-    optimizer = Bf16MomentsAdamW([{"params": [weight], "weight_decay": 0.0}], 1e-3, (0.9, 0.999), 1e-8)
+    optimizer = make_optimizer(OptimizerSpec(beta2=0.999), [], [weight], BF16)
     weight.grad = torch.linspace(1, 2, 128)
     optimizer.step()
     before = optimizer.state[weight]["exp_avg_sq"].clone()

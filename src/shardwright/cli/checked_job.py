@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
-    """The job with its overrides, checked. PlanError lists every fault; what nobody stated is said on standard error."""
+    """The job with its overrides, checked. PlanError lists every fault; what nobody stated goes to standard error."""
     from shardwright.config.load import make_job, read_job
 
     read = read_job(job, list(overrides))

@@ -120,6 +120,10 @@ class JobSpec(Spec):
             return self
         return self.model_copy(update={"batch": BatchSpec(global_batch_size=size)})
 
+    def grown(self) -> "JobSpec":
+        """The job with full batches alone."""
+        return self.at_batch(self.batch.global_batch_size)
+
     def at_step(self, step: int) -> "JobSpec":
         """The job as step 0, 1, ... computes it, whose batch may not have grown yet."""
         return self.at_batch(self.batch.size_at(step))

@@ -68,6 +68,9 @@ class OptimizerSpec(Spec):
         return fields
 
 
+ADAMW = OptimizerSpec()  # as it is where nobody says otherwise
+
+
 def shortened_warmup(steps: int) -> int:
     """Steps of warm-up of a run that is shorter than the warm-up that it would have."""
     return -(-steps // 10)

@@ -128,9 +128,10 @@ class SoftwareSpec(Spec):
         description="The same with moments in bf16; left out, 8 bytes fewer: each is read and written in 2 bytes.",
     )
     other_updates: tuple[tuple[OptimizerName, Number], ...] = Field(
-        (), description="The same with other optimizers than AdamW and Adam, of matrices, with elements on their way in "
-        "2 bytes; left out, 8 bytes fewer for each moment fewer.",
-    )  # fmt: skip
+        (),
+        description="The same with other optimizers than AdamW and Adam, of matrices, with elements on their way in 2 "
+        "bytes; left out, 8 bytes fewer for each moment fewer.",
+    )
     norm_kept: Number = Field(2.0, description="Bytes that a norm keeps for its backward, by element.")
     activation_kept: Number = Field(
         0.0,

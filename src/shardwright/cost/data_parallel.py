@@ -135,8 +135,7 @@ class DataParallel:
         ranks = self.groups.shard.size, self.groups.expert_shard.size
         shares = [np.where(self.run.cut.zero > 0, 1 / by, 1.0) for by in ranks]
         by_matrix = sum(
-            of * share
-            for of, share in zip(held_by_matrix(self.run, self.ranks, self.held), shares, strict=True)
+            of * share for of, share in zip(held_by_matrix(self.run, self.ranks, self.held), shares, strict=True)
         )
         total = sum(of * share for of, share in zip(self.held, shares, strict=True))
         return Updated(by_matrix, total - by_matrix, itemsize_of(self.run.cut))

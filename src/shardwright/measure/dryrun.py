@@ -150,6 +150,7 @@ class DrySteps:
 
     def __init__(self, job: JobSpec, rank: int, device: str) -> None:
         """Build the rank, as it would be on a `device`, with nobody on its axes."""
+        job = job.grown()
         self._job, self.num_steps = job, steps_to_fill(job)
         self.mesh = job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
         self.program = job_program(job, self.num_steps)

@@ -35,7 +35,7 @@ class UnitUpdate(Protocol):
 class Updates:
     """How a job updates parameters, by the unit."""
 
-    job: JobSpec = JobSpec()
+    job: JobSpec
 
     def is_by_matrix(self, place: ParameterShard) -> bool:
         """Whether the update of a parameter looks at whole matrices."""
@@ -56,3 +56,6 @@ def exchanged_bytes(precision: PrecisionSpec) -> int:
     """Bytes of an element of a matrix that Muon makes orthogonal: as in products, but bf16 where these are in fp16,
     which has no small enough numbers."""
     return 4 if precision.compute == "float32" else 2
+
+
+OF_ADAMW = Updates(JobSpec())  # of each element by itself

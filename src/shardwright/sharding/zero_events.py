@@ -105,9 +105,7 @@ class UnitEvents(ABC, Generic[Memory]):
         """The whole gradients go."""
 
     @abstractmethod
-    def _update(
-        self, gradients: Loan[Memory] | None, scratch: Loan[Memory] | None, factor: float, rate: float
-    ) -> None:
+    def _update(self, gradients: Loan[Memory] | None, scratch: Loan[Memory] | None, factor: float, rate: float) -> None:
         """Step with the summed gradients times `factor`; in float32 in `gradients` where they are in other numbers, and
         with `scratch` where the update looks at whole matrices (sharding/unit_update.py)."""
 

@@ -23,9 +23,10 @@ from shardwright.parallel.recompute.offload import HostPool
 from shardwright.parallel.tensor.initial_values import Initial, seeded
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import PlacedParameter, placed_parameters
-from shardwright.parallel.zero.flat_unit import Sharding, TensorPool, tensor_pool
+from shardwright.parallel.zero.flat_unit import Sharding
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.tensor_pool import TensorPool, tensor_pool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.precision.float8_experts import Float8Experts

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from torch import Tensor
 
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh

@@ -20,9 +20,9 @@ def _share_of_peak(spec: OptimizerSpec, step: int) -> float:
         return 1.0
     if spec.schedule == "inverse-sqrt":  # Vaswani et al. 2017 (arXiv 1706.03762, section 5.3)
         return max(floor, math.sqrt(max(1, spec.warmup_steps) / (step + 1)))
-    first, shape = spec.warmup_steps, spec.schedule
+    first, shape = spec.warmup_steps, str(spec.schedule)
     if shape == "wsd":  # Hu et al. 2024 (arXiv 2404.06395, section 4.2)
-        first, shape = max(first, spec.steps - decay_steps(spec)), spec.decay_shape
+        first, shape = max(first, spec.steps - decay_steps(spec)), str(spec.decay_shape)
     done = min(1.0, max(0.0, (step - first) / max(1, spec.steps - first)))
     return floor + (1.0 - floor) * _left(shape, done)
 

@@ -358,7 +358,7 @@ def conclude(run: RunResult, log: MetricsLog) -> None:
 def held_out_loss(job: JobSpec, replica: Replica, mesh: Mesh, held_out: Samples) -> float:
     """Mean loss over the first run.eval_batches global batches of held-out text."""
     size, num_batches = job.batch.global_batch_size, job.run.eval_batches
-    job = job.at_batch(size)
+    job = job.grown()
     with BatchReader(held_out, job, mesh, num_batches) as batches:
         total = sum(evaluate(job, replica, mesh, batches.batch(i, i * size)) for i in range(num_batches))
     return total / num_batches

@@ -248,9 +248,9 @@ def _batch_faults(job: JobSpec) -> list[str]:
     if batch % share == 0:
         odd = [size for size in job.batch.sizes() if size % share]
         return [
-            f"batch.ramp has a batch of {odd[0]} on its way from {job.batch.ramp.start} to {batch}, which does not split "
-            f"into dp {plan.dp} x microbatch_size {plan.microbatch_size} = {share}; use a start and an increment that "
-            f"are multiples of {share}"
+            f"batch.ramp has a batch of {odd[0]} on its way from {job.batch.ramp.start} to {batch}, which does not "
+            f"split into dp {plan.dp} x microbatch_size {plan.microbatch_size} = {share}; use a start and an increment "
+            f"that are multiples of {share}"
             for _ in odd[:1]
         ]
     batches = " or ".join(str(b) for b in (batch // share * share, (batch // share + 1) * share) if b)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.measured_table import Work
 from shardwright.config.model import ModelSpec
+from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.units import MIB
 from shardwright.model.activation import activate, activate_gated
 from shardwright.model.attention_core import dot_product_attention
@@ -29,11 +29,11 @@ from shardwright.model.norm import Norm
 from shardwright.model.rotary import rotary_angles, split_and_rotate
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.context.block_attention import Merged
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.train.build import NUMBERS
-from shardwright.parallel.optimizers.elementwise import make_optimizer
 
 # One call: seconds of its forward, its backward and its weight gradient, those that it has.
 Call = Callable[[], tuple[float, ...]]

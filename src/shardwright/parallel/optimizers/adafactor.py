@@ -45,9 +45,7 @@ class Adafactor:
         return list(self._factors or ())
 
     @torch.no_grad()
-    def __call__(
-        self, gradients: Tensor, number: int, squares: Callable[[int, int], Tensor], scratch: Tensor
-    ) -> None:
+    def __call__(self, gradients: Tensor, number: int, squares: Callable[[int, int], Tensor], scratch: Tensor) -> None:
         """Turn a shard's gradients into its steps, in place.
 
         Moves two all-reduces over the shards and over tp where it cuts matrices, or one of vectors.
@@ -116,9 +114,9 @@ class Adafactor:
             else:
                 mean = torch.stack([by_row[slice(*of_rows)].sum() for of_rows in of.rows]).sum() / of.matrix.full_rows
             for start, stop in ranges:
-                of_rows = by_row[self._rows_of(of, start, stop)]
+                here = by_row[self._rows_of(of, start, stop)]
                 block = gradients[start:stop].view(-1, of.matrix.columns)
-                block.mul_((of_rows / mean).rsqrt_()[:, None]).mul_(of_columns.rsqrt())
+                block.mul_((here / mean).rsqrt_()[:, None]).mul_(of_columns.rsqrt())
 
     def _sum(self, over_shards: Tensor, by_matrix: list[Tensor], crossing: Sequence[Tensor] = ()) -> None:
         """Sum over the shards, and then over tp what it cuts: sums `by_matrix` of the matrices that it does, and others

@@ -106,9 +106,7 @@ class Muon:
         return [part for part in parts if part.placed.cut_index == EVERY], crossing, sizes
 
     @torch.no_grad()
-    def __call__(
-        self, gradients: Tensor, number: int, squares: Callable[[int, int], Tensor], scratch: Tensor
-    ) -> None:
+    def __call__(self, gradients: Tensor, number: int, squares: Callable[[int, int], Tensor], scratch: Tensor) -> None:
         """Turn the momentum of a shard into its steps, in place.
 
         Moves two all-to-alls over the shards, and two over tp where that cuts matrices.

@@ -14,11 +14,12 @@ from torch import Tensor
 from shardwright.parallel.compress.choose import MakeCompressor
 from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding, TensorPool
+from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.parallel.zero.master_weights import MakeOptimizer, MatrixSteps
+from shardwright.parallel.zero.tensor_pool import TensorPool
 from shardwright.sharding.buckets import bucket_elements, unit_groups
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.unit_update import Updates
+from shardwright.sharding.unit_update import OF_ADAMW, Updates
 from shardwright.sharding.zero_events import Reductions, StageEvents
 
 
@@ -36,7 +37,7 @@ class ShardedStage(StageEvents[FlatUnit]):
         reductions: Reductions,
         make_compressor: MakeCompressor | None = None,
         expert_sharding: Sharding | None = None,
-        updates: Updates = Updates(),
+        updates: Updates = OF_ADAMW,
     ) -> None:
         """`regions` are what is computed one after the other, by name, with the parameters of each.
 

@@ -15,8 +15,8 @@ from shardwright.report.estimate_text import parameters_text
 from shardwright.report.explain.collectives_table import crossings_text
 from shardwright.report.explain.layout_table import layout_text
 from shardwright.report.explain.operators_table import passes_text, piece_name, pieces_text
-from shardwright.report.fit_verdict import device_entry, device_room_bytes
 from shardwright.report.explain.update_text import update_sentences
+from shardwright.report.fit_verdict import device_entry, device_room_bytes
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 from shardwright.sharding.groups import REPLICAS, axis_groups, num_replicas

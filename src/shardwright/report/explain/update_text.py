@@ -1,5 +1,6 @@
 """The update of a step, told: which optimizer, what ranks do together in it, how its rate follows the batch."""
 
+import math
 from collections.abc import Iterator
 
 from shardwright.config.job import JobSpec
@@ -49,4 +50,4 @@ def _growing(job: JobSpec) -> Iterator[str]:
 
 def _rate_share(job: JobSpec) -> float:
     share = job.batch_share(0)
-    return {"none": 1.0, "sqrt": share**0.5, "linear": share}[job.optimizer.batch_rule]
+    return {"none": 1.0, "sqrt": math.sqrt(share), "linear": share}[job.optimizer.batch_rule]

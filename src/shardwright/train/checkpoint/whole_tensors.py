@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from secrets import randbelow
 
 from shardwright.config import largest
-from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.optimizer import ADAMW, OptimizerSpec
 from shardwright.sharding.optimizer_state import FACTORS, STATES, states_of
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.row_boxes import num_elements_of
@@ -56,7 +56,7 @@ def _terms(box: Box, point: Sequence[int]) -> int:
 
 
 def check_kinds(
-    indices: list[FileIndex], optimizer_steps: int, optimizer: OptimizerSpec = OptimizerSpec()
+    indices: list[FileIndex], optimizer_steps: int, optimizer: OptimizerSpec = ADAMW
 ) -> None:  # fmt: skip
     """BrokenCheckpointError where tensors are not what a run writes: the weights and, once the optimizer has done a
     step, all that it remembers of each of them; in float32, or moments in bf16."""
