@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import against_one_rank, by_one_rank, my_tokens, record, small_job
+from cases import against_one_rank, by_one_rank, record, small_job
 from ranks import run_on_mesh
 from rounding import check_rounding
 from shardwright.config.base import PlanError
 from shardwright.config.batch import BatchSpec, RampSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
-from shardwright.explain.story import tell
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.planner.own_plan import estimate
 from shardwright.planner.ramp_time import ramp_extra_s
+from shardwright.report.explain.update_text import update_sentences
 from shardwright.schedule.job_program import plan_faults
 from shardwright.train.build import build
 from shardwright.train.trainer import RunStart, end_of_span, samples_of, train
@@ -152,4 +152,11 @@ def test_what_the_run_takes_is_told_with_it() -> None:
     assert extra_s > 0
     saved = plain.optimizer.steps - job.tokens_of_run / job.tokens_per_step
     assert found.num_steps_of_run == pytest.approx(plain.optimizer.steps - saved + extra_s / found.step.total)
-    assert tell is not None and my_tokens is not None
+    told = list(update_sentences(with_rule(job, "sqrt"), 1.0))
+    assert told[-1].startswith("The batch grows from 256 to 2,048 sequences over the first ")
+    assert "follows the root of the batch" in told[-1] and "35.4 % of its own at first" in told[-1]
+    assert "does not follow the batch." in list(update_sentences(job, 1.0))[-1]
+
+
+def with_rule(job: JobSpec, rule: str) -> JobSpec:
+    return job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"batch_rule": rule})})

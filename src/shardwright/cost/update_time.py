@@ -21,7 +21,7 @@ from shardwright.workload.query import PlanGrid, Run
 from shardwright.workload.stage_contents import PipelineRanks
 
 _LIKE_ADAMW = ("adamw", "adam")
-_NARROW, _OF_NARROW = 2, 6.0  # bytes of an element on its way, for which `other_updates` are, and how often it moves
+_NARROW, _OF_NARROW = 2, 9.0  # bytes of an element on its way, for which `other_updates` are, and how often it moves
 
 
 def update_bytes(software: SoftwareSpec, optimizer: OptimizerSpec, by_matrix: bool, itemsize: int = _NARROW) -> float:
