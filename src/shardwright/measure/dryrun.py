@@ -155,6 +155,8 @@ class DrySteps:
         self.mesh = job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
         self.program = job_program(job, self.num_steps)
         self.replica = build(job, self.mesh, _no_values)
+        for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):
+            unit.masters.set_num_steps(1)  # with what the optimizer remembers, as from the second step on
 
     def _batch(self, _: int) -> Tensor:
         job = self._job

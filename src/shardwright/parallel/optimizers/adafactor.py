@@ -36,9 +36,12 @@ class Adafactor:
             self._factors = rows, columns
         return self._factors
 
-    def forget(self) -> None:
-        """Begin as before the first step."""
-        self._factors = None
+    def go_on_after(self, number: int, device: torch.device) -> None:
+        """Continue as after so many steps: after none with no factors."""
+        if number == 0:
+            self._factors = None
+        else:
+            self.factors(device)
 
     def memory(self) -> list[Tensor]:
         """The factors."""

@@ -63,8 +63,8 @@ class Muon:
         """Nothing: momentum is by element."""
         return []
 
-    def forget(self) -> None:
-        """There is nothing to forget."""
+    def go_on_after(self, number: int, device: torch.device) -> None:
+        """There is nothing to remember."""
 
     def _leaving(self) -> tuple[list[_Rows], list[int]]:
         """This shard's rows, as they leave it, by owner; and elements for each owner."""

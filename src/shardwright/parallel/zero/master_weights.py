@@ -43,8 +43,8 @@ class MatrixSteps(Protocol):
         """What it remembers, on the device."""
         ...
 
-    def forget(self) -> None:
-        """Begin as before the first step."""
+    def go_on_after(self, number: int, device: torch.device) -> None:
+        """Continue as after so many steps: after none with nothing remembered, else with memory for it."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class Masters:
         After no step it begins without any."""
         assert self.optimizer is not None
         self.optimizer.go_on_after(number)
-        if number == 0 and self.steps is not None:
-            self.steps.forget()
+        if self.steps is not None:
+            self.steps.go_on_after(number, self._device)
 
     def _state(self, name: str, tensor: Tensor) -> Tensor:
         assert self.optimizer is not None
