@@ -24,7 +24,8 @@ class Replicas:
     """How the replicas of some parameters share their state: `zero` is the stage of ZeRO that takes effect.
 
     `num_ranks` share one set of shards, and `num_copies` hold each shard alike. The names are those of the mesh axes;
-    `index` is the rank's place among those that share shards, and `cut_index` on its tensor-parallel line.
+    `index` is the rank's place among those that share shards, 0 where none does, and `cut_index` on its tensor-parallel
+    line.
     """
 
     zero: int
@@ -90,8 +91,9 @@ class StageState:
 def replicas_of(plan: PlanSpec, is_expert: bool = False, index: int = 0, tp_index: int = 0) -> Replicas:
     """Who shares the state of a stage, or of its experts, as the rank at these places sees it."""
     shards, copies = (axis_groups(plan, kind[is_expert]) for kind in (SHARDS, COPIES))
+    zero = zero_stage(plan, is_expert)
     return Replicas(
-        zero_stage(plan, is_expert), shards.size, copies.size, shards.axis, copies.axis, index=index,
+        zero, shards.size, copies.size, shards.axis, copies.axis, index=index if zero else 0,
         cut_index=tp_index % (plan.expert_tp_size if is_expert else plan.tp),
     )  # fmt: skip
 
