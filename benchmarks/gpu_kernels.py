@@ -26,6 +26,7 @@ from shardwright.model.loss import Targets, microbatch_loss
 from shardwright.model.rotary import rotary_angles, split_and_rotate
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.context.block_attention import dry_attention
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, add_product
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
@@ -36,7 +37,6 @@ from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
 from shardwright.sharding.loss_chunks import loss_positions
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import job_mesh
-from shardwright.train.optimizer import make_adamw
 
 _LENGTHS = (1024, 2048, 4096, 8192, 16384)
 _UPDATED = 100_000_000  # elements of a shard
@@ -263,9 +263,7 @@ def _update(bench: Bench) -> Row:
     job = job_of(bench, "dense 1B", 8192)
     values = torch.zeros(size, dtype=torch.bfloat16, device=bench.device)
     masters = Masters([ShardPiece(0, size, True, on_host=False)], values, bench.device)
-    # AdamW in one kernel refuses tensors without memory.
-    dry = lambda decayed, plain: torch.optim.SGD([*decayed, *plain], lr=0.0)  # noqa: E731
-    masters.make_optimizer(dry if bench.is_dry else partial(make_adamw, job.optimizer))
+    masters.make_optimizer(partial(make_optimizer, job.optimizer))
     gradients = torch.ones(size, device=bench.device)
 
     def update() -> None:

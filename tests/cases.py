@@ -155,6 +155,12 @@ def context_bytes(job: JobSpec) -> float:
     return sum(float(e.size * ((job.plan.cp - 1) / job.plan.cp if e.kind == "ring" else 1)) for e in exchanges)
 
 
+def with_optimizer(job: JobSpec, **optimizer: Any) -> JobSpec:
+    """A job with some fields of its optimizer, and others for which these have no use as they are."""
+    fields = job.model_dump(exclude_unset=True)
+    return make_job(fields | {"optimizer": fields["optimizer"] | optimizer})
+
+
 def made_up_tokens(job: JobSpec, step: int) -> torch.Tensor:
     """The global batch of a step, [B, S + 1]: skewed, so that there is something to learn."""
     tokens, begins = skewed_tokens(job, step)
@@ -175,6 +181,7 @@ def skewed_tokens(job: JobSpec, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def my_tokens(mesh: Mesh, job: JobSpec, step: int) -> torch.Tensor:
     """The samples of a made-up batch that a rank of `mesh` trains on, [B / dp, S + 1]."""
+    job = job.at_step(step)
     share = job.batch.global_batch_size // job.plan.dp
     return made_up_tokens(job, step)[mesh.dp.index * share :][:share]
 
@@ -190,6 +197,7 @@ def record_after(steps: list[StepResult], replica: Replica, mesh: Mesh, job: Job
     with replica.gathered():
         for stage in replica.stages.values():
             boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
+    job = job.grown()
     return Record(steps, boxes, evaluate(job, replica, mesh, my_tokens(mesh, job, len(steps))))
 
 

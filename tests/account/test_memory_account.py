@@ -19,11 +19,13 @@ from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.parallel.tensor.linear import LayerSharding
-from shardwright.parallel.zero.flat_unit import Sharding, tensor_pool
+from shardwright.parallel.zero.flat_unit import Sharding
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.tensor_pool import tensor_pool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
@@ -31,7 +33,6 @@ from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.zero_events import Reductions
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
-from shardwright.train.optimizer import make_adamw
 from shardwright.train.train_step import train_step
 
 CPU = torch.device("cpu")
@@ -54,7 +55,7 @@ def allocated(job: JobSpec, index: int) -> RankMemory:
     pool = tensor_pool(CPU)
     regions = stage.prepare(CPU, numbers[0]).regions()
     shards = ShardedStage(regions, [], sharding, pool, job.plan.bucket_mib, seeded(job.run.seed), Reductions())
-    shards.make_optimizers(partial(make_adamw, job.optimizer, moments=NUMBERS[job.precision.moments]))
+    shards.make_optimizers(partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments]))
     for unit in shards.units:
         unit.masters.step(torch.zeros(unit.layout.shard_size), 1.0, 0.0)
     return measured_memory({0: shards}, {}, TiedEmbedding(None, None, axis(1)), pool)

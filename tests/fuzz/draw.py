@@ -74,6 +74,8 @@ def draw(seed: int, number: int) -> Fields:
     _further(random.Random(f"further {seed}:{number}"), fields)
     draw_attention(random.Random(f"attention {seed}:{number}"), fields["model"])
     _block(random.Random(f"block {seed}:{number}"), fields)
+    _network(random.Random(f"network {seed}:{number}"), fields)
+    _optimizer(random.Random(f"optimizer {seed}:{number}"), fields)
     return fields
 
 
@@ -102,8 +104,6 @@ def _block(rng: random.Random, fields: Fields) -> None:
         model["position_offset"] = rng.choice([1, 2])
     if "moe" in model:
         model["moe"] |= {"router_bias": rng.random() < 0.5, "weigh": rng.choice(["input", "output"])}
-    _network(random.Random(f"network {seed}:{number}"), fields)
-    return fields
 
 
 def _network(rng: random.Random, fields: Fields) -> None:
@@ -113,6 +113,28 @@ def _network(rng: random.Random, fields: Fields) -> None:
         network = {"kind": rng.choice(["unknown", "infiniband", "roce", "tcp"]), "adapters": adapters}
         network["interface"] = rng.choice(["", "eth0"])
         fields["cluster"] = fields.get("cluster", {}) | {"network": network}
+
+
+def _optimizer(rng: random.Random, fields: Fields) -> None:
+    """Another optimizer and schedule, and a batch that grows; now and then with what is refused."""
+    optimizer, plan, batch = fields["optimizer"], fields["plan"], fields["batch"]
+    optimizer |= {
+        "name": rng.choice(["adamw", "adamw", "adamw", "adam", "sgd", "lion", "adafactor", "muon", "muon"]),
+        "momentum": rng.choice([0.0, 0.9, 0.95]), "newton_schulz_steps": rng.choice([2, 5]),
+        "schedule": rng.choice(["cosine", "constant", "linear", "wsd", "inverse-sqrt"]),
+        "decay_share": rng.choice([0.25, 1.0]), "decay_shape": rng.choice(["linear", "cosine", "sqrt"]),
+        "batch_rule": rng.choice(["none", "sqrt", "linear"]),
+    }  # fmt: skip
+    if optimizer["name"] == "sgd":
+        optimizer["learning_rate"] = rng.choice([1e-2, 0.1])
+    part = plan["dp"] * plan["microbatch_size"]
+    most = batch["global_batch_size"] // part
+    if most > 1 and rng.random() < 0.2 and not plan["schedule"].startswith("pipedream"):
+        start = rng.randint(1, most - 1)
+        increment = rng.choice([n for n in range(1, most - start + 1) if (most - start) % n == 0])
+        times = (most - start) // increment
+        samples = rng.choice([times, start * part + 1, 4 * most * part])
+        batch["ramp"] = {"start": start * part, "increment": increment * part, "samples": max(times, samples)}
 
 
 def _further(rng: random.Random, fields: Fields) -> None:

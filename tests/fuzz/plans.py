@@ -98,6 +98,13 @@ def tokens_of(job: JobSpec, step: int) -> Tensor:
     return torch.where(begins, -1 - tokens, tokens)
 
 
+def share_of(job: JobSpec, mesh: Mesh, step: int) -> Tensor:
+    """A replica's samples of a step, whose batch may not have grown yet."""
+    now = job.at_step(step)
+    share = now.batch.global_batch_size // job.plan.dp
+    return tokens_of(now, step)[mesh.dp.index * share :][:share]
+
+
 def unprofiled(job: JobSpec) -> JobSpec:
     """The job without profiles, which take seconds to write."""
     return job.model_copy(update={"run": job.run.model_copy(update={"profile_steps": 0})})
@@ -106,10 +113,9 @@ def unprofiled(job: JobSpec) -> JobSpec:
 def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
     """Train and evaluate on one rank of a job; from the number `moved_by` on weights are moved by a rounding."""
     replica = build(job, mesh, moved_weights(job, seeded(job.run.seed), moved_by) if moved_by else None)
-    share = job.batch.global_batch_size // job.plan.dp
 
     def mine(step: int) -> Tensor:
-        return tokens_of(job, step)[mesh.dp.index * share :][:share]
+        return share_of(job, mesh, step)
 
     ledger: Table = {}
     health = RunHealth(unprofiled(job), mesh, Path("/nowhere"))
@@ -128,7 +134,8 @@ def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
         steps = train_stream(job, replica, mesh, job_program(job, STEPS), 0, mine)
         ledger = mesh.ledger.table()
         health.compare_replicas(replica, STEPS)
-    evaluated = evaluate(job, replica, mesh, mine(STEPS))
+    whole = job.grown()
+    evaluated = evaluate(whole, replica, mesh, share_of(whole, mesh, STEPS))
     boxes = []
     with replica.gathered():
         for stage in replica.stages.values():
@@ -222,6 +229,7 @@ def moved_otherwise(job: JobSpec, ranks: list[Trace]) -> list[str]:
     is_new = any(skipped) or (job.model.moe.experts and job.plan.expert_tp_size > 1)
     if all(skipped) or (job.precision.float8 == "delayed" and is_new):
         return []
+    job = job.at_step(max(step for step, is_skipped in enumerate(skipped) if not is_skipped))
     program = job_program(job)
     if program.weights != "current":
         program = job_program(job, STEPS)
@@ -250,13 +258,16 @@ def run(fields: Fields, timeout_s: float = HANGS_S) -> Outcome:
 
 
 def run_twice(fields: Fields, run: Callable[[Fields, float], Outcome] = run) -> Outcome:
-    """`run`; a difference where experts are chosen, or fp8, counts if it is there with other tokens and weights too.
+    """`run`; a difference where experts are chosen, or fp8, or Lion, counts if it is there with other tokens and
+    weights too.
 
     A choice between two experts, or for the last room in one, may hang on the last bit; so may, between two values of
-    3 bits, what an element is in fp8. Such a tie is a matter of luck, and a fault is not.
+    3 bits, what an element is in fp8, and the sign of what Lion steps by. Such a tie is a matter of luck, and a fault
+    is not.
     """
     found = run(fields, HANGS_S)
     has_ties = "moe" in fields["model"] or fields.get("precision", {}).get("float8", "none") != "none"
+    has_ties = has_ties or fields.get("optimizer", {}).get("name") == "lion"
     if found.kind == "differs" and has_ties:
         seed = fields["run"]["seed"]
         again = [run(with_field(fields, ("run", "seed"), seed + n), HANGS_S) for n in (1, 2)]
@@ -293,6 +304,8 @@ def simpler(fields: Fields) -> Iterator[Fields]:
             if isinstance(value, dict):
                 for inner in value:
                     yield with_field(fields, (section, name, inner), None)
+    if "ramp" in fields["batch"]:
+        yield with_field(fields, ("batch", "ramp"), None)
     for axis in ("dp", "tp", "pp", "cp", "ep"):
         if (value := fields["plan"].get(axis, 1)) > 1:
             yield with_field(fields, ("plan", axis), value // 2)

@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 
 from fuzz.draw import Fields, draw
-from fuzz.plans import accepted, as_command, tokens_of
+from fuzz.plans import accepted, as_command, share_of
 from ranks import RankFailedError, run_on_mesh
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
+from shardwright.sharding.optimizer_state import STATES
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
 from shardwright.train.checkpoint.box_writer import HeldBox
@@ -56,10 +57,9 @@ class Half:
 
 def steps_of(replica: Replica, mesh: Mesh, job: JobSpec, first: int, num_steps: int) -> list[float]:
     """The losses of some steps."""
-    share = job.batch.global_batch_size // job.plan.dp
 
     def mine(step: int) -> Tensor:
-        return tokens_of(job, step)[mesh.dp.index * share :][:share]
+        return share_of(job, mesh, step)
 
     if replica.program.weights == "current":
         return [train_step(job, replica, mesh, step, mine(step)).loss for step in range(first, first + num_steps)]
@@ -73,7 +73,7 @@ def first_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
     writer = CheckpointWriter(job, replica, mesh, folder)
     steps_of(replica, mesh, job, 0, num_steps)
     held = held_boxes(replica, mesh)
-    writer.save(num_steps, num_steps * job.batch.global_batch_size, 0, {})
+    writer.save(num_steps, job.batch.samples_before(num_steps), 0, {})
     losses = steps_of(replica, mesh, job, num_steps, num_steps)
     assert writer.wait() is not None
     return Half(losses, held, held_boxes(replica, mesh))
@@ -200,7 +200,7 @@ def moved_wrongly(saved: dict[str, Tensor], there: dict[str, Tensor]) -> list[st
         {name: values for name, values in full.items() if not name.startswith("compression.")}
         for full in (saved, there)
     )
-    kept = {name: values.dtype for name, values in plain_there.items() if name.startswith("exp_avg")}
+    kept = {name: values.dtype for name, values in plain_there.items() if name.split(".")[0] in STATES}
     wrong = differences({name: values.to(kept.get(name, values.dtype)) for name, values in plain.items()}, plain_there)
     before, after = compression_sums(saved), compression_sums(there)
     for name in before.keys() & after.keys():

@@ -7,22 +7,33 @@ ratio of the model that the formulas leave out has a wider one, said where it st
 
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import get_args
 
 import pytest
 import torch
 
 from kernel_traffic import Kernel, KernelTraffic, layer_kernels, step_kernels
-from shardwright.config.load import load_job
+from shardwright.config.load import load_job, make_job
 from shardwright.config.plan import STAGES_PER_RANK, ScheduleName
 from shardwright.config.software import software_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.pipeline_bubble import puts_weights_off
-from shardwright.parallel.zero.master_weights import Masters, ShardPiece
+from shardwright.cost.update_time import update_bytes
+from shardwright.parallel.comm.collectives import Axis
+from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.optimizers.adafactor import Adafactor
+from shardwright.parallel.optimizers.elementwise import make_optimizer
+from shardwright.parallel.optimizers.muon import Muon
+from shardwright.parallel.zero.master_weights import Masters, MatrixSteps, ShardPiece
 from shardwright.schedule.action import Kind
 from shardwright.schedule.registry import PipelineShape, shape_program
-from shardwright.train.optimizer import make_adamw
+from shardwright.sharding.buckets import unit_layout
+from shardwright.sharding.factored_sums import FactoredSums
+from shardwright.sharding.matrix_exchange import MatrixExchange
+from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.unit_update import Updates
+from shardwright.train.build import NUMBERS
 from shardwright.workload.layers import chains
 from shardwright.workload.operators import Operator
 
@@ -255,6 +266,38 @@ def test_elementwise_traffic_of_a_layer(name: str) -> None:
         assert sum(map(of, chain)) == pytest.approx(counted, rel=0.05)
 
 
+@pytest.mark.parametrize(("name", "compute"), [("sgd", "bf16"), ("lion", "bf16"), ("adafactor", "bf16"),
+                                                ("muon", "bf16"), ("muon", "float32")])  # fmt: skip
+def test_update_of_a_matrix(name: str, compute: str) -> None:
+    """Other optimizers, by element; of Muon without its products."""
+    side, place = 256, ParameterShard((256, 256), ((0, 256), (0, 256)), "normal", 1.0, "layers.0.mlp.down.weight")
+    job = make_job({"optimizer": {"name": name}, "precision": {"compute": compute}})
+    update, line = Updates(job).of_unit([place], unit_layout([place], 1)), axis_of_one()
+    steps: MatrixSteps | None = None
+    if isinstance(update, MatrixExchange):
+        steps = Muon(update, line, line, NUMBERS[compute], 0)
+    elif isinstance(update, FactoredSums):
+        steps = Adafactor(update, line, line)
+    values = torch.zeros(side * side, dtype=NUMBERS[compute])
+    masters = Masters([ShardPiece(0, side * side, True, on_host=False)], values, torch.device("cpu"))
+    by_matrix = Updates(job).is_by_matrix(place)
+    masters.make_optimizer(partial(make_optimizer, job.optimizer), by_matrix, steps)
+    gradients, scratch = torch.ones(side * side), torch.empty(update.scratch_bytes if update else 0, dtype=torch.uint8)
+    masters.step(gradients, 0.5, 1e-3, None, scratch)
+    with KernelTraffic() as traffic:
+        masters.step(gradients, 0.5, 1e-3, None, scratch)
+        masters.write_values(values)
+        torch.linalg.vector_norm(gradients.view(64, -1), dim=-1, dtype=torch.float32)
+    counted = sum(count * k.num_bytes for k, count in traffic.kernels.items()) / side**2
+    counted -= 4 * (name == "sgd")  # as with AdamW
+    counted += 6 * (compute == "float32")  # there is no copy
+    assert counted == pytest.approx(update_bytes(OWN, job.optimizer, by_matrix, NUMBERS[compute].itemsize), rel=0.02)
+
+
+def axis_of_one() -> Axis:
+    return Axis("dp", (0,), 0, None, Ledger(torch.device("cpu")), None)
+
+
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])
 def test_update(moments: torch.dtype) -> None:
     """AdamW is one kernel, which reads gradients and does not write them though torch's schema would let it. Moments in
@@ -263,7 +306,7 @@ def test_update(moments: torch.dtype) -> None:
     values = torch.zeros(size, dtype=torch.bfloat16)
     masters = Masters([ShardPiece(0, size, True, on_host=False)], values, torch.device("cpu"))
     job = load_job("quickstart", [])
-    masters.make_optimizer(lambda decayed, plain: make_adamw(job.optimizer, decayed, plain, moments))
+    masters.make_optimizer(partial(make_optimizer, job.optimizer, moments=moments))
     gradients = torch.ones(size)
     masters.step(gradients, 0.5, 1e-3)  # the first makes the moments
     with KernelTraffic() as traffic:

@@ -16,7 +16,8 @@ from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.parallel.tensor.parameter import name_parameters, sharded, whole
-from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding, tensor_pool
+from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
+from shardwright.parallel.zero.tensor_pool import tensor_pool
 from shardwright.schedule.job_program import job_program
 
 

@@ -51,7 +51,7 @@ class Told(UnitEvents[None]):
     def _drop_gradients(self) -> None:
         self._say("close")
 
-    def _update(self, gradients: Loan[None] | None, factor: float, rate: float) -> None:
+    def _update(self, gradients: Loan[None] | None, scratch: Loan[None] | None, factor: float, rate: float) -> None:
         self._say("update" + " cast" * (gradients is not None))
 
 

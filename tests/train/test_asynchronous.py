@@ -16,13 +16,14 @@ from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.weight_versions import stashed_versions
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
-from shardwright.train.optimizer import learning_rate, make_adamw
+from shardwright.train.learning_rate import learning_rate
 
 BATCHES = 3
 
@@ -59,7 +60,7 @@ def serial(job: JobSpec) -> tuple[dict[str, torch.Tensor], dict[tuple[int, int],
         stages.append((stage, parameters, masters))
         decayed = [m for p, m in zip(parameters, masters, strict=True) if p.place.init == "normal"]
         plain = [m for p, m in zip(parameters, masters, strict=True) if p.place.init != "normal"]
-        optimizers.append(make_adamw(job.optimizer, decayed, plain))
+        optimizers.append(make_optimizer(job.optimizer, decayed, plain))
         history.append([[m.detach().clone() for m in masters]])
     seen, losses = {}, []
     for i in range(BATCHES * per_batch):

@@ -12,13 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cases import made_up_tokens, small_job
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check_moments import MOST_BETA
-from shardwright.config.job import JobSpec, OptimizerSpec
+from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.optimizer import OptimizerSpec
+from shardwright.parallel.optimizers import elementwise
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
-from shardwright.train import bf16_moments
-from shardwright.train.bf16_moments import Bf16MomentsAdamW
 from shardwright.train.build import build, job_mesh
-from shardwright.train.optimizer import make_adamw
 from shardwright.train.train_step import train_step
 
 SPEC = OptimizerSpec(learning_rate=1e-2, weight_decay=0.1)
@@ -38,10 +38,10 @@ def made(size: int) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("size", [1, 33, 64, 200])
 def test_it_is_torchs_adamw_with_moments_rounded_after_each_step(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, in blocks that do not divide the tensor."""
-    monkeypatch.setitem(bf16_moments.BLOCKS, "cpu", 64)
+    monkeypatch.setitem(elementwise.BLOCKS, "cpu", 64)
     start, gradients = made(size)
     ours, theirs = start.clone(), start.clone()
-    mine = make_adamw(SPEC, [ours], [], BF16)
+    mine = make_optimizer(SPEC, [ours], [], BF16)
     other = torch.optim.AdamW(
         [theirs], lr=1e-2, betas=(SPEC.beta1, SPEC.beta2), eps=SPEC.epsilon, weight_decay=0.1, fused=True
     )
@@ -76,7 +76,7 @@ def test_the_update_is_that_of_moments_before_they_are_rounded() -> None:
     start, gradients = made(300)
     for number in (1, 6):
         weight = start.clone()
-        optimizer = make_adamw(SPEC, [weight], [], BF16)
+        optimizer = make_optimizer(SPEC, [weight], [], BF16)
         for gradient in gradients[:number]:
             weight.grad = gradient
             optimizer.step()
@@ -109,9 +109,9 @@ class _Largest(TorchDispatchMode):
 
 
 def test_no_float32_copy_of_a_moment_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bf16_moments.BLOCKS, "cpu", 1000)
+    monkeypatch.setitem(elementwise.BLOCKS, "cpu", 1000)
     weight, gradient = torch.zeros(20_000), torch.ones(20_000)
-    optimizer = make_adamw(SPEC, [weight], [], BF16)
+    optimizer = make_optimizer(SPEC, [weight], [], BF16)
     for _ in range(2):
         weight.grad = gradient
         with _Largest([weight, gradient]) as largest:
@@ -126,11 +126,11 @@ def test_masters_keep_and_give_moments_as_they_are() -> None:
     taken = torch.randn(100, generator=torch.Generator().manual_seed(1))
     for kept, saved in ((BF16, torch.float32), (torch.float32, BF16), (BF16, BF16)):
         masters = Masters(pieces, torch.zeros(100, dtype=BF16), torch.device("cpu"))
-        masters.make_optimizer(partial(make_adamw, SPEC, moments=kept))
+        masters.make_optimizer(partial(make_optimizer, SPEC, moments=kept))
         values = taken.to(saved)
         for name in MOMENTS:
             masters.copy_in(name, 0, values)
-        masters.set_num_steps(3, MOMENTS)
+        masters.set_num_steps(3)
         assert masters.num_steps() == 3 and masters.state_names() == ["weights", *MOMENTS]
         for name in MOMENTS:
             assert torch.equal(masters.copy_out(name, 10, 90), values.to(kept)[10:90])
@@ -152,7 +152,7 @@ def test_the_largest_decay_is_the_largest_with_which_every_moment_falls() -> Non
     assert falls(MOST_BETA + 1e-6) == [True, False, *[True] * 126]
     assert not any(falls(0.999))
     weight = torch.zeros(128)
-    optimizer = Bf16MomentsAdamW([{"params": [weight], "weight_decay": 0.0}], 1e-3, (0.9, 0.999), 1e-8)
+    optimizer = make_optimizer(OptimizerSpec(beta2=0.999), [], [weight], BF16)
     weight.grad = torch.linspace(1, 2, 128)
     optimizer.step()
     before = optimizer.state[weight]["exp_avg_sq"].clone()

@@ -17,7 +17,9 @@ from shardwright.schedule.job_program import job_program, undrained_steps
 from shardwright.schedule.lowering.weight_versions import stashed_versions
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.buckets import num_hosted
+from shardwright.sharding.factored_sums import FactoredSums
 from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.optimizer_state import moment_bytes
 
 _FLOAT = 4  # bytes of a master weight, and of a gradient on the host
 
@@ -59,7 +61,8 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
 
 
 def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
-    """Adam's moments and master weights, on the device and on the host; there also what gradients are copied to.
+    """What the optimizer remembers and master weights, on the device and on the host; there also what gradients are
+    copied to.
 
     Values in float32 are masters themselves where both lie in the same memory (parallel/zero/master_weights.py).
     """
@@ -69,8 +72,9 @@ def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
     # On a CPU host and device are one memory, and what is offloaded is copied all the same.
     values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not job.runs_on_cpu
     has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}
-    moments = 2 * job.precision.moment_bytes
-    on_device = rest * (moments + _FLOAT * has_master[False])
+    moments = moment_bytes(job.optimizer, job.precision, unit.by_matrix)
+    factors = unit.update.state_bytes if isinstance(unit.update, FactoredSums) else 0
+    on_device = rest * (moments + _FLOAT * has_master[False]) + factors
     return on_device, hosted * (moments + _FLOAT + _FLOAT * has_master[True])
 
 

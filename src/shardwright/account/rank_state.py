@@ -14,6 +14,7 @@ from shardwright.sharding.flat_buffer import FlatLayout
 from shardwright.sharding.groups import COPIES, SHARDS, axis_groups, zero_stage
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.stage_parameters import last_uses, stage_parameters
+from shardwright.sharding.unit_update import UnitUpdate, Updates
 
 UnitKey = tuple[int, int]  # (stage, number of the unit in it)
 
@@ -22,7 +23,9 @@ UnitKey = tuple[int, int]  # (stage, number of the unit in it)
 class Replicas:
     """How the replicas of some parameters share their state: `zero` is the stage of ZeRO that takes effect.
 
-    `num_ranks` share one set of shards, and `num_copies` hold each shard alike. The names are those of the mesh axes.
+    `num_ranks` share one set of shards, and `num_copies` hold each shard alike. The names are those of the mesh axes;
+    `index` is the rank's place among those that share shards, 0 where none does, and `cut_index` on its tensor-parallel
+    line.
     """
 
     zero: int
@@ -30,6 +33,8 @@ class Replicas:
     num_copies: int
     shards_axis: str
     copies_axis: str
+    index: int = 0
+    cut_index: int = 0
 
     @property
     def num_shards(self) -> int:
@@ -39,12 +44,15 @@ class Replicas:
 
 @dataclass(frozen=True)
 class UnitState:
-    """Parameters that are gathered, reduced and updated together, in the order in which they lie in the buffer."""
+    """Parameters that are gathered, reduced and updated together, in the order in which they lie in the buffer. What
+    ranks do together in the update is its `update`, `by_matrix` where it looks at whole matrices."""
 
     places: tuple[ParameterShard, ...]
     layout: FlatLayout
     is_late: bool
     replicas: Replicas
+    by_matrix: bool = False
+    update: UnitUpdate | None = None
 
 
 @dataclass(frozen=True)
@@ -80,16 +88,29 @@ class StageState:
         return sum(unit.layout.size for unit in self.units)
 
 
-def replicas_of(plan: PlanSpec, is_expert: bool = False) -> Replicas:
-    """Who shares the state of a stage, or of its experts."""
+def replicas_of(plan: PlanSpec, is_expert: bool = False, index: int = 0, tp_index: int = 0) -> Replicas:
+    """Who shares the state of a stage, or of its experts, as the rank at these places sees it."""
     shards, copies = (axis_groups(plan, kind[is_expert]) for kind in (SHARDS, COPIES))
-    return Replicas(zero_stage(plan, is_expert), shards.size, copies.size, shards.axis, copies.axis)
+    zero = zero_stage(plan, is_expert)
+    return Replicas(
+        zero, shards.size, copies.size, shards.axis, copies.axis, index=index if zero else 0,
+        cut_index=tp_index % (plan.expert_tp_size if is_expert else plan.tp),
+    )  # fmt: skip
 
 
-def rank_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> dict[int, StageState]:
-    """What a pipeline rank holds, by stage, on one rank of its tensor-parallel group."""
+def shard_indices(plan: PlanSpec, rank: int) -> tuple[int, int]:
+    """A rank's place among those that share shards, of all but experts and of these."""
+    lines = (axis_groups(plan, SHARDS[is_expert]).lines() for is_expert in (False, True))
+    dense, experts = (next(line.index(rank) for line in of if rank in line) for of in lines)
+    return dense, experts
+
+
+def rank_state(
+    job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0, shards: tuple[int, int] = (0, 0)
+) -> dict[int, StageState]:
+    """What a pipeline rank holds, by stage, on one rank of its tensor-parallel group, at these `shard_indices`."""
     stages = program.placement.stages_of(pp_rank)
-    replicas = {is_expert: replicas_of(job.plan, is_expert) for is_expert in (False, True)}
+    replicas = {is_expert: replicas_of(job.plan, is_expert, shards[is_expert], tp_index) for is_expert in (False, True)}
     # Two uses of a table on one rank are one memory, with two gradients.
     last_stage = program.num_stages - 1
     shares = job.model.shares_table and {0, last_stage} <= set(stages)
@@ -117,11 +138,14 @@ def _stage_state(
     numbers = map(str, range(job.model.layers, job.model.num_blocks))
     further = tuple(region for region in numbers if region in regions)
     most = bucket_elements(job.plan.bucket_mib, job.precision.compute_bytes)
-    units = []
-    for group in unit_groups(regions, late, lambda p: replicas[p.is_expert].zero == 3, most, lambda place: place):
+    units, updates = [], Updates(job)
+    for group in unit_groups(
+        regions, late, lambda p: replicas[p.is_expert].zero == 3, most, lambda place: place, updates.is_by_matrix
+    ):
         places, sharing = tuple(in_unit_order(group, lambda place: place)), replicas[group[0].is_expert]
-        is_late = not set(late).isdisjoint(places)
-        units.append(UnitState(places, unit_layout(places, sharing.num_shards), is_late, sharing))
+        layout, by_matrix = unit_layout(places, sharing.num_shards), updates.is_by_matrix(places[0])
+        is_late, update = not set(late).isdisjoint(places), updates.of_unit(places, layout)
+        units.append(UnitState(places, layout, is_late, sharing, by_matrix=by_matrix, update=update))
     number_of = {place.name: n for n, unit in enumerate(units) for place in unit.places}
     return StageState(
         stage=stage,

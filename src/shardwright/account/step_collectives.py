@@ -23,7 +23,7 @@ from shardwright.account.layer_collectives import (
     num_float8_matrices,
     piece_collectives,
 )
-from shardwright.account.rank_state import rank_state
+from shardwright.account.rank_state import rank_state, shard_indices
 from shardwright.account.zero_replay import replay
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
@@ -102,14 +102,18 @@ def step_collectives(job: JobSpec, program: Program, rank: int) -> Iterator[Phas
     place = MeshShape.of(job.plan).coordinates(rank)
     pp_rank = place["pp"]
     yield from _of_pieces(job, program, pp_rank, ep_index(job, rank))
-    yield from rank_moves(job, program, pp_rank, place["tp"])
+    shards = shard_indices(job.plan, rank) if job.optimizer.name == "muon" else (0, 0)
+    yield from rank_moves(job, program, pp_rank, place["tp"], shards)
 
 
-def rank_moves(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> list[PhaseCalls]:
-    """What a rank moves beside the collectives of its operators: messages, gradients and parameters, sums."""
+def rank_moves(
+    job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0, shards: tuple[int, int] = (0, 0)
+) -> list[PhaseCalls]:
+    """What a rank moves beside the collectives of its operators: messages, gradients and parameters, sums. What Muon
+    exchanges is by the rank's places among those that share shards."""
     return [
         *_messages(job, program, pp_rank),
-        *_of_state(job, program, pp_rank, tp_index),
+        *_of_state(job, program, pp_rank, tp_index, shards),
         *_end_of_step(job, program, pp_rank),
     ]
 
@@ -176,12 +180,15 @@ def _messages(job: JobSpec, program: Program, pp_rank: int) -> Iterator[PhaseCal
             yield PhaseCalls("between stages", name, "pp", calls, calls * message_bytes(job))
 
 
-def _of_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int) -> Iterator[PhaseCalls]:
+def _of_state(
+    job: JobSpec, program: Program, pp_rank: int, tp_index: int, shards: tuple[int, int]
+) -> Iterator[PhaseCalls]:
     """Gradients and parameters, over replicas and over tp; and what of weights goes with their casts to fp8."""
-    held = rank_state(job, program, pp_rank, tp_index)
+    held = rank_state(job, program, pp_rank, tp_index, shards)
     found = replay(job, program, pp_rank, held)
     for (kind, axis), num_bytes in sorted(found.moved_bytes.items()):
         phase = "parameters" if kind == "all_gather" and job.plan.zero else "gradients"
+        phase = "update" if kind == "all_to_all_v" else phase
         yield PhaseCalls(phase, kind, axis, found.calls[kind, axis], num_bytes)
     for (_, region), times in found.num_casts.items():
         yield from _times("forward", cast_collectives(job, _layer_kind(job, int(region))), times)

@@ -8,6 +8,7 @@ where two passes run side by side (DualPipe), which of them borrows first. They 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, pairwise
 
 from shardwright.account.rank_state import StageState, UnitKey, UnitState
@@ -20,6 +21,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.compression import reduced_bucket, scattered_bucket
 from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.unit_update import COLLECTIVES
 from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents, UnitSizes
 
 
@@ -82,6 +84,7 @@ class _SizedUnit(UnitEvents[None]):
             reduce_bytes=precision.reduce_bytes,
             num_parameters=len(state.places),
             num_put_off=sum(place.is_put_off for place in state.places),
+            scratch_bytes=state.update.scratch_bytes if state.update is not None else 0,
         )
         super().__init__(sizes, counts.pool)
         self._state, self._counts = state, counts
@@ -130,9 +133,17 @@ class _SizedUnit(UnitEvents[None]):
 
     def _drop_gradients(self) -> None: ...
 
-    def _update(self, gradients: Loan[None] | None, factor: float, rate: float) -> None:
+    def _update(self, gradients: Loan[None] | None, scratch: Loan[None] | None, factor: float, rate: float) -> None:
         self.version += 1
         self._counts.note()
+        for along, num_bytes in self._moved_by_update:
+            kind, axis = COLLECTIVES[self._counts.job.optimizer.name], self._state.replicas.shards_axis
+            self._counts.move(kind, axis if along == "shards" else along, num_bytes)
+
+    @cached_property
+    def _moved_by_update(self) -> list[tuple[str, int]]:
+        update, replicas = self._state.update, self._state.replicas
+        return [] if update is None else list(update.sent_bytes(replicas.index, replicas.cut_index))
 
 
 class _SizedStage(StageEvents[_SizedUnit]):

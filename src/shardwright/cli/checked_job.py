@@ -12,10 +12,13 @@ if TYPE_CHECKING:
 
 
 def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
-    """The job with its overrides, checked. PlanError lists every fault."""
-    from shardwright.config.load import load_job
+    """The job with its overrides, checked. PlanError lists every fault; what nobody stated goes to standard error."""
+    from shardwright.config.load import make_job, read_job
 
-    return planned(job, load_job(job, list(overrides)))
+    read = read_job(job, list(overrides))
+    spec = make_job(read.fields, f"job {job}")
+    say(read.filled_in, as_json=True)
+    return planned(job, spec)
 
 
 def load_predicted(job: str, overrides: tuple[str, ...], asked: "AskedCluster", as_json: bool) -> "JobSpec":

@@ -6,28 +6,15 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.batch import BatchSpec
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.cluster import ClusterSpec
-from shardwright.config.field_types import (
-    Divisor,
-    Positive,
-    PositiveOr0,
-    Probability,
-    Sequences,
-    ShareOr0,
-    Steps,
-    StepsOr0,
-)
+from shardwright.config.field_types import Probability, Steps, StepsOr0
 from shardwright.config.health import HealthSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.precision import PrecisionSpec
-
-
-class BatchSpec(Spec):
-    """What one optimizer step consumes."""
-
-    global_batch_size: Sequences = Field(8, description="Sequences in one optimizer step, over all ranks.")
 
 
 class DataSpec(Spec):
@@ -53,21 +40,6 @@ class DataSpec(Spec):
     end_of_document: Annotated[int, Field(ge=-1, lt=largest.VOCAB)] = Field(
         -1, description="Token files: the id that ends each document; -1 means that a file is one document."
     )
-
-
-class OptimizerSpec(Spec):
-    """AdamW (Loshchilov and Hutter 2019) with linear warm-up and cosine decay."""
-
-    name: Literal["adamw"] = Field("adamw", description="The optimizer.")
-    learning_rate: Positive = Field(1e-3, description="Peak learning rate.")
-    min_learning_rate_ratio: ShareOr0 = Field(0.1, description="Learning rate at the end, as a share of the peak.")
-    warmup_steps: StepsOr0 = Field(20, description="Steps of linear warm-up.")
-    steps: Steps = Field(200, description="Optimizer steps of the whole run.")
-    weight_decay: PositiveOr0 = Field(0.1, description="Decoupled weight decay; norms and biases have none.")
-    beta1: Probability = Field(0.9, description="Decay of the first moment.")
-    beta2: Probability = Field(0.95, description="Decay of the second moment.")
-    epsilon: Divisor = Field(1e-8, description="Added to the root of the second moment.")
-    clip_grad_norm: PositiveOr0 = Field(1.0, description="Largest global gradient norm; 0 means no clipping.")
 
 
 class RunSpec(Spec):
@@ -141,6 +113,29 @@ class JobSpec(Spec):
     def tokens_between(self) -> int:
         """Tokens of a sequence whose hidden states a rank holds between layers, and so between stages."""
         return self.tokens_within // (self.plan.tp if self.plan.sequence_parallel else 1)
+
+    def at_batch(self, size: int) -> "JobSpec":
+        """The job with batches of one size."""
+        if not self.batch.grows and size == self.batch.global_batch_size:
+            return self
+        return self.model_copy(update={"batch": BatchSpec(global_batch_size=size)})
+
+    def grown(self) -> "JobSpec":
+        """The job with full batches alone."""
+        return self.at_batch(self.batch.global_batch_size)
+
+    def at_step(self, step: int) -> "JobSpec":
+        """The job as step 0, 1, ... computes it, whose batch may not have grown yet."""
+        return self.at_batch(self.batch.size_at(step))
+
+    def batch_share(self, step: int) -> float:
+        """How large the batch of a step is, as a share of the full one."""
+        return self.batch.size_at(step) / self.batch.global_batch_size
+
+    @property
+    def tokens_of_run(self) -> int:
+        """Tokens of all steps."""
+        return self.batch.samples_before(self.optimizer.steps) * self.model.sequence
 
     def as_one_rank(self) -> "JobSpec":
         """The job as one rank computes it: same microbatches, samples and numbers, no parallelism."""

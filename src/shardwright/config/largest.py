@@ -20,6 +20,7 @@ RANKS = 2**24  # and devices, of a whole job or cluster
 PIPELINE_RANKS = 2**10
 BATCH = 2**30  # sequences in a step
 STEPS = 10**9
+SAMPLES = 2**50  # sequences of a run
 PARTS = 2**10  # of a cluster
 SWITCH_LEVELS = 16
 TORUS_AXES = 8

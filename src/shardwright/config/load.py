@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from shardwright.config.checks.check import faults_without_plan, job_faults
 from shardwright.config.hugging_face.config_json import names_config, read_model
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import with_usual
+from shardwright.config.optimizer import with_fitting_warmup
 from shardwright.config.toml_file import TOML_ERRORS, read_toml, value_faults
 from shardwright.config.validation_messages import described
 
@@ -61,7 +62,20 @@ def read_job(job: str, overrides: list[str], asked: AskedCluster = NOTHING_ASKED
     faults += _resolve_catalog_names(fields)
     if faults:  # what follows from a name that is not known would only confuse; a wrong field is wrong anyhow
         raise PlanError(subject, faults + validate_fields(fields)[1])
-    return _filled_in(fields, subject) if is_model else JobFields(fields)
+    said = _fit_warmup(fields, overrides)
+    found = _filled_in(fields, subject) if is_model else JobFields(fields)
+    return replace(found, filled_in=", ".join(filter(None, (found.filled_in, said))))
+
+
+def _fit_warmup(fields: dict[str, Any], overrides: list[str]) -> str:
+    """Shorten a warm-up in place where a run of fewer steps is asked for, and it is not. Returns what to say."""
+    given = fields.get("optimizer")
+    if not isinstance(given, dict):
+        return ""
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    is_asked = "optimizer.warmup_steps" in keys or ("warmup_steps" in given and "optimizer.steps" not in keys)
+    fields["optimizer"], said = with_fitting_warmup(given, is_asked)
+    return said
 
 
 def _job_of_model(model: str) -> dict[str, Any]:

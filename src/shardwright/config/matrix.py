@@ -12,6 +12,9 @@ class Matrix:
 
     `cut` is the dim that tensor-parallel ranks share, None where each has all of it. `experts` matrices of this shape
     lie one behind the other, [experts, *outputs, inner], where each expert has its own; 0 is one for all tokens.
+
+    It may be several linear maps, that lie along dim `side_by_side` of the outputs, so wide as `widths` says; where
+    that is empty it is one.
     """
 
     name: str
@@ -19,6 +22,8 @@ class Matrix:
     inner: int
     cut: int | None = None
     experts: int = 0
+    side_by_side: int = 0
+    widths: tuple[int, ...] = ()
 
     @property
     def full_shape(self) -> tuple[int, ...]:

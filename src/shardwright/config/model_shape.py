@@ -153,12 +153,15 @@ class ModelShape:
         heads, hidden = self.heads, self.hidden
         out = Matrix("out", (hidden,), heads * self.value_width, cut=1)
         if self.latent is None:
-            return Matrix("qkv", (self.kv_heads, heads // self.kv_heads + 2, self.head_dim), hidden, cut=0), out
+            queries = heads // self.kv_heads
+            outputs, widths = (self.kv_heads, queries + 2, self.head_dim), (queries, 1, 1)
+            return Matrix("qkv", outputs, hidden, cut=0, side_by_side=1, widths=widths), out
         m = self.latent
+        latents, made = (m.query_rank, m.key_rank + m.rotary), (m.plain, m.value)
         return (
-            Matrix("down", (m.query_rank + m.key_rank + m.rotary,), hidden),
+            Matrix("down", (sum(latents),), hidden, widths=tuple(filter(None, latents))),
             Matrix("q_up", (heads, self.query_width), m.query_rank or hidden, cut=0),
-            Matrix("kv_up", (heads, m.plain + m.value), m.key_rank, cut=0),
+            Matrix("kv_up", (heads, sum(made)), m.key_rank, cut=0, side_by_side=1, widths=tuple(filter(None, made))),
             out,
         )
 
@@ -178,7 +181,7 @@ class ModelShape:
         return self._mlp(self.mixture.shared_ffn)
 
     def _mlp(self, ffn: int, experts: int = 0) -> tuple[Matrix, Matrix]:
-        up = Matrix("up", (self.gates, ffn), self.hidden, cut=1, experts=experts)
+        up = Matrix("up", (self.gates, ffn), self.hidden, cut=1, experts=experts, widths=(1,) * self.gates)
         return up, Matrix("down", (self.hidden,), ffn, cut=1, experts=experts)
 
     @cached_property

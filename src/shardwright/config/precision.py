@@ -30,8 +30,8 @@ class PrecisionSpec(Spec):
     )
     moments: Literal["float32", "bf16"] = Field(
         "float32",
-        description="Number type in which AdamW's two moments are kept from step to step; bf16 halves their memory, "
-        "and what it changes of them by less than half a last place is lost.",
+        description="Number type in which the optimizer's moments are kept from step to step, if it has some for each "
+        "element; bf16 halves their memory, and what it changes of them by less than half a last place is lost.",
     )
     loss_scale: Annotated[float, Field(ge=0, le=largest.LOSS_SCALE)] = Field(
         65536.0, description="First factor of the loss with fp16, so that small gradients are kept; 0 means none."
@@ -102,5 +102,5 @@ class PrecisionSpec(Spec):
 
     @property
     def moment_bytes(self) -> int:
-        """Bytes of each of AdamW's two moments."""
+        """Bytes of a moment, of an element."""
         return BYTES_PER_ELEMENT[self.moments]

@@ -13,6 +13,7 @@ from pydantic import Field
 from shardwright.config import catalog, largest
 from shardwright.config.base import Spec
 from shardwright.config.catalog_entry import read_entry
+from shardwright.config.optimizer import OptimizerName
 from shardwright.config.plan import ScheduleName
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
@@ -129,6 +130,11 @@ class SoftwareSpec(Spec):
         None,
         description="The same with moments in bf16; left out, 8 bytes fewer: each is read and written in 2 bytes.",
     )
+    other_updates: tuple[tuple[OptimizerName, Number], ...] = Field(
+        (),
+        description="The same with other optimizers than AdamW and Adam, of matrices, with elements on their way in 2 "
+        "bytes; left out, 8 bytes fewer for each moment fewer.",
+    )
     norm_kept: Number = Field(2.0, description="Bytes that a norm keeps for its backward, by element.")
     activation_kept: Number = Field(
         0.0,
@@ -162,7 +168,7 @@ class SoftwareSpec(Spec):
     gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")
     reduce_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient on its way.")
     moment_bytes: Literal[2, 4] = Field(
-        4, description="Bytes of each of Adam's two moments, where a job does not say them."
+        4, description="Bytes of each of an optimizer's moments, where a job does not say them."
     )
     bf16_gradient_bytes: Literal[0, 2, 4] = Field(
         0,

@@ -9,10 +9,10 @@ from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates, known_host
 from shardwright.cost.collective_time import all_to_all_s, ring_s
 from shardwright.cost.group_links import Groups
-from shardwright.cost.kernels import update_s
 from shardwright.cost.pipeline_bubble import num_reductions
 from shardwright.cost.stage_time import PieceTime, beside
 from shardwright.cost.topology import Group
+from shardwright.cost.update_time import Updated, elementwise_s, held_by_matrix, itemsize_of, orthogonal_s
 from shardwright.sharding.compression import BucketCollective, scattered, summed
 from shardwright.workload.arrays import Array, Numbers
 from shardwright.workload.layers import chains
@@ -130,33 +130,37 @@ class DataParallel:
         pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
         return ring_s(self.rates, pair, size * (run.shape.shares_table & self.ranks.are_tables_apart), 2)
 
-    def _updated(self) -> Numbers:
+    def _updated(self) -> Updated:
         """Elements that a rank updates, by rank."""
         ranks = self.groups.shard.size, self.groups.expert_shard.size
-        is_shared = self.run.cut.zero > 0
-        return sum(of / np.where(is_shared, by, 1) for of, by in zip(self.held, ranks, strict=True))
+        shares = [np.where(self.run.cut.zero > 0, 1 / by, 1.0) for by in ranks]
+        by_matrix = sum(
+            of * share for of, share in zip(held_by_matrix(self.run, self.ranks, self.held), shares, strict=True)
+        )
+        total = sum(of * share for of, share in zip(self.held, shares, strict=True))
+        return Updated(by_matrix, total - by_matrix, itemsize_of(self.run.cut))
 
     def updates_s(self) -> Numbers:
         """Seconds of the update on the device, by rank."""
-        mine = self._updated() * (1 - self.run.cut.offload_optimizer)
-        return update_s(self.rates, self.software, mine)
+        cut, updated = self.run.cut, self._updated()
+        mine = updated.times(1 - cut.offload_optimizer)
+        whole_s = orthogonal_s(self.run, self.rates, self.groups, self.ranks, updated)
+        return elementwise_s(self.rates, self.software, cut.optimizer, mine) + whole_s
 
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, seconds that the host takes longer), of the rank that holds most.
 
         The host's copies of one unit run while it updates another (Ren et al. 2021, arXiv 2101.06840, section 4.2).
         """
-        cut = self.run.cut
-        mine = np.max(self._updated(), axis=0)
+        cut, updated = self.run.cut, self._updated()
         device_s = np.max(self.updates_s(), axis=0)
         if not np.any(cut.offload_optimizer):
             return device_s, 0.0
         host = known_host(self.run, self.rates)
-        there = mine * cut.offload_optimizer
+        there = np.max(updated.total, axis=0) * cut.offload_optimizer
         copied_s = there * max(self.software.gradient_bytes, cut.element_bytes) / host.host
-        return device_s, np.maximum(
-            0.0, np.maximum(there * self.software.updated_bytes / host.host_memory, copied_s) - device_s
-        )
+        moved = np.max(updated.moved_bytes(self.software, cut.optimizer), axis=0) * cut.offload_optimizer
+        return device_s, np.maximum(0.0, np.maximum(moved / host.host_memory, copied_s) - device_s)
 
 
 def _collective_s(rates: Rates, group: Group, collective: BucketCollective) -> Numbers:

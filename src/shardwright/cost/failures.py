@@ -50,13 +50,13 @@ class Goodput:
     interval_s: Numbers
 
 
-def checkpoint_bytes(num_parameters: float, compute_bytes: int, moment_bytes: int) -> float:
-    """Bytes of a checkpoint: optimizer state, with two moments of `moment_bytes`, and the weights as they are computed
-    with where they are not float32.
+def checkpoint_bytes(num_parameters: float, compute_bytes: int, moment_bytes: float) -> float:
+    """Bytes of a checkpoint: optimizer state, with moments of `moment_bytes` a parameter, and the weights as they are
+    computed with where they are not float32.
 
     Narayanan et al. 2021 (arXiv 2104.04473, section 5.10) write 13.8 TB for a trillion parameters.
     """
-    return num_parameters * (_MASTER_BYTES + 2 * moment_bytes + (compute_bytes if compute_bytes < 4 else 0))
+    return num_parameters * (_MASTER_BYTES + moment_bytes + (compute_bytes if compute_bytes < 4 else 0))
 
 
 def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Numbers) -> Reliability | None:

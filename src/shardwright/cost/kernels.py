@@ -66,15 +66,6 @@ def scores_s(rates: Rates, scores: Scores, backward: bool) -> Numbers:
     return scores.flops * (2.5 if backward else 1.0) / (rate * share)
 
 
-def update_s(rates: Rates, software: SoftwareSpec, elements: Numbers) -> Numbers:
-    """The optimizer's update of some elements, with the norm of their gradients."""
-    is_measured = software.is_own and software.updated_bytes == software.update  # with float32 moments
-    if is_measured and rates.measured is not None and rates.measured.knows("update", rates.number):
-        (seconds,) = rates.measured.seconds("update", rates.number, rates.busy, elements)
-        return np.where(elements > 0, seconds, 0.0)
-    return elements * software.updated_bytes / rates.memory
-
-
 @dataclass(frozen=True)
 class KernelTime:
     """Seconds of an operator's kernels: its forward, its input gradient and its weight gradient."""

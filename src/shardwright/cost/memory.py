@@ -19,8 +19,10 @@ from shardwright.config.units import MIB
 from shardwright.cost.calibration import Constants, device_constant, device_of, software_under
 from shardwright.cost.own_memory import held_activations, held_buffers, held_state
 from shardwright.cost.pipeline_bubble import in_flight
+from shardwright.cost.update_time import held_by_matrix, scratch_bytes
 from shardwright.sharding.compression import KEEPS_ERROR
 from shardwright.sharding.groups import SHARDS, layout
+from shardwright.sharding.optimizer_state import moments_of
 from shardwright.workload.arrays import Array, Numbers, only, picked, stacked_rows
 from shardwright.workload.embedding_head import loss_bytes
 from shardwright.workload.layers import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
@@ -121,7 +123,8 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     buffers = _gathered(run, software, sum(held), np.maximum(1, num_layers))
     lost = memory_lost(run, constants) * (activations + working + buffers)
     overhead = device_constant(constants, device_of(run.device), "context_bytes") + lost
-    parameters, gradients, optimizer, host = _state(cut, software, held if shape.experts else held[:1])
+    by_matrix = held_by_matrix(run, ranks, held)
+    parameters, gradients, optimizer, host = _state(cut, software, held if shape.experts else held[:1], by_matrix)
     return Memory(
         parameters,
         gradients,
@@ -151,8 +154,9 @@ def _of_this_runtime(
     """Memory of every rank of this runtime, in arrays; `overhead` is the headroom of the device's entry."""
     device, cut = device_of(run.device), run.cut
     activations, working, away, messages = held_activations(run, ranks, memo)
-    parameters, gradients, optimizer, host = held_state(cut, held if run.shape.experts else held[:1])
-    buffers = messages + held_buffers(run, ranks, held[0] + held[1])
+    by_matrix = held_by_matrix(run, ranks, held)
+    parameters, gradients, optimizer, host = held_state(cut, held if run.shape.experts else held[:1], by_matrix)
+    buffers = messages + np.maximum(held_buffers(run, ranks, held[0] + held[1]), scratch_bytes(run, ranks))
     return Memory(
         parameters,
         gradients,
@@ -204,8 +208,11 @@ def _libraries(software: SoftwareSpec, ranks: PipelineRanks, placeholders: Seque
     return held + _WORKSPACE * (always + more * experts)
 
 
-def _state(cut: PlanGrid, software: SoftwareSpec, held: tuple[Array, ...]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Bytes of (parameters, gradients, optimizer, what the host holds) of common elements, and routed experts' if any.
+def _state(
+    cut: PlanGrid, software: SoftwareSpec, held: tuple[Array, ...], by_matrix: tuple[Numbers, ...]
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Bytes of (parameters, gradients, optimizer, what the host holds) of common elements, and routed experts' if any,
+    of which so many are updated by matrix.
 
     Float32 parameters are updated themselves, others have a copy in float32. In stage 3 that copy is the parameters.
     The host has a gradient for each element that it updates (Ren et al. 2021, arXiv 2101.06840, section 4.1).
@@ -217,8 +224,9 @@ def _state(cut: PlanGrid, software: SoftwareSpec, held: tuple[Array, ...]) -> tu
     stage = cut.zero
     element = cut.element_bytes if software.masters else FLOAT32
     copy = FLOAT32 if element < FLOAT32 else 0
-    moments = 2 * software.moment_bytes
-    for elements, kind in zip(held, SHARDS.values(), strict=False):
+    of_matrices, of_others = (len(moments_of(cut.optimizer, which)) * software.moment_bytes for which in (True, False))
+    for elements, of_these, kind in zip(held, by_matrix, SHARDS.values(), strict=False):
+        moments = of_others + (of_matrices - of_others) * of_these / np.maximum(1.0, elements)
         ranks = layout(cut, kind).size
         # Bytes by element.
         share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)

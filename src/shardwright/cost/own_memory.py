@@ -29,6 +29,7 @@ from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
 from shardwright.cost.pipeline_bubble import ALTERNATING, in_flight, in_flight_split
 from shardwright.sharding.compression import KEEPS_ERROR
 from shardwright.sharding.groups import SHARDS, layout
+from shardwright.sharding.optimizer_state import moments_of
 from shardwright.workload.arrays import Array, Numbers, distinct
 from shardwright.workload.memo import Memo, layer_columns, layer_words
 from shardwright.workload.query import PlanGrid, Run
@@ -186,15 +187,20 @@ def _on_which_most_wait(schedule: str, ranks: PipelineRanks, p: Array, at: Any) 
     return np.where(is_first, rank, np.where(is_last, p[at] - 1, last))
 
 
-def held_state(cut: PlanGrid, held: tuple[Array, ...]) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Bytes of (parameters, gradients, optimizer, what the host holds) of common elements, and routed experts' if any;
-    as account/job_memory.py counts them, without padding."""
+def held_state(
+    cut: PlanGrid, held: tuple[Array, ...], by_matrix: tuple[Numbers, ...]
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Bytes of (parameters, gradients, optimizer, what the host holds) of common elements, and routed experts' if any,
+    of which so many are updated by matrix; as account/job_memory.py counts them, without padding."""
     parameters, gradients, optimizer, host = (0.0 * held[0] for _ in range(4))
     values = cut.element_bytes
     gradient = cut.gradient_bytes or _FLOAT
     master = _FLOAT if values < _FLOAT else 0
-    moments = 2 * (cut.moment_bytes or _FLOAT)
-    for elements, kind in zip(held, SHARDS.values(), strict=False):
+    of_matrices, of_others = (
+        len(moments_of(cut.optimizer, which)) * (cut.moment_bytes or _FLOAT) for which in (True, False)
+    )
+    for elements, of_these, kind in zip(held, by_matrix, SHARDS.values(), strict=False):
+        moments = of_others + (of_matrices - of_others) * of_these / np.maximum(1.0, elements)
         shards = layout(cut, kind).size
         mine = elements * np.where(cut.zero == 3, 1 / shards, 1.0)
         updated = elements * np.where(cut.zero > 0, 1 / shards, 1.0)

@@ -147,8 +147,10 @@ def _is_predicted(of: Crossing) -> bool:
 
 def _of_group(moved: PhaseCalls, of: RankGroup, priced: PricedGroups | None) -> Crossing:
     group, rounds = of.as_priced, 2 if moved.kind == "all_reduce" else 1
-    is_direct = moved.kind == "all_to_all"
+    is_direct = moved.kind in ("all_to_all", "all_to_all_v")
     full_bytes = float(moved.num_bytes)
+    if moved.kind == "all_to_all_v":  # of which the ledger has what goes to others
+        full_bytes *= len(of.ranks) / max(1, len(of.ranks) - 1)
     sent = all_to_all_sent(group, full_bytes) if is_direct else ring_sent(group, full_bytes, rounds)
     seconds = None
     if priced is not None:
@@ -157,6 +159,6 @@ def _of_group(moved: PhaseCalls, of: RankGroup, priced: PricedGroups | None) -> 
         one = full_bytes / moved.calls
         seconds = all_to_all_s(rates, links, one) if is_direct else ring_s(rates, links, one, rounds)
     return Crossing(
-        moved.phase, of.axis, moved.kind, len(of.ranks), moved.calls, full_bytes, sent,
+        moved.phase, of.axis, moved.kind, len(of.ranks), moved.calls, float(moved.num_bytes), sent,
         None if seconds is None else moved.calls * float(seconds), None,
     )  # fmt: skip

@@ -29,7 +29,7 @@ from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.async_step import train_stream
-from shardwright.train.build import NUMBERS, Replica, build, job_mesh
+from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.train_step import train_step
 
 META = torch.device("meta")
@@ -75,21 +75,6 @@ class DryRun:
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
         return asdict(self) | {"peak": self.peak.as_dict(), "account": self.account.as_dict()}
-
-
-class _DryOptimizer(torch.optim.Optimizer):
-    """Adam's memory without its arithmetic: two moments for each weight."""
-
-    def __init__(self, weights: list[Tensor], moments: torch.dtype) -> None:
-        super().__init__(weights or [torch.zeros(0, device=META)], {"lr": 0.0, "moments": moments})
-        for weight in weights:
-            if weight.numel():
-                self.state[weight] = {
-                    name: torch.zeros_like(weight, dtype=moments) for name in ("exp_avg", "exp_avg_sq")
-                }
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Compute nothing."""
 
 
 def _no_values(place: ParameterShard, start: int, out: Tensor) -> None:
@@ -165,13 +150,13 @@ class DrySteps:
 
     def __init__(self, job: JobSpec, rank: int, device: str) -> None:
         """Build the rank, as it would be on a `device`, with nobody on its axes."""
+        job = job.grown()
         self._job, self.num_steps = job, steps_to_fill(job)
         self.mesh = job_mesh(job, rank, META, kind=device, connect=lambda lines: DryTransport(is_gloo=device == "cpu"))
         self.program = job_program(job, self.num_steps)
-        moments = NUMBERS[job.precision.moments]
-        self.replica = build(
-            job, self.mesh, _no_values, lambda decayed, plain: _DryOptimizer([*decayed, *plain], moments)
-        )
+        self.replica = build(job, self.mesh, _no_values)
+        for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):
+            unit.masters.set_num_steps(1)  # with what the optimizer remembers, as from the second step on
 
     def _batch(self, _: int) -> Tensor:
         job = self._job

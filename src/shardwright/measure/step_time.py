@@ -119,6 +119,7 @@ def measure_rank(job: JobSpec, mesh: Mesh, folder: Path) -> RankTimes:
 
     In turn, so that a machine that is slow for a while is slow for all of them.
     """
+    job = job.grown()
     replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
     generator = torch.Generator().manual_seed(mesh.dp.index)

@@ -4,6 +4,8 @@ import math
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from shardwright.config.job import JobSpec
 from shardwright.measure.record_files import read_record, write_record
 from shardwright.measure.rounding import MOVES, moved_weights
@@ -31,16 +33,17 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
     initial = initial_values(job, released)
     replica = build(job, mesh, moved_weights(job, initial, moved_by) if moved_by else initial)
     take_choice_biases(replica.stages, released)
-    steps = [
-        train_step(job, replica, mesh, step, tokens_BS=my_share(samples, step * job.batch.global_batch_size, job, mesh))
-        for step in range(num_steps)
-    ]
+
+    def batch(step: int) -> Tensor:
+        return my_share(samples, job.batch.samples_before(step), job.at_step(step), mesh)
+
+    steps = [train_step(job, replica, mesh, step, tokens_BS=batch(step)) for step in range(num_steps)]
     with replica.gathered():
         parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         # Copies, for a view would be saved with the whole buffer that it lies in.
         boxes = [(p.place, p.detach().clone()) for p in parameters]
-    following = my_share(samples, num_steps * job.batch.global_batch_size, job, mesh)
-    record = Record(steps, boxes, evaluate(job, replica, mesh, following))
+    following = my_share(samples, job.batch.samples_before(num_steps), job, mesh)
+    record = Record(steps, boxes, evaluate(job.grown(), replica, mesh, following))
     with telling_of_full_disk(folder / "record", way_out="name another folder in TMPDIR"):
         write_record(record, folder, mesh.rank)
 

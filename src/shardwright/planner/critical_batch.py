@@ -138,7 +138,7 @@ class BatchLimits:
 def batch_limits(job: JobSpec, total_tokens: int = 0) -> BatchLimits:
     """The limits of the batch of a job whose run sees `total_tokens`; 0 is what its optimizer.steps see."""
     batch = job.tokens_per_step
-    total = total_tokens or job.optimizer.steps * batch
+    total = total_tokens or job.tokens_of_run
     shape = shape_of(job.model)
     computing = max(1, num_active_parameters(job.model) - shape.num_tables * shape.table_elements)
     return BatchLimits(batch, max(1, round(total / batch)), total, critical_batch(computing, total, batch))

@@ -9,8 +9,10 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.job_memories import fullest
 from shardwright.cost.memory import Memory
 from shardwright.cost.money import Money, money_gaps, step_money
+from shardwright.planner.ramp_time import ramp_extra_s
 from shardwright.planner.search.objectives import MANY_TOKENS
-from shardwright.sharding.stage_parameters import num_parameters
+from shardwright.sharding.optimizer_state import is_by_matrix, moment_bytes
+from shardwright.sharding.stage_parameters import model_parameters, num_parameters
 from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import played_step
 
@@ -21,7 +23,8 @@ class Estimate:
 
     `memory` is of the pipeline rank whose process needs most, under the cluster's software. `step_money` is of a step
     by itself; what follows from many steps (`many_tokens`, `run`, and their seconds) has the time lost to failures in
-    it, where that is known. `gaps` are sentences: what is not known, and what to set.
+    it, where that is known. They are told in steps of a full batch: steps of one that is still growing take a part of
+    that. `gaps` are sentences: what is not known, and what to set.
     """
 
     step: StepTime
@@ -29,6 +32,7 @@ class Estimate:
     peak_flops: float
     tokens_per_s_per_device: float
     num_steps_of_many: float
+    num_steps_of_run: float
     reliability: failures.Reliability | None
     goodput: failures.Goodput | None
     checkpoint_bytes: float
@@ -52,14 +56,22 @@ def estimate(job: JobSpec) -> Estimate:
     """
     run, cluster, precision = run_of(job), job.cluster, job.precision
     step = played_step(job, shipped())
-    written = failures.checkpoint_bytes(num_parameters(job.model), precision.compute_bytes, precision.moment_bytes)
+    remembered = sum(
+        place.num_elements
+        * moment_bytes(job.optimizer, precision, is_by_matrix(job.optimizer, place.name, place.full_shape))
+        for place in model_parameters(job.model)
+    )
+    number = num_parameters(job.model)
+    written = failures.checkpoint_bytes(number, precision.compute_bytes, remembered / number)
     reliability = failures.reliability_of(cluster, job.plan.world, written)
+    steps_of_run = job.tokens_of_run / job.tokens_per_step
     return Estimate(
         step=step,
         memory=fullest(job, shipped()),
         peak_flops=peak_flops(run),
         tokens_per_s_per_device=job.tokens_per_step / step.total / job.plan.world,
-        num_steps_of_many=MANY_TOKENS / job.tokens_per_step,
+        num_steps_of_many=MANY_TOKENS / job.tokens_per_step + ramp_extra_s(job, step.total) / step.total,
+        num_steps_of_run=steps_of_run + ramp_extra_s(job, step.total, job.optimizer.steps) / step.total,
         reliability=reliability,
         goodput=failures.goodput(reliability, failures.best_interval_s(reliability)) if reliability else None,
         checkpoint_bytes=written,

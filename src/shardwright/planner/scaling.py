@@ -203,8 +203,7 @@ def at_size(job: JobSpec, num_devices: int, global_batch_size: int) -> JobSpec:
     """The job on a cluster of its kind with so many devices; its plan is still that of the old one."""
     each = min(job.cluster.devices_per_node, num_devices)
     cluster = job.cluster.model_copy(update={"devices_per_node": each, "nodes": num_devices // each})
-    batch = job.batch.model_copy(update={"global_batch_size": global_batch_size})
-    return job.model_copy(update={"cluster": cluster, "batch": batch})
+    return job.model_copy(update={"cluster": cluster, "batch": job.batch.with_size(global_batch_size)})
 
 
 def _point(job: JobSpec, num_devices: int, constants: Constants) -> Point:

@@ -16,6 +16,7 @@ from shardwright.cost.calibration import device_of
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.advice.advice import Advice, Own, PricedPlan
 from shardwright.planner.advice.neighbours import recompute_words
+from shardwright.planner.ramp_time import ramp_extra_s
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 
@@ -54,13 +55,19 @@ def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
     }
 
 
+def _steps(plan: PricedPlan, tokens: float) -> float:
+    """Steps of a full batch that take as long as so many tokens, of which the first are in smaller ones if it grows."""
+    full_s = float(plan.time.total)
+    return tokens / plan.job.tokens_per_step + ramp_extra_s(plan.job, full_s) / full_s
+
+
 def _days(plan: PricedPlan, tokens: float) -> float:
-    return tokens / plan.job.tokens_per_step * float(plan.time.total) / 86400.0
+    return _steps(plan, tokens) * float(plan.time.total) / 86400.0
 
 
 def _money(plan: PricedPlan, tokens: float) -> Money:
     """What a run takes, without time lost to failures."""
-    return plan.money.times(tokens / plan.job.tokens_per_step)
+    return plan.money.times(_steps(plan, tokens))
 
 
 def _lacks(plan: PricedPlan) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ PARTS = {
 def price_dict(job: JobSpec, found: Estimate) -> dict[str, Any]:
     """Fields of `estimate --json` and of a plan: seconds, shares, US dollars; null is unknown."""
     step = found.step
-    many, run = found.num_steps_of_many, job.optimizer.steps
+    many, run = found.num_steps_of_many, found.num_steps_of_run
     return {
         "step_s": step.total,
         "step_range_s": [step.low, step.high],
@@ -40,7 +40,7 @@ def price_dict(job: JobSpec, found: Estimate) -> dict[str, Any]:
         "money": {
             "step": asdict(found.step_money),
             "1e12_tokens": asdict(found.of_steps(many)) | {"seconds": many * found.wall_s},
-            "run": asdict(found.of_steps(run)) | {"seconds": run * found.wall_s, "steps": run},
+            "run": asdict(found.of_steps(run)) | {"seconds": run * found.wall_s, "steps": job.optimizer.steps},
         },
         "process_bytes": found.memory.process,
         "goodput": asdict(found.goodput) if found.goodput else None,
@@ -80,11 +80,11 @@ def _parts(found: Estimate) -> str:
 
 
 def _money(job: JobSpec, found: Estimate) -> str:
-    tokens = f"{job.optimizer.steps * job.tokens_per_step:.3g}".replace("e+0", "e").replace("e+", "e")
+    tokens = f"{job.tokens_of_run:.3g}".replace("e+0", "e").replace("e+", "e")
     columns = {
         "a step": (found.step_money, found.step.total),
         "1e12 tokens": (found.of_steps(found.num_steps_of_many), found.num_steps_of_many * found.wall_s),
-        f"the run, {tokens} tokens": (found.of_steps(job.optimizer.steps), job.optimizer.steps * found.wall_s),
+        f"the run, {tokens} tokens": (found.of_steps(found.num_steps_of_run), found.num_steps_of_run * found.wall_s),
     }
     rows = [["", *columns], ["time", *(seconds_text(seconds) for _, seconds in columns.values())]]
     rows.append(["device-hours", *(_rounded(float(money.device_hours)) for money, _ in columns.values())])

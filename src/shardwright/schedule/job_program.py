@@ -105,8 +105,21 @@ def plan_faults(job: JobSpec) -> list[str]:
     letters += f"; {num_steps} steps go by until a log line or an evaluation" if num_steps > 1 else ""
     faults = shape_faults(plan.schedule, _shape(job, num_steps))
     return _asynchronous_faults(job) + [
-        f"{fault} ({letters})" if " m " in fault or " p " in fault else fault for fault in faults
+        f"{fault} ({letters})" if " m " in fault or " p " in fault else fault for fault in faults or _ramp_faults(job)
     ]
+
+
+def _ramp_faults(job: JobSpec) -> list[str]:
+    """What is wrong with the schedule of a batch that has not grown yet, of the first size that something is."""
+    for size in job.batch.sizes()[:-1]:
+        smaller = job.at_batch(size)
+        if faults := shape_faults(job.plan.schedule, _shape(smaller, undrained_steps(job))):
+            return [
+                f"batch.ramp has a batch of {size}, {smaller.num_microbatches} microbatches, on its way to "
+                f"{job.batch.global_batch_size}: {fault}"
+                for fault in faults
+            ]
+    return []
 
 
 def _asynchronous_faults(job: JobSpec) -> list[str]:

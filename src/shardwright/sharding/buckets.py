@@ -5,6 +5,7 @@ alone by the same lines.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import product
 from typing import TypeVar
 
 from shardwright.config.units import MIB
@@ -25,18 +26,24 @@ def unit_groups(
     is_gathered: Callable[[ParameterShard], bool],
     most_elements: int,
     place_of: Callable[[T], ParameterShard],
+    is_by_matrix: Callable[[ParameterShard], bool] = lambda place: False,
 ) -> list[list[T]]:
     """The parameters of each unit of a stage, first to last.
 
-    Experts' parameters have units of their own, for their replicas are others. By region where values are gathered
-    layer by layer (ZeRO-3). Else neighbours together until there are `most_elements`; `late` ones, whose gradients are
-    complete last, by themselves.
+    Experts' parameters have units of their own, for their replicas are others; and so have those that are updated by
+    whole matrices, for what is remembered of them is other, and the ranks work on them together. By region where values
+    are gathered layer by layer (ZeRO-3). Else neighbours together until there are `most_elements`; `late` ones, whose
+    gradients are complete last, by themselves.
     """
     by_themselves = [[p] for p in late if not is_gathered(place_of(p))]
     apart = {p for group in by_themselves for p in group}
+
+    def kind_of(parameter: T) -> tuple[bool, bool]:
+        return place_of(parameter).is_expert, is_by_matrix(place_of(parameter))
+
     groups: list[list[T]] = []
-    for is_expert in (False, True):
-        kind = [[p for p in held if place_of(p).is_expert == is_expert and p not in apart] for held in regions.values()]
+    for of in product((False, True), repeat=2):
+        kind = [[p for p in held if kind_of(p) == of and p not in apart] for held in regions.values()]
         held = [p for region in kind for p in region]
         if held and is_gathered(place_of(held[0])):
             groups += [region for region in kind if region]

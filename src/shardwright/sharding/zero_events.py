@@ -45,7 +45,7 @@ Memory = TypeVar("Memory")
 class UnitSizes:
     """How much a unit is: its stage of ZeRO, elements of its whole buffer and of one shard, padding included, bytes of
     an element of its values, of a gradient that is added up and of one on its way, how many parameters it has, and how
-    many of these get their gradient in W where a backward is split."""
+    many of these get their gradient in W where a backward is split; and memory that its update borrows."""
 
     zero: int
     size: int
@@ -55,6 +55,7 @@ class UnitSizes:
     reduce_bytes: int
     num_parameters: int
     num_put_off: int
+    scratch_bytes: int = 0
 
 
 class UnitEvents(ABC, Generic[Memory]):
@@ -104,8 +105,9 @@ class UnitEvents(ABC, Generic[Memory]):
         """The whole gradients go."""
 
     @abstractmethod
-    def _update(self, gradients: Loan[Memory] | None, factor: float, rate: float) -> None:
-        """Step with the summed gradients times `factor`; in float32 in `gradients` where they are in other numbers."""
+    def _update(self, gradients: Loan[Memory] | None, scratch: Loan[Memory] | None, factor: float, rate: float) -> None:
+        """Step with the summed gradients times `factor`; in float32 in `gradients` where they are in other numbers, and
+        with `scratch` where the update looks at whole matrices (sharding/unit_update.py)."""
 
     # When they happen.
 
@@ -173,9 +175,11 @@ class UnitEvents(ABC, Generic[Memory]):
         """Step with the summed gradients times `factor`, and begin to gather what the other replicas updated."""
         is_cast = self.sizes.gradient_bytes != _MASTER_BYTES
         borrowed = self._pool.borrow(self.sizes.shard_size * _MASTER_BYTES) if is_cast else None
-        self._update(borrowed, factor, rate)
-        if borrowed is not None:
-            self._pool.give_back(borrowed)
+        scratch = self._pool.borrow(self.sizes.scratch_bytes) if self.sizes.scratch_bytes else None
+        self._update(borrowed, scratch, factor, rate)
+        for buffer in (borrowed, scratch):
+            if buffer is not None:
+                self._pool.give_back(buffer)
         if self.sizes.zero in (1, 2):
             self._is_gathering = True
             self._start_gather(None)

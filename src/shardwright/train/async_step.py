@@ -15,7 +15,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
 from shardwright.train.build import Replica
-from shardwright.train.optimizer import learning_rate
+from shardwright.train.learning_rate import learning_rate
 from shardwright.train.train_step import (
     StepResult,
     counted_shares,
@@ -49,10 +49,12 @@ class MicrobatchStream:
 def train_stream(
     job: JobSpec, replica: Replica, mesh: Mesh, program: Program, first_step: int, batch_of: Callable[[int], Tensor]
 ) -> list[StepResult]:
-    """Run a stream of global batches, drained only at its end. `batch_of(n)` is this replica's n-th, [B, S + 1].
+    """Run a stream of global batches of one size, drained only at its end. `batch_of(n)` is this replica's n-th,
+    [B, S + 1].
 
     Returns a result for each batch; its gradient norm is None. A batch's learning rate holds for all its updates.
     """
+    batch_share, job = job.batch_share(first_step), job.at_step(first_step)
     per_batch = job.num_microbatches
     num_batches = program.num_microbatches // per_batch
     updates_per_batch = per_batch if program.weights == "stashed" else 1
@@ -66,7 +68,7 @@ def train_stream(
             replica.tied.sum_gradients()
         shards.reduce_late()
         replica.weight_stashes[stage].before_update()
-        shards.update(1.0, learning_rate(job.optimizer, first_step + action.microbatch // per_batch))
+        shards.update(1.0, learning_rate(job.optimizer, first_step + action.microbatch // per_batch, batch_share))
         shards.zero()
 
     for shards in replica.shards.values():
@@ -92,5 +94,6 @@ def train_stream(
         mine = {i: losses[i] / losses[i].new_tensor(shares(batch)) for i in numbers}
         step = first_step + batch
         loss, *further = mean_losses(mine, job, mesh, (1.0,) * (1 + job.model.mtp_layers))
-        results.append(StepResult(loss, None, learning_rate(job.optimizer, step), mtp_losses=tuple(further)))
+        rate = learning_rate(job.optimizer, step, batch_share)
+        results.append(StepResult(loss, None, rate, mtp_losses=tuple(further)))
     return results

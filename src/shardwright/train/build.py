@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -16,15 +16,17 @@ from shardwright.parallel.comm.collectives import Axis, all_reduce_max
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.process_groups import Connect, Mesh, make_mesh
 from shardwright.parallel.compress.choose import make_compressor
+from shardwright.parallel.optimizers.elementwise import make_optimizer
+from shardwright.parallel.optimizers.unit_steps import unit_steps
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.recompute.offload import HostPool
 from shardwright.parallel.tensor.initial_values import Initial, seeded
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import PlacedParameter, placed_parameters
-from shardwright.parallel.zero.flat_unit import Sharding, TensorPool, tensor_pool
+from shardwright.parallel.zero.flat_unit import Sharding
 from shardwright.parallel.zero.held_memory import measured_memory
-from shardwright.parallel.zero.master_weights import MakeOptimizer
 from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.tensor_pool import TensorPool, tensor_pool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.precision.float8_experts import Float8Experts
@@ -39,8 +41,9 @@ from shardwright.sharding.groups import ends, zero_stage
 from shardwright.sharding.loss_chunks import loss_positions
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import last_uses, stage_parameters
+from shardwright.sharding.unit_update import Updates
 from shardwright.sharding.zero_events import Reductions
-from shardwright.train.optimizer import GradientNorm, make_adamw
+from shardwright.train.gradient_norm import GradientNorm
 
 NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -73,6 +76,16 @@ class Replica:
     loss_scale: LossScale | None
     float8: tuple[Float8Layers, Float8Layers]
     pool: TensorPool
+    _of_smaller: dict[int, Program] = field(default_factory=dict)
+
+    def program_of(self, job: JobSpec) -> Program:
+        """The program of a step with as many microbatches as the job has, which may be fewer than at the end."""
+        number = job.num_microbatches
+        if number == self.program.num_microbatches:
+            return self.program
+        if number not in self._of_smaller:
+            self._of_smaller[number] = job_program(job)
+        return self._of_smaller[number]
 
     @property
     def float8_states(self) -> list[Float8Linear]:
@@ -129,11 +142,8 @@ def job_mesh(
     )
 
 
-def build(
-    job: JobSpec, mesh: Mesh, initial: Initial | None = None, make_optimizer: MakeOptimizer | None = None
-) -> Replica:
-    """Make this rank's part of the job, with its initial weights, those of the run's seed or others, and AdamW or
-    another optimizer."""
+def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
+    """Make this rank's part of the job, with its initial weights, those of the run's seed or others."""
     initial = initial or seeded(job.run.seed)
     program = job_program(job)
     assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would wait for each other for ever
@@ -141,7 +151,8 @@ def build(
     tied = _tied(job, stages, mesh)
     pool = tensor_pool(mesh.device)
     shards, reductions = {}, Reductions()
-    of_job = partial(make_adamw, job.optimizer, moments=NUMBERS[job.precision.moments])
+    of_job = partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments])
+    updates = Updates(job)
     for stage, module in stages.items():
         regions = {
             name: [p for p in held if p is not tied.last or not tied.are_both_here]
@@ -159,8 +170,9 @@ def build(
             reductions=reductions,
             make_compressor=make_compressor(job.plan),
             expert_sharding=of_experts,
+            updates=updates,
         )
-        shards[stage].make_optimizers(make_optimizer or of_job)
+        shards[stage].make_optimizers(of_job, partial(unit_steps, job, mesh))
         module.through = shards[stage].through
     _share_table(job, tied, shards, program.num_stages - 1)
     is_stashed = program.weights != "current"

@@ -173,7 +173,7 @@ class MetricsLog:
         gpus: Sequence[GpuReading] = (),
     ) -> None:  # fmt: skip
         """Record one step, with what was counted up to it; every run.log_every steps, show it."""
-        tokens_per_s = self._job.tokens_per_step / step_s
+        tokens_per_s = self._job.at_step(step - 1).tokens_per_step / step_s
         flops_per_s = shape_of(self._job.model).flops_per_token() * tokens_per_s
         mfu = flops_per_s / self._peak_flops if self._peak_flops else None
         total = self._job.optimizer.steps

@@ -18,7 +18,7 @@ from shardwright.schedule.action import Action
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica
 from shardwright.train.health.decision import ALL_IS_WELL, Course, Decision, Judge, go_on
-from shardwright.train.optimizer import learning_rate
+from shardwright.train.learning_rate import learning_rate
 from shardwright.train.router_update import LayerRouting, end_routing_step
 
 
@@ -74,10 +74,10 @@ def numbered(
 def train_step(
     job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, judge: Judge = go_on
 ) -> StepResult:
-    """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica; the `judge` may
-    leave the update out."""
+    """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica, of a batch that may
+    not have grown yet; the `judge` may leave the update out."""
     optimizer_spec = job.optimizer
-    rate = learning_rate(optimizer_spec, step)
+    rate, job = learning_rate(optimizer_spec, step, job.batch_share(step)), job.at_step(step)
     scaling = replica.loss_scale
     scale = scaling.value if scaling is not None else 1.0
     shares = counted_shares(job, mesh, tokens_BS)
@@ -117,7 +117,8 @@ def run_step(
     job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, shares: Sequence[float],
     update: Callable[[Action], None],
 ) -> None:  # fmt: skip
-    """Forward and backward of a step, and at its end `update`. `shares` of the positions have a target that counts."""
+    """Forward and backward of a step of a job with the batch that it has then, and at its end `update`. `shares` of the
+    positions have a target that counts."""
     scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0
     for shards in replica.shards.values():
         shards.zero()
@@ -126,7 +127,7 @@ def run_step(
     tokens = microbatches(tokens_BS, job.plan.microbatch_size)
     samples = numbered(job, mesh, step, loss_factor=mean * scale)
     factors = loss_factors(job, mean * scale, shares)
-    replica.executor.run(replica.program, tokens, update, samples, lambda _: factors)
+    replica.executor.run(replica.program_of(job), tokens, update, samples, lambda _: factors)
 
 
 def loss_factors(job: JobSpec, mean: float, shares: Sequence[float]) -> tuple[float, ...]:

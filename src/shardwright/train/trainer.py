@@ -122,7 +122,7 @@ class TrainingRun:
             return False
         self.done = first + num_steps
         self.recorder.add(span.use, span.shares.peak_memory_bytes)
-        self.samples += num_steps * job.batch.global_batch_size
+        self.samples += samples_of(job, first, num_steps)
         self.losses += [result.loss for result in span.results]
         if log is not None:
             tell_span(span, first, health, log)
@@ -201,7 +201,7 @@ class TrainingRun:
         self._say(said)
         if found is None:
             raise RunError(f"{decision.sentence}; there is no whole checkpoint yet to go back to")
-        self.samples += num_steps * self.job.batch.global_batch_size
+        self.samples += samples_of(self.job, self.done, num_steps)
         self.passed_over = found.passed_over + self.samples - found.samples
         self.done = found.step
         if "health" in found.state:
@@ -244,13 +244,19 @@ def _tokens_after_rank_0(job: JobSpec, mesh: Mesh, folder: Path) -> TokenFiles:
         return prepare_tokens(job.data, job.model, job.run.seed, folder / "data")
 
 
+def samples_of(job: JobSpec, first: int, num_steps: int) -> int:
+    """Samples of some steps, from `first` on."""
+    return job.batch.samples_before(first + num_steps) - job.batch.samples_before(first)
+
+
 def end_of_span(job: JobSpec, replica: Replica, step: int) -> int:
     """The step up to which the pipeline does not drain, from `step` on: the next one, or of a schedule that need not
-    drain the next progress line, evaluation or checkpoint by steps."""
+    drain the next progress line, evaluation or checkpoint by steps, or the first with a larger batch."""
     if replica.program.weights == "current":
         return step + 1
     everies = (job.run.log_every, job.run.eval_every, job.checkpoint.every_steps)
-    return min([job.optimizer.steps, *(step // every * every + every for every in everies if every)])
+    ends = [job.optimizer.steps, *(step // every * every + every for every in everies if every)]
+    return min(ends if (grows := job.batch.next_change(step)) is None else [*ends, grows])
 
 
 def train_span(
@@ -261,11 +267,12 @@ def train_span(
     for it."""
 
     def batch_of(step: int) -> Tensor:
-        return batches.batch(first + step, consumed + step * job.batch.global_batch_size)
+        return batches.batch(first + step, consumed + samples_of(job, first, step))
 
     if replica.program.weights == "current":
         return [train_step(job, replica, mesh, first, tokens_BS=batch_of(0), judge=judge)]
-    return train_stream(job, replica, mesh, job_program(job, num_steps), first_step=first, batch_of=batch_of)
+    program = job_program(job.at_step(first), num_steps)
+    return train_stream(job, replica, mesh, program, first_step=first, batch_of=batch_of)
 
 
 @dataclass(frozen=True)
@@ -330,6 +337,7 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles, log: MetricsLog) -> 
         f"{counted(tokens.num_documents, 'document')}, {tokens.num_train_tokens:,} tokens to train on, "
         f"{tokens.num_validation_tokens:,} held out; "
         f"{counted(job.optimizer.steps, 'step')} of {job.tokens_per_step:,} tokens"
+        + (f", the first of {job.at_step(0).tokens_per_step:,}" if job.batch.grows else "")
     )
     if tokens.dropped_share:
         log.say(f"the tokenizer has no token for {tokens.dropped_share:.2%} of the text's characters, and drops them")
@@ -350,6 +358,7 @@ def conclude(run: RunResult, log: MetricsLog) -> None:
 def held_out_loss(job: JobSpec, replica: Replica, mesh: Mesh, held_out: Samples) -> float:
     """Mean loss over the first run.eval_batches global batches of held-out text."""
     size, num_batches = job.batch.global_batch_size, job.run.eval_batches
+    job = job.grown()
     with BatchReader(held_out, job, mesh, num_batches) as batches:
         total = sum(evaluate(job, replica, mesh, batches.batch(i, i * size)) for i in range(num_batches))
     return total / num_batches

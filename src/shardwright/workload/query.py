@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.optimizer import ADAMW, OptimizerSpec
 from shardwright.config.plan import STAGE_COPIES, ScheduleName, layer_policies
 from shardwright.config.rank_order import number_of, stage_block, stage_size
 from shardwright.config.recompute_policy import WHOLE_LAYER, Policy
@@ -34,9 +35,9 @@ class PlanGrid:
     Each number may be an array of one length, with one entry a plan; what is not of type Numbers is one for all plans.
     `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is of the products: bf16,
     fp16, float32, fp8, mxfp8 or nvfp4. `gradient_bytes` and `reduce_bytes` are of a gradient that is added up and of
-    one on its way, `moment_bytes` of each of Adam's moments, 0 as the software has it; weight gradients and rows to
-    experts are in fp8 where software does so, or it is asked for here; `bucket_bytes` of the
-    parameters whose gradients travel together, 0 all.
+    one on its way, `moment_bytes` of each of the `optimizer`'s moments, 0 as the software has it; weight gradients and
+    rows to experts are in fp8 where software does so, or it is asked for here; `bucket_bytes` of the parameters whose
+    gradients travel together, 0 all.
 
     Where plans have several schedules, `schedule_number` has of each its place in SCHEDULE_NAMES; -1 is `schedule`.
     `is_vee` where stages lie in a V though the schedule's name does not say so, as `auto` may lay them.
@@ -80,6 +81,7 @@ class PlanGrid:
     gradient_bytes: int = 0
     reduce_bytes: int = 0
     moment_bytes: int = 0
+    optimizer: OptimizerSpec = ADAMW
     float8_weight_gradients: bool = False
     float8_dispatch: bool = False
     bucket_bytes: float = 0.0
@@ -276,5 +278,5 @@ def cut_of(job: JobSpec) -> PlanGrid:
         compress_share=p.compress_share, gradient_bytes=precision.gradient_bytes,
         reduce_bytes=precision.reduce_bytes, moment_bytes=precision.moment_bytes, bucket_bytes=p.bucket_mib * 2**20,
         float8_weight_gradients=precision.float8_weight_gradients, float8_dispatch=precision.float8_dispatch,
-        reduce_each=p.reduce_each,
+        reduce_each=p.reduce_each, optimizer=job.optimizer,
     )  # fmt: skip

@@ -243,8 +243,16 @@ def _dispatch_faults(plan: PlanSpec, devices_per_node: int) -> list[str]:
 def _batch_faults(job: JobSpec) -> list[str]:
     plan, batch = job.plan, job.batch.global_batch_size
     share = plan.dp * plan.microbatch_size
+    if faults := job.batch.faults():
+        return faults
     if batch % share == 0:
-        return []
+        odd = [size for size in job.batch.sizes() if size % share]
+        return [
+            f"batch.ramp has a batch of {odd[0]} on its way from {job.batch.ramp.start} to {batch}, which does not "
+            f"split into dp {plan.dp} x microbatch_size {plan.microbatch_size} = {share}; use a start and an increment "
+            f"that are multiples of {share}"
+            for _ in odd[:1]
+        ]
     batches = " or ".join(str(b) for b in (batch // share * share, (batch // share + 1) * share) if b)
     by_plan = (
         "another plan.dp"

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.config.job import OptimizerSpec
 from shardwright.config.measured_table import Work
 from shardwright.config.model import ModelSpec
+from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.units import MIB
 from shardwright.model.activation import activate, activate_gated
 from shardwright.model.attention_core import dot_product_attention
@@ -31,11 +31,11 @@ from shardwright.model.rotary import rotary_angles, split_and_rotate
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.context.block_attention import Merged
+from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.train.build import NUMBERS
-from shardwright.train.optimizer import make_adamw
 
 # One call: seconds of its forward, its backward and its weight gradient, those that it has.
 Call = Callable[[], tuple[float, ...]]
@@ -331,7 +331,7 @@ def update_call(place: Place, elements: int) -> Call:
     size = max(_WIDTH, elements // _WIDTH * _WIDTH)
     values, gradients = place.random(size), place.random(size).float()
     masters = Masters([ShardPiece(0, size, True, False)], values, place.device)
-    masters.make_optimizer(partial(make_adamw, OptimizerSpec()))
+    masters.make_optimizer(partial(make_optimizer, OptimizerSpec()))
     masters.step(gradients, 1.0, 1e-4)
 
     def call() -> tuple[float, ...]:

@@ -28,9 +28,11 @@ from shardwright.parallel.compress.reduction import Reduction
 from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.parallel.tensor.parameter import PlacedParameter, no_memory
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece, on_host
+from shardwright.parallel.zero.tensor_pool import TensorPool, lent
 from shardwright.sharding.buckets import in_unit_order, num_hosted, unit_layout
-from shardwright.sharding.buffer_pool import BufferPool, Loan
+from shardwright.sharding.buffer_pool import Loan
 from shardwright.sharding.flat_buffer import rows_of
+from shardwright.sharding.unit_update import OF_ADAMW, Updates
 from shardwright.sharding.zero_events import UnitEvents, UnitSizes
 
 
@@ -58,19 +60,6 @@ class Sharding:
         return self.shards.size if self.zero else 1
 
 
-TensorPool = BufferPool[Tensor]
-
-
-def tensor_pool(device: torch.device) -> TensorPool:
-    """A pool whose memory is tensors of bytes."""
-    return BufferPool(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device))
-
-
-def _lent(buffer: Loan[Tensor], size: int, dtype: torch.dtype) -> Tensor:
-    """A flat tensor of `size` elements in borrowed memory, whose values are whatever was there."""
-    return buffer.memory[: size * dtype.itemsize].view(dtype)
-
-
 class FlatUnit(UnitEvents[Tensor]):
     """The flat buffers of some parameters, and what the events of ZeRO do to them."""
 
@@ -81,11 +70,16 @@ class FlatUnit(UnitEvents[Tensor]):
         pool: TensorPool,
         initial: Initial,
         make_compressor: MakeCompressor | None = None,
+        updates: Updates = OF_ADAMW,
     ) -> None:
-        """Gives the parameters their initial values, of which only what this rank holds is kept."""
+        """Gives the parameters their initial values, of which only what this rank holds is kept. They are all updated
+        alike, as `updates` say."""
         self.parameters = in_unit_order(parameters, lambda p: p.place)
         self.sharding = sharding
-        self.layout = unit_layout([p.place for p in self.parameters], sharding.num_shards)
+        places = [parameter.place for parameter in self.parameters]
+        self.layout = unit_layout(places, sharding.num_shards)
+        self.by_matrix = updates.is_by_matrix(places[0])
+        self.unit_update = updates.of_unit(places, self.layout)
         sizes = UnitSizes(
             zero=sharding.zero,
             size=self.layout.size,
@@ -95,6 +89,7 @@ class FlatUnit(UnitEvents[Tensor]):
             reduce_bytes=sharding.reduce.itemsize,
             num_parameters=len(self.parameters),
             num_put_off=sum(parameter.place.is_put_off for parameter in self.parameters),
+            scratch_bytes=self.unit_update.scratch_bytes if self.unit_update is not None else 0,
         )
         super().__init__(sizes, pool)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
@@ -104,7 +99,6 @@ class FlatUnit(UnitEvents[Tensor]):
         self._gathering: tuple[Pending, Tensor] | None = None  # and the memory that the values come to
         # And the memory that the sum comes to, if it is not to stay there.
         self._summing: tuple[Pending | Reduction, Tensor | None] | None = None
-        places = [parameter.place for parameter in self.parameters]
         self._compressor = make_compressor(places) if make_compressor is not None else None
         self.look: Callable[[Tensor], None] | None = None  # sees gradients of this rank alone, before they are summed
         self._make_buffers(initial)
@@ -206,7 +200,7 @@ class FlatUnit(UnitEvents[Tensor]):
     def _start_gather(self, values: Loan[Tensor] | None) -> None:
         mine, whole = self.value_shard, self._shown
         if values is not None:
-            whole = _lent(values, self.layout.size, mine.dtype)
+            whole = lent(values, self.layout.size, mine.dtype)
             if self.sharding.host_values:
                 mine = whole[self._mine].copy_(mine, non_blocking=True)
         assert whole is not None
@@ -261,7 +255,7 @@ class FlatUnit(UnitEvents[Tensor]):
             gradients[end:].zero_()
 
     def _open_gradients(self, gradients: Loan[Tensor]) -> None:
-        self._add_up_in(_lent(gradients, self.layout.size, self.sharding.gradients))
+        self._add_up_in(lent(gradients, self.layout.size, self.sharding.gradients))
 
     def zero(self) -> None:
         """Begin a step: there are no gradients yet."""
@@ -287,10 +281,10 @@ class FlatUnit(UnitEvents[Tensor]):
             self._sum_over_tp(parts)
         source = gradients
         if cast is not None:
-            source = _lent(cast, self.layout.size, sharding.reduce).copy_(gradients)
+            source = lent(cast, self.layout.size, sharding.reduce).copy_(gradients)
         out = source if sharding.zero == 0 else self.summed_gradients()
         if aside is not None:
-            out = _lent(aside, self.layout.shard_size, sharding.reduce)
+            out = lent(aside, self.layout.shard_size, sharding.reduce)
         tensors = [self._view(source, parameter) for parameter in self.parameters]
         pending: Pending | Reduction
         if self._compressor is not None and sharding.zero == 0:
@@ -390,7 +384,8 @@ class FlatUnit(UnitEvents[Tensor]):
 
     # Update.
 
-    def _update(self, gradients: Loan[Tensor] | None, factor: float, rate: float) -> None:
-        exact = None if gradients is None else _lent(gradients, self.layout.shard_size, torch.float32)
-        self.masters.step(self.summed_gradients(), factor, rate, exact)
+    def _update(self, gradients: Loan[Tensor] | None, scratch: Loan[Tensor] | None, factor: float, rate: float) -> None:
+        exact = None if gradients is None else lent(gradients, self.layout.shard_size, torch.float32)
+        memory = None if scratch is None else scratch.memory
+        self.masters.step(self.summed_gradients(), factor, rate, exact, memory)
         self.masters.write_values(self.value_shard)

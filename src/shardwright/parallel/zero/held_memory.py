@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from shardwright.parallel.zero.flat_unit import TensorPool
 from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.tensor_pool import TensorPool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.sharding.memory_account import RankMemory

@@ -6,16 +6,45 @@ in float32, the values themselves are updated, and there is no copy.
 
 What is on the host is updated there, by the CPU (Ren et al. 2021, ZeRO-Offload, arXiv 2101.06840, section 4.1): its
 gradients go over, its new values come back. On a GPU the copies of one unit run while the CPU updates another.
+
+Some optimizers look at whole matrices, whose rows lie on several ranks. What they do with each element is done first,
+wherever it lies, and turns the gradients; these come back to the device, where all ranks make steps of them together;
+and the steps go to the weights.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-# Makes an optimizer of two lists of flat tensors: weights that decay, and weights that do not.
-MakeOptimizer = Callable[[list[Tensor], list[Tensor]], torch.optim.Optimizer]
+from shardwright.parallel.optimizers.elementwise import ElementwiseOptimizer
+
+
+class MakeOptimizer(Protocol):
+    """Makes an optimizer of two lists of flat tensors: weights that decay, and weights that do not. It is what goes
+    before steps of whole matrices, if it is `by_matrix`."""
+
+    def __call__(
+        self, decayed: list[Tensor], plain: list[Tensor], *, by_matrix: bool = False
+    ) -> ElementwiseOptimizer: ...
+
+
+class MatrixSteps(Protocol):
+    """What makes steps of whole matrices: of a shard's gradients, in place, what is taken off the weights, but for the
+    learning rate. `squares(start, stop)` are those of some weights of the shard, added up, on the device."""
+
+    def __call__(
+        self, gradients: Tensor, number: int, squares: Callable[[int, int], Tensor], scratch: Tensor
+    ) -> None: ...
+
+    def memory(self) -> list[Tensor]:
+        """What it remembers, on the device."""
+        ...
+
+    def go_on_after(self, number: int, device: torch.device) -> None:
+        """Continue as after so many steps: after none with nothing remembered, else with memory for it."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +82,8 @@ class Masters:
             for i, piece in enumerate(pieces)
             if piece.on_host
         }
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizer: ElementwiseOptimizer | None = None
+        self.steps: MatrixSteps | None = None
 
     def _empty(self, piece: ShardPiece) -> Tensor:
         size = piece.stop - piece.start
@@ -61,11 +91,12 @@ class Masters:
             return on_host(size, torch.float32, self._device)
         return torch.zeros(size, dtype=torch.float32, device=self._device)
 
-    def make_optimizer(self, make: MakeOptimizer) -> None:
-        """Let `make` make the optimizer."""
+    def make_optimizer(self, make: MakeOptimizer, by_matrix: bool = False, steps: MatrixSteps | None = None) -> None:
+        """Let `make` make the optimizer; where there are `steps` that ranks make together, it goes before them."""
+        self.steps = steps
         decayed = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if piece.decays]
         plain = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if not piece.decays]
-        self.optimizer = make(decayed, plain)
+        self.optimizer = make(decayed, plain, by_matrix=by_matrix)
 
     def fill(self, start: int, stop: int, write: Callable[[int, Tensor], None]) -> None:
         """Set the elements [start, stop): `write` is given the number of one and the memory from there on."""
@@ -78,16 +109,17 @@ class Masters:
 
     def state_names(self) -> list[str]:
         """The name "weights", and those of what the optimizer remembers of each element, once it has done a step."""
+        return ["weights", *(self.moment_names() if self.num_steps() else ())]
+
+    def moment_names(self) -> tuple[str, ...]:
+        """The names of what the optimizer remembers of each element."""
         assert self.optimizer is not None
-        states = [self.optimizer.state.get(tensor, {}) for tensor in self.tensors if tensor.numel()]
-        kept = [name for name, value in (states[0] if states else {}).items() if torch.is_tensor(value) and value.dim()]
-        return ["weights", *kept]
+        return self.optimizer.names
 
     def num_steps(self) -> int:
         """Steps that the optimizer has done."""
         assert self.optimizer is not None
-        states = [self.optimizer.state.get(tensor, {}) for tensor in self.tensors if tensor.numel()]
-        return int(states[0]["step"]) if states and states[0] else 0
+        return self.optimizer.num_steps
 
     def copy_out(self, name: str, start: int, stop: int) -> Tensor:
         """A copy, in host memory, of elements [start, stop); on CUDA it is there once the stream has come so far."""
@@ -107,33 +139,22 @@ class Masters:
                 into = self._state(name, tensor)[first - piece.start : last - piece.start]
                 into.copy_(values[first - start : last - start])
 
-    def set_num_steps(self, number: int, names: Iterable[str]) -> None:
-        """Let the optimizer go on as after so many steps, with states of these names, which are zeros where nothing was
-        copied in: there is padding. After no step it begins without any."""
+    def set_num_steps(self, number: int) -> None:
+        """Let the optimizer go on as after so many steps. What nothing was copied into is zeros: there is padding.
+        After no step it begins without any."""
         assert self.optimizer is not None
-        if number == 0:
-            self.optimizer.state.clear()
-            return
-        for tensor in self.tensors:
-            for name in names:
-                self._state(name, tensor)
-            self.optimizer.state[tensor]["step"] = torch.tensor(float(number), device=tensor.device)
+        self.optimizer.go_on_after(number)
+        if self.steps is not None:
+            self.steps.go_on_after(number, self._device)
 
     def _state(self, name: str, tensor: Tensor) -> Tensor:
         assert self.optimizer is not None
-        if name == "weights":
-            return tensor
-        state = self.optimizer.state[tensor]
-        if name not in state:
-            dtype = self._number_of(name)
-            state[name] = torch.zeros_like(tensor, dtype=dtype, memory_format=torch.preserve_format)
-        return state[name]
+        return tensor if name == "weights" else self.optimizer.moment(tensor, name)
 
     def _number_of(self, name: str) -> torch.dtype:
-        """The number type of a state: of moments that which the optimizer says, if it says one."""
+        """The number type of a state."""
         assert self.optimizer is not None
-        kept: torch.dtype = self.optimizer.defaults.get("moments", torch.float32)
-        return torch.float32 if name == "weights" else kept
+        return torch.float32 if name == "weights" else self.optimizer.moments
 
     def write_to(self, values: Tensor) -> None:
         """From now on these are the values that the model computes with."""
@@ -141,9 +162,11 @@ class Masters:
             if same:
                 tensor.data = values[piece.start : piece.stop]
 
-    def step(self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None) -> None:
+    def step(
+        self, gradients: Tensor, factor: float, rate: float, exact: Tensor | None = None, scratch: Tensor | None = None
+    ) -> None:
         """Update with `gradients` times `factor`; where they are not float32, the product is put in `exact`. The
-        gradients may be overwritten."""
+        gradients may be overwritten. `scratch` is memory for steps of whole matrices."""
         assert self.optimizer is not None
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -151,6 +174,19 @@ class Masters:
             gradients = torch.mul(gradients, factor, out=exact)
         elif factor != 1.0:
             gradients.mul_(factor)
+        self._hand_out(gradients)
+        self.optimizer.step()
+        if self.steps is not None:
+            assert scratch is not None
+            self._take_back(gradients)
+            self.steps(gradients, self.optimizer.num_steps, self._squares, scratch)
+            self._hand_out(gradients)
+            self._take_off()
+        for tensor in self.tensors:
+            tensor.grad = None
+
+    def _hand_out(self, gradients: Tensor) -> None:
+        """Give each piece its gradients, where it lies."""
         for i, (piece, tensor) in enumerate(zip(self._pieces, self.tensors, strict=True)):
             gradient = gradients[piece.start : piece.stop]
             if piece.on_host:
@@ -158,9 +194,29 @@ class Masters:
             tensor.grad = gradient
         if self._host_gradients and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # the CPU reads what was copied
-        self.optimizer.step()
-        for tensor in self.tensors:
-            tensor.grad = None
+
+    def _take_back(self, gradients: Tensor) -> None:
+        """Bring what the host made of its gradients to the device."""
+        for i, gradient in self._host_gradients.items():
+            gradients[self._pieces[i].start : self._pieces[i].stop].copy_(gradient, non_blocking=True)
+
+    @torch.no_grad()
+    def _take_off(self) -> None:
+        """Take the steps that were handed out off the weights, which decay by themselves."""
+        assert self.optimizer is not None
+        for group in self.optimizer.param_groups:
+            for tensor in group["params"]:
+                tensor.mul_(1.0 - group["lr"] * group["weight_decay"]).sub_(tensor.grad, alpha=group["lr"])
+
+    def _squares(self, start: int, stop: int) -> Tensor:
+        """The sum of the squares of weights [start, stop), on the device."""
+        total = torch.zeros((), device=self._device)
+        for piece, tensor in zip(self._pieces, self.tensors, strict=True):
+            first, last = max(start, piece.start), min(stop, piece.stop)
+            if first < last:
+                part = tensor[first - piece.start : last - piece.start]
+                total += torch.linalg.vector_norm(part).square().to(self._device)
+        return total
 
     def write_values(self, values: Tensor) -> None:
         """Give the model the new weights, rounded to its number type."""
@@ -173,4 +229,5 @@ class Masters:
         weights = [tensor for piece, tensor in zip(self._pieces, self.tensors, strict=True) if piece.on_host == on_host]
         states = [self.optimizer.state.get(tensor, {}) for tensor in weights] if self.optimizer is not None else []
         moments = [t for state in states for t in state.values() if torch.is_tensor(t) and t.numel() > 1]
-        return [*weights, *moments, *(self._host_gradients.values() if on_host else ())]
+        factors = self.steps.memory() if self.steps is not None and not on_host else []
+        return [*weights, *moments, *factors, *(self._host_gradients.values() if on_host else ())]

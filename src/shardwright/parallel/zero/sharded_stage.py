@@ -14,10 +14,12 @@ from torch import Tensor
 from shardwright.parallel.compress.choose import MakeCompressor
 from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding, TensorPool
-from shardwright.parallel.zero.master_weights import MakeOptimizer
+from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
+from shardwright.parallel.zero.master_weights import MakeOptimizer, MatrixSteps
+from shardwright.parallel.zero.tensor_pool import TensorPool
 from shardwright.sharding.buckets import bucket_elements, unit_groups
 from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.unit_update import OF_ADAMW, Updates
 from shardwright.sharding.zero_events import Reductions, StageEvents
 
 
@@ -35,20 +37,26 @@ class ShardedStage(StageEvents[FlatUnit]):
         reductions: Reductions,
         make_compressor: MakeCompressor | None = None,
         expert_sharding: Sharding | None = None,
+        updates: Updates = OF_ADAMW,
     ) -> None:
         """`regions` are what is computed one after the other, by name, with the parameters of each.
 
         `late` are those whose gradient is complete only when another stage's is, `reductions` those under way on the
-        rank. Experts' parameters are shared as `expert_sharding` says.
+        rank. Experts' parameters are shared as `expert_sharding` says, and `updates` say which are updated alike.
         """
 
         def sharding_of(place: ParameterShard) -> Sharding:
             return expert_sharding if place.is_expert and expert_sharding is not None else sharding
 
         most = bucket_elements(bucket_mib, sharding.compute.itemsize)
-        groups = unit_groups(regions, late, lambda p: sharding_of(p).zero == 3, most, place_of=lambda p: p.place)
+        groups = unit_groups(
+            regions, late, lambda p: sharding_of(p).zero == 3, most, place_of=lambda p: p.place,
+            is_by_matrix=updates.is_by_matrix,
+        )  # fmt: skip
         units = [
-            FlatUnit(group, sharding_of(group[0].place), pool, initial, make_compressor=make_compressor)
+            FlatUnit(
+                group, sharding_of(group[0].place), pool, initial, make_compressor=make_compressor, updates=updates
+            )
             for group in groups
         ]
         self._unit_of = {parameter: unit for unit in units for parameter in unit.parameters}
@@ -78,10 +86,12 @@ class ShardedStage(StageEvents[FlatUnit]):
         """A parameter's gradient was added to."""
         self.gradient_arrived(self._unit_of[parameter])
 
-    def make_optimizers(self, make: MakeOptimizer) -> None:
-        """Give each unit an optimizer of its own."""
+    def make_optimizers(
+        self, make: MakeOptimizer, steps_of: Callable[[FlatUnit], MatrixSteps | None] = lambda unit: None
+    ) -> None:
+        """Give each unit an optimizer of its own, and where its update looks at whole matrices `steps_of` it."""
         for unit in self.units:
-            unit.masters.make_optimizer(make)
+            unit.masters.make_optimizer(make, unit.by_matrix, steps_of(unit))
 
     def through(self, region: str, function: Callable[..., Tensor], *x: Tensor) -> Tensor:
         """Compute one region, with its values there when they are needed: now, and in the backward."""

@@ -94,7 +94,7 @@ class PlanBlock:
         return job.model_copy(
             update={
                 "plan": plan,
-                "batch": job.batch.model_copy(update={"global_batch_size": batch}),
+                "batch": job.batch.with_size(batch),
                 "precision": job.precision.with_float8(self.words.float8),
             }
         )

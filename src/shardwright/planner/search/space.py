@@ -77,18 +77,19 @@ def degrees(job: JobSpec, constraints: Constraints) -> Columns:
     model, num_devices = job.model, job.cluster.num_devices
     rows: list[tuple[int, ...]] = []
     for batch in constraints.batches(job.batch.global_batch_size):
+        shared = job.batch.with_size(batch).divisor  # of all sizes, if the batch grows
         for tp in _tensor_degrees(model, num_devices):
             for pp in divisors(num_devices // tp):
                 if pp > model.layers or not (constraints.allows("tp", tp) and constraints.allows("pp", pp)):
                     continue
                 for cp in divisors(num_devices // (tp * pp)):
                     dp = num_devices // (tp * pp * cp)
-                    if batch % dp or not (constraints.allows("cp", cp) and constraints.allows("dp", dp)):
+                    if shared % dp or not (constraints.allows("cp", cp) and constraints.allows("dp", dp)):
                         continue
                     if cp > 1 and not any(_context_allows(model, m, tp, cp) for m in CONTEXT_METHODS):
                         continue
                     folds = list(_foldings(job, constraints, dp * cp, tp))
-                    sizes = [size for size in divisors(batch // dp) if constraints.allows("microbatch_size", size)]
+                    sizes = [size for size in divisors(shared // dp) if constraints.allows("microbatch_size", size)]
                     rows += [
                         (batch, tp, pp, cp, dp, ep, etp, size, is_sequence)
                         for (ep, etp, is_sequence), size in product(folds, sizes)
@@ -229,7 +230,12 @@ def with_words(job: JobSpec, constraints: Constraints, columns: Columns, words: 
 
 def admits(job: JobSpec, columns: Columns, words: Words) -> Column:
     """Mask of the rows whose degrees go with the words."""
-    return admits_schedule(columns, words.schedule) & _admits_methods(job, columns, words)
+    mask = admits_schedule(columns, words.schedule) & _admits_methods(job, columns, words)
+    for size in job.batch.sizes()[:2] if job.batch.grows else ():  # all further ones follow
+        smaller = np.where(columns["global_batch_size"] == job.batch.global_batch_size, size, np.iinfo(np.int64).max)
+        smaller = np.minimum(columns["global_batch_size"], smaller)
+        mask &= admits_schedule(columns | {"global_batch_size": smaller}, words.schedule)
+    return mask
 
 
 def admits_schedule(columns: Columns, schedule: str) -> Column:

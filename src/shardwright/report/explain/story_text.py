@@ -15,6 +15,7 @@ from shardwright.report.estimate_text import parameters_text
 from shardwright.report.explain.collectives_table import crossings_text
 from shardwright.report.explain.layout_table import layout_text
 from shardwright.report.explain.operators_table import passes_text, piece_name, pieces_text
+from shardwright.report.explain.update_text import update_sentences
 from shardwright.report.fit_verdict import device_entry, device_room_bytes
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
@@ -259,8 +260,7 @@ def _update(story: Story) -> Iterator[str]:
         rows += [[c.phase, c.axis, c.kind, number_text(c.calls), f"{c.full_bytes:,.0f}"] for c in data]
         yield aligned(rows, left=(0, 1, 2))
     if story.step is not None:
-        moments = f", with moments in {job.precision.moments}" if job.precision.moments != "float32" else ""
-        yield _says(f"Then AdamW updates a rank's part of the weights{moments}: {seconds_text(story.step.optimizer)}.")
+        yield _says(*update_sentences(job, story.step.optimizer))
 
 
 def _expert_replicas(job: JobSpec) -> str:

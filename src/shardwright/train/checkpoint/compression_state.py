@@ -26,7 +26,7 @@ from shardwright.train.build import Replica
 from shardwright.train.checkpoint.box_reader import WantedBox
 from shardwright.train.checkpoint.box_writer import HeldBox
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
-from shardwright.train.optimizer import is_first_of_line
+from shardwright.train.gradient_norm import is_first_of_line
 
 Shapes = Mapping[str, tuple[int, ...]]
 _KINDS: tuple[ErrorKind, ...] = ("lost", "served")

@@ -22,6 +22,7 @@ from shardwright.train.checkpoint.manifest import (
     Manifest,
     digest_of,
     folder_name,
+    optimizer_of,
     read_index,
     read_manifest,
     to_bytes,
@@ -64,7 +65,7 @@ def indices_of(storage: Storage, manifest: Manifest) -> list[FileIndex]:
             raise BrokenCheckpointError(f"{note.index} is of {index.num_bytes:,} bytes of {index.file}, and the "
                                         f"manifest says {note.num_bytes:,}")  # fmt: skip
         found.append(index)
-    check_kinds(found, manifest.optimizer_steps)
+    check_kinds(found, manifest.optimizer_steps, optimizer_of(manifest))
     return found
 
 

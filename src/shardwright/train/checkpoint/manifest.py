@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 
 from shardwright.config import largest
 from shardwright.config.base import Spec, printable, shortened
+from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.units import MIB
 from shardwright.sharding.row_boxes import num_elements_of
 from shardwright.train.checkpoint.run_state import is_finite, state_fault
@@ -198,6 +199,16 @@ def _read(kind: type, data: bytes, name: str) -> Any:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"msg": "too deep", "loc": ()}
         where = shortened(printable(".".join(map(str, first["loc"]))))
         raise BrokenCheckpointError(f"{name} can't be read: {where} {first['msg']}") from None
+
+
+def optimizer_of(manifest: Manifest) -> OptimizerSpec:
+    """The optimizer of a stored job, as far as this version knows its fields. Raises BrokenCheckpointError."""
+    stored = manifest.job.get("optimizer", {})
+    known = {name: value for name, value in stored.items() if name in OptimizerSpec.model_fields}
+    try:
+        return OptimizerSpec.model_validate(known)
+    except ValidationError as error:
+        raise BrokenCheckpointError(f"its job's optimizer can't be: {error.errors()[0]['msg']}") from None
 
 
 def describe_job(job: dict[str, Any]) -> str:

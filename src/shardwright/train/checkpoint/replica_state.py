@@ -1,7 +1,9 @@
 """What of a run a checkpoint is made of: which boxes this rank writes, and which it needs.
 
     weights.NAME                           float32, by parameter: what the optimizer updates
-    exp_avg.NAME, exp_avg_sq.NAME          in the numbers that it keeps them in: what it remembers of a parameter
+    exp_avg.NAME, momentum_buffer.NAME ... in the numbers that it keeps them in: what it remembers of a parameter, by
+                                           element (sharding/optimizer_state.py)
+    exp_avg_sq_row.NAME, exp_avg_sq_col.NAME   float32: Adafactor's, by row and by column of each matrix
     router.LAYER.bias_E, ...               what a layer's router remembers
     float8.NAME.x, .weight, .dy            past amaxes of a layer with fp8 products: the largest, then each
     float8.NAME.EXPERT.x, ...              those of an expert, by its number
@@ -18,20 +20,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.config.job import JobSpec
 from shardwright.config.units import MIB
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.optimizers.adafactor import Adafactor
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.precision.float8_linear import Float8Linear
+from shardwright.sharding.factored_sums import FactorBox
 from shardwright.sharding.flat_buffer import rows_of
-from shardwright.sharding.row_boxes import cut_rows
+from shardwright.sharding.optimizer_state import FACTORS, states_of
+from shardwright.sharding.row_boxes import cut_rows, shape_of_box
+from shardwright.sharding.stage_parameters import model_parameters
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.box_reader import WantedBox
 from shardwright.train.checkpoint.box_writer import HeldBox
 from shardwright.train.checkpoint.compression_state import held_compression, wanted_compression
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
-from shardwright.train.optimizer import is_first_of_line
+from shardwright.train.gradient_norm import is_first_of_line
 
 # Elements of a box that is read at once.
 _MOST_ELEMENTS = 8 * MIB
@@ -62,6 +69,7 @@ class _HeldRows:
 def held_boxes(replica: Replica, mesh: Mesh) -> list[HeldBox]:
     """Copies, in host memory, of what this rank writes. On CUDA they are there once the stream has come so far."""
     boxes = [box for held in _written_rows(replica, mesh) for box in _boxes_of(held)]
+    boxes += _written_factors(replica, mesh)
     for stage, shards in replica.shards.items():
         named = _histories(shards, mesh)
         if _speaks_for(shards, mesh):
@@ -87,15 +95,23 @@ def _boxes_of(held: _HeldRows) -> Iterator[HeldBox]:
 
 
 def wanted_boxes(
-    replica: Replica, shapes: Mapping[str, tuple[int, ...]], weights_alone: bool, scaled_by: float = 1.0
-) -> list[WantedBox]:
+    replica: Replica, shapes: Mapping[str, tuple[int, ...]], weights_alone: bool, scaled_by: float = 1.0,
+    optimizer_anew: bool = False,
+) -> list[WantedBox]:  # fmt: skip
     """What this rank needs of a checkpoint that has tensors of these shapes, with what puts it in its place.
 
-    Of the weights alone, or of all that the checkpoint has. `scaled_by` is the scale of the loss, as a multiple of what
-    it was. BrokenCheckpointError names what it lacks, and what it has of the optimizer for some parameters only.
+    Of the weights alone, or of all that the checkpoint has; but for the optimizer's, if it begins `optimizer_anew`.
+    `scaled_by` is the scale of the loss, as a multiple of what it was. BrokenCheckpointError names what it lacks.
     """
-    states = [_WEIGHTS] if weights_alone else _optimizer_states(shapes)
-    boxes = [box for held in _rows_here(replica) for state in states for box in _wanted_rows(held, state)]
+    with_moments = not (weights_alone or optimizer_anew)
+    boxes = [
+        box
+        for held in _rows_here(replica)
+        for state in (_WEIGHTS, *(held.unit.masters.moment_names() if with_moments else ()))
+        for box in _wanted_rows(held, state)
+    ]
+    if with_moments:
+        boxes += [_wanted_factor(adafactor, unit, of) for unit, adafactor, of in _factors(replica)]
     if not weights_alone:
         for stage, shards in replica.shards.items():
             boxes += _wanted_small(replica, stage, shards, shapes)
@@ -105,12 +121,20 @@ def wanted_boxes(
     return boxes
 
 
-def take_up(replica: Replica, optimizer_steps: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def has_optimizer(job: JobSpec, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether a checkpoint that has tensors of these shapes has all that the job's optimizer remembers."""
+    return all(
+        f"{state}.{place.name}" in shapes
+        for place in model_parameters(job.model)
+        for state in states_of(job.optimizer, place.name, place.full_shape)
+    )
+
+
+def take_up(replica: Replica, optimizer_steps: int) -> None:
     """All that was wanted of a checkpoint is there: go on with it. Moves all-gathers of the values in ZeRO 1 and 2."""
-    states = _optimizer_states(shapes)
     for shards in replica.shards.values():
         for unit in shards.units:
-            unit.masters.set_num_steps(optimizer_steps, states)
+            unit.masters.set_num_steps(optimizer_steps)
             unit.take_up()
     for state in replica.float8_states:
         state.weight_changed()
@@ -119,18 +143,6 @@ def take_up(replica: Replica, optimizer_steps: int, shapes: Mapping[str, tuple[i
 def optimizer_steps(replica: Replica) -> int:
     """Steps that the optimizer has done: the same for all parameters between two steps of a run."""
     return max(unit.masters.num_steps() for shards in replica.shards.values() for unit in shards.units)
-
-
-def _optimizer_states(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """What a checkpoint has of each parameter."""
-    suffix = next((name.removeprefix(_WEIGHTS) for name in shapes if name.startswith(f"{_WEIGHTS}.")), "")
-    return sorted(
-        name.removesuffix(suffix) for name in shapes if suffix and name.endswith(suffix) and _is_state(name, suffix)
-    )
-
-
-def _is_state(name: str, suffix: str) -> bool:
-    return "." not in name.removesuffix(suffix)
 
 
 def _rows_here(replica: Replica) -> Iterator[_HeldRows]:
@@ -170,6 +182,39 @@ def _wanted_rows(held: _HeldRows, state: str) -> Iterator[WantedBox]:
     for rows in cut_rows(place.box, held.first, held.end, _MOST_ELEMENTS):
         start = held.start + (rows.first - held.first) * size
         yield WantedBox(f"{state}.{held.name}", place.full_shape, rows.box, partial(take, start))
+
+
+# Adafactor's factors, whole on every rank that shares a unit.
+
+
+def _factors(replica: Replica) -> Iterator[tuple[FlatUnit, Adafactor, FactorBox]]:
+    for shards in replica.shards.values():
+        for unit in shards.units:
+            if isinstance(unit.masters.steps, Adafactor):
+                for of in unit.masters.steps.sums.factors():
+                    yield unit, unit.masters.steps, of
+
+
+def _factor_values(adafactor: Adafactor, unit: FlatUnit, of: FactorBox) -> Tensor:
+    by_row, by_column = adafactor.factors(unit.parameters[0].device)
+    values = by_row if of.state == FACTORS[0] else by_column
+    return values[slice(*of.within)].view(shape_of_box(of.box))
+
+
+def _written_factors(replica: Replica, mesh: Mesh) -> Iterator[HeldBox]:
+    """The factors that this rank writes: it is the first of those that hold them."""
+    for unit, adafactor, of in _factors(replica):
+        sharding, cut = unit.sharding, mesh.expert_tp if of.place.is_expert else mesh.tp
+        is_first = sharding.shards.index == sharding.copies.index == 0 and (of.is_cut or cut.index == 0)
+        is_copy = replica.tied.last is not None and of.place is replica.tied.last.place
+        if is_first and not is_copy and unit.masters.num_steps():
+            values = _factor_values(adafactor, unit, of).cpu().clone().contiguous()
+            yield HeldBox(f"{of.state}.{of.place.name}", of.full_shape, of.box, values)
+
+
+def _wanted_factor(adafactor: Adafactor, unit: FlatUnit, of: FactorBox) -> WantedBox:
+    values = _factor_values(adafactor, unit, of)
+    return WantedBox(f"{of.state}.{of.place.name}", of.full_shape, of.box, partial(_set, values))
 
 
 # What is small, and whole on every rank of a stage.

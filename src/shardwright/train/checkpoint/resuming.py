@@ -20,10 +20,11 @@ from shardwright.train.checkpoint.manifest import (
     Manifest,
     describe_job,
     folder_name,
+    optimizer_of,
 )
 from shardwright.train.checkpoint.other_job import FROM, GO_ON, differences, refuse_other_model
 from shardwright.train.checkpoint.released_weights import ReleasedWeights
-from shardwright.train.checkpoint.replica_state import take_up, wanted_boxes
+from shardwright.train.checkpoint.replica_state import has_optimizer, take_up, wanted_boxes
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_choice_biases
 from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage
 
@@ -112,14 +113,15 @@ def _load_newest(
         step = int(mesh.numbers(all_reduce_max(chosen, mesh.world).reshape(1))[0])
         if step < 0:
             return None, is_touched
-        manifest, reason, is_unread, shapes = None, "", False, dict[str, tuple[int, ...]]()
+        manifest, reason, is_unread, is_anew = None, "", False, False
         try:
             manifest = manifest_of(storage, step)
             refuse_other_model(manifest, job, storage, FROM if weights_alone else GO_ON)
             indices = indices_of(storage, manifest)
             shapes, is_touched = dict(full_shapes(indices)), True
             scaled_by = 1.0 if weights_alone else _go_on_with_scale(replica, manifest)
-            boxes = wanted_boxes(replica, shapes, weights_alone, scaled_by)
+            is_anew = weights_alone or not has_optimizer(job, shapes)
+            boxes = wanted_boxes(replica, shapes, weights_alone, scaled_by, optimizer_anew=is_anew)
             load_boxes(boxes, storage, folder_name(step), indices)
         except BrokenCheckpointError as error:
             reason = str(error)
@@ -134,7 +136,12 @@ def _load_newest(
                 + "; mend that, and give the same command again, without --fresh"
             )
         if not num_bad and manifest is not None:
-            take_up(replica, 0 if weights_alone else manifest.optimizer_steps, shapes)
+            take_up(replica, 0 if is_anew else manifest.optimizer_steps)
+            if is_anew and not weights_alone and manifest.optimizer_steps:
+                said.append(
+                    f"note: optimizer.name {job.optimizer.name!r} begins anew, with the weights of "
+                    f"{folder_name(step)}: what {optimizer_of(manifest).name!r} remembered is not what it needs"
+                )
             return manifest, True
         said.append(
             f"{folder_name(step)} is not whole"

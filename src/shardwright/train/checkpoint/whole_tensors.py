@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from secrets import randbelow
 
 from shardwright.config import largest
+from shardwright.config.optimizer import ADAMW, OptimizerSpec
+from shardwright.sharding.optimizer_state import FACTORS, STATES, states_of
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.row_boxes import num_elements_of
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, FileIndex, StoredBox
 
-OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq")
 _WEIGHTS = "weights"
 _FLOAT32, _BF16 = "F32", "BF16"
 _PRIME = 2**127 - 1
@@ -54,27 +55,30 @@ def _terms(box: Box, point: Sequence[int]) -> int:
     return total
 
 
-def check_kinds(indices: list[FileIndex], optimizer_steps: int) -> None:
+def check_kinds(
+    indices: list[FileIndex], optimizer_steps: int, optimizer: OptimizerSpec = ADAMW
+) -> None:  # fmt: skip
     """BrokenCheckpointError where tensors are not what a run writes: the weights and, once the optimizer has done a
     step, all that it remembers of each of them; in float32, or moments in bf16."""
     tensors = {stored.name: stored for index in indices for stored in index.boxes}
-    weights = {name.removeprefix(f"{_WEIGHTS}.") for name in tensors if name.startswith(f"{_WEIGHTS}.")}
+    start = f"{_WEIGHTS}."
+    weights = {name.removeprefix(start): of for name, of in tensors.items() if name.startswith(start)}
     for name, stored in tensors.items():
         kind, _, of = name.partition(".")
-        if kind in OPTIMIZER_STATES and of not in weights:
+        if kind in STATES and of not in weights:
             raise BrokenCheckpointError(f"it has {name}, and no {_WEIGHTS}.{of}")
-        if kind in (_WEIGHTS, *OPTIMIZER_STATES, "float8", "compression"):
-            may_be = (_FLOAT32, _BF16) if kind in OPTIMIZER_STATES else (_FLOAT32,)
+        if kind in (_WEIGHTS, *STATES, "float8", "compression"):
+            may_be = (_FLOAT32, _BF16) if kind in STATES and kind not in FACTORS else (_FLOAT32,)
             if stored.dtype not in may_be:
                 raise BrokenCheckpointError(
                     f"{name} is of number type {stored.dtype}, and is written as {' or '.join(may_be)}"
                 )
         if kind == "float8" and not (len(stored.full_shape) == 1 and 0 < stored.full_shape[0] <= largest.HISTORY + 1):
             raise BrokenCheckpointError(f"{name} is {list(stored.full_shape)}, and no history of amaxes")
-    for state in OPTIMIZER_STATES:
-        there = {of for of in weights if f"{state}.{of}" in tensors}
-        if missing := sorted(weights - there if optimizer_steps else there):
-            has = "has no" if optimizer_steps else "has"
-            raise BrokenCheckpointError(
-                f"its optimizer has done {optimizer_steps:,} steps, and it {has} {state}.{missing[0]}"
-            )
+    done = f"its optimizer, {optimizer.name}, has done {optimizer_steps:,} steps"
+    for of, stored in sorted(weights.items()):
+        expected = states_of(optimizer, of, stored.full_shape) if optimizer_steps else ()
+        for state in STATES:
+            if (f"{state}.{of}" in tensors) != (state in expected):
+                has = "has no" if state in expected else "has"
+                raise BrokenCheckpointError(f"{done}, and it {has} {state}.{of}")

@@ -23,13 +23,20 @@ _PATIENCE_S = 5.0
 
 
 def my_share(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tensor:
-    """This replica's samples of the global batch that begins after `consumed` samples, [B, S + 1]."""
-    return _on_host(samples, consumed, job, mesh).to(mesh.device)
+    """This replica's samples of the full global batch that begins after `consumed` samples, [B, S + 1]."""
+    return _on_host(samples, consumed, job.batch.global_batch_size // job.plan.dp, mesh).to(mesh.device)
 
 
-def _on_host(samples: Samples, consumed: int, job: JobSpec, mesh: Mesh) -> Tensor:
-    share = job.batch.global_batch_size // job.plan.dp
+def _on_host(samples: Samples, consumed: int, share: int, mesh: Mesh) -> Tensor:
     return torch.from_numpy(samples.batch(consumed + mesh.dp.index * share, share))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a batch lies: behind so many samples, of which a replica has a `share`."""
+
+    consumed: int
+    share: int
 
 
 @dataclass(frozen=True)
@@ -44,13 +51,13 @@ class BatchReader:
     """This replica's part of global batches, one after the other. Close it, or use it in a `with`: it has a thread."""
 
     def __init__(self, samples: Samples, job: JobSpec, mesh: Mesh, num_batches: int) -> None:
-        """Nothing is read beyond `num_batches`, which are counted from 0."""
+        """Nothing is read beyond `num_batches`, which are counted from 0 and as large as steps of those numbers are."""
         self._samples, self._job, self._mesh, self._num_batches = samples, job, mesh, num_batches
         self._stream = torch.cuda.Stream(mesh.device) if mesh.device.type == "cuda" else None
-        self._asked: SimpleQueue[int | None] = SimpleQueue()
+        self._asked: SimpleQueue[_Place | None] = SimpleQueue()
         self._read: SimpleQueue[_Batch | Exception] = SimpleQueue()
-        self._ahead: int | None = None  # the samples before the batch that is being read, or was, and nobody has taken
-        self._taken: tuple[int, Tensor] | None = None
+        self._ahead: _Place | None = None  # of the batch that is being read, or was, and nobody has taken
+        self._taken: tuple[_Place, Tensor] | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -65,23 +72,24 @@ class BatchReader:
         The one behind it is read from now on, unless this is the last one by its number. What reading raised, this
         raises, once that batch is asked for.
         """
-        if self._taken is not None and self._taken[0] == consumed:
+        place = self._place(number, consumed)
+        if self._taken is not None and self._taken[0] == place:
             return self._taken[1]
         self._taken = None
-        if self._ahead != consumed:
+        if self._ahead != place:
             self._drop()
-            self._ask(consumed)
+            self._ask(place)
         found = self._read.get()
         self._ahead = None
         if isinstance(found, Exception):
             raise found
         if number + 1 < self._num_batches:
-            self._ask(consumed + self._job.batch.global_batch_size)
+            self._ask(self._place(number + 1, consumed + self._job.batch.size_at(number)))
         if found.copied is not None:
             stream = torch.cuda.current_stream(self._mesh.device)
             stream.wait_event(found.copied)
             found.tokens_BS.record_stream(stream)
-        self._taken = consumed, found.tokens_BS
+        self._taken = place, found.tokens_BS
         return found.tokens_BS
 
     def close(self, most_s: float | None = None) -> None:
@@ -91,12 +99,15 @@ class BatchReader:
             self._thread.join(most_s)
             self._thread, self._ahead, self._taken = None, None, None
 
-    def _ask(self, consumed: int) -> None:
+    def _place(self, number: int, consumed: int) -> _Place:
+        return _Place(consumed, self._job.batch.size_at(number) // self._job.plan.dp)
+
+    def _ask(self, place: _Place) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
             self._thread.start()
-        self._ahead = consumed
-        self._asked.put(consumed)
+        self._ahead = place
+        self._asked.put(place)
 
     def _drop(self) -> None:
         if self._ahead is not None:
@@ -104,14 +115,14 @@ class BatchReader:
             self._ahead = None
 
     def _run(self) -> None:
-        while (consumed := self._asked.get()) is not None:
+        while (place := self._asked.get()) is not None:
             try:
-                self._read.put(self._fetch(consumed))
+                self._read.put(self._fetch(place))
             except Exception as error:
                 self._read.put(error)
 
-    def _fetch(self, consumed: int) -> _Batch:
-        tokens_BS = _on_host(self._samples, consumed, self._job, self._mesh)
+    def _fetch(self, place: _Place) -> _Batch:
+        tokens_BS = _on_host(self._samples, place.consumed, place.share, self._mesh)
         if self._stream is None:
             return _Batch(tokens_BS.to(self._mesh.device))
         with torch.cuda.stream(self._stream):

@@ -48,6 +48,8 @@ def compute_beside(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens
     gradients, whose errors it would take along."""
     assert job.plan.compress == "none", "an error of compression would be used up"
 
+    job = job.at_step(step)
+
     def forget(_: Action) -> None:
         replica.finish_gradients()
 

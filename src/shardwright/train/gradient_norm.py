@@ -1,57 +1,15 @@
-"""AdamW, its learning rate, and the global gradient norm that clips it."""
+"""The global norm of the gradients, which clips them."""
 
-import math
 from collections.abc import Sequence
-from inspect import unwrap
 from itertools import accumulate
 
 import torch
-from torch import Tensor
 
-from shardwright.config.job import OptimizerSpec
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
 from shardwright.parallel.zero.sharded_stage import ShardedStage
-from shardwright.train.bf16_moments import Bf16MomentsAdamW
-
-
-class EagerAdamW(torch.optim.AdamW):
-    """torch's AdamW without the guards that keep torch.compile out of it.
-
-    Those import the compiler when the first optimizer is made: a second for every process, and nothing is compiled.
-    """
-
-    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
-    _eager_step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        self._eager_step()
-
-
-def make_adamw(
-    spec: OptimizerSpec, decayed: list[Tensor], plain: list[Tensor], moments: torch.dtype = torch.float32
-) -> torch.optim.Optimizer:
-    """For weights that decay (what is drawn at random: matrices and embeddings) and that don't (norms and biases), with
-    moments in float32 or bf16."""
-    groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    present, betas = [group for group in groups if group["params"]], (spec.beta1, spec.beta2)
-    if moments == torch.bfloat16:
-        return Bf16MomentsAdamW(present, spec.learning_rate, betas, spec.epsilon)
-    return EagerAdamW(present, lr=spec.learning_rate, betas=betas, eps=spec.epsilon, fused=True)
-
-
-def learning_rate(spec: OptimizerSpec, step: int) -> float:
-    """The learning rate of step 0, 1, ...: linear to the peak over the warm-up, then a cosine to its floor (arXiv
-    1608.03983)."""
-    if step < spec.warmup_steps:
-        return spec.learning_rate * (step + 1) / spec.warmup_steps
-    progress = (step - spec.warmup_steps) / max(1, spec.steps - spec.warmup_steps)
-    floor = spec.min_learning_rate_ratio
-    cosine = 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
-    return spec.learning_rate * (floor + (1.0 - floor) * cosine)
 
 
 class GradientNorm:

@@ -1,0 +1,156 @@
+"""The batch of a step, and how it grows at the beginning of a run.
+
+A ramp begins with fewer sequences and adds as many at equal intervals of sequences that were trained on, as Megatron's
+--rampup-batch-size does: of (full - start) / increment sizes before the full one, each is for samples / that number of
+sequences. Which sizes the steps of a run have follows from these numbers alone, whatever the plan.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+from shardwright.config.field_types import Sequences
+
+SequencesOr0 = Annotated[int, Field(ge=0, le=largest.BATCH)]
+
+
+class RampSpec(Spec):
+    """How the batch grows."""
+
+    start: SequencesOr0 = Field(0, description="Sequences in the first steps; 0 means that all steps have as many.")
+    increment: SequencesOr0 = Field(0, description="By how many sequences the batch grows, again and again.")
+    samples: Annotated[int, Field(ge=0, le=largest.SAMPLES)] = Field(
+        0, description="Sequences that are trained on while it grows, as many with each size."
+    )
+
+
+class BatchSpec(Spec):
+    """What one optimizer step consumes."""
+
+    global_batch_size: Sequences = Field(
+        8, description="Sequences in one optimizer step, over all ranks, once it has grown."
+    )
+    ramp: RampSpec = Field(RampSpec(), description="How it grows at the beginning of a run.")
+
+    @property
+    def grows(self) -> bool:
+        """Whether the first steps have a smaller batch."""
+        return self.ramp.start > 0
+
+    def sizes(self) -> list[int]:
+        """The sizes that steps may have, ascending."""
+        if not self.grows:
+            return [self.global_batch_size]
+        return [*range(self.ramp.start, self.global_batch_size, self.ramp.increment), self.global_batch_size]
+
+    def with_size(self, size: int) -> "BatchSpec":
+        """Batches of another size, which do not grow; these, if it is theirs."""
+        return self if size == self.global_batch_size else BatchSpec(global_batch_size=size)
+
+    @property
+    def divisor(self) -> int:
+        """The largest number that divides all sizes."""
+        return math.gcd(self.ramp.start, self.ramp.increment, self.global_batch_size)
+
+    def size_at(self, step: int) -> int:
+        """Sequences of step 0, 1, ..."""
+        return self._period(step).size
+
+    def samples_before(self, step: int) -> int:
+        """Sequences that all steps before this one have."""
+        period = self._period(step)
+        return period.first_sample + (step - period.first_step) * period.size
+
+    def next_change(self, step: int) -> int | None:
+        """The first step behind this one that has another size; None if there is none."""
+        return next((period.first_step for period in _periods(self) if period.first_step > step), None)
+
+    @property
+    def num_growing(self) -> int:
+        """Steps before the first of full size."""
+        return _periods(self)[-1].first_step
+
+    def steps_by_size(self, steps: int) -> dict[int, int]:
+        """How many of the first steps have each size."""
+        periods = _periods(self)
+        ends = [*(period.first_step for period in periods[1:]), steps]
+        return {
+            period.size: min(end, steps) - period.first_step
+            for period, end in zip(periods, ends, strict=True)
+            if period.first_step < steps
+        }
+
+    def faults(self) -> list[str]:
+        """What is wrong with the ramp."""
+        ramp, full = self.ramp, self.global_batch_size
+        if not self.grows:
+            return [
+                f"batch.ramp.{field} is {getattr(ramp, field)}, and batch.ramp.start 0 says that the batch does not "
+                "grow; set that too, or leave both out"
+                for field in ("increment", "samples")
+                if getattr(ramp, field)
+            ]
+        if ramp.start >= full:
+            return [
+                f"batch.ramp.start {ramp.start} is not less than batch.global_batch_size {full}, to which the batch "
+                "grows; use a smaller one, or 0 for none"
+            ]
+        grown = full - ramp.start
+        if ramp.increment == 0 or grown % ramp.increment:
+            near = next(n for n in range(max(1, min(ramp.increment, grown)), 0, -1) if grown % n == 0)
+            return [
+                f"batch.ramp.increment {ramp.increment} does not divide what the batch grows by, {full} - {ramp.start} "
+                f"= {grown}; use {near if ramp.increment else grown}"
+            ]
+        number = grown // ramp.increment
+        if number > _MOST_SIZES:
+            return [
+                f"batch.ramp grows {number:,} times, by {ramp.increment} from {ramp.start} to {full}, and may at most "
+                f"{_MOST_SIZES:,} times; use a larger batch.ramp.increment"
+            ]
+        if ramp.samples < number:
+            return [
+                f"batch.ramp.samples {ramp.samples} leaves less than a sequence for each of the {number} sizes before "
+                "the full one; use more, or batch.ramp.start 0"
+            ]
+        return []
+
+    def _period(self, step: int) -> "_Period":
+        return next(period for period in reversed(_periods(self)) if period.first_step <= step)
+
+
+_MOST_SIZES = 4096
+
+
+@dataclass(frozen=True)
+class _Period:
+    """Steps of one size: the number of the first, and of its first sequence."""
+
+    first_step: int
+    first_sample: int
+    size: int
+
+
+@lru_cache(maxsize=64)
+def _periods(batch: BatchSpec) -> tuple[_Period, ...]:
+    return tuple(_growth(batch))
+
+
+def _growth(batch: BatchSpec) -> Iterator[_Period]:
+    """The periods of a run, up to the first of full size."""
+    ramp, full, step, sample, number = batch.ramp, batch.global_batch_size, 0, 0, 0
+    times = (full - ramp.start) // ramp.increment if batch.grows else 0
+    while number < times:
+        size = ramp.start + number * ramp.increment
+        yield _Period(step, sample, size)
+        # Until the step that begins behind the sequences of this size: `number` + 1 parts of `times`.
+        steps = -(-((number + 1) * ramp.samples - sample * times) // (times * size))
+        step, sample = step + steps, sample + steps * size
+        number = min(times, sample * times // ramp.samples)
+    yield _Period(step, sample, full)

@@ -1,0 +1,169 @@
+"""What an update takes: memory that is read and written by element, and with Muon products and exchanges of matrices.
+
+Sums that Adafactor's ranks make are of a row's and a column's numbers, and are not priced.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.config.matrix import Matrix
+from shardwright.config.model_shape import ModelShape
+from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.software import SoftwareSpec
+from shardwright.cost.calibration import Rates
+from shardwright.cost.collective_time import all_to_all_s
+from shardwright.cost.group_links import Groups
+from shardwright.sharding.groups import SHARDS, layout
+from shardwright.sharding.matrix_exchange import orthogonal_flops
+from shardwright.sharding.optimizer_state import moments_of
+from shardwright.workload.arrays import Array, Numbers
+from shardwright.workload.query import PlanGrid, Run
+from shardwright.workload.stage_contents import PipelineRanks
+
+_LIKE_ADAMW = ("adamw", "adam")
+_NARROW, _OF_NARROW = 2, 9.0  # bytes of an element on its way, for which `other_updates` are, and how often it moves
+
+
+def update_bytes(software: SoftwareSpec, optimizer: OptimizerSpec, by_matrix: bool, itemsize: int = _NARROW) -> float:
+    """Bytes of an update, by element of what is updated `by_matrix` or by itself; `itemsize` of an element of a matrix
+    that travels."""
+    if optimizer.name in _LIKE_ADAMW or (optimizer.name == "muon" and not by_matrix):
+        return software.updated_bytes
+    number = len(moments_of(optimizer, by_matrix))
+    told = dict(software.other_updates).get(optimizer.name)
+    whole = software.update - 8 * (2 - number) if told is None else told
+    if optimizer.name == "muon":
+        whole += _OF_NARROW * (itemsize - _NARROW)
+    return max(0.0, whole + number * (software.updated_bytes - software.update) / 2)
+
+
+def elementwise_s(rates: Rates, software: SoftwareSpec, optimizer: OptimizerSpec, updated: "Updated") -> Numbers:
+    """Seconds of the update of some elements, with the norm of their gradients."""
+    is_measured = software.is_own and optimizer.name in _LIKE_ADAMW and software.updated_bytes == software.update
+    if is_measured and rates.measured is not None and rates.measured.knows("update", rates.number):
+        (seconds,) = rates.measured.seconds("update", rates.number, rates.busy, updated.total)
+        return np.where(updated.total > 0, seconds, 0.0)
+    return updated.moved_bytes(software, optimizer) / rates.memory
+
+
+@dataclass(frozen=True)
+class Updated:
+    """Elements that a rank updates: by matrix, and the others; `itemsize` is bytes of one that travels."""
+
+    by_matrix: Numbers
+    others: Numbers
+    itemsize: int
+
+    @property
+    def total(self) -> Numbers:
+        """All of them."""
+        return self.by_matrix + self.others
+
+    def moved_bytes(self, software: SoftwareSpec, optimizer: OptimizerSpec) -> Numbers:
+        """Bytes that their update reads and writes."""
+        return (
+            self.by_matrix * update_bytes(software, optimizer, True, self.itemsize)
+            + self.others * update_bytes(software, optimizer, False)
+        )  # fmt: skip
+
+    def times(self, share: Numbers) -> "Updated":
+        """A share of them."""
+        return Updated(self.by_matrix * share, self.others * share, self.itemsize)
+
+
+def held_by_matrix(run: Run, ranks: PipelineRanks, held: tuple[Array, Array]) -> tuple[Numbers, Numbers]:
+    """Elements of each rank that are updated by whole matrices, of those that all tokens use and of routed experts'.
+
+    Norms and biases are few, and taken for elements of matrices.
+    """
+    name = run.cut.optimizer.name
+    if name not in ("muon", "adafactor"):
+        return 0.0 * held[0], 0.0 * held[1]
+    tables = run.shape.table_elements / run.cut.tp * ranks.num_tables(run.shape) if name == "muon" else 0.0
+    return np.maximum(0.0, held[0] - tables), held[1]
+
+
+def itemsize_of(cut: PlanGrid) -> int:
+    """Bytes of an element of a matrix that Muon's ranks exchange, and compute with."""
+    return 4 if cut.precision == "float32" else 2
+
+
+@dataclass(frozen=True)
+class _Work:
+    """FLOPs of making the matrices of a layer orthogonal: all of them, and the largest."""
+
+    total: int = 0
+    largest: int = 0
+
+    @classmethod
+    def of(cls, matrices: tuple[Matrix, ...], steps: int) -> "_Work":
+        """The work of matrices, of which some are several side by side."""
+        flops = [
+            orthogonal_flops(rows, matrix.inner, steps)
+            for matrix in matrices
+            for share in matrix.widths or (1,)
+            if (rows := matrix.columns * share // sum(matrix.widths or (1,))) > 1
+            for _ in range(max(1, matrix.experts))
+        ]
+        return cls(sum(flops), max(flops, default=0))
+
+
+def layer_work(shape: ModelShape, kind: str, steps: int) -> tuple[_Work, _Work]:
+    """The work of a layer of a kind: of what all tokens use, and of routed experts."""
+    matrices = shape.matrices(kind)
+    common = _Work.of(tuple(matrix for matrix in matrices if not matrix.experts), steps)
+    return common, _Work.of(tuple(matrix for matrix in matrices if matrix.experts), steps)
+
+
+def orthogonal_s(run: Run, rates: Rates, groups: Groups, ranks: PipelineRanks, updated: Updated) -> Numbers:
+    """Seconds in which Muon makes matrices orthogonal, of the rank of a unit that has most to do, and in which they
+    travel to their owners and back."""
+    cut = run.cut
+    if cut.optimizer.name != "muon":
+        return 0.0
+    seconds: Numbers = 0.0
+    for (kind, _), layers in zip(ranks.kinds, ranks.layers, strict=True):
+        of_kind = layer_work(run.shape, kind, cut.optimizer.newton_schulz_steps)
+        for work, shard, num_cut, spread in (
+            (of_kind[0], groups.shard, cut.tp, 1), (of_kind[1], groups.expert_shard, cut.expert_tp, cut.ep),
+        ):  # fmt: skip
+            owners = np.where(cut.zero > 0, shard.size, 1) * num_cut
+            # A rank has at least one whole matrix of a unit, where several share it.
+            flops = np.maximum(work.total / spread / owners, work.largest * _units_by_layer(run, ranks))
+            seconds = seconds + layers * np.where(owners > 1, flops, work.total / spread) / rates.flops
+    units = np.maximum(1.0, _units_by_layer(run, ranks) * sum(ranks.layers))
+    size = updated.itemsize * updated.by_matrix / units
+    for group, is_there in ((groups.shard, (cut.zero > 0) & (groups.shard.size > 1)), (groups.tp, cut.tp > 1)):
+        seconds = seconds + 2 * units * np.where(is_there, all_to_all_s(rates, group, size), 0.0)
+    return seconds
+
+
+def scratch_bytes(run: Run, ranks: PipelineRanks) -> Numbers:
+    """Bytes that Muon borrows for the update of a unit: rows on their way, and a matrix that is made orthogonal."""
+    cut, shape = run.cut, run.shape
+    if cut.optimizer.name != "muon":
+        return 0.0
+    matrices = shape.matrices(ranks.kinds[-1][0])
+    largest = max(matrix.num_elements // max(1, matrix.experts) // len(matrix.widths or (1,)) for matrix in matrices)
+    by_layer = np.maximum(1e-9, _units_by_layer(run, ranks))
+    unit = _layer_elements(run, ranks) * np.minimum(1 / by_layer, sum(ranks.layers))
+    shards = np.where(cut.zero > 0, layout(cut, SHARDS[False]).size, 1)
+    ways = 1 + 1.0 * (shards > 1) + 2.0 * (cut.tp > 1)
+    return itemsize_of(cut) * (ways * unit / shards + 4 * largest)
+
+
+def _layer_elements(run: Run, ranks: PipelineRanks) -> Numbers:
+    """Elements of the matrices of a layer on each rank."""
+    cut, matrices = run.cut, run.shape.matrices(ranks.kinds[-1][0])
+    routed = sum(matrix.num_elements for matrix in matrices if matrix.experts)
+    common = sum(matrix.num_elements for matrix in matrices) - routed
+    return common / cut.tp + routed / (cut.ep * cut.expert_tp)
+
+
+def _units_by_layer(run: Run, ranks: PipelineRanks) -> Numbers:
+    """Units that a layer's matrices are updated in: one with ZeRO-3, else as many as buckets; less than one where
+    several layers are in a bucket."""
+    cut, elements = run.cut, _layer_elements(run, ranks)
+    filled = np.minimum(1.0, cut.element_bytes * elements / cut.bucket_bytes) if cut.bucket_bytes else 0.0 * elements
+    return np.where(cut.zero == 3, 1.0, filled)

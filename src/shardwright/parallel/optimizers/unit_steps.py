@@ -1,0 +1,22 @@
+"""Which steps of whole matrices a unit has, as its optimizer and the ranks that share it say."""
+
+import torch
+
+from shardwright.config.job import JobSpec
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.optimizers.adafactor import Adafactor
+from shardwright.parallel.optimizers.muon import Muon
+from shardwright.parallel.zero.flat_unit import FlatUnit
+from shardwright.parallel.zero.master_weights import MatrixSteps
+from shardwright.sharding.factored_sums import FactoredSums
+from shardwright.sharding.matrix_exchange import MatrixExchange
+
+
+def unit_steps(job: JobSpec, mesh: Mesh, unit: FlatUnit) -> MatrixSteps | None:
+    """The steps of one unit on this rank; None where each element is updated by itself."""
+    update, shards = unit.unit_update, unit.sharding.shards
+    cut = mesh.expert_tp if unit.parameters[0].place.is_expert else mesh.tp
+    if isinstance(update, MatrixExchange):
+        number = torch.float32 if update.itemsize == torch.float32.itemsize else torch.bfloat16
+        return Muon(update, shards, cut, number, job.optimizer.newton_schulz_steps)
+    return Adafactor(update, shards, cut) if isinstance(update, FactoredSums) else None

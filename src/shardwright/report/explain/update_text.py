@@ -1,0 +1,53 @@
+"""The update of a step, told: which optimizer, what ranks do together in it, how its rate follows the batch."""
+
+import math
+from collections.abc import Iterator
+
+from shardwright.config.job import JobSpec
+from shardwright.config.units import seconds_text
+from shardwright.sharding.groups import SHARDS, axis_groups, zero_stage
+
+# As people call them.
+_NAMES = {
+    "adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "lion": "Lion", "adafactor": "Adafactor", "muon": "Muon",
+}  # fmt: skip
+
+
+def update_sentences(job: JobSpec, seconds: float) -> Iterator[str]:
+    """What is said of an update that takes so long."""
+    moments = f", with moments in {job.precision.moments}" if job.precision.moments != "float32" else ""
+    yield f"Then {_NAMES[job.optimizer.name]} updates a rank's part of the weights{moments}: {seconds_text(seconds)}."
+    shards = axis_groups(job.plan, SHARDS[False]).size if zero_stage(job.plan) else 1
+    among = " and ".join(f"{n:,} ranks of {what}" for n, what in ((shards, "ZeRO"), (job.plan.tp, "tp")) if n > 1)
+    if job.optimizer.name == "muon":
+        yield (
+            f"Each matrix of the layers is made orthogonal by its owner among {among}: they send it their rows, and "
+            "get those of the step back."
+            if among
+            else "Each rank makes the matrices of its layers orthogonal."
+        )
+        yield "Embeddings, head, norms and biases are AdamW's."
+    if job.optimizer.name == "adafactor" and among:
+        yield f"Sums of squares by row and by column of each matrix are added up over {among}."
+    yield from _growing(job)
+
+
+def _growing(job: JobSpec) -> Iterator[str]:
+    """How the rate follows a batch that grows, or would follow another."""
+    batch, optimizer = job.batch, job.optimizer
+    rule = {
+        "none": "does not follow the batch",
+        "sqrt": "follows the root of the batch (Malladi et al. 2022, for optimizers like Adam)",
+        "linear": "follows the batch in proportion (Goyal et al. 2017, for SGD)",
+    }[optimizer.batch_rule]
+    if batch.grows:
+        yield (
+            f"The batch grows from {batch.ramp.start:,} to {batch.global_batch_size:,} sequences over the first "
+            f"{batch.num_growing:,} steps, and this is a step of the full one; the learning rate {rule}"
+            + (f", and is {100 * _rate_share(job):.3g} % of its own at first." if _rate_share(job) < 1 else ".")
+        )
+
+
+def _rate_share(job: JobSpec) -> float:
+    share = job.batch_share(0)
+    return {"none": 1.0, "sqrt": math.sqrt(share), "linear": share}[job.optimizer.batch_rule]

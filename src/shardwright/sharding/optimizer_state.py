@@ -1,0 +1,60 @@
+"""What an optimizer remembers of a parameter, by the names that torch's optimizers and checkpoints give it.
+
+    adamw, adam   exp_avg, exp_avg_sq                  means of gradients and of their squares, by element
+    lion          exp_avg                              by element
+    sgd           momentum_buffer                      by element, if there is momentum
+    adafactor     exp_avg_sq_row, exp_avg_sq_col       of matrices: by row, and by column of each matrix
+                  exp_avg_sq                           of norms and biases: by element
+    muon          momentum_buffer                      of the layers' matrices: by element
+                  exp_avg, exp_avg_sq                  of all else: AdamW's
+
+A state of one name means the same with each optimizer that has it.
+"""
+
+import math
+
+from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.precision import PrecisionSpec
+
+_ADAM = ("exp_avg", "exp_avg_sq")
+FACTORS = ("exp_avg_sq_row", "exp_avg_sq_col")  # float32 always: there are few
+STATES = (*_ADAM, "momentum_buffer", *FACTORS)
+
+Shape = tuple[int, ...]
+
+
+def is_by_matrix(optimizer: OptimizerSpec, name: str, full_shape: Shape) -> bool:
+    """Whether the update of a parameter looks at whole matrices, and not at each element alone.
+
+    Muon leaves embeddings and the head to AdamW, where a step changes few rows, and what is no matrix: a single row.
+    """
+    is_matrix = len(full_shape) > 1 and not name.endswith("bias")
+    if optimizer.name == "muon":
+        return is_matrix and name.startswith(("layers.", "mtp.")) and math.prod(full_shape[:-1]) > 1
+    return is_matrix and optimizer.name == "adafactor"
+
+
+def moments_of(optimizer: OptimizerSpec, by_matrix: bool) -> tuple[str, ...]:
+    """The states that have a number for each element of a parameter."""
+    match optimizer.name:
+        case "adafactor":
+            return () if by_matrix else ("exp_avg_sq",)
+        case "muon":
+            return ("momentum_buffer",) if by_matrix else _ADAM
+        case "lion":
+            return ("exp_avg",)
+        case "sgd":
+            return ("momentum_buffer",) if optimizer.momentum > 0 else ()
+    return _ADAM
+
+
+def states_of(optimizer: OptimizerSpec, name: str, full_shape: Shape) -> tuple[str, ...]:
+    """All that is remembered of a parameter."""
+    by_matrix = is_by_matrix(optimizer, name, full_shape)
+    is_factored = by_matrix and optimizer.name == "adafactor"
+    return moments_of(optimizer, by_matrix) + (FACTORS if is_factored else ())
+
+
+def moment_bytes(optimizer: OptimizerSpec, precision: PrecisionSpec, by_matrix: bool) -> int:
+    """Bytes of what is remembered of one element."""
+    return len(moments_of(optimizer, by_matrix)) * precision.moment_bytes

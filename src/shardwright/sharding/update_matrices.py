@@ -1,0 +1,113 @@
+"""Which matrices a parameter is, for optimizers that look at whole ones, and where their rows lie.
+
+A parameter of layers may be several matrices: queries, keys and values lie in one tensor, as gate and up do, and the
+experts one behind the other (config/model_shape.py). Each is a linear map of its own, and is updated as one; so is each
+of the two halves of what latent attention makes: queries' and keys' latents, keys and values.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal
+
+from shardwright.config.matrix import Matrix
+from shardwright.config.model_shape import ModelShape
+from shardwright.sharding.parameter_shard import ParameterShard
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class UpdateMatrix:
+    """One matrix of a parameter, as one rank of a tensor-parallel line has it.
+
+    Its rows lie in `ranges` of the rows of the rank's part, each of `columns` elements. Ranks that share it cut its
+    "rows" or its "columns", or each has it "whole". A vector is a matrix of one column.
+    """
+
+    ranges: tuple[Range, ...]
+    columns: int
+    full_rows: int
+    full_columns: int
+    cut: Literal["whole", "rows", "columns"]
+
+    @property
+    def rows(self) -> int:
+        """Rows that the rank's part has."""
+        return sum(stop - start for start, stop in self.ranges)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements that the rank's part has."""
+        return self.rows * self.columns
+
+    @property
+    def full_elements(self) -> int:
+        """Elements of the whole matrix."""
+        return self.full_rows * self.full_columns
+
+    def rows_within(self, first: int, end: int) -> list[Range]:
+        """The ranges of its rows that lie within rows [first, end) of the part."""
+        clipped = [(max(first, start), min(end, stop)) for start, stop in self.ranges]
+        return [(start, stop) for start, stop in clipped if start < stop]
+
+
+def elements_within(matrix: UpdateMatrix, start: int, stop: int) -> list[Range]:
+    """The ranges of a matrix's elements among elements [start, stop), counted from `start`, where its parameter begins
+    at element 0. These end between rows wherever the parameter lies, as shards do."""
+    columns = matrix.columns
+    rows = matrix.rows_within(-(-max(0, start) // columns), -(-max(0, stop) // columns))
+    return [(low * columns - start, high * columns - start) for low, high in rows]
+
+
+def update_matrices(shape: ModelShape, place: ParameterShard) -> tuple[UpdateMatrix, ...]:
+    """The matrices of a parameter, one expert after the other."""
+    full, local = place.full_shape, place.shape
+    cut: Literal["whole", "rows", "columns"]
+    if len(full) == 1 or place.name.endswith("bias"):
+        cut = "rows" if local != full else "whole"
+        return (UpdateMatrix(((0, math.prod(local)),), 1, math.prod(full), 1, cut),)
+    lead = int(place.is_expert)
+    outputs, full_outputs = local[lead:-1], full[lead:-1]
+    dim, widths = _side_by_side(shape, place.name)
+    edges = list(accumulate(widths or outputs[:1], initial=0))
+    assert edges[-1] == outputs[dim], "ranks share each matrix, and not which of them they have"
+    # Of one expert: elements of the outputs, and from one index of those before `dim`, and of `dim`, to the next.
+    each, stride, block = (math.prod(of) for of in (outputs, outputs[dim:], outputs[dim + 1 :]))
+    cut = "columns" if local[-1] != full[-1] else "rows" if outputs != full_outputs else "whole"
+    found = []
+    for expert in range(local[0] if lead else 1):
+        firsts = range(expert * each, (expert + 1) * each, stride)
+        for start, stop in pairwise(edges):
+            ranges = _joined([(first + start * block, first + stop * block) for first in firsts])
+            full_rows = math.prod(full_outputs) * (stop - start) // edges[-1] if widths else math.prod(full_outputs)
+            found.append(UpdateMatrix(ranges, local[-1], full_rows, full[-1], cut))
+    return tuple(found)
+
+
+def _joined(ranges: list[Range]) -> tuple[Range, ...]:
+    """Ranges in order, neighbours as one."""
+    found: list[Range] = []
+    for start, stop in ranges:
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
+def _side_by_side(shape: ModelShape, name: str) -> tuple[int, tuple[int, ...]]:
+    """The dim of a parameter's outputs along which its matrices lie side by side, and how wide each is."""
+    matrix = next((matrix for key, matrix in _by_key(shape).items() if f".{key}" in name), None)
+    return (matrix.side_by_side, matrix.widths) if matrix is not None else (0, ())
+
+
+def _by_key(shape: ModelShape) -> dict[str, Matrix]:
+    """Matrices that may be several, by the part of the name of a parameter that says which."""
+    found = {f"attention.{matrix.name}.": matrix for matrix in shape.attention_matrices}
+    found |= {f"mlp.{matrix.name}.": matrix for matrix in shape.mlp_matrices}
+    if shape.experts is not None:
+        found |= {f"experts.{matrix.name}": matrix for matrix in shape.routed_matrices}
+    if shape.experts is not None and shape.experts.shared_ffn:
+        found |= {f"shared.{matrix.name}.": matrix for matrix in shape.shared_matrices}
+    return found
