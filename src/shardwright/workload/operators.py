@@ -318,12 +318,14 @@ def fall(c: Context, o: LayerOperator) -> Operator:
 
 
 def join(c: Context, o: LayerOperator) -> Operator:
-    """Bias, dropout and the sum with the residual stream."""
+    """Bias, dropout and the sum with the residual stream. In a parallel block two parts are added up before, and the
+    gradients of what both halves take."""
     n, w = c.sizes[o.gives], c.software
-    kept = n if w.dropout else 0.0
+    kept, parts = n if w.dropout else 0.0, c.sizes.whole * (c.shape.parallel != "none")
+    taken = n * (c.shape.parallel == "two-norms") + parts * (c.shape.parallel == "one-norm")
     return Operator(
-        o, (), None, n * w.residual[0], n * w.residual[1], kept=kept, given=c.bytes_of(o.gives), needs_kept=True,
-        kernel="join", elements=n,
+        o, (), None, (n + parts) * w.residual[0], (n + taken) * w.residual[1], kept=kept, given=c.bytes_of(o.gives),
+        needs_kept=True, kernel="join", elements=n + parts,
     )  # fmt: skip
 
 
