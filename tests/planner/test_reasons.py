@@ -18,6 +18,7 @@ from shardwright.cost.calibration import pessimistic, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.memory import peak_memory
 from shardwright.planner.advice.advice import best_plans, explained
+from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.reasons import Reason, reasons
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.advice.repair import misfit
@@ -62,6 +63,23 @@ def test_reasons_add_up() -> None:
     assert wide is not None
     wide_reasons = reasons(wide.nearest[0].job, ("1f1b",), shipped())
     assert any(r.excess_bytes > 0 and "GiB" in r.text for r in wide_reasons)
+
+
+def test_neighbours_keep_the_layers_of_stages_that_stay() -> None:
+    """A plan of uneven stages is not told apart from the same plan of even ones, nor from itself."""
+    even = job_with(dp=4, pp=2, zero=1)
+    layers = even.model.layers
+    layout = [layers - 1, 1]
+    job = job_with(dp=4, pp=2, zero=1, layout=layout)
+    near = neighbours(job, ("1f1b", "zb-h1", "zb-v", "dualpipe"))
+    assert {one.field for one in near} >= {"zero", "pp", "schedule", "recompute", "microbatch_size"}
+    for one in near:
+        plan = one.job.plan
+        stays = plan.pp == 2 and plan.schedule in ("1f1b", "zb-h1")
+        assert plan.layout == (layout if stays else [])
+        assert plan.model_copy(update={"layout": layout}) != job.plan
+    told = {(reason.field, reason.other) for reason in reasons(job, ("1f1b",), shipped())}
+    assert ("zero", 1) not in told and ("zero", 3) in told
 
 
 def test_reasons_of_a_simulated_plan_compare_simulated_steps() -> None:
