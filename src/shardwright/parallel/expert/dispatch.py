@@ -224,24 +224,26 @@ class _Travelling:
     """Rows on their way: once they have arrived, `finish` gives them as they are wanted. What is `sent` lives till
     then."""
 
-    pending: Pending
+    pending: Pending | None
     sent: Tensor
     finish: Callable[[], Tensor]
 
-    def wait(self) -> Tensor:
-        """The rows. A pass beside this one computes meanwhile."""
-        self.pending.wait()
+    def wait(self, keeps_turn: bool = False) -> Tensor:
+        """The rows. A pass beside this one computes meanwhile, unless the turn is kept."""
+        if self.pending is not None:
+            self.pending.wait(keeps_turn)
         return self.finish()
 
     def wait_behind(self) -> Tensor:
         """The rows, where others were waited for that were sent after them: these are on the wire too, whoever
         computes on the other ranks. So the turn is kept: handed over, it would come back late."""
-        self.pending.wait(keeps_turn=True)
-        return self.finish()
+        return self.wait(keeps_turn=True)
 
 
 def _start_dispatch(x_RH: Tensor, planned: DispatchPlan, ep: Axis) -> _Travelling:
     """Send rows to their experts: [R, H] to [N, H]."""
+    if ep.size == 1:
+        return _Travelling(None, x_RH, lambda: x_RH)
     x_NH = x_RH.new_empty(sum(planned.num_received), x_RH.shape[1])
     pending = start_all_to_all_v(x_NH, x_RH, ep, planned.num_received, in_splits=planned.num_sent)
     order_N = planned.arriving_N
