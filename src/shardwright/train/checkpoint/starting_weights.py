@@ -11,7 +11,9 @@ from shardwright.config.hugging_face.same_arithmetic import differing_fields
 from shardwright.config.job import JobSpec
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.tensor.initial_values import Initial, seeded
+from shardwright.train.checkpoint.kept import place_of, steps_kept
 from shardwright.train.checkpoint.released_weights import ReleasedWeights
+from shardwright.train.checkpoint.storage import open_storage
 
 
 def released_weights_of(job: JobSpec) -> ReleasedWeights | None:
@@ -26,6 +28,13 @@ def released_weights_of(job: JobSpec) -> ReleasedWeights | None:
     if faults:
         raise PlanError(f"model.weights {path.parent}", faults)
     return ReleasedWeights(Path(path.parent), family_of(keys), job.model)
+
+
+def refuse_weights(job: JobSpec, folder: Path, is_anew: bool) -> None:
+    """PlanError where a run that is to begin, in its folder, names released weights that do not fit. One that has
+    checkpoints goes on, unless it `is_anew`."""
+    if job.model.weights and (is_anew or not steps_kept(open_storage(place_of(job, folder)))):
+        released_weights_of(job)
 
 
 def initial_values(job: JobSpec, released: ReleasedWeights | None) -> Initial:
