@@ -44,6 +44,14 @@ def load_job(job: str, overrides: list[str] | None = None) -> JobSpec:
     return make_job(read_job(job, overrides or []).fields, f"job {job}")
 
 
+def job_of_fields(fields: dict[str, Any], overrides: list[str], subject: str) -> JobSpec:
+    """A job of fields as a file has them, under overrides. Raises PlanError with every fault."""
+    faults = [fault for override in overrides for fault in _apply_override(fields, override)]
+    if faults := faults + _resolve_catalog_names(fields):
+        raise PlanError(subject, faults)
+    return make_job(fields, subject)
+
+
 def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
     """A job to find a plan for: all but the plan that it may have is checked. Raises PlanError with every fault."""
     spec, faults = validate_fields(fields)
