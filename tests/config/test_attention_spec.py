@@ -9,8 +9,11 @@ from shardwright.config.latent import LatentSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.rotary_scaling import RotaryScalingSpec
+from shardwright.config.software import software_of
 from shardwright.config.window import WindowSpec
 from shardwright.sharding.stage_parameters import num_parameters
+from shardwright.workload.layers import chains
+from shardwright.workload.query import PlanGrid
 
 LATENT: dict[str, Any] = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim": 4, "value_dim": 6}
 
@@ -103,3 +106,25 @@ def test_keys_of_a_window_by_hand() -> None:
     assert WindowSpec(size=8).keys_seen(8) == WindowSpec(size=9).keys_seen(8) == 8
     chunks = WindowSpec(size=3, chunked=True)
     assert chunks.keys_seen(8) * 8 == 9 + 9 + 4
+
+
+def test_layers_that_attend_differently_are_kinds_and_cost_differently() -> None:
+    """Five layers and one of a further token, of which the third sees all tokens; the second and the fourth turn
+    nothing."""
+    window = WindowSpec(size=64, full_every=3, first_full=0)
+    model = ModelSpec(layers=5, hidden=64, heads=4, sequence=512, window=window, no_rotary_every=2, mtp_layers=1)
+    shape = shape_of(model)
+    kinds = [shape.kind(number) for number in range(6)]
+    windowed, neither = "dense windowed", "dense windowed unturned"
+    assert kinds == [windowed, neither, "dense", neither, windowed, windowed]
+    assert set(shape.kinds) == set(kinds)
+    seen = 512 + 5 * 64 * (2 - 64 / 512)
+    assert shape.flops_per_token() == pytest.approx(6 * shape.matrix_parameters + 6 * 2 * 64 * seen)
+    assert 3 * sum(shape.stage_flops([2, 3], 7)) == pytest.approx(shape.flops_per_token() * 7 * 512)
+    pairs = {
+        kind: next(o.scores.pairs for o in chain if o.scores)
+        for kind, chain in chains(shape, PlanGrid(tp=2), software_of("shardwright")).items() if kind in kinds
+    }  # fmt: skip
+    assert pairs["dense"] == 2 * 512 * 512 / 2
+    assert pairs[windowed] == pairs[neither] == 2 * (64 * 512 - 64**2 / 2)
+    assert [shape.of_kind(kind, 2).kind(1) for kind in shape.kinds] == list(shape.kinds)

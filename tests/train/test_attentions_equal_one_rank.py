@@ -30,12 +30,11 @@ POLICIES: dict[str, dict[str, Any]] = {
 # Queries that are not made through latents are cut over tp as others are: two plans of tp, and recomputed on one rank.
 EVERY = [(kind, plan) for kind in ("qwen", "latent") for plan in PLANS]
 EVERY += [("latent-plain-queries", plan) for plan in ("tp4-sp-zero1", "tp2-sp-zb-v")]
-EVERY += [("olmo", plan) for plan in ("tp4-sp-zero1", "tp2-sp-zb-v")]
-EVERY += [("smollm", "tp2-sp-zb-v"), ("llama4", "tp4-sp-zero1"), ("gemma", "tp2-sp-zb-v"), ("bloom", "tp2-dp2-zero3")]
-EVERY += [("gpt-oss", "tp4-sp-zero1"), ("gpt-oss", "tp2-dp2-zero3")]
+# Of rules and positions each kind under one plan; under cp in test_context_plans.py.
+EVERY += [("olmo", "tp4-sp-zero1"), ("llama4", "tp4-sp-zero1"), ("gemma", "tp2-sp-zb-v")]
+EVERY += [("bloom", "tp2-dp2-zero3"), ("gpt-oss", "tp2-dp2-zero3")]
 RECOMPUTED = [("qwen", "one"), ("qwen", "tp2-sp-zb-v"), ("latent", "one"), ("latent", "tp2-sp-zb-v")]
-RECOMPUTED += [("latent-plain-queries", "one"), ("olmo", "tp2-sp-zb-v"), ("gpt-oss", "tp2-sp-zb-v")]
-RECOMPUTED += [(kind, "one") for kind in ("gemma", "llama4", "bloom")]
+RECOMPUTED += [("latent-plain-queries", "one"), ("gpt-oss", "tp2-sp-zb-v"), ("gemma", "one"), ("llama4", "one")]
 
 
 @pytest.mark.parametrize(("kind", "plan"), EVERY)
