@@ -208,7 +208,9 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2-sp"])
 @pytest.mark.parametrize("policy", ["none", "full"])
-@pytest.mark.parametrize("kind", ["llama", "gpt", "llama-mtp", "gpt-tied-mtp", *ATTENTIONS, "after", "one-norm", "two-norms"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "gpt", "llama-mtp", "gpt-tied-mtp", *ATTENTIONS, "after", "one-norm", "two-norms"]
+)
 def test_what_waits_for_its_weight_gradient(kind: str, policy: str, plan: dict[str, Any]) -> None:
     job = shaped(kind, "small", POLICIES[policy], **plan)
     layers = job.model.layers * layer_of(job).deferred_bytes()

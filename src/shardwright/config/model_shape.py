@@ -102,8 +102,9 @@ class ModelShape:
     `mtp` modules behind the last layer predict further tokens: a block like the last layer each, behind a projection of
     hidden states and embeddings. `layer_norm` says that norms are LayerNorms, `bias` that attention and MLPs have
     biases, and `head_norms` that queries and keys are normalised. `norm_place`, `parallel` and `embedding_norm` are as
-    in a model's fields; norms have no parameters without `norm_weight`; logits are scaled or capped where something
-    `changes_logits`. Rows of measurements don't say these.
+    in a model's fields; norms have no parameters without `norm_weight`; what is added to the residual stream is scaled
+    where that `scales_stream`, and logits are scaled or capped where something `changes_logits`. Rows of measurements
+    don't say these.
     """
 
     layers: int
@@ -127,6 +128,7 @@ class ModelShape:
     norm_place: NormPlace = "before"
     parallel: ParallelBlock = "none"
     embedding_norm: bool = False
+    scales_stream: bool = False
     changes_logits: bool = False
     position_offset: int = 0
 
@@ -371,5 +373,5 @@ def shape_of(model: ModelSpec) -> ModelShape:
         layer_norm=model.norm == "layernorm", bias=model.bias, head_norms=model.qk_norm, mtp=model.mtp_layers,
         norm_weight=model.norm_weight, norm_place=model.norm_place, parallel=model.parallel_block,
         embedding_norm=model.embedding_norm, position_offset=model.position_offset,
-        changes_logits=model.changes_logits,
+        scales_stream=model.residual_scale != 1.0, changes_logits=model.changes_logits,
     )  # fmt: skip
