@@ -44,7 +44,7 @@ AROUND = (*BASE, 'model.norm_place="around"', "model.residual_scale=0.5")
 ONE_NORM, TWO_NORMS = ((*BASE, f'model.parallel_block="{kind}"') for kind in ("one-norm", "two-norms"))
 MODELS = {
     "llama": LLAMA, "gpt": GPT, "moe": MOE, "wide moe": WIDE_MOE, "latent": LATENT, "head norms": HEAD_NORMS,
-    "around": AROUND, "one norm": ONE_NORM, "two norms": TWO_NORMS,
+    "around": AROUND, "one norm": ONE_NORM,
 }  # fmt: skip
 
 layer = lru_cache(maxsize=16)(lambda fields: layer_kernels(*fields))
