@@ -48,10 +48,11 @@ fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N d
 	$(BIN)/python tests/fuzz/resumes.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/inputs.py --seed $(SEED) --count $(N)0
 
-fuzz-strangers: $(VENV)/installed-test  ## 100 x N job files, 20 x N checkpoints and 20 x N data files from strangers (SEED=1 N=100)
+fuzz-strangers: $(VENV)/installed-test  ## 100 x N job files, and 20 x N checkpoints, data files and models from strangers (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/strangers.py --kind job --seed $(SEED) --count $(N)00
 	$(BIN)/python tests/fuzz/strangers.py --kind checkpoint --seed $(SEED) --count $$((20 * $(N)))
 	$(BIN)/python tests/fuzz/strangers.py --kind data --seed $(SEED) --count $$((20 * $(N)))
+	$(BIN)/python tests/fuzz/strangers.py --kind model --seed $(SEED) --count $$((20 * $(N)))
 
 signals: $(VENV)/installed-test  ## N signals at random moments to a run and its ranks (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/signals.py --seed $(SEED) --count $(N)

@@ -20,11 +20,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there: threads 
 
 from fuzz.inputs import load_everything, run_cases
 
-KINDS = {"job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "tokenizer", "entry"]}
+KINDS = {
+    "job": ["job"], "checkpoint": ["checkpoint"], "data": ["data", "tokenizer", "entry"],
+    "model": ["config", "weights"],
+}  # fmt: skip
 
 
 def _load_torch() -> None:
-    """What going on from a checkpoint needs, for all children. Nothing is computed: that may start threads."""
+    """What going on from a checkpoint or beginning with released weights needs, for all children. Nothing is computed:
+    that may start threads."""
     import torch.distributed.checkpoint
     import torch.utils.tensorboard
 
@@ -44,7 +48,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="print what each case says")
     options = parser.parse_args()
     load_everything()
-    if options.kind == "checkpoint":
+    if options.kind in ("checkpoint", "model"):
         _load_torch()
     numbers = range(options.first, options.first + options.count)
     return run_cases(options.seed, numbers, KINDS[options.kind], options.folder, options.show)

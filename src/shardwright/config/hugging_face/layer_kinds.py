@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from shardwright.config import largest
 from shardwright.config.base import shortened
 from shardwright.config.hugging_face.decoder_fields import Fields
 from shardwright.config.hugging_face.reading import Reading
@@ -12,7 +13,9 @@ _WITHIN = {"sliding_attention": False, "chunked_attention": True}  # whether win
 
 def window(r: Reading, size: int, layers: int, usual: Sequence[str] = ()) -> Fields:
     """Fields of [model.window], of a window of `size` tokens, where layer_types or else `usual` say which layers have
-    it: every one where both say nothing."""
+    it: every one where both say nothing. More layers than a model may have are told later, and not looked at here."""
+    if layers > largest.LAYERS:
+        return {}
     kinds = r.words("layer_types") or list(usual) or ["sliding_attention"] * layers
     if unknown := sorted({kind for kind in kinds if kind not in (_FULL, *_WITHIN)}):
         r.fault(
@@ -42,10 +45,8 @@ def _rule(within: Sequence[bool]) -> Fields | None:
     first = within.index(True)
     if all(within[first:]) and not any(within[:first]):
         return {"first_full": first} if first else {}
-    for every in range(2, layers + 1):
-        if list(within) == [(layer + 1) % every != 0 for layer in range(layers)]:
-            return {"full_every": every}
-    return None
+    every = within.index(False) + 1
+    return {"full_every": every} if list(within) == [(layer + 1) % every != 0 for layer in range(layers)] else None
 
 
 def without_positions(r: Reading, layers: int, usual_every: int) -> Fields:
