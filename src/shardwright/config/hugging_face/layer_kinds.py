@@ -14,9 +14,9 @@ _WITHIN = {_SLIDING: False, CHUNKED: True}  # whether windows are chunks
 def window(
     r: Reading, size: int, layers: int, is_full: Callable[[int], bool] = lambda layer: False, kind: str = _SLIDING
 ) -> Fields:
-    """Fields of [model.window], of a window of `size` tokens, where layer_types says which layers have it: else all but
-    those of which `is_full` is true, of some `kind`. More layers than a model may have are told later, and not looked at
-    here."""
+    """Fields of [model.window], of a window of `size` tokens, where layer_types says which layers have it: else all
+    but those of which `is_full` is true, of some `kind`. More layers than a model may have are told later, and not
+    looked at here."""
     if layers > largest.LAYERS:
         return {}
     kinds = r.words("layer_types") or [_FULL if is_full(layer) else kind for layer in range(layers)]
